@@ -1,0 +1,18 @@
+"""homenode: LLM serving for the machines people really have."""
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the engine only when it is asked for, so that `import homenode` and the placement toolkit stay light."""
+    if name == "LLM":
+        from homenode.engine.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from homenode.engine.request import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'homenode' has no attribute {name!r}")

@@ -1,0 +1,196 @@
+"""What a model may ask of a machine: the protocol between model code and its backends.
+
+Model code is written once, on `Ops`, in functional style: every op takes handles and returns a new handle. A backend is free to run at once
+(the NumPy reference) or to record the calls and replay them in one native call a step (the native core): a forward function therefore
+never looks at values, only at handles, and its Python runs once, not once a step.
+
+Rows are tokens. A handle has either one row for each token of the step or one for each sampled row (after `select`). All activations are
+float32, row-major; weights keep their storage format.
+
+Batch invariance is part of the contract: the value of a row depends only on that row's own sequence, never on what shares the batch, how a
+prompt was cut, or how many threads run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from homenode.dtypes import DType
+
+Tensor = Any  # a backend's activation or parameter handle, float32 [rows, columns] (parameters: [columns])
+Weight = Any  # a backend's packed matrix handle, [rows = output features, columns = input features]
+KvCache = Any  # a backend's paged KV memory handle
+Logits = Any  # a backend's [sampled rows, vocabulary] handle, float32, valid until the next run of the program that made it
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class KvGeometry:
+    """Shape of the paged KV memory. A block holds `block_size` tokens of every layer; its id is the same in all layers."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: str  # "f32" or "bf16"
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers, keys and values."""
+        return self.layers * self.kv_heads * self.head_dim * 2 * self.block_size * (4 if self.dtype == "f32" else 2)
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """Upper bounds of a step; buffers are made for them once."""
+
+    max_tokens: int
+    max_sequences: int
+    max_sampled_rows: int
+    max_blocks_per_sequence: int
+
+
+@dataclass
+class StepArrays:
+    """The data of one step, as int32 arrays. n tokens, s sequences, r sampled rows.
+
+    Tokens of a sequence are adjacent and ascending in position. `query_start[i]:query_start[i+1]` are sequence i's tokens;
+    `context_len[i]` is its length including them; its blocks are `block_table[i, :ceil(context_len[i] / block_size)]`.
+    The key and value of position p live in block `block_table[i, p // block_size]`, slot `p % block_size`.
+    """
+
+    ids: IntArray  # [n]
+    positions: IntArray  # [n]
+    query_start: IntArray  # [s + 1]
+    context_len: IntArray  # [s]
+    block_table: IntArray  # [s, widest], C-contiguous
+    sample_rows: IntArray  # [r] rows of the step whose logits are wanted, ascending
+
+
+@dataclass
+class SamplingArrays:
+    """How to draw a token from each row of the logits. r rows; lists of (token, value) pairs are in CSR form: row i owns start[i]:start[i+1].
+
+    Order of operations on a row: logit bias, repetition, frequency and presence penalties, temperature, top-k, top-p, min-p, draw.
+    temperature 0 is greedy (lowest id among equals). The draw depends only on (seed, counter) of its row and its logits.
+    """
+
+    temperature: FloatArray  # [r]
+    top_k: IntArray  # [r], 0: off
+    top_p: FloatArray  # [r], 1: off
+    min_p: FloatArray  # [r], 0: off
+    seed: npt.NDArray[np.uint64]  # [r]
+    counter: npt.NDArray[np.uint64]  # [r] index of the token being drawn in its sequence
+    repetition_penalty: FloatArray  # [r], 1: off; over prompt and output tokens
+    frequency_penalty: FloatArray  # [r], 0: off; times the count in the output
+    presence_penalty: FloatArray  # [r], 0: off; if in the output at all
+    bias_start: IntArray  # [r + 1]
+    bias_token: IntArray
+    bias_value: FloatArray  # added to the logit; -inf forbids the token
+    seen_start: IntArray  # [r + 1]
+    seen_token: IntArray  # distinct tokens of prompt and output (only for rows with a penalty)
+    seen_count: IntArray  # how often in the output; 0: only in the prompt
+
+
+@dataclass
+class SampledRows:
+    """The drawn tokens and, if asked for, log-probabilities under the unmodified logits (log-softmax, natural logarithm)."""
+
+    tokens: IntArray  # [r]
+    logprobs: FloatArray  # [r]
+    top_tokens: IntArray  # [r, n] most likely first
+    top_logprobs: FloatArray  # [r, n]
+
+
+class Ops(Protocol):
+    """The calls a forward function is written in."""
+
+    def embedding(self, table: Weight) -> Tensor:
+        """Rows of `table` for the step's token ids: [tokens, table.columns]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over each group of len(weight) columns of x (per head when it is a head wide)."""
+
+    def linear(
+        self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None] = (), residual: Tensor | None = None
+    ) -> Tensor:
+        """x @ W.T (+ bias) (+ residual), the outputs of several weights beside each other: [rows, sum of weight rows]."""
+
+    def split(self, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+        """Column views of x of these widths; nothing is copied."""
+
+    def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> Tensor:
+        """cos and sin of position * frequency for the step's positions, times `scale`: [tokens, 2 * len(inverse_frequencies)]."""
+
+    def rope(self, x: Tensor, angles: Tensor, head_dim: int) -> Tensor:
+        """Rotate each head of x, pairing element i with i + rotary/2 (the "neox" order), rotary = angles.columns; may reuse x's storage.
+
+        Elements of a head beyond `rotary` pass unchanged.
+        """
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: KvCache, layer: int, scale: float, window: int | None = None
+    ) -> Tensor:
+        """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's context.
+
+        Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window only.
+        """
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(left half of the columns) * right half."""
+
+    def select(self, x: Tensor) -> Tensor:
+        """The rows named by the step's `sample_rows`."""
+
+
+class Program(Protocol):
+    """A compiled forward function."""
+
+    def run(self, arrays: StepArrays) -> Logits:
+        """Run one step. Blocks; the native backend releases the interpreter while it computes."""
+
+
+class Backend(Protocol):
+    """A place that computes: makes parameters and memory, compiles forward functions, samples."""
+
+    name: str
+
+    def weight_types(self) -> frozenset[str]:
+        """Names of the storage formats (dtypes.DType.name) with a kernel of their own."""
+
+    def weight_from_file(
+        self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0
+    ) -> Weight:
+        """Read a [rows, columns] matrix stored as `dtype` at `offset` of an open file and keep it as `target` (see weight_types).
+
+        With `permuted_heads` n the stored rows are in GGUF's llama order (each of n heads' halves interleaved); they are put back
+        in Hugging Face order.
+        """
+
+    def weight_from_array(self, array: npt.NDArray[Any], target: str) -> Weight:
+        """The same from a float32 [rows, columns] array."""
+
+    def vector(self, array: npt.NDArray[Any]) -> Tensor:
+        """A float32 parameter vector (norm weight, bias)."""
+
+    def kv_cache(self, geometry: KvGeometry, blocks: int) -> KvCache:
+        """Paged KV memory of `blocks` blocks, zeroed, touched by the threads that will use it."""
+
+    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits) -> Program:
+        """Prepare `forward` (which returns the logits handle) for steps within `limits`."""
+
+    def sample(self, logits: Logits, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
+        """Draw one token for every row of the logits. num_logprobs -1: log-probabilities are not computed; 0: of the drawn token only."""
+
+    def score(self, logits: Logits, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
+        """Log-probabilities of `targets[i]` and the most likely tokens in rows `rows[i]` of the logits (prompt log-probabilities)."""
+
+    def statistics(self) -> dict[str, Any]:
+        """Frozen figures of the backend: ISA level, threads and their CPUs, bytes of weights and KV, huge-page share."""

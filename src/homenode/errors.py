@@ -1,0 +1,68 @@
+"""The error vocabulary: whose fault it is, and what to do about it.
+
+    HomenodeError
+     +- UserError       the request, the flag or the file is wrong; the user can mend it
+     |   +- CheckpointError   a model file is damaged, hostile or not what it says
+     |   +- UnsupportedError  well formed, but not something homenode can do (yet)
+     |   +- CapacityError     it can never fit; the numbers are in the message
+     +- HostError       the machine refused (a system call, a missing tool, too little memory)
+     +- PeerError       another process or machine went away, or broke the protocol
+     |   +- OverloadedError   full for now: try again after `retry_after_s`
+     +- InternalError   a bug of ours: please report it
+
+Every message says what failed, where, what was seen, what was wanted and what to do; the facts are also kept in `facts` for programs.
+"""
+
+from __future__ import annotations
+
+
+class HomenodeError(Exception):
+    """Root of all errors homenode raises on purpose. `facts` holds the values named in the message."""
+
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = facts
+
+
+class UserError(HomenodeError):
+    """Something the user gave is wrong. The command line ends with exit code 2, the server answers with HTTP 4xx.
+
+    `param` names the flag or request field at fault, if there is one.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, **facts: object) -> None:
+        super().__init__(message, **facts)
+        self.param = param
+
+
+class CheckpointError(UserError):
+    """A model file is damaged, truncated, hostile, or lacks something it promises."""
+
+
+class UnsupportedError(UserError):
+    """A valid input that homenode does not handle."""
+
+
+class CapacityError(UserError):
+    """A request or a setting that can never fit the memory or the limits there are."""
+
+
+class HostError(HomenodeError):
+    """The machine refused: a failed system call, too little memory, a missing device."""
+
+
+class PeerError(HomenodeError):
+    """A process or machine we depend on went away or broke the protocol."""
+
+
+class OverloadedError(PeerError):
+    """Full or draining: the same request may succeed after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float, **facts: object) -> None:
+        super().__init__(message, **facts)
+        self.retry_after_s = retry_after_s
+
+
+class InternalError(HomenodeError):
+    """A bug in homenode."""
