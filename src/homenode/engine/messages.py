@@ -1,0 +1,108 @@
+"""Frames between the front (HTTP, text) and the engine (scheduler, compute): msgspec structs, msgpack encoded, tagged by type.
+
+A frame on the wire is a 4-byte little-endian length (at most MAX_FRAME) and that many bytes. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from homenode.engine.request import Request, TokenLogprob
+
+MAX_FRAME = 256 * 2**20
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Front to engine: new requests."""
+
+    requests: list[Request]
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Front to engine: forget these requests. `reason` becomes their finish reason (`abort`, or `stop` for a matched stop string)."""
+
+    ids: list[int]
+    reason: str = "abort"
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Front to engine: take no more requests, finish the running ones within `timeout_s`, then end."""
+
+    timeout_s: float
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Front to engine: answer with Heartbeat from the loop itself."""
+
+    number: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Engine to front, once: what was loaded and what fits."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    chunked_prefill: bool
+    details: dict[str, object] = {}
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Engine to front: the loop was alive at `at` (time.monotonic())."""
+
+    number: int
+    at: float
+
+
+class Output(msgspec.Struct, frozen=True, omit_defaults=True):
+    """New tokens of a request, or its end. `finish_reason`: stop, length, abort, error; the stopping EOS or stop token is included in tokens."""
+
+    id: int
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # once, with the first output; the first entry is None
+    finish_reason: str | None = None
+    stop_token: int | None = None  # the EOS or stop token id that ended it
+    error: str | None = None
+    error_kind: str | None = None  # class name in homenode.errors: CapacityError, OverloadedError, InternalError...
+    retry_after_s: float | None = None
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache (with the first output)
+    num_preemptions: int = 0
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """Engine to front: everything one step produced."""
+
+    outputs: list[Output]
+
+
+class Statistics(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Engine to front: counters since the start and gauges of now; sent after a step at most every 100 ms, and when things come to rest."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0  # 0..1
+    prefix_queries: int = 0  # tokens looked up
+    prefix_hits: int = 0  # tokens found
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    step_tokens: int = 0
+    rejected: dict[str, int] = {}  # by reason
+    compute: dict[str, object] = {}
+
+
+class Fatal(msgspec.Struct, frozen=True, tag=True):
+    """Engine to front: the engine cannot start or go on; `kind` is a class name of homenode.errors."""
+
+    kind: str
+    message: str
+
+
+ToEngine = Submit | Abort | Drain | Ping
+ToFront = Ready | Heartbeat | Outputs | Statistics | Fatal

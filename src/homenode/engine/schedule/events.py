@@ -1,0 +1,68 @@
+"""What can happen to the scheduler, and what it asks for in return. Time enters only through the events."""
+
+from __future__ import annotations
+
+import msgspec
+
+from homenode.engine.messages import Output
+from homenode.engine.request import Request
+from homenode.engine.schedule.step import StepResult
+
+
+class Arrived(msgspec.Struct, frozen=True, tag=True):
+    """A new request."""
+
+    now: float
+    request: Request
+
+
+class Aborted(msgspec.Struct, frozen=True, tag=True):
+    """The client lost interest (`abort`), or a stop string matched (`stop`). Unknown or finished ids are ignored."""
+
+    now: float
+    id: int
+    reason: str = "abort"
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """The oldest step in flight came back."""
+
+    now: float
+    result: StepResult
+
+
+class StepFailed(msgspec.Struct, frozen=True, tag=True):
+    """The oldest step in flight (and every later one) was lost with its worker state; its requests end with an error."""
+
+    now: float
+    error: str
+
+
+class Ticked(msgspec.Struct, frozen=True, tag=True):
+    """Time passed: deadlines are looked at."""
+
+    now: float
+
+
+class DrainStarted(msgspec.Struct, frozen=True, tag=True):
+    """No newcomers from here on."""
+
+    now: float
+
+
+Event = Arrived | Aborted | StepDone | StepFailed | Ticked | DrainStarted
+
+
+class Emit(msgspec.Struct, frozen=True, tag=True):
+    """Send this to the client. An output with a finish reason is a request's last."""
+
+    output: Output
+
+
+class Warn(msgspec.Struct, frozen=True, tag=True):
+    """Log this for the operator."""
+
+    message: str
+
+
+Instruction = Emit | Warn

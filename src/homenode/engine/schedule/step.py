@@ -1,0 +1,80 @@
+"""What the scheduler hands to a worker, and what comes back: plain values, fit for a pipe.
+
+The worker keeps, for every started sequence, its tokens, its sampling parameters and its block table; a step carries only what changed. It
+appends each token it samples to the sequence by itself, so a following step can be sent before the result of this one is known.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from homenode.engine.request import SamplingParams, TokenLogprob
+
+
+class StartSequence(msgspec.Struct, frozen=True, array_like=True):
+    """Make worker state for sequence `seq` (a handle never reused; a preempted request comes back under a new one)."""
+
+    seq: int
+    token_ids: list[int]  # prompt and, after a preemption, the output so far
+    num_prompt: int
+    params: SamplingParams  # with seed set
+
+
+class StepItem(msgspec.Struct, frozen=True, array_like=True):
+    """Compute positions start .. start + count - 1 of a sequence, after appending `new_blocks` to its block table."""
+
+    seq: int
+    start: int
+    count: int
+    new_blocks: list[int]
+    sample: bool  # draw the token that follows the last position
+    score_from: int = -1  # >= 0: also return log-probabilities of the prompt tokens at positions score_from + 1 .. start + count
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """One unit of work. Order within: ends, starts, items."""
+
+    number: int
+    ends: list[int]  # sequences whose worker state goes away (finished, aborted or preempted)
+    starts: list[StartSequence]
+    items: list[StepItem]
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions computed by this step."""
+        return sum(item.count for item in self.items)
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True):
+    """The token drawn for a sequence."""
+
+    seq: int
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of the prompt tokens at positions first, first + 1, ... of a sequence."""
+
+    seq: int
+    first: int
+    scores: list[TokenLogprob]
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True):
+    """What a step produced; results come back in step order."""
+
+    number: int
+    sampled: list[Sampled]
+    scored: list[PromptScores] = []
+    seconds: float = 0.0  # time in the worker
+
+
+class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker can take, known once its memory is laid out."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    max_sampled_rows: int  # sampled and scored rows together in one step

@@ -1,0 +1,81 @@
+"""What a checkpoint says about its model, the same for Hugging Face folders and GGUF files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from homenode.dtypes import DType
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary embedding. `kind`: default, linear, llama3, yarn, dynamic. `factors`: GGUF's per-pair divisors (`rope_freqs.weight`), if any."""
+
+    theta: float = 10000.0
+    kind: str = "default"
+    rotary_dim: int | None = None  # None: the whole head
+    factor: float = 1.0
+    original_max_position: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The figures of a decoder. Token ids are those of the model's own generation defaults."""
+
+    architecture: str  # key of model.architectures.registry: llama, mistral, qwen2, qwen3
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    rms_norm_eps: float
+    rope: RopeSpec
+    tie_word_embeddings: bool
+    attention_bias: bool = False  # q, k and v
+    output_bias: bool = False  # o
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    storage: str = "F32"  # the DType most weight bytes are in
+    generation: dict[str, float | int] = field(default_factory=dict)  # temperature, top_p, top_k... of generation_config.json
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where a tensor's bytes are. Name and shape are in Hugging Face terms ([rows, columns], row-major), whatever the file calls it."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    file: Path
+    offset: int  # from the start of the file
+    nbytes: int
+    permuted_heads: int = 0  # GGUF llama q and k: rows of this many heads are interleaved (see Backend.weight_from_file)
+
+
+class Checkpoint(Protocol):
+    """An opened, validated model on disk. Opening reads headers only."""
+
+    path: Path
+    spec: ModelSpec
+
+    @property
+    def tensors(self) -> dict[str, TensorEntry]:
+        """Every tensor, by its Hugging Face name (`model.layers.0.self_attn.q_proj.weight`)."""
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        """GGUF key-value pairs, or the merged JSON of the folder under file names (`tokenizer_config.json`: {...})."""
