@@ -1,0 +1,14 @@
+// Instruction set levels. A level is a set of translation units compiled with its flags (see CMakeLists.txt) behind tables of function pointers.
+#pragma once
+
+namespace homenode {
+
+enum class Level { scalar = 0, avx2 = 1, avx512 = 2 };
+
+Level best_level();               // what this processor and kernel can run (cpuid and xgetbv)
+const char* level_name(Level);    // "scalar", "avx2", "avx512"
+// The level all kernels use. set_level refuses (false) a level the machine or the build lacks. Called once, before any other kernel call.
+bool set_level(Level);
+Level current_level();
+
+}  // namespace homenode

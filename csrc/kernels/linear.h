@@ -1,0 +1,73 @@
+// Packed weight matrices and their products with rows of activations.
+//
+// A Weight is cut by rows into one contiguous piece per thread of the team that packed it: each thread multiplies the rows it packed, so the
+// pages it reads are the pages it first touched. Inside a piece, rows stand in groups with the columns interleaved (see quant/pack.h), one
+// strictly sequential stream.
+//
+// Order of summation: over the columns only, fixed by the format; never by the number of activation rows, threads or weights.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace homenode {
+
+class Team;
+
+// Storage formats by their GGUF number (see src/homenode/dtypes.py), for both files and packed weights.
+enum class Format : int32_t {
+  f32 = 0, f16 = 1, q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q2_k = 10, q3_k = 11, q4_k = 12, q5_k = 13, q6_k = 14,
+  iq4_nl = 20, iq4_xs = 23, bf16 = 30, mxfp4 = 39,
+};
+
+// Does packed storage in this format have a kernel of its own (at every level)?
+bool has_kernel(Format);
+// Can rows stored in this format be decoded to float32?
+bool can_decode(Format);
+
+struct Weight {
+  Format format;
+  int64_t rows = 0, columns = 0;
+  struct Piece { int64_t row_begin, row_end; uint8_t* data; size_t bytes; };
+  std::vector<Piece> pieces;        // one per thread of the team, in order of rows
+  std::shared_ptr<void> memory;     // owns the pieces
+  size_t bytes() const;
+  bool huge_pages = false;          // asked for with MADV_HUGEPAGE and granted
+};
+
+// Read and pack. Rows are read with pread by the thread that will own them. `permuted_heads` > 0: file rows of each of that many heads have the
+// two halves interleaved (row 2*j + h of a head holds canonical row h * head/2 + j). When source != target, rows are decoded to float32 and encoded again.
+Result<std::shared_ptr<Weight>> weight_from_file(Team&, int fd, uint64_t offset, Format source, int64_t rows, int64_t columns, Format target,
+                                                 int permuted_heads);
+Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target);
+
+// Decode one stored row (not packed) to float32: the loader's and the tests' way to see what a file says.
+void decode_row(Format, const uint8_t* source, float* out, int64_t columns);
+// Decode one row of a packed weight to float32 (what embedding does).
+void unpack_row(const Weight&, int64_t row, float* out);
+
+struct LinearArgs {
+  const float* x; int64_t x_stride;      // [tokens, columns]
+  int64_t tokens;
+  const Weight* const* weights; int count;        // all with the same columns
+  const float* const* biases;            // per weight, entries may be null; or null
+  const float* residual; int64_t residual_stride; // [tokens, sum of rows], or null; may be `out` itself
+  float* out; int64_t out_stride;        // [tokens, sum of rows]
+  uint8_t* scratch;                      // linear_scratch_bytes(...), 64-byte aligned, shared by all threads
+};
+
+size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count);
+// Two phases, a barrier between and after: every thread calls both. Prepare encodes the activations (nothing to do for some formats: then
+// linear_needs_prepare is false and the first barrier can be left out).
+bool linear_needs_prepare(const LinearArgs&);
+void linear_prepare(const LinearArgs&, int thread, int threads);
+void linear_multiply(const LinearArgs&, int thread, int threads);
+
+// out[i] = row ids[i] of the table; tokens are divided among the threads.
+void embedding_rows(const Weight& table, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads);
+
+}  // namespace homenode
