@@ -1,0 +1,5 @@
+"""Text to tokens and back: vocabularies, streams, chat templates, stop strings."""
+
+from homenode.model.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["Tokenizer", "load_tokenizer"]

@@ -1,0 +1,147 @@
+"""Vocabularies stored in GGUF files, turned into the `tokenizers` library's models.
+
+Two kinds matter for decoder models: `gpt2` (byte-level BPE: tokens and merges) and `llama` (SentencePiece BPE: tokens and scores, bytes as
+`<0x0A>`). SentencePiece merges the adjacent pair whose union scores best; as a list of merges that is every way to split a token in two,
+ordered by the token's score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from homenode.errors import CheckpointError, UnsupportedError
+from homenode.model.tokenizer import pretokenizers
+
+_CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2
+_SPACE = "▁"
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer a GGUF file's metadata describes.
+
+    Raises CheckpointError for missing or inconsistent parts, UnsupportedError for vocabulary kinds and pre-tokenizers that are not known.
+    """
+    whole = metadata.get("tokenizer.huggingface.json")
+    if isinstance(whole, str):
+        return Tokenizer.from_str(whole)
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedError(
+            f"vocabulary kind {kind!r} (tokenizer.ggml.model) is not supported; known: gpt2 (byte-level BPE), llama (SentencePiece BPE)"
+        )
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    try:
+        tokenizer = _byte_level(metadata, tokens) if kind == "gpt2" else _sentencepiece(metadata, tokens)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises bare Exception for vocabularies and merges that do not fit
+        raise CheckpointError(f"the vocabulary in the file does not fit together: {error}") from error
+    _add_special(tokenizer, tokens, metadata)
+    _add_bos_and_eos(tokenizer, tokens, metadata, kind)
+    return tokenizer
+
+
+def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    values = metadata.get(key)
+    if not isinstance(values, list) or not values or not all(isinstance(v, str) for v in values):
+        raise CheckpointError(f"{key} must be a list of strings; found {type(values).__name__}", key=key)
+    return values
+
+
+def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
+    """Ids by token; of equal tokens the first counts, the others get names nothing matches so that ids keep their places."""
+    vocabulary: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        vocabulary[token if token not in vocabulary else f"\0duplicate {index}"] = index
+    return vocabulary
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
+    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    merges = [_pair(m) for m in _strings(metadata, "tokenizer.ggml.merges")]
+    vocabulary = _vocabulary(tokens)
+    usable = [(a, b) for a, b in merges if a in vocabulary and b in vocabulary and a + b in vocabulary]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=usable, ignore_merges=pretokenizers.family(pre) in pretokenizers.WHOLE_WORDS))
+    cuts = [pre_tokenizers.Split(Regex(e), "isolated") for e in pretokenizers.expressions(pre)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    at = merge.find(" ", 1)
+    if at < 0:
+        raise CheckpointError(f"tokenizer.ggml.merges holds {merge!r}, which is no pair")
+    return merge[:at], merge[at + 1 :]
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise CheckpointError(f"tokenizer.ggml.scores must hold one number for each of {len(tokens)} tokens")
+    vocabulary = _vocabulary(tokens)
+    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    unknown = (
+        next((t for t, kind in zip(tokens, types, strict=False) if kind == _UNKNOWN), None)
+        or _token(tokens, metadata, "unknown")
+        or tokens[0]
+    )
+    mergeable = {t: i for t, i in vocabulary.items() if i >= len(types) or types[i] == 1}
+    merges = scored_merges(mergeable, scores)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    steps: list[Any] = [normalizers.Prepend(_SPACE)] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    undo: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prefix else undo)
+    return tokenizer
+
+
+def scored_merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every split of a token into two tokens, best score of the whole first; among equal scores the lower id first."""
+    found = [
+        (-float(scores[index]), index, token[:cut], token[cut:])
+        for token, index in vocabulary.items()
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
+    return [(a, b) for _, _, a, b in sorted(found)]
+
+
+def _token(tokens: Sequence[str], metadata: Mapping[str, Any], role: str) -> str | None:
+    """The text of the token with a role (bos, eos, unknown...), checked to be inside the vocabulary."""
+    index = metadata.get(f"tokenizer.ggml.{role}_token_id")
+    if index is None:
+        return None
+    if not isinstance(index, int) or not 0 <= index < len(tokens):
+        raise CheckpointError(f"tokenizer.ggml.{role}_token_id is {index!r}; the vocabulary has {len(tokens)} tokens")
+    return tokens[index]
+
+
+def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapping[str, Any]) -> None:
+    types = metadata.get("tokenizer.ggml.token_type") or []
+    if not isinstance(types, list) or len(types) not in (0, len(tokens)):
+        raise CheckpointError(f"tokenizer.ggml.token_type must hold one number for each of {len(tokens)} tokens")
+    control = {t for t, kind in zip(tokens, types, strict=False) if kind == _CONTROL and t}
+    control |= {t for role in ("bos", "eos", "eot", "eom") if (t := _token(tokens, metadata, role))}
+    user = [t for t, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED and t and t not in control]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens if t in control])
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in user])
+
+
+def _add_bos_and_eos(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapping[str, Any], kind: str) -> None:
+    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    usual = kind == "llama" or pretokenizers.family(pre) in pretokenizers.BEGIN_WITH_BOS
+    bos = _token(tokens, metadata, "bos") if metadata.get("tokenizer.ggml.add_bos_token", usual) else None
+    eos = _token(tokens, metadata, "eos") if metadata.get("tokenizer.ggml.add_eos_token", False) else None
+    surround(tokenizer, bos, eos)
+
+
+def surround(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Make `tokenizer` put `bos` before and `eos` after a text when special tokens are asked for."""
+    ids = [(t, tokenizer.token_to_id(t)) for t in dict.fromkeys(t for t in (bos, eos) if t)]
+    if ids:
+        tokenizer.post_processor = processors.TemplateProcessing(single=[t for t in (bos, "$A", eos) if t], special_tokens=ids)
