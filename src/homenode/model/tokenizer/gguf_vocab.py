@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from homenode.errors import CheckpointError, UnsupportedError
+from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.tokenizer import pretokenizers
 
 _CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2
@@ -35,7 +35,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     try:
         tokenizer = _byte_level(metadata, tokens) if kind == "gpt2" else _sentencepiece(metadata, tokens)
-    except CheckpointError:
+    except UserError:
         raise
     except Exception as error:  # the library raises bare Exception for vocabularies and merges that do not fit
         raise CheckpointError(f"the vocabulary in the file does not fit together: {error}") from error

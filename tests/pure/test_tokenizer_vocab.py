@@ -1,0 +1,100 @@
+"""Real vocabularies meet their expected ids; damaged ones meet a named error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.paths import DATA, STORIES, needs_data
+
+from homenode.errors import CheckpointError, UnsupportedError
+from homenode.model.tokenizer import load_tokenizer
+from homenode.model.tokenizer.gguf_vocab import scored_merges, tokenizer_from_gguf
+
+VOCABULARIES = sorted((DATA / "ggml-vocab").glob("*.gguf.inp")) if DATA.is_dir() else []
+
+
+@needs_data
+def test_the_vocabularies_are_there() -> None:
+    assert len(VOCABULARIES) == 5
+
+
+@pytest.mark.parametrize("inputs", VOCABULARIES, ids=lambda p: p.name.split(".")[0])
+def test_expected_ids(inputs: Any) -> None:
+    tokenizer = load_tokenizer(inputs.with_suffix(""))
+    with inputs.open(encoding="utf-8", newline="") as file:
+        texts = file.read().split("\n__ggml_vocab_test__\n")
+    wanted = [[int(i) for i in line.split()] for line in inputs.with_suffix(".out").read_text().split("\n")]
+    assert len(texts) == 47
+    for text, ids in zip(texts[:46], wanted[:46], strict=True):
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+
+
+@needs_data
+def test_a_vocabulary_without_a_named_cut_takes_the_default() -> None:
+    tokenizer = load_tokenizer(DATA / "ggml-vocab" / "ggml-vocab-gpt-neox.gguf")
+    text = "Hello, world! 1234 über \U0001f601"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@needs_data
+@pytest.mark.parametrize("source", [STORIES, STORIES / "stories260K-f32.gguf"], ids=["folder", "gguf"])
+def test_golden_prompts(source: Any) -> None:
+    tokenizer = load_tokenizer(source)
+    for case in json.loads((STORIES / "golden.json").read_text()):
+        assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
+        stream = tokenizer.stream(case["prompt_ids"])
+        assert "".join(stream.push([i]) for i in case["greedy_ids"]) + stream.flush() == tokenizer.decode(
+            case["prompt_ids"] + case["greedy_ids"]
+        ).removeprefix(tokenizer.decode(case["prompt_ids"]))
+
+
+def byte_level(**changes: Any) -> dict[str, Any]:
+    """Metadata of a tiny byte-level vocabulary."""
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": ["a", "b", "ab", "Ġ", "Ġa", "<|end|>", "c"],
+        "tokenizer.ggml.token_type": [1, 1, 1, 1, 1, 3, 1],
+        "tokenizer.ggml.merges": ["a b", "Ġ a"],
+        "tokenizer.ggml.eos_token_id": 5,
+        **changes,
+    }
+
+
+def test_byte_level_merges_and_control_tokens() -> None:
+    tokenizer = tokenizer_from_gguf(byte_level())
+    assert tokenizer.encode("ab a<|end|>b").ids == [2, 4, 5, 1]
+
+
+def test_bos_and_eos_surround_a_text_when_the_file_says_so() -> None:
+    changes = {"tokenizer.ggml.bos_token_id": 6, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
+    tokenizer = tokenizer_from_gguf(byte_level(**changes))
+    assert tokenizer.encode("ab").ids == [6, 2, 5]
+    assert tokenizer.encode("ab", add_special_tokens=False).ids == [2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"tokenizer.ggml.model": "bert"}, UnsupportedError, "bert"),
+        ({"tokenizer.ggml.pre": "klingon"}, UnsupportedError, "klingon"),
+        ({"tokenizer.ggml.tokens": []}, CheckpointError, "tokens"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, CheckpointError, "tokens"),
+        ({"tokenizer.ggml.merges": ["ab"]}, CheckpointError, "no pair"),
+        ({"tokenizer.ggml.merges": None}, CheckpointError, "merges"),
+        ({"tokenizer.ggml.eos_token_id": 99}, CheckpointError, "99"),
+        ({"tokenizer.ggml.token_type": [1]}, CheckpointError, "token_type"),
+        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0]}, CheckpointError, "scores"),
+    ],
+)
+def test_damaged_vocabularies_are_named(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        tokenizer_from_gguf(byte_level(**changes))
+
+
+def test_scored_merges_prefer_the_better_whole() -> None:
+    vocabulary = {"a": 0, "b": 1, "ab": 2, "ba": 3, "aba": 4}
+    scores = [0.0, 0.0, -2.0, -1.0, -3.0]
+    assert scored_merges(vocabulary, scores) == [("b", "a"), ("a", "b"), ("a", "ba"), ("ab", "a")]
