@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from tests.paths import DATA, needs_data
 
 from homenode.errors import CheckpointError, UserError
 from homenode.model.tokenizer.chat import ChatTemplate
+from tests.paths import DATA, needs_data
 
 TEMPLATES = sorted((DATA / "chat-templates").glob("*.jinja")) if DATA.is_dir() else []
 VALUES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from tests.paths import DATA, STORIES, needs_data
 
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.tokenizer import load_tokenizer
 from homenode.model.tokenizer.gguf_vocab import scored_merges, tokenizer_from_gguf
+from tests.paths import DATA, STORIES, needs_data
 
 VOCABULARIES = sorted((DATA / "ggml-vocab").glob("*.gguf.inp")) if DATA.is_dir() else []
 
