@@ -1,0 +1,68 @@
+# The project's vocabulary. `make` alone prints it.
+VENV    := .venv
+PYTHON  ?= python3
+BIN     := $(VENV)/bin
+TORCH   ?= torch==2.13.0
+NATIVE  := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
+MODEL   ?=
+FLAGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve chat check test test-all docs wheel format clean
+
+help:  ## print these lines
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit("homenode needs Python 3.11 or later; this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@touch $@
+
+# Compiling takes most of the time, so it is repeated only when the native core or the package's description changed.
+$(VENV)/installed: $(VENV)/pip $(NATIVE)
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/tools: $(VENV)/installed pyproject.toml
+	$(BIN)/pip install --quiet --group check --group test
+	@touch $@
+
+# Torch serves as the yardstick of the parity tests; without it they skip and say so.
+$(VENV)/torch: $(VENV)/tools
+	-$(BIN)/pip install --quiet $(TORCH) && $(BIN)/pip install --quiet --group torch
+	@touch $@
+
+setup: $(VENV)/installed  ## make the virtual environment and compile the native core into it
+
+serve: setup  ## serve the built-in model, or MODEL=..., with FLAGS="--port 8000 ..."
+	$(BIN)/homenode serve $(MODEL) $(FLAGS)
+
+chat: setup  ## talk to the built-in model, or MODEL=..., in this terminal
+	$(BIN)/homenode chat $(MODEL) $(FLAGS)
+
+check: $(VENV)/tools  ## style, types and floors; nothing is run
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(VENV)/torch  ## all tests that take seconds each
+	$(BIN)/pytest -m "not slow"
+
+test-all: $(VENV)/torch  ## all tests, the slow ones too
+	$(BIN)/pytest
+
+docs: $(VENV)/installed  ## build the documentation into docs/_build
+	$(BIN)/pip install --quiet --group docs
+	$(BIN)/sphinx-build --quiet -W docs docs/_build
+
+wheel: $(VENV)/tools  ## build a wheel and a source archive into dist/
+	$(BIN)/python -m build
+
+format: $(VENV)/tools  ## put the code into the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove everything made here
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
