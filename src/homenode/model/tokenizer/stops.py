@@ -1,0 +1,66 @@
+"""Stop strings in a text that arrives in pieces: found wherever the pieces are cut, and never shown, not even in part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Watches one text for several stop strings.
+
+    The one that is complete first ends the text; of two complete at the same character, the longer. So the result does not depend on how
+    the text was cut. Text that may be the beginning of a stop string is held back, and no more than that.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Raises ValueError for an empty stop string."""
+        if not all(stops):
+            raise ValueError("a stop string must have at least one character")
+        self._watches = [_Watch(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
+        self._held = ""
+        self._matched: str | None = None
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """The text that may be given out now, and the stop string that ended it, if one did. After a match nothing more comes out."""
+        if self._matched is not None:
+            return "", self._matched
+        if not self._watches:
+            return text, None
+        whole = self._held + text
+        for end, character in enumerate(text, start=len(self._held) + 1):
+            for watch in self._watches:  # every one of them has to see the character
+                if watch.sees(character) and self._matched is None:
+                    self._matched = watch.stop
+            if self._matched is not None:
+                self._held = ""
+                return whole[: end - len(self._matched)], self._matched
+        held = max(watch.reached for watch in self._watches)
+        self._held = whole[len(whole) - held :]
+        return whole[: len(whole) - held], None
+
+    def flush(self) -> str:
+        """The text held back at the end: it did not become a stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Watch:
+    """Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977): `reached` is how much of the stop string the text ends with."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop, self.reached = stop, 0
+        self._shorter = [0] * len(stop)  # of the first i + 1 characters: the longest proper beginning that is also their end
+        length = 0
+        for i in range(1, len(stop)):
+            while length and stop[i] != stop[length]:
+                length = self._shorter[length - 1]
+            length += stop[i] == stop[length]
+            self._shorter[i] = length
+
+    def sees(self, character: str) -> bool:
+        """Takes the next character; true when the stop string is complete."""
+        reached = self.reached
+        while reached and character != self.stop[reached]:
+            reached = self._shorter[reached - 1]
+        self.reached = reached + (character == self.stop[reached])
+        return self.reached == len(self.stop)
