@@ -1,0 +1,192 @@
+"""Flags, variables and TOML keys made from declared settings (homenode.options), and settings rebuilt from what the user gave.
+
+A value comes from, in this order: the flag, the variable `HOMENODE_<FLAG>`, the file given by `--config`, the default. Where each came from
+is kept, so that `--show-config` can tell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from homenode.errors import UserError
+from homenode.options import Option, options_of
+
+_SOURCES = {
+    click.core.ParameterSource.COMMANDLINE: "flag",
+    click.core.ParameterSource.ENVIRONMENT: "environment",
+    click.core.ParameterSource.DEFAULT_MAP: "config file",
+    click.core.ParameterSource.DEFAULT: "default",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One declared setting: its name (`max_num_seqs`), where it lives in the config, its type and its Option."""
+
+    name: str
+    path: tuple[str, ...]
+    kind: type
+    many: bool
+    default: Any
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        """The flag without dashes in front: `max-num-seqs`."""
+        return (self.option.flag or self.name).lstrip("-").replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return "HOMENODE_" + self.flag.replace("-", "_").upper()
+
+
+def settings_of(config: type[Any], path: tuple[str, ...] = ()) -> Iterator[Setting]:
+    """Every setting of a config class and of the config classes it is composed of, in order."""
+    hints = typing.get_type_hints(config)
+    declared = options_of(config)
+    for field in dataclasses.fields(config):
+        if field.name in declared:
+            kind, many = _kind(hints[field.name])
+            default = field.default if field.default is not dataclasses.MISSING else _made(field)
+            yield Setting(field.name, (*path, field.name), kind, many, default, declared[field.name][1])
+        elif dataclasses.is_dataclass(hints[field.name]):
+            yield from settings_of(typing.cast(type[Any], hints[field.name]), (*path, field.name))
+
+
+def _made(field: dataclasses.Field[Any]) -> Any:
+    return None if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    """The type of one value, and whether there may be several: `int | None` -> (int, False), `tuple[str, ...]` -> (str, True)."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+    if typing.get_origin(hint) in (tuple, list):
+        return typing.get_args(hint)[0], True
+    return hint, False
+
+
+class _Value(click.ParamType[Any]):
+    """Turns the text of a flag, a variable or a TOML value into a setting's value."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.name = setting.option.metavar or {int: "N", float: "X"}.get(setting.kind, "TEXT")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        option = self.setting.option
+        try:
+            converted = option.parse(value) if option.parse else self.setting.kind(value)
+        except UserError as error:
+            self.fail(error.message, param, ctx)
+        except (ValueError, TypeError):
+            self.fail(f"{value!r} is not {'a whole number' if self.setting.kind is int else 'a number'}", param, ctx)
+        problem = out_of_range(converted, option)
+        if problem:
+            self.fail(problem, param, ctx)
+        return converted
+
+
+def out_of_range(value: Any, option: Option) -> str | None:
+    """What is wrong with a value, in words; None when it is in range."""
+    if option.choices and value not in option.choices:
+        return f"{value!r} is none of {', '.join(option.choices)}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value != value:
+            return "not a number"
+        if option.minimum is not None and value < option.minimum:
+            return f"{value} is too small; at least {option.minimum:g}"
+        if option.maximum is not None and value > option.maximum:
+            return f"{value} is too large; at most {option.maximum:g}"
+    return None
+
+
+def with_settings(*configs: type[Any]) -> Callable[[Any], Any]:
+    """Decorator for a click command: adds the flags of these config classes and `--config FILE`."""
+
+    def decorate(command: Any) -> Any:
+        command = click.option(
+            "--config",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            is_eager=True,
+            expose_value=False,
+            callback=_read_config(configs),
+            help="TOML file with settings; keys are the flags' names. Flags and HOMENODE_... variables win over it.",
+        )(command)
+        for config in reversed(configs):
+            for setting in reversed(list(settings_of(config))):
+                command = _click_option(setting)(command)
+        return command
+
+    return decorate
+
+
+def _click_option(setting: Setting) -> Callable[[Any], Any]:
+    common: dict[str, Any] = {"help": _help(setting), "envvar": setting.variable, "default": setting.default, "show_envvar": False}
+    if setting.kind is bool:
+        return click.option(f"--{setting.flag}/--no-{setting.flag}", setting.name, **common)
+    kind = click.Choice(setting.option.choices) if setting.option.choices and not setting.option.parse else _Value(setting)
+    return click.option(f"--{setting.flag}", setting.name, type=kind, multiple=setting.many, **common)
+
+
+def _help(setting: Setting) -> str:
+    default = setting.default
+    if setting.kind is bool:
+        shown = "on" if default else "off"
+    else:
+        shown = "" if default in (None, (), "") or setting.option.secret else str(default)
+    return setting.option.help + (f" [default: {shown}]" if shown else "")
+
+
+def _read_config(configs: tuple[type[Any], ...]) -> Callable[[click.Context, click.Parameter, Path | None], None]:
+    def callback(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:
+        if file is None:
+            return
+        by_flag = {s.flag: s.name for config in configs for s in settings_of(config)}
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise click.BadParameter(f"{file} is not TOML: {error}") from error
+        unknown = [key for key in values if key.replace("_", "-") not in by_flag]
+        if unknown:
+            raise click.BadParameter(f"{file} has settings that do not exist: {', '.join(unknown)}; keys are the flags' names without dashes in front")
+        ctx.default_map = {by_flag[key.replace("_", "-")]: value for key, value in values.items()}
+
+    return callback
+
+
+def build(config: type[Any], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Any:
+    """A config object from the values click collected (by setting name)."""
+    hints = typing.get_type_hints(config)
+    declared = options_of(config)
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.name in declared:
+            if field.name in values:
+                given[field.name] = values[field.name]
+        elif dataclasses.is_dataclass(hints[field.name]):
+            given[field.name] = build(typing.cast(type[Any], hints[field.name]), values, (*path, field.name))
+        elif field.name in values:
+            given[field.name] = values[field.name]
+    return config(**given)
+
+
+def shown_settings(ctx: click.Context, *configs: type[Any]) -> list[tuple[str, str, str]]:
+    """(flag, value, where it came from) of every setting; secrets are hidden."""
+    rows = []
+    for config in configs:
+        for setting in settings_of(config):
+            source = ctx.get_parameter_source(setting.name) or click.core.ParameterSource.DEFAULT
+            value = ctx.params.get(setting.name)
+            text = "(hidden)" if setting.option.secret and value else "" if value is None or value == () else str(value)
+            rows.append((f"--{setting.flag}", text, _SOURCES.get(source, source.name.lower())))
+    return rows
