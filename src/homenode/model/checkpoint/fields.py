@@ -1,0 +1,126 @@
+"""Typed access to what a file says of its model: config.json values and GGUF metadata, neither of which can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from homenode.errors import CheckpointError
+from homenode.model.checkpoint.reading import damaged
+
+
+class Fields:
+    """Reads values by key. A missing or null value is the default; CheckpointError for a value of another kind or out of range."""
+
+    def __init__(self, path: Path, values: Mapping[str, object], prefix: str = "") -> None:
+        self.path = path
+        self._values = values
+        self._prefix = prefix
+
+    def has(self, key: str) -> bool:
+        """Whether `key` has a value that is not null."""
+        return self._values.get(self._prefix + key) is not None
+
+    def is_null(self, key: str) -> bool:
+        """Whether `key` is there and null."""
+        return self._prefix + key in self._values and not self.has(key)
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
+        """A whole number in [minimum, maximum]; an error when it is missing and there is no default."""
+        found = self.optional_integer(key, minimum=minimum, maximum=maximum)
+        value = default if found is None else found
+        if value is None:
+            raise self.wrong(key, "nothing", f"a whole number from {minimum} to {maximum}")
+        return value
+
+    def optional_integer(self, key: str, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int | None:
+        """The same, None when missing. A per-layer list counts when all its values are equal."""
+        value = self._values.get(self._prefix + key)
+        if isinstance(value, list) and value and all(v == value[0] and type(v) is type(value[0]) for v in value):
+            value = value[0]
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # some converters write 4096.0
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.wrong(key, value, f"a whole number from {minimum} to {maximum}")
+        return value
+
+    def number(
+        self, key: str, default: float | None = None, *, least: float | None = None, above: float = 0.0, most: float = 1e12
+    ) -> float:
+        """A finite number above `above` (or, given `least`, from that on) and up to `most`; an error when missing without a default."""
+        found = self.optional_number(key, least=least, above=above, most=most)
+        value = default if found is None else found
+        if value is None:
+            raise self.wrong(key, "nothing", "a number")
+        return value
+
+    def optional_number(self, key: str, *, least: float | None = None, above: float = 0.0, most: float = 1e12) -> float | None:
+        """The same, None when missing."""
+        value = self._values.get(self._prefix + key)
+        if value is None:
+            return None
+        wanted = f"a number {f'above {above:g}' if least is None else f'from {least:g}'} and up to {most:g}"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, value, wanted)
+        if not (above < value if least is None else least <= value) or not value <= most:  # written so that NaN fails
+            raise self.wrong(key, value, wanted)
+        return float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._values.get(self._prefix + key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str = "") -> str:
+        """A string."""
+        value = self._values.get(self._prefix + key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(key, value, "a string")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings, empty when missing."""
+        value = self._values.get(self._prefix + key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(key, value, "a list of strings")
+        return tuple(value)
+
+    def table(self, key: str) -> Fields | None:
+        """The object under `key` as Fields of its own, None when missing."""
+        value = self._values.get(self._prefix + key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, value, "an object")
+        return Fields(self.path, {f"{self._prefix}{key}.{name}": inner for name, inner in value.items()}, f"{self._prefix}{key}.")
+
+    def holds_tables(self) -> bool:
+        """Whether any value is an object."""
+        return any(isinstance(value, dict) for value in self._values.values())
+
+    def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        """A token id or a list of them. Ids outside the vocabulary mean nothing and are left out: no row of the model can give them."""
+        value = self._values.get(self._prefix + key)
+        if value is None:
+            return ()
+        ids: dict[int, None] = {}  # keeps the order, once each
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, int) or isinstance(item, bool):
+                raise self.wrong(key, value, "a token id or a list of token ids")
+            if 0 <= item < vocab_size:
+                ids[item] = None
+        return tuple(ids)
+
+    def wrong(self, key: str, seen: object, wanted: str) -> CheckpointError:
+        """The error for the value of `key`."""
+        return damaged(self.path, self._prefix + key, seen=seen, wanted=wanted, do="correct or fetch the model's configuration again")

@@ -1,0 +1,106 @@
+"""Hugging Face folders: which weight files belong to the model, and what its JSON files say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from homenode.errors import CheckpointError, UnsupportedError
+from homenode.model.checkpoint import limits
+from homenode.model.checkpoint.fields import Fields
+from homenode.model.checkpoint.folder_spec import spec_from_config
+from homenode.model.checkpoint.reading import damaged, inside, read_json
+from homenode.model.checkpoint.safetensors import read_safetensors
+from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+
+CONFIG, GENERATION, INDEX, SINGLE = "config.json", "generation_config.json", "model.safetensors.index.json", "model.safetensors"
+_MOST_JSON_BYTES = 2**24
+_MOST_INDEX_BYTES = 2**26
+_MOST_SHARDS = 10_000
+_JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
+
+
+def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[str, object]]:
+    """Figures, tensors and the JSON files (by file name) of the model in `folder`. Headers only; tokenizer.json is left alone."""
+    config = read_json(folder / CONFIG, _MOST_JSON_BYTES)  # first: the most telling thing to be missing
+    metadata: dict[str, object] = {CONFIG: config}
+    for name in _JSON_FILES[1:]:
+        if _present(folder / name):
+            metadata[name] = read_json(folder / name, _MOST_JSON_BYTES)
+    generation: Any = metadata.get(GENERATION, {})
+    tensors: dict[str, TensorEntry] = {}
+    try:
+        tensors = _read_tensors(folder)
+    except CheckpointError:
+        # An architecture we do not run is the better answer to a folder we cannot read.
+        _spec(folder, config, generation, tensors)
+        raise
+    spec = _spec(folder, config, generation, tensors)
+    limits.check_embedding(spec, tensors, folder)
+    return spec, tensors, metadata
+
+
+def _spec(folder: Path, config: dict[str, object], generation: dict[str, object], tensors: dict[str, TensorEntry]) -> ModelSpec:
+    return spec_from_config(
+        folder / CONFIG,
+        config,
+        Fields(folder / GENERATION, generation),
+        has_output=limits.OUTPUT in tensors,
+        storage=limits.main_storage(tensors),
+    )
+
+
+def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
+    if _present(folder / SINGLE):
+        return read_safetensors(folder / SINGLE)
+    if _present(folder / INDEX):
+        return _read_indexed(folder, folder / INDEX)
+    files = sorted(folder.glob("*.safetensors"))
+    # Some folders also hold the model under its makers' own names, as consolidated files.
+    files = [file for file in files if not file.name.startswith("consolidated")] or files
+    if not files:
+        raise _no_weights(folder)
+    if len(files) > _MOST_SHARDS:
+        raise damaged(folder, "weight files", seen=len(files), wanted=f"at most {_MOST_SHARDS}")
+    tensors: dict[str, TensorEntry] = {}
+    for file in files:
+        for name, entry in read_safetensors(file).items():
+            if name in tensors:
+                raise damaged(file, f"tensor {name}", seen=f"it also in {tensors[name].file.name}", wanted="every tensor in one file")
+            tensors[name] = entry
+    return tensors
+
+
+def _read_indexed(folder: Path, index: Path) -> dict[str, TensorEntry]:
+    """The tensors of a sharded model: each from the shard that the index names for it."""
+    listed = read_json(index, _MOST_INDEX_BYTES).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise damaged(index, "weight_map", seen=type(listed).__name__, wanted="an object of tensor and file names")
+    names = {name for name in listed.values() if isinstance(name, str)}
+    if len(names) > _MOST_SHARDS:
+        raise damaged(index, "weight_map", seen=f"{len(names)} files", wanted=f"at most {_MOST_SHARDS}")
+    paths = {name: inside(folder, name, index) for name in sorted(names)}
+    if missing := [name for name, path in paths.items() if not _present(path)]:
+        seen = f"{len(paths) - len(missing)} of {len(paths)} shards, without {', '.join(missing[:5])}"
+        raise damaged(index, "shards", seen=seen, wanted="every file it names", do="fetch the missing files")
+    shards = {name: read_safetensors(path) for name, path in paths.items()}
+    tensors: dict[str, TensorEntry] = {}
+    for tensor, name in listed.items():
+        entry = shards[name].get(tensor) if isinstance(name, str) else None
+        if entry is None:
+            raise damaged(index, f"tensor {tensor!r}", seen=f"none of that name in {name!r}", wanted="it in the file the index names")
+        tensors[tensor] = entry
+    return tensors
+
+
+def _no_weights(folder: Path) -> CheckpointError | UnsupportedError:
+    if pickled := sorted(file.name for pattern in ("*.bin", "*.pth", "*.pt") for file in folder.glob(pattern)):
+        return UnsupportedError(
+            f"{folder}: weights only in {pickled[0]}; homenode reads no pickled files, as they can run code: convert the model to safetensors"
+        )
+    return damaged(folder, "weights", seen="no .safetensors file", wanted=f"{SINGLE}, {INDEX} with its shards, or a .gguf file")
+
+
+def _present(path: Path) -> bool:
+    """Whether anything, even a broken link, bears the name: what is there but cannot be read is an error, not a missing file."""
+    return path.exists() or path.is_symlink()

@@ -1,0 +1,227 @@
+"""Hugging Face config.json and generation_config.json -> ModelSpec.
+
+What a missing key means is what the model's configuration class in transformers takes it to mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.errors import UnsupportedError
+from homenode.model.checkpoint import limits
+from homenode.model.checkpoint.fields import Fields
+from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How the architectures differ in their configuration."""
+
+    architecture: str
+    max_position: int
+    head_dim: int | None = None  # None: hidden size / heads
+    special_ids: tuple[int, int] | None = None  # beginning and end of text when nobody names them
+    attention_bias: bool | None = None  # None: q, k, v and o follow `attention_bias`; True: q, k and v always
+    window: str = ""  # "": none; "all": every layer; "some": if `use_sliding_window`, layers named by kind or number
+
+
+FAMILIES = {
+    "LlamaForCausalLM": _Family("llama", 2048, special_ids=(1, 2)),
+    "MistralForCausalLM": _Family("mistral", 131072, special_ids=(1, 2), attention_bias=False, window="all"),
+    "Qwen2ForCausalLM": _Family("qwen2", 32768, attention_bias=True, window="some"),
+    "Qwen3ForCausalLM": _Family("qwen3", 32768, head_dim=128, window="some"),
+}
+_BY_MODEL_TYPE = {family.architecture: family for family in FAMILIES.values()}
+_SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty")
+
+
+def spec_from_config(path: Path, config: dict[str, object], generation: Fields, *, has_output: bool, storage: str) -> ModelSpec:
+    """The figures of the model described by `config` (the content of `path`).
+
+    `generation` holds generation_config.json (possibly empty); `has_output` says whether the weights hold an output matrix.
+    Raises UnsupportedError for another architecture or an option we lack, CheckpointError for values that cannot be.
+    """
+    fields = Fields(path, config)
+    family = _family(fields)
+    _refuse_unsupported(fields)
+    hidden = fields.integer("hidden_size", maximum=limits.MOST_HIDDEN)
+    heads = fields.integer("num_attention_heads", maximum=limits.MOST_HEADS)
+    layers = fields.integer("num_hidden_layers", maximum=limits.MOST_LAYERS)
+    vocab = fields.integer("vocab_size", maximum=limits.MOST_VOCAB)
+    head_dim = (
+        fields.optional_integer("head_dim", maximum=limits.MOST_HEAD_DIM) or family.head_dim or derived_head_dim(fields, hidden, heads)
+    )
+    position = fields.integer("max_position_embeddings", family.max_position, maximum=limits.MOST_POSITION)
+    rope = _rope(fields, position, head_dim)
+    window, sliding = _window(fields, family, layers)
+    bias = fields.boolean("attention_bias", False) if family.attention_bias is None else family.attention_bias
+    spec = ModelSpec(
+        architecture=family.architecture,
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size", maximum=limits.MOST_INTERMEDIATE),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=fields.integer("num_key_value_heads", heads, maximum=limits.MOST_HEADS),
+        head_dim=head_dim,
+        vocab_size=vocab,
+        max_position=extended_position(rope, position),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6, most=1.0),
+        rope=rope,
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", not has_output),
+        attention_bias=bias,
+        output_bias=bias and family.attention_bias is None,
+        mlp_bias=family.architecture == "llama" and fields.boolean("mlp_bias", False),
+        sliding_window=window,
+        sliding_layers=sliding,
+        bos_token_id=_first(_token_ids(fields, generation, "bos_token_id", vocab, family)),
+        eos_token_ids=_token_ids(fields, generation, "eos_token_id", vocab, family),
+        storage=storage,
+        generation=_sampling_defaults(generation),
+    )
+    limits.check_spec(spec, path)
+    return spec
+
+
+def derived_head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    """Hidden size shared out over the heads."""
+    if hidden % heads or hidden // heads > limits.MOST_HEAD_DIM:
+        raise fields.wrong("attention heads", heads, f"a divisor of the hidden size {hidden} into heads of at most {limits.MOST_HEAD_DIM}")
+    return hidden // heads
+
+
+def extended_position(rope: RopeSpec, position: int) -> int:
+    """Longest context. YaRN configurations keep the length before the extension, so the factor is applied here."""
+    if rope.kind == "yarn" and rope.original_max_position:
+        return min(max(position, math.floor(rope.original_max_position * rope.factor)), limits.MOST_POSITION)
+    return position
+
+
+def _family(fields: Fields) -> _Family:
+    named = fields.texts("architectures")
+    model_type = fields.text("model_type")
+    family = FAMILIES.get(named[0]) if named else _BY_MODEL_TYPE.get(model_type)
+    if family is None:
+        seen = named[0] if named else model_type or "none"
+        known = ", ".join(FAMILIES)
+        raise UnsupportedError(
+            f"{fields.path}: architecture {seen!r} is not supported; homenode runs {known}", architecture=seen, known=tuple(FAMILIES)
+        )
+    return family
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    quantised = fields.table("quantization_config")
+    if quantised is not None:
+        method = quantised.text("quant_method", "unnamed")
+        raise UnsupportedError(
+            f"{fields.path}: weights quantised by {method!r} are not supported in safetensors; use the original model "
+            "(with --quantize, if it is too large) or a GGUF of it"
+        )
+    activation = fields.text("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise UnsupportedError(f"{fields.path}: hidden_act {activation!r} is not supported; homenode runs 'silu'")
+
+
+def _rope(fields: Fields, position: int, head_dim: int) -> RopeSpec:
+    """From `rope_parameters`, or its older spelling: `rope_scaling` with `rope_theta` beside it."""
+    table = fields.table("rope_parameters") or fields.table("rope_scaling") or Fields(fields.path, {})
+    if table.holds_tables():
+        raise UnsupportedError(f"{fields.path}: rope parameters that differ between kinds of layers are not supported")
+    theta = table.optional_number("rope_theta", above=1.0, most=limits.MOST_THETA)
+    if theta is None:
+        theta = fields.number("rope_theta", 10000.0, above=1.0, most=limits.MOST_THETA)
+    rotary = _rotary_dim(fields, table, head_dim)
+    kind = table.text("rope_type") or table.text("type") or "default"
+    original = table.integer(
+        "original_max_position_embeddings",
+        fields.optional_integer("original_max_position_embeddings") or position,
+        maximum=limits.MOST_POSITION,
+    )
+    if kind == "default":
+        return RopeSpec(theta=theta, rotary_dim=rotary)
+    if kind == "linear":
+        return RopeSpec(theta=theta, kind=kind, rotary_dim=rotary, factor=table.number("factor", most=1e6))
+    if kind == "dynamic":
+        factor = table.number("factor", most=1e6)
+        return RopeSpec(theta=theta, kind=kind, rotary_dim=rotary, factor=factor, original_max_position=position)
+    if kind == "llama3":
+        return RopeSpec(
+            theta=theta, kind=kind, rotary_dim=rotary, factor=table.number("factor", most=1e6), original_max_position=original,
+            low_freq_factor=table.number("low_freq_factor", 1.0), high_freq_factor=table.number("high_freq_factor", 4.0),
+        )  # fmt: skip
+    if kind == "yarn":
+        return _yarn(table, theta, rotary, original, position)
+    raise UnsupportedError(
+        f"{fields.path}: rope scaling {kind!r} is not supported; homenode runs default, linear, llama3, yarn and dynamic", kind=kind
+    )
+
+
+def _yarn(table: Fields, theta: float, rotary: int | None, original: int, position: int) -> RopeSpec:
+    if not table.boolean("truncate", True):
+        raise UnsupportedError(f"{table.path}: rope scaling yarn without truncation is not supported")
+    factor = table.number("factor", position / original, most=1e6)
+    attention = table.optional_number("attention_factor", most=1e6)
+    mscale, mscale_all = table.optional_number("mscale", least=0.0), table.optional_number("mscale_all_dim", least=0.0)
+    if attention is None and mscale and mscale_all:
+        attention = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all)
+    return RopeSpec(
+        theta=theta, kind="yarn", rotary_dim=rotary, factor=factor, original_max_position=original, attention_factor=attention,
+        beta_fast=table.number("beta_fast", 32.0), beta_slow=table.number("beta_slow", 1.0),
+    )  # fmt: skip
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _rotary_dim(fields: Fields, table: Fields, head_dim: int) -> int | None:
+    part = table.optional_number("partial_rotary_factor", most=1.0)
+    part = fields.number("partial_rotary_factor", 1.0, most=1.0) if part is None else part
+    return None if part == 1.0 else int(head_dim * part)
+
+
+def _window(fields: Fields, family: _Family, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    """The sliding window and which layers use it (empty: all)."""
+    if not family.window or (family.window == "some" and not fields.boolean("use_sliding_window", False)):
+        return None, ()
+    if fields.is_null("sliding_window"):
+        return None, ()
+    window = fields.integer("sliding_window", 4096, maximum=limits.MOST_POSITION)
+    if family.window == "all":
+        return window, ()
+    kinds = fields.texts("layer_types")
+    if not kinds:
+        first = fields.integer("max_window_layers", 28, minimum=0)
+        sliding = tuple(layer >= first for layer in range(layers))
+    elif len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise fields.wrong("layer_types", kinds, f"{layers} values, each full_attention or sliding_attention")
+    else:
+        sliding = tuple(kind == "sliding_attention" for kind in kinds)
+    return (window, sliding) if any(sliding) else (None, ())
+
+
+def _token_ids(fields: Fields, generation: Fields, key: str, vocab: int, family: _Family) -> tuple[int, ...]:
+    """generation_config.json wins: instruction-tuned models name all their end tokens there only."""
+    for source in (generation, fields):
+        if source.has(key):
+            return source.token_ids(key, vocab)
+    default = family.special_ids
+    return () if default is None or fields.is_null(key) else (default[key == "eos_token_id"],)
+
+
+def _first(ids: tuple[int, ...]) -> int | None:
+    return ids[0] if ids else None
+
+
+def _sampling_defaults(generation: Fields) -> dict[str, float | int]:
+    found: dict[str, float | int] = {}
+    for key in _SAMPLING:
+        value = generation.optional_number(key, least=0.0, most=1e6)
+        if value is not None:
+            found[key] = value
+    top_k = generation.optional_integer("top_k", minimum=-1)
+    if top_k is not None:
+        found["top_k"] = max(top_k, 0)  # -1 is another spelling of off
+    return found

@@ -1,0 +1,175 @@
+"""GGUF metadata -> ModelSpec.
+
+Source: the key list of the GGUF specification; the meaning of missing keys is that of its reference reader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homenode.errors import UnsupportedError
+from homenode.model.checkpoint import limits
+from homenode.model.checkpoint.fields import Fields
+from homenode.model.checkpoint.folder_spec import derived_head_dim, extended_position
+from homenode.model.checkpoint.reading import damaged, read_at
+from homenode.model.checkpoint.spec import ModelSpec, RopeSpec, TensorEntry
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ROPE_FACTORS = "rope_freqs.weight"
+_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Files often name the end of text only; a control token that ends a turn ends the text too. These are the ones in use.
+_END_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"))
+_CONTROL = 3
+_SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
+
+
+def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> str:
+    """general.architecture, one of `ARCHITECTURES`; UnsupportedError for another one."""
+    name = Fields(path, metadata).text("general.architecture")
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UnsupportedError(
+            f"{path}: architecture {name!r} is not supported; homenode runs GGUF files of {known}", architecture=name, known=ARCHITECTURES
+        )
+    if Fields(path, metadata).optional_integer(f"{name}.expert_count", minimum=0):
+        raise UnsupportedError(f"{path}: mixtures of experts are not supported in architecture {name!r}")
+    return name
+
+
+def spec_from_gguf(
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], rope_factors: TensorEntry | None
+) -> ModelSpec:
+    """The figures of the model with these key-value pairs and `tensors` (Hugging Face names)."""
+    architecture = gguf_architecture(path, metadata)
+    fields = Fields(path, metadata, architecture + ".")
+    hidden = fields.integer("embedding_length", maximum=limits.MOST_HIDDEN)
+    heads = fields.integer("attention.head_count", maximum=limits.MOST_HEADS)
+    head_dim = _head_dim(fields, hidden, heads)
+    vocab = _vocab_size(fields, metadata, tensors)
+    position = fields.integer("context_length", maximum=limits.MOST_POSITION)
+    rope = _rope(fields, architecture, head_dim, position, rope_factors)
+    window = fields.optional_integer("attention.sliding_window", minimum=0) or None
+    tokenizer = Fields(path, metadata, "tokenizer.ggml.")
+    bos = tokenizer.token_ids("bos_token_id", vocab)
+    spec = ModelSpec(
+        architecture="mistral" if architecture == "llama" and window else architecture,  # converters name Mistral llama, too
+        hidden_size=hidden,
+        intermediate_size=fields.integer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE),
+        num_layers=fields.integer("block_count", maximum=limits.MOST_LAYERS),
+        num_heads=heads,
+        num_kv_heads=fields.integer("attention.head_count_kv", heads, maximum=limits.MOST_HEADS),
+        head_dim=head_dim,
+        vocab_size=vocab,
+        max_position=extended_position(rope, position),
+        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", most=1.0),
+        rope=rope,
+        tie_word_embeddings=limits.OUTPUT not in tensors,
+        attention_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
+        output_bias="model.layers.0.self_attn.o_proj.bias" in tensors,
+        mlp_bias="model.layers.0.mlp.gate_proj.bias" in tensors,
+        sliding_window=window,
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=_eos_ids(tokenizer, metadata, vocab),
+        storage=limits.main_storage(dict(tensors)),
+        generation=_sampling_defaults(Fields(path, metadata, "general.sampling.")),
+    )
+    limits.check_spec(spec, path)
+    return spec
+
+
+def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    key = fields.optional_integer("attention.key_length", maximum=limits.MOST_HEAD_DIM) or derived_head_dim(fields, hidden, heads)
+    value = fields.integer("attention.value_length", key, maximum=limits.MOST_HEAD_DIM)
+    if value != key:
+        raise UnsupportedError(
+            f"{fields.path}: keys of {key} and values of {value} elements a head are not supported; homenode wants both equal"
+        )
+    scale = fields.optional_number("attention.scale", least=0.0) or 0.0
+    if scale and not math.isclose(scale, key**-0.5, rel_tol=1e-4):
+        raise UnsupportedError(f"{fields.path}: attention.scale {scale:g} is not supported; homenode wants 1/sqrt({key})")
+    return key
+
+
+def _vocab_size(fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry]) -> int:
+    """Rows of the token embedding. A vocabulary with more tokens than that would look up rows that do not exist."""
+    embedding = tensors.get(limits.EMBEDDING)
+    if embedding is None or len(embedding.shape) != 2 or embedding.shape[0] > limits.MOST_VOCAB:
+        seen = "none (is this a vocabulary without a model?)" if embedding is None else list(embedding.shape)
+        raise damaged(fields.path, "token_embd.weight", seen=seen, wanted=f"a matrix of at most {limits.MOST_VOCAB} rows")
+    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    if not isinstance(tokens, list) or len(tokens) > embedding.shape[0]:
+        seen = f"{len(tokens)} tokens" if isinstance(tokens, list) else type(tokens).__name__
+        raise damaged(fields.path, "tokenizer.ggml.tokens", seen=seen, wanted=f"at most the {embedding.shape[0]} rows of the embedding")
+    return embedding.shape[0]
+
+
+def _rope(fields: Fields, architecture: str, head_dim: int, position: int, factors: TensorEntry | None) -> RopeSpec:
+    theta = fields.number("rope.freq_base", 10000.0, above=1.0, most=limits.MOST_THETA)
+    rotary = fields.integer("rope.dimension_count", head_dim, maximum=limits.MOST_HEAD_DIM)
+    if rotary != head_dim and architecture == "llama":
+        # The converter interleaves whole heads, so the stored order and a shorter rotation do not agree on which elements turn.
+        raise UnsupportedError(f"{fields.path}: rope over {rotary} of {head_dim} elements of a head is not supported in llama GGUF files")
+    divisors = _rope_factors(factors) if factors else ()
+    linear = fields.number("rope.scale_linear", 1.0, least=0.0, most=1e6) or 1.0  # how early files spelled it
+    factor = fields.number("rope.scaling.factor", linear, least=0.0, most=1e6) or 1.0
+    kind = fields.text("rope.scaling.type") or ("linear" if factor != 1.0 else "none")
+    part = None if rotary == head_dim else rotary
+    if kind == "none":
+        return RopeSpec(theta=theta, rotary_dim=part, factors=divisors)
+    if kind == "linear":
+        return RopeSpec(theta=theta, kind=kind if factor != 1.0 else "default", rotary_dim=part, factor=factor, factors=divisors)
+    if kind == "yarn":
+        return _yarn(fields, theta, part, factor, position, divisors)
+    raise UnsupportedError(
+        f"{fields.path}: rope scaling {kind!r} is not supported; homenode runs none, linear and yarn in GGUF files", kind=kind
+    )
+
+
+def _yarn(fields: Fields, theta: float, rotary: int | None, factor: float, position: int, divisors: tuple[float, ...]) -> RopeSpec:
+    for key, plain in (("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0)):
+        if (seen := fields.optional_number(f"rope.scaling.{key}", least=-1.0)) not in (None, plain, -1.0):
+            raise UnsupportedError(f"{fields.path}: rope.scaling.{key} {seen:g} is not supported; homenode wants {plain:g}")
+    scale = fields.number("rope.scaling.attn_factor", 1.0, least=0.0) or 1.0
+    return RopeSpec(
+        theta=theta, kind="yarn", rotary_dim=rotary, factor=factor, factors=divisors,
+        original_max_position=fields.integer("rope.scaling.original_context_length", position, maximum=limits.MOST_POSITION),
+        # The file's factor multiplies the one YaRN prescribes.
+        attention_factor=None if scale == 1.0 else scale * (1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0), beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+    )  # fmt: skip
+
+
+def _rope_factors(entry: TensorEntry) -> tuple[float, ...]:
+    """The divisors of `rope_freqs.weight`, one for each pair of elements."""
+    wanted = f"at most {limits.MOST_HEAD_DIM // 2} positive F32 numbers in a row"
+    if entry.dtype.name != "F32" or len(entry.shape) != 1 or entry.shape[0] > limits.MOST_HEAD_DIM // 2:
+        raise damaged(entry.file, ROPE_FACTORS, seen=f"{entry.dtype.name} {list(entry.shape)}", wanted=wanted)
+    values = np.frombuffer(read_at(entry.file, entry.offset, entry.nbytes), "<f4").astype(np.float64)
+    if not bool(np.all(np.isfinite(values) & (values > 0))):
+        raise damaged(entry.file, ROPE_FACTORS, seen="a value that is not positive", wanted=wanted)
+    return tuple(float(value) for value in values)
+
+
+def _eos_ids(tokenizer: Fields, metadata: Mapping[str, Any], vocab: int) -> tuple[int, ...]:
+    ids = [i for key in _EOS_KEYS for i in tokenizer.token_ids(key, vocab)]
+    tokens, kinds = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", [])
+    if isinstance(kinds, list) and len(kinds) == len(tokens):
+        ids += [i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _CONTROL and token in _END_OF_TURN]
+    return tuple(dict.fromkeys(ids))
+
+
+def _sampling_defaults(fields: Fields) -> dict[str, float | int]:
+    found: dict[str, float | int] = {}
+    for key, name in _SAMPLING.items():
+        value = fields.optional_number(key, least=0.0, most=1e6)
+        if value is not None:
+            found[name] = value
+    top_k = fields.optional_integer("top_k", minimum=-1)
+    if top_k is not None:
+        found["top_k"] = max(top_k, 0)
+    return found

@@ -1,0 +1,79 @@
+"""The one door to model files: a path becomes an opened, checked checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from homenode.errors import UserError
+from homenode.model.checkpoint import limits
+from homenode.model.checkpoint.folder import CONFIG, read_folder
+from homenode.model.checkpoint.gguf_names import hugging_face_name, permuted_heads
+from homenode.model.checkpoint.gguf_set import GgufSet, find_gguf, read_gguf_set
+from homenode.model.checkpoint.gguf_spec import ROPE_FACTORS, gguf_architecture, spec_from_gguf
+from homenode.model.checkpoint.reading import damaged
+from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+
+
+@dataclass
+class OpenedCheckpoint:
+    """A checkpoint whose headers were read and checked (the protocol is spec.Checkpoint). No file is kept open."""
+
+    path: Path
+    spec: ModelSpec
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, object]
+
+
+def open_checkpoint(path: Path) -> OpenedCheckpoint:
+    """Open a Hugging Face folder, a GGUF file (any part of a split one), or a folder that holds exactly one GGUF model.
+
+    Reads headers only, and checks them before anything is allocated by what they say. A folder with both kinds is read as a Hugging Face
+    folder. GGUF tensors bear their Hugging Face names; `rope_freqs.weight` is not among them, as its values are in `spec.rope.factors`.
+
+    Raises CheckpointError for damaged or hostile files, UnsupportedError for models homenode cannot run, UserError for other paths.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if (path / CONFIG).exists() and (any(path.glob("*.safetensors*")) or not any(path.glob("*.gguf"))):
+            return OpenedCheckpoint(path, *read_folder(path))
+        if any(path.glob("*.gguf")):
+            return _open_gguf(find_gguf(path))
+        raise UserError(f"{path}: no model in this folder: wanted {CONFIG} with .safetensors files, or one .gguf model")
+    if not path.exists() and not path.is_symlink():
+        raise UserError(f"{path}: no such file or folder; give a model folder, a .gguf file or a Hub id such as Qwen/Qwen3-0.6B")
+    if path.suffix == ".safetensors" or path.name == CONFIG:
+        raise UserError(f"{path}: one file of a model; give the folder {path.parent} instead")
+    return _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> OpenedCheckpoint:
+    model = read_gguf_set(path)
+    gguf_architecture(path, model.metadata)
+    tensors = _named_entries(model)
+    factors = tensors.pop(ROPE_FACTORS, None)
+    spec = spec_from_gguf(path, model.metadata, tensors, factors)
+    limits.check_embedding(spec, tensors, path)
+    if spec.architecture in ("llama", "mistral"):
+        tensors = {name: _interleaved(entry, spec) for name, entry in tensors.items()}
+    return OpenedCheckpoint(path, spec, tensors, dict(model.metadata))
+
+
+def _named_entries(model: GgufSet) -> dict[str, TensorEntry]:
+    """The tensors under Hugging Face names."""
+    tensors: dict[str, TensorEntry] = {}
+    for stored, (file, tensor) in model.tensors.items():
+        name = hugging_face_name(stored)
+        if name in tensors:
+            raise damaged(file, f"tensor {stored}", seen=f"another tensor that means {name}", wanted="every tensor once")
+        tensors[name] = TensorEntry(name, tensor.dtype, tensor.shape, file, tensor.offset, tensor.nbytes)
+    return tensors
+
+
+def _interleaved(entry: TensorEntry, spec: ModelSpec) -> TensorEntry:
+    """`entry` with the number of heads its rows are interleaved in."""
+    heads = permuted_heads(entry.name, spec.num_heads, spec.num_kv_heads)
+    if heads and (not entry.shape or entry.shape[0] != heads * spec.head_dim):
+        wanted = f"{heads} heads of {spec.head_dim} rows"
+        raise damaged(entry.file, f"shape of {entry.name}", seen=list(entry.shape), wanted=wanted)
+    return replace(entry, permuted_heads=heads)

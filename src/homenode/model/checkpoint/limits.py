@@ -1,0 +1,59 @@
+"""Checks that hold for every ModelSpec, whichever file it came from, so that nothing absurd reaches an allocation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from homenode.model.checkpoint.reading import damaged
+from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+
+MOST_LAYERS = 10_000
+MOST_VOCAB = 10_000_000
+MOST_HIDDEN = 1_000_000
+MOST_INTERMEDIATE = 10_000_000
+MOST_HEADS = 100_000
+MOST_HEAD_DIM = 4096
+MOST_POSITION = 2**30
+MOST_THETA = 1e12
+EMBEDDING = "model.embed_tokens.weight"
+OUTPUT = "lm_head.weight"
+
+_ASK = "correct or fetch the model's configuration again"
+
+
+def check_spec(spec: ModelSpec, source: Path) -> None:
+    """CheckpointError when the figures contradict each other. Their single ranges were checked where they were read."""
+    if spec.num_heads % spec.num_kv_heads:
+        wanted = f"a divisor of the {spec.num_heads} attention heads"
+        raise damaged(source, "key-value heads", seen=spec.num_kv_heads, wanted=wanted, do=_ASK)
+    rotary = spec.head_dim if spec.rope.rotary_dim is None else spec.rope.rotary_dim
+    if rotary % 2 or not 2 <= rotary <= spec.head_dim:
+        raise damaged(source, "rotary dimensions", seen=rotary, wanted=f"an even number up to the head's {spec.head_dim}", do=_ASK)
+    if spec.rope.factors and len(spec.rope.factors) != rotary // 2:
+        raise damaged(source, "rope frequency factors", seen=f"{len(spec.rope.factors)} of them", wanted=str(rotary // 2))
+    rope = spec.rope
+    if rope.kind == "llama3" and not rope.low_freq_factor < rope.high_freq_factor:
+        seen = f"low_freq_factor {rope.low_freq_factor}, high_freq_factor {rope.high_freq_factor}"
+        raise damaged(source, "rope scaling", seen=seen, wanted="the low one below the high one", do=_ASK)
+    if rope.kind == "yarn" and not rope.beta_slow <= rope.beta_fast:
+        seen = f"beta_slow {rope.beta_slow}, beta_fast {rope.beta_fast}"
+        raise damaged(source, "rope scaling", seen=seen, wanted="the slow one not above the fast one", do=_ASK)
+
+
+def check_embedding(spec: ModelSpec, tensors: dict[str, TensorEntry], source: Path) -> None:
+    """CheckpointError unless the token embedding is there, as large as the figures say: it is the first thing anyone allocates by."""
+    entry = tensors.get(EMBEDDING)
+    wanted = f"[{spec.vocab_size}, {spec.hidden_size}]"
+    if entry is None:
+        raise damaged(source, "token embedding", seen=f"none among {len(tensors)} tensors", wanted=f"a matrix {wanted}")
+    if entry.shape != (spec.vocab_size, spec.hidden_size):
+        raise damaged(entry.file, f"shape of {EMBEDDING}", seen=list(entry.shape), wanted=wanted)
+
+
+def main_storage(tensors: dict[str, TensorEntry]) -> str:
+    """Name of the type most of the bytes are in."""
+    sizes: Counter[str] = Counter()
+    for entry in tensors.values():
+        sizes[entry.dtype.name] += entry.nbytes
+    return sizes.most_common(1)[0][0] if sizes else "F32"

@@ -1,0 +1,192 @@
+"""Reading the outside of model files with every size bounded first: regular files, JSON objects, names inside a folder, binary headers."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from homenode.errors import CheckpointError
+from homenode.units import format_bytes
+
+# A JSON value needs a comma or an opening bracket before it, so this bounds the Python objects a text can turn into (about 1 GiB).
+_MOST_JSON_VALUES = 2**23
+_CHUNK = 2**20
+_U64 = struct.Struct("<Q")
+
+
+def damaged(path: Path, what: str, *, seen: object, wanted: str, do: str = "fetch or convert the model again") -> CheckpointError:
+    """The error for a file that breaks its format: which file and part, what is there, what should be, what to do."""
+    return CheckpointError(f"{path}: {what}: seen {shorten(seen)}, wanted {wanted}; {do}", path=path, seen=seen, wanted=wanted)
+
+
+def shorten(value: object) -> str:
+    """`value` for a message: text quoted and escaped, and never more than a line of it."""
+    text = repr(value) if isinstance(value, str) else str(value)
+    text = text if text.isprintable() else ascii(value)
+    return text if len(text) <= 160 else text[:150] + "..."
+
+
+def file_size(path: Path) -> int:
+    """Bytes of the regular file at `path` (links followed, as the Hub's cache is made of them).
+
+    Raises CheckpointError when it is missing, unreadable, in a loop of links, or anything but a regular file (a pipe would block us).
+    """
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        raise damaged(path, "cannot be opened", seen=_reason(error), wanted="a readable file") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise damaged(path, "cannot be read", seen="something that is not a regular file", wanted="a regular file")
+    return status.st_size
+
+
+def open_file(path: Path) -> BinaryIO:
+    """`path` opened for reading; CheckpointError when the system refuses."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise damaged(path, "cannot be opened", seen=_reason(error), wanted="a readable file") from error
+
+
+def read_at(path: Path, offset: int, size: int) -> bytes:
+    """`size` bytes at `offset`; CheckpointError when the file ends before. The caller bounds `size`."""
+    with open_file(path) as file:
+        data = os.pread(file.fileno(), size, offset)
+        while 0 < len(data) < size and (more := os.pread(file.fileno(), size - len(data), offset + len(data))):
+            data += more  # the kernel may return less than asked for above 2 GiB
+    if len(data) != size:
+        raise damaged(path, f"bytes at {offset}", seen=f"{len(data)} bytes", wanted=f"{size} bytes")
+    return data
+
+
+def read_json(path: Path, limit: int) -> dict[str, Any]:
+    """The JSON object in a file of at most `limit` bytes."""
+    size = file_size(path)
+    if size > limit:
+        raise damaged(path, "size", seen=format_bytes(size), wanted=f"at most {format_bytes(limit)} of JSON")
+    return parse_json(path, read_at(path, 0, size), "content")
+
+
+def parse_json(path: Path, text: bytes, what: str, *, strict: bool = False) -> dict[str, Any]:
+    """`text` as a JSON object. `strict` also refuses duplicate keys and NaN, as safetensors does.
+
+    Raises CheckpointError for anything that is not one UTF-8 JSON object, for nesting too deep to parse and for absurd numbers of values.
+    """
+    values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if values > _MOST_JSON_VALUES:
+        raise damaged(path, what, seen=f"about {values} JSON values", wanted=f"at most {_MOST_JSON_VALUES}")
+    try:
+        if strict:
+            parsed = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        else:
+            parsed = json.loads(text.decode("utf-8-sig"))  # editors add a byte order mark to hand-written files
+    except RecursionError:
+        raise damaged(path, what, seen="JSON nested too deeply", wanted="a JSON object") from None
+    except ValueError as error:  # also UnicodeDecodeError and integers of more digits than Python converts
+        raise damaged(path, what, seen=f"no valid JSON ({error})", wanted="a JSON object in UTF-8") from error
+    if not isinstance(parsed, dict):
+        raise damaged(path, what, seen=f"a JSON {type(parsed).__name__}", wanted="a JSON object")
+    return parsed
+
+
+def inside(folder: Path, name: object, listed_in: Path) -> Path:
+    """The file `name` of `folder`; CheckpointError when a listing names anything that could lie outside the folder."""
+    if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 255:
+        parts = PurePosixPath(name)
+        if not parts.is_absolute() and parts.parts and ".." not in parts.parts:
+            return folder / name
+    raise damaged(listed_in, "file name", seen=name, wanted="the relative name of a file in the same folder")
+
+
+class HeaderReader:
+    """Reads a little-endian binary header front to back. Nothing is read, and no size believed, beyond the file or `limit` bytes."""
+
+    def __init__(self, file: BinaryIO, path: Path, size: int, limit: int) -> None:
+        self.path = path
+        self._file = file
+        self._end = min(size, limit)
+        self._why = "the end of the file" if size <= limit else f"the limit of {format_bytes(limit)} for a header"
+        self._buffer = b""
+        self._at = 0
+        self._left = self._end  # bytes not yet in the buffer
+
+    @property
+    def position(self) -> int:
+        """Offset in the file of the next byte."""
+        return self._end - self.remaining
+
+    @property
+    def remaining(self) -> int:
+        """Bytes up to the end of the file or the limit."""
+        return self._left + len(self._buffer) - self._at
+
+    def need(self, size: int, what: str) -> None:
+        """CheckpointError unless `size` more bytes exist."""
+        if size > self.remaining:
+            wanted = f"{size} bytes for it; only {self.remaining} are left before {self._why}"
+            raise damaged(self.path, what, seen=f"a truncated or damaged header at byte {self.position}", wanted=wanted)
+
+    def take(self, size: int, what: str) -> bytes:
+        """The next `size` bytes."""
+        self._fill(size, what)
+        data = self._buffer[self._at : self._at + size]
+        self._at += size
+        return data
+
+    def unpack(self, layout: struct.Struct, what: str) -> Any:
+        """The next value of a one-value layout."""
+        return layout.unpack(self.take(layout.size, what))[0]
+
+    def string(self, what: str) -> bytes:
+        """The next string: a 64-bit length and that many bytes."""
+        return self.take(self.unpack(_U64, what), what)
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """The next `count` strings. Bytes that are no UTF-8 become lone surrogates (`surrogateescape`), so no token is lost."""
+        found: list[str] = []
+        while len(found) < count:
+            buffer, at, end = self._buffer, self._at, len(self._buffer)
+            while len(found) < count and at + 8 <= end:  # the strings that lie whole in the buffer: a vocabulary has 10**5
+                stop = at + 8 + _U64.unpack_from(buffer, at)[0]
+                if stop > end:
+                    break
+                found.append(buffer[at + 8 : stop].decode("utf-8", "surrogateescape"))
+                at = stop
+            self._at = at
+            if len(found) < count:
+                found.append(self.string(what).decode("utf-8", "surrogateescape"))
+        return found
+
+    def _fill(self, size: int, what: str) -> None:
+        have = len(self._buffer) - self._at
+        if size <= have:
+            return
+        self.need(size, what)
+        asked = min(self._left, max(size - have, _CHUNK))
+        more = self._file.read(asked)
+        if len(more) != asked:
+            raise damaged(self.path, what, seen="a file that shrinks while it is read", wanted="a file nobody is writing")
+        self._buffer = self._buffer[self._at :] + more
+        self._at = 0
+        self._left -= asked
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"duplicate key {shorten(key)}")
+        found[key] = value
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

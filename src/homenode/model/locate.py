@@ -1,0 +1,192 @@
+"""From what a person calls a model to a path on this machine. The only file of homenode that uses the network.
+
+None                       the model that comes with homenode
+./folder, model.gguf       itself
+org/name                   the configuration, tokenizer and safetensors files of a Hub repository
+org/name:model.gguf        one GGUF model of a repository, by file name ...
+org/name:Q4_K_M            ... or by the quantisation in its name
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from homenode.errors import HomenodeError, HostError, InternalError, UserError
+
+# Pickled weights (.bin, .pth) are left out: they can run code, and we do not read them.
+_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+_NOT = ("*/*", "consolidated*", "*.index.fp32.json")
+_HUB_ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<pick>[\w./-]+))?", re.ASCII)
+_SHARD = re.compile(r"-[0-9]{5}-of-(?P<count>[0-9]{5})\.gguf")
+
+_EXPLAIN = "give a folder, a .gguf file, or a Hub id such as Qwen/Qwen3-0.6B or org/name:Q4_K_M"
+
+
+def locate(
+    model: str | None,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    offline: bool = False,
+    cache_dir: Path | None = None,
+    progress: bool = True,
+) -> Path:
+    """The folder or file of `model`, fetched into the Hub's cache if need be.
+
+    `offline` (or HF_HUB_OFFLINE=1) uses the cache only. `token` is the Hub's access token, by default the one huggingface_hub finds.
+    `progress` shows the Hub library's own bars on stderr. Raises UserError for a name that leads nowhere, saying what to do, and HostError
+    when the cache cannot be written.
+    """
+    if model is None:
+        return builtin_model()
+    path = Path(model).expanduser()
+    if _exists(path):
+        return path
+    match = _HUB_ID.fullmatch(model)
+    if match is None or model.startswith((".", "~")) or match["repository"].endswith(".gguf"):
+        raise UserError(f"model {model!r}: no such file or folder, and no Hub id; {_EXPLAIN}", param="model")
+    repository, pick = match["repository"], match["pick"]
+    folder = _fetch(repository, *_patterns(pick), revision, token, offline, cache_dir, progress)
+    return _check_folder(folder, repository) if pick is None else _pick_gguf(folder, repository, pick)
+
+
+def builtin_model() -> Path:
+    """The folder of the model that comes with homenode."""
+    folder = Path(str(importlib.resources.files("homenode"))) / "builtin"
+    if not (folder / "config.json").is_file():
+        raise InternalError(f"the built-in model is missing from this installation ({folder}); install homenode again, or name a model")
+    return folder
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists() or path.is_symlink()
+    except (OSError, ValueError):  # a name too long, or with a NUL in it
+        return False
+
+
+def _patterns(pick: str | None) -> tuple[list[str], list[str]]:
+    """What to fetch and what to leave out."""
+    if pick is None:
+        return list(_FILES), list(_NOT)
+    if pick.endswith(".gguf"):
+        return [_SHARD.sub(lambda m: f"-?????-of-{m['count']}.gguf", pick)], []
+    spellings = dict.fromkeys((pick, pick.upper(), pick.lower()))
+    return [f"*{spelling}*.gguf" for spelling in spellings], ["mmproj*", "*/mmproj*"]
+
+
+def _fetch(
+    repository: str,
+    wanted: list[str],
+    unwanted: list[str],
+    revision: str | None,
+    token: str | None,
+    offline: bool,
+    cache_dir: Path | None,
+    progress: bool,
+) -> Path:
+    import huggingface_hub  # slow to import, and most starts name a local model
+
+    options: dict[str, Any] = {} if progress else {"tqdm_class": _silent_bar()}
+    try:
+        found = huggingface_hub.snapshot_download(
+            repository,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=offline,
+            allow_patterns=wanted,
+            ignore_patterns=unwanted,
+            **options,
+        )
+    except Exception as error:  # the library lets those of its HTTP client through: no narrower base covers what a fetch can raise
+        raise _explained(error, repository, revision, offline) from error
+    return Path(str(found))
+
+
+def _silent_bar() -> type[Any]:
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class Silent(tqdm):  # type: ignore[misc]
+        """A progress bar that shows nothing."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)  # the Hub library's own bars know it, tqdm does not
+            super().__init__(*args, **kwargs | {"disable": True})
+
+    return Silent
+
+
+def _explained(error: Exception, repository: str, revision: str | None, offline: bool) -> HomenodeError:
+    """The Hub library's error as one that says what to do. Its text is kept out where it could hold addresses with tokens."""
+    from huggingface_hub import errors
+
+    name = f"{repository} (revision {revision})" if revision else repository
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.GatedRepoError) or (status in (401, 403) and not isinstance(error, errors.RepositoryNotFoundError)):
+        todo = f"accept its terms at https://huggingface.co/{repository} and give a token: `hf auth login`, or HF_TOKEN"
+        return UserError(f"model {name}: the Hub refuses access; {todo}", param="model")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        todo = "check the spelling; for a private one give a token: `hf auth login`, or HF_TOKEN"
+        return UserError(f"model {name}: no such repository on the Hub, and no such path here; {todo}", param="model")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UserError(f"model {name}: the repository has no such revision; give a branch, tag or commit of it", param="revision")
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        if offline or _hub_is_offline():
+            todo = "start once without --offline and HF_HUB_OFFLINE to fetch it, or give a local path"
+            return UserError(f"model {name}: not (completely) in the Hub cache of this machine, and offline; {todo}", param="model")
+        todo = "check the connection and any proxy, or give a local path"
+        return UserError(f"model {name}: the Hub cannot be reached, and the cache of this machine does not hold it; {todo}", param="model")
+    if isinstance(error, errors.HfHubHTTPError):
+        return UserError(f"model {name}: the Hub answered with HTTP status {status}; try again later, or give a local path", param="model")
+    if isinstance(error, ValueError):
+        return UserError(f"model {name}: not a name the Hub accepts; {_EXPLAIN}", param="model")
+    if isinstance(error, OSError):
+        return HostError(f"model {name}: fetching failed: {error}; check free space and permissions of the cache folder")
+    return UserError(f"model {name}: fetching failed ({type(error).__name__}: {error}); check the connection and any proxy", param="model")
+
+
+def _hub_is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _check_folder(folder: Path, repository: str) -> Path:
+    if (folder / "config.json").exists() and any(folder.glob("*.safetensors")):
+        return folder
+    if names := _gguf_names(folder, lambda name: True):
+        raise UserError(f"model {repository} holds GGUF files: pick one, such as {repository}:{names[0]}", param="model")
+    todo = f"if it holds GGUF files, pick one: {repository}:Q4_K_M, or {repository}:model.gguf"
+    raise UserError(f"model {repository}: wanted config.json and .safetensors files, which it does not have; {todo}", param="model")
+
+
+def _pick_gguf(folder: Path, repository: str, pick: str) -> Path:
+    if pick.endswith(".gguf"):
+        if (folder / pick).exists() and ".." not in Path(pick).parts:
+            return folder / pick
+        raise UserError(f"model {repository}: it has no file {pick!r} (or it is not in the cache, if offline)", param="model")
+    tag = re.compile(rf"(?:^|[-._/]){re.escape(pick)}(?:[-._/]|$)", re.IGNORECASE)
+    names = _gguf_names(folder, lambda name: tag.search(name) is not None)
+    if not names:
+        todo = "look at its files on the Hub and give the quantisation or the name of one"
+        raise UserError(
+            f"model {repository}: none of its GGUF files is a {pick} (or it is not in the cache, if offline); {todo}", param="model"
+        )
+    if len(names) > 1:
+        raise UserError(f"model {repository}: several files are {pick}: {', '.join(names[:10])}; give the name of one", param="model")
+    return folder / names[0]
+
+
+def _gguf_names(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
+    """GGUF models below `folder` by relative name, each split one by its first part."""
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf"))
+    return [name for name in names if wanted(name) and not name.startswith("mmproj") and _is_first(name)]
+
+
+def _is_first(name: str) -> bool:
+    return not _SHARD.search(name) or "-00001-of-" in name
