@@ -1,0 +1,56 @@
+"""`homenode`: one command a file; a command's module is imported only when it is called, so `homenode --help` answers at once."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from homenode import __version__
+from homenode.cli.report import plain_errors
+
+_COMMANDS = {
+    "serve": ("homenode.cli.serve:serve", "Serve a model over HTTP with the OpenAI API."),
+    "generate": ("homenode.cli.generate:generate", "Continue one prompt and print the result."),
+    "chat": ("homenode.cli.chat:chat", "Talk to a model in the terminal."),
+    "bench": ("homenode.cli.bench:bench", "Measure how fast things run here."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name and one line; loads their code on demand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="homenode")
+def cli() -> None:
+    """LLM serving for the machines people really have.
+
+    MODEL is a Hugging Face folder, a GGUF file, a Hub id such as Qwen/Qwen3-0.6B, or nothing for the built-in model.
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Entry point of the `homenode` command."""
+    with plain_errors():
+        return cli(args=arguments, prog_name="homenode")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Installing from source into a clean environment gives a command that works, and a wheel builds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from tests.paths import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What git tracks, without anything built here."""
+    folder = tmp_path_factory.mktemp("sources")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def test_pip_install_then_generate(sources: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=True)
+    binaries = tmp_path / "env/bin"
+    subprocess.run([binaries / "pip", "install", "--quiet", str(sources)], check=True, timeout=600)
+    command = [binaries / "homenode", "generate", "--prompt", "Once upon a time", "--max-tokens", "8", "--temperature", "0", "--json"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert len(json.loads(result.stdout)["token_ids"]) == 8
+
+
+def test_a_wheel_builds(sources: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(sources)], check=True, timeout=600)
+    (wheel,) = tmp_path.glob("homenode-*.whl")
+    names = subprocess.run([sys.executable, "-m", "zipfile", "-l", str(wheel)], capture_output=True, text=True, check=True).stdout
+    assert "homenode/_native" in names
+    assert "homenode/builtin/config.json" in names
+    assert "homenode/py.typed" in names

@@ -1,0 +1,50 @@
+"""The floors hold, and a forbidden import planted in a copy of the sources turns the check red."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.paths import ROOT
+
+pytest.importorskip("importlinter")
+
+PLANTS = {
+    "a lower floor imports a higher one": ("compute/ops.py", "import homenode.engine.request"),
+    "the scheduler reads the clock": ("engine/schedule/queue.py", "import time"),
+    "the server reaches past the client": ("server/app.py", "import homenode.engine.core"),
+    "torch outside its backend": ("model/weights/load.py", "import torch"),
+    "the network outside locate": ("model/tokenizer/tokenizer.py", "import huggingface_hub"),
+    "the native core called directly": ("engine/core.py", "import homenode._native"),
+}
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "import sys; from importlinter.cli import lint_imports_command as c; sys.exit(c())", "--no-cache"]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors", "*.so"))
+    shutil.copy(ROOT / ".importlinter", tmp_path)
+    return tmp_path
+
+
+def test_the_floors_hold(copy: Path) -> None:
+    result = lint(copy)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("file", "line"), PLANTS.values(), ids=PLANTS.keys())
+def test_a_planted_import_is_found(copy: Path, file: str, line: str) -> None:
+    place = copy / "src/homenode" / file
+    place.write_text(place.read_text() + f"\n{line}\n")
+    result = lint(copy)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "BROKEN" in result.stdout

@@ -1,0 +1,49 @@
+"""Write docs/settings.md from the declared settings: `python -m tools.settings_table` (a test holds the page up to date)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from homenode.cli.options import Setting, settings_of
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+_INTRODUCTION = """# Settings
+
+Every setting of `homenode serve`. A value comes from the flag, else from the variable, else from the file given by `--config` (TOML, keys are the
+flags' names), else from the default. `--show-config` prints each value and where it came from; `--check-config` validates them and exits.
+"""
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    from homenode.engine.config import EngineConfig
+    from homenode.server.config import ServerConfig
+
+    parts = [_INTRODUCTION]
+    for title, config in (("Server", ServerConfig), ("Engine", EngineConfig)):
+        parts += [f"\n## {title}\n", "| flag | variable | default | meaning |", "|---|---|---|---|"]
+        parts += [_row(setting) for setting in settings_of(config)]
+    return "\n".join(parts) + "\n"
+
+
+def _row(setting: Setting) -> str:
+    flag = f"`--{setting.flag}`" if setting.kind is not bool else f"`--{setting.flag}` / `--no-{setting.flag}`"
+    return f"| {flag} | `{setting.variable}` | {_default(setting.default)} | {setting.option.help}{_range(setting)} |"
+
+
+def _default(value: Any) -> str:
+    if value in (None, (), ""):
+        return ""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else f"`{value}`"
+
+
+def _range(setting: Setting) -> str:
+    option = setting.option
+    if option.choices:
+        return f" One of {', '.join(option.choices)}."
+    return f" At least {option.minimum:g}." if option.minimum not in (None, 0) else ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
