@@ -1,0 +1,50 @@
+"""Where steps are computed: the seam between the engine's loop and its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
+from homenode.errors import InternalError
+
+
+class StepError(InternalError):
+    """A step could not be computed. It and every step submitted after it are lost; the executor is ready for new ones.
+
+    `kind` is the class name of the cause. `fatal`: no later step can succeed either.
+    """
+
+    def __init__(self, message: str, *, kind: str, fatal: bool = False) -> None:
+        super().__init__(message, kind=kind, fatal=fatal)
+        self.kind = kind
+        self.fatal = fatal
+
+
+class Executor(Protocol):
+    """Computes steps in the order they are submitted. All calls but those of the callback come from one thread."""
+
+    @property
+    def pending(self) -> int:
+        """Steps submitted whose result was not taken yet."""
+
+    def limits(self) -> WorkerLimits:
+        """What its workers can take."""
+
+    def on_result(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, on any thread, each time a result can be taken. To be set before the first step."""
+
+    def submit(self, step: Step) -> None:
+        """Hand over a step; returns at once."""
+
+    def result(self, timeout: float | None = None) -> StepResult | None:
+        """The result of the oldest pending step; None when there is none within `timeout` seconds (None: wait for it).
+
+        Raises StepError when it failed; all pending steps are then gone.
+        """
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures of the computing part, plain values."""
+
+    def close(self) -> None:
+        """Finish the step being computed, drop the others, give everything back. Calling it again does nothing."""
