@@ -21,7 +21,11 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepItem(msgspec.Struct, frozen=True, array_like=True):
-    """Compute positions start .. start + count - 1 of a sequence, after appending `new_blocks` to its block table."""
+    """Compute positions start .. start + count - 1 of a sequence, after appending `new_blocks` to its block table.
+
+    The first item of a sequence may start above 0: what lies before was found in the prefix cache. The row after the last prompt token is
+    sampled, not scored: with `score_from` f, min(start + count, num_prompt - 1) - f log-probabilities are wanted.
+    """
 
     seq: int
     start: int
@@ -32,7 +36,11 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One unit of work. Order within: ends, starts, items."""
+    """One unit of work. Order within: ends, starts, items.
+
+    Ends travel with the next step that computes something. After a lost step (`StepFailed`) its ends are sent again, together with those of
+    the sequences lost with it, so a worker ignores the end of a sequence it does not have.
+    """
 
     number: int
     ends: list[int]  # sequences whose worker state goes away (finished, aborted or preempted)

@@ -1,0 +1,230 @@
+"""An executor without a model: tokens from a fixed rule, and a worker so strict that a scheduler's mistake cannot pass unseen.
+
+It is for testing whatever sits above a worker, at thousands of sequences a second. Instead of keys and values its KV memory holds, for
+every position, a checksum of the sequence up to there. The token it draws is a function of that checksum, read back through the block
+table: a wrong block gives a wrong token, besides the error.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from homenode.engine.request import SamplingParams, TokenLogprob
+from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
+from homenode.errors import InternalError
+
+
+def checksum(tokens: Sequence[int], before: int = 0) -> int:
+    """CRC-32 of token ids; `before` is the checksum of the tokens that precede them."""
+    return zlib.crc32(array("q", tokens).tobytes(), before)
+
+
+def scripted_token(tokens: Sequence[int], vocab_size: int) -> int:
+    """The token that follows `tokens`: any change anywhere before it changes it, as far as the vocabulary is large enough."""
+    return checksum(tokens) % vocab_size
+
+
+def scripted_logprob(token: int, position: int) -> TokenLogprob:
+    """The log-probability that is reported for `token` at `position`."""
+    return TokenLogprob(-1.0 - (31 * token + position) % 97 / 97)
+
+
+@dataclass(slots=True)
+class _State:
+    """What a worker keeps of a sequence. `sums[p]` identifies the tokens up to position p and p itself."""
+
+    tokens: list[int]
+    num_prompt: int
+    params: SamplingParams
+    sums: list[tuple[int, int]] = field(default_factory=list)
+    table: list[int] = field(default_factory=list)
+    computed: int = 0
+
+
+class ScriptedExecutor:
+    """Answers steps like a worker with a model would, at once, results in order.
+
+    Every breach of the step protocol raises InternalError: unknown or ended handles, gaps in positions, wrong block tables, writes into a
+    block that another sequence uses, reading a position whose content is not this sequence's, or more than the limits allow.
+    """
+
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        *,
+        max_tokens: int | None = None,
+        max_sequences: int | None = None,
+        fault: Callable[[Step], Exception | None] | None = None,
+    ) -> None:
+        """`max_tokens`, `max_sequences`: bounds of a step, if to be checked. `fault` may fail a step: `result` raises what it returns."""
+        self._limits = limits
+        self._max_tokens = max_tokens
+        self._max_sequences = max_sequences
+        self._fault = fault
+        self._states: dict[int, _State] = {}
+        self._memory: list[list[tuple[int, int] | None]] = [[None] * limits.block_size for _ in range(limits.num_blocks)]
+        self._users = [0] * limits.num_blocks  # live sequences that have the block in their table
+        self._results: deque[StepResult | Exception] = deque()
+        self._last_number = -1
+        self._last_seq = -1
+        self._failed = False  # a step was lost, so ends of unknown sequences are to be expected
+
+    def limits(self) -> WorkerLimits:
+        """What this worker takes."""
+        return self._limits
+
+    @property
+    def pending(self) -> int:
+        """Steps whose results were not fetched yet."""
+        return len(self._results)
+
+    @property
+    def live(self) -> frozenset[int]:
+        """Handles that were started and not ended."""
+        return frozenset(self._states)
+
+    def submit(self, step: Step) -> None:
+        """Do a step. Its result waits for `result`. InternalError for a breach of the protocol."""
+        self._check_step(step)
+        if self._results and isinstance(self._results[-1], Exception):
+            self._results.append(InternalError("a step before this one was lost"))
+            return
+        error = self._fault(step) if self._fault else None
+        if error:
+            self._lose_everything()
+            self._results.append(error)
+            return
+        for seq in step.ends:
+            self._end(seq)
+        for start in step.starts:
+            self._start(start)
+        result = StepResult(number=step.number, sampled=[], scored=[], seconds=1e-6 * step.num_tokens)
+        for item in step.items:
+            self._compute(item, result)
+        rows = len(result.sampled) + sum(len(scored.scores) for scored in result.scored)
+        self._demand(rows <= self._limits.max_sampled_rows, f"step {step.number} samples and scores {rows} rows")
+        self._results.append(result)
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """The oldest result that was not fetched. Raises the step's error if it was lost; the steps after it are lost as well."""
+        if not self._results:
+            raise TimeoutError("no step is in flight")
+        result = self._results.popleft()
+        if isinstance(result, Exception):
+            self._results.clear()
+            raise result
+        return result
+
+    def close(self) -> None:
+        """Nothing is held outside this object."""
+
+    def table(self, seq: int) -> list[int]:
+        """The block table of a live sequence."""
+        return self._states[seq].table.copy()
+
+    def _check_step(self, step: Step) -> None:
+        self._demand(step.number > self._last_number, f"step {step.number} came after step {self._last_number}")
+        self._last_number = step.number
+        self._demand(bool(step.items), f"step {step.number} computes nothing")
+        self._demand(len({item.seq for item in step.items}) == len(step.items), f"step {step.number} holds a sequence twice")
+        if self._max_tokens is not None:
+            self._demand(step.num_tokens <= self._max_tokens, f"step {step.number} has {step.num_tokens} tokens")
+        if self._max_sequences is not None:
+            self._demand(len(step.items) <= self._max_sequences, f"step {step.number} has {len(step.items)} sequences")
+
+    def _end(self, seq: int) -> None:
+        state = self._states.pop(seq, None)
+        self._demand(state is not None or self._failed, f"sequence {seq} is ended, but it is not there")
+        for block in state.table if state else ():
+            self._users[block] -= 1
+
+    def _start(self, start: StartSequence) -> None:
+        self._demand(start.seq > self._last_seq, f"handle {start.seq} is used again")
+        self._demand(0 < start.num_prompt <= len(start.token_ids), f"sequence {start.seq} has no prompt")
+        self._demand(start.params.seed is not None, f"sequence {start.seq} has no seed")
+        self._last_seq = start.seq
+        state = self._states[start.seq] = _State(list(start.token_ids), start.num_prompt, start.params)
+        self._extend_sums(state)
+
+    def _compute(self, item: StepItem, result: StepResult) -> None:
+        state = self._states.get(item.seq)
+        if state is None:
+            raise InternalError(f"sequence {item.seq} is computed, but it is not there")
+        first_item = not state.table
+        end = item.start + item.count
+        from_cache = first_item and item.start % self._limits.block_size == 0
+        self._demand(item.start == state.computed or from_cache, f"sequence {item.seq} is at {state.computed}, not {item.start}")
+        self._demand(
+            item.count > 0 and end <= len(state.tokens) <= self._limits.max_model_len, f"sequence {item.seq} has no position {end - 1}"
+        )
+        self._append_blocks(item, state)
+        self._write(item, state)
+        self._read_back(item, state, end)
+        state.computed = end
+        if item.score_from >= 0:
+            result.scored.append(self._score(item, state))
+        if item.sample:
+            self._demand(end == len(state.tokens), f"sequence {item.seq} is sampled before all its tokens are computed")
+            result.sampled.append(self._draw(item.seq, state))
+
+    def _append_blocks(self, item: StepItem, state: _State) -> None:
+        size = self._limits.block_size
+        for block in item.new_blocks:
+            self._demand(0 <= block < self._limits.num_blocks, f"sequence {item.seq} is given block {block}")
+            self._demand(block not in state.table, f"sequence {item.seq} is given block {block} twice")
+            state.table.append(block)
+            self._users[block] += 1
+        wanted = -(-(item.start + item.count) // size)
+        self._demand(len(state.table) == wanted, f"sequence {item.seq} has {len(state.table)} blocks and needs {wanted}")
+
+    def _write(self, item: StepItem, state: _State) -> None:
+        size = self._limits.block_size
+        for position in range(item.start, item.start + item.count):
+            block = state.table[position // size]
+            self._demand(self._users[block] == 1, f"sequence {item.seq} writes to block {block}, which another one uses")
+            self._memory[block][position % size] = state.sums[position]
+
+    def _read_back(self, item: StepItem, state: _State, end: int) -> None:
+        size = self._limits.block_size
+        for index, block in enumerate(state.table):
+            expected = state.sums[index * size : min(end, (index + 1) * size)]
+            self._demand(
+                self._memory[block][: len(expected)] == expected, f"sequence {item.seq} finds another one's content in block {block}"
+            )
+
+    def _draw(self, seq: int, state: _State) -> Sampled:
+        position = state.computed - 1
+        content = self._memory[state.table[position // self._limits.block_size]][position % self._limits.block_size]
+        assert content is not None  # just written
+        token = content[1] % self._limits.vocab_size
+        state.tokens.append(token)
+        self._extend_sums(state)
+        wanted = state.params.logprobs is not None
+        return Sampled(seq, token, scripted_logprob(token, position + 1) if wanted else None)
+
+    def _score(self, item: StepItem, state: _State) -> PromptScores:
+        self._demand(state.params.prompt_logprobs is not None, f"sequence {item.seq} did not ask for log-probabilities of its prompt")
+        self._demand(item.start <= item.score_from, f"sequence {item.seq} is scored from a position that is not computed in this step")
+        first = item.score_from + 1
+        last = min(item.start + item.count, state.num_prompt - 1)
+        return PromptScores(item.seq, first, [scripted_logprob(state.tokens[p], p) for p in range(first, last + 1)])
+
+    def _extend_sums(self, state: _State) -> None:
+        for position in range(len(state.sums), len(state.tokens)):
+            before = state.sums[-1][1] if state.sums else 0
+            state.sums.append((position, checksum(state.tokens[position : position + 1], before)))
+
+    def _lose_everything(self) -> None:
+        """What a restarted worker looks like."""
+        self._states.clear()
+        self._users = [0] * self._limits.num_blocks
+        self._memory = [[None] * self._limits.block_size for _ in range(self._limits.num_blocks)]
+        self._failed = True
+
+    def _demand(self, condition: bool, complaint: str) -> None:
+        if not condition:
+            raise InternalError(f"the scheduler broke the step protocol: {complaint}")

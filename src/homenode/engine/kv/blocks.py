@@ -1,0 +1,139 @@
+"""Who owns which KV block: reference counts, free runs, and the order in which cached blocks are given up.
+
+A block is in exactly one of three places:
+
+    owned   one or more sequences refer to it; it may also be cached, that is, found under the hash of its content
+    cached  nobody refers to it, but its content can still be found; given up least recently used first
+    free    nobody refers to it and nothing in it is worth keeping
+
+Free blocks are handed out before cached ones. A sequence's blocks come back last block first, so that of equally old blocks the end of a
+prompt is given up before its beginning, which more prompts share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+from homenode.engine.kv.runs import FreeRuns
+from homenode.errors import InternalError
+
+
+class BlockPool:
+    """Blocks 0 .. num_blocks - 1 of the paged KV memory. All operations cost O(log num_blocks) a block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._free = FreeRuns(num_blocks)
+        self._unused: OrderedDict[int, None] = OrderedDict()  # cached blocks nobody refers to, oldest first
+        self._digest_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now: free ones and cached ones nobody refers to."""
+        return len(self._free) + len(self._unused)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks whose content can be found, owned or not."""
+        return len(self._digest_of)
+
+    def allocate(self, count: int, after: int = -1) -> list[int]:
+        """`count` blocks with one reference each, adjacent to block `after` and to each other as far as the free runs allow.
+
+        Gives up the least recently used cached blocks if free ones are short. InternalError when there are too few: ask `num_free` first.
+        """
+        if count > self.num_free:
+            raise InternalError(f"{count} KV blocks wanted, {self.num_free} available", wanted=count, available=self.num_free)
+        while len(self._free) < count:
+            block, _ = self._unused.popitem(last=False)
+            self._forget(block)
+            self._free.add(block)
+        blocks = self._free.take(count, after)
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """One more reference to each of these owned or cached blocks. InternalError for a free block: its content is gone."""
+        for block in blocks:
+            if self._references[block] == 0:
+                if block not in self._unused:
+                    raise InternalError(f"KV block {block} is free, it cannot be shared", block=block)
+                del self._unused[block]
+            self._references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One reference less to each block of a sequence, last block first. InternalError if a block has no owner or does not exist."""
+        for block in reversed(blocks):
+            if not 0 <= block < self.num_blocks:
+                raise InternalError(f"KV block {block} given back, but blocks are numbered 0 to {self.num_blocks - 1}", block=block)
+            if self._references[block] == 0:
+                raise InternalError(f"KV block {block} given back, but nobody owns it: it was freed twice", block=block)
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            if block in self._digest_of:
+                self._unused[block] = None
+            else:
+                self._free.add(block)
+
+    def publish(self, block: int, digest: bytes) -> bool:
+        """Let the content of an owned block be found under `digest`. False if another block is found there already."""
+        if self._references[block] == 0:
+            raise InternalError(f"KV block {block} has no owner, its content cannot be published", block=block)
+        if digest in self._block_of or block in self._digest_of:
+            return False
+        self._block_of[digest] = block
+        self._digest_of[block] = digest
+        return True
+
+    def find(self, digests: Iterable[bytes]) -> list[int]:
+        """Blocks of the longest beginning of `digests` that is cached. Nothing is acquired."""
+        found = []
+        for digest in digests:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_unused(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks nobody refers to."""
+        return sum(self._references[block] == 0 for block in blocks)
+
+    def num_exclusive(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks have a single owner, and so would become available if it let go."""
+        return sum(self._references[block] == 1 for block in blocks)
+
+    def forget_all(self) -> None:
+        """Empty the cache: no content can be found any more. Owned blocks stay owned."""
+        for block in self._unused:
+            self._free.add(block)
+        self._unused.clear()
+        self._digest_of.clear()
+        self._block_of.clear()
+
+    def audit(self, owners: Iterable[Sequence[int]]) -> None:
+        """Check every block against the block tables of all owners. InternalError names the first one that is in the wrong place. O(n)."""
+        expected = Counter(block for table in owners for block in table)
+        free = Counter(self._free)
+        for block in range(self.num_blocks):
+            if self._references[block] != expected[block]:
+                raise InternalError(
+                    f"KV block {block}: {self._references[block]} references counted, {expected[block]} owners", block=block
+                )
+            places = (expected[block] > 0) + free[block] + (block in self._unused)
+            if places != 1:
+                raise InternalError(f"KV block {block} is in {places} places of owned, free and cached", block=block)
+            if block in self._unused and block not in self._digest_of:
+                raise InternalError(f"KV block {block} is kept for its content, but cannot be found", block=block)
+        if {block: digest for digest, block in self._block_of.items()} != self._digest_of:
+            raise InternalError("the KV cache index and the blocks disagree")
+        if free and self._digest_of.keys() & free.keys():
+            raise InternalError("a free KV block can still be found in the cache")
+
+    def _forget(self, block: int) -> None:
+        del self._block_of[self._digest_of.pop(block)]

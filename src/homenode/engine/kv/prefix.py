@@ -1,0 +1,71 @@
+"""The prefix cache: equal prompt beginnings share their KV blocks.
+
+A full block is known by H(what lies before it, its tokens), and the first block of a chain by H(salt, its tokens). H is BLAKE2b keyed with
+a seed drawn for each process, so nobody outside can make two prompts collide or tell from a hash what it stands for. A block can be
+found only once its keys and values have been computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from array import array
+from collections.abc import Sequence
+
+from homenode.engine.kv.blocks import BlockPool
+
+_DIGEST_BYTES = 16
+
+
+class HashChain:
+    """The hashes of the full blocks of one growing token sequence; each is computed once."""
+
+    def __init__(self, seed: bytes, block_size: int, salt: str) -> None:
+        self._seed = seed
+        self._block_size = block_size
+        self._root = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), key=seed, person=b"salt", digest_size=_DIGEST_BYTES).digest()
+        self._digests: list[bytes] = []
+
+    def of(self, tokens: Sequence[int], count: int) -> list[bytes]:
+        """Hashes of the first `count` blocks of `tokens`, which must begin with the tokens seen by earlier calls."""
+        size = self._block_size
+        while len(self._digests) < count:
+            at = len(self._digests) * size
+            parent = self._digests[-1] if self._digests else self._root
+            content = array("q", tokens[at : at + size]).tobytes()
+            block_hash = hashlib.blake2b(parent + content, key=self._seed, person=b"block", digest_size=_DIGEST_BYTES)
+            self._digests.append(block_hash.digest())
+        return self._digests[:count]
+
+
+class PrefixCache:
+    """Finds and publishes full blocks of a pool. With `enabled` false it finds nothing and publishes nothing."""
+
+    def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool = True, seed: bytes | None = None) -> None:
+        """`seed`: up to 64 bytes; drawn at random unless a test gives one."""
+        self._pool = pool
+        self._block_size = block_size
+        self._enabled = enabled
+        self._seed = secrets.token_bytes(32) if seed is None else seed
+
+    def chain(self, salt: str) -> HashChain:
+        """A new chain for a sequence with this `cache_salt`."""
+        return HashChain(self._seed, self._block_size, salt)
+
+    def lookup(self, chain: HashChain, tokens: Sequence[int]) -> list[int]:
+        """Blocks that hold the longest known beginning of `tokens`, never all of them: the last token must be computed to get its logits."""
+        if not self._enabled:
+            return []
+        return self._pool.find(chain.of(tokens, (len(tokens) - 1) // self._block_size))
+
+    def publish(self, chain: HashChain, tokens: Sequence[int], blocks: Sequence[int], first: int, computed: int) -> int:
+        """Make blocks `first`, `first + 1`, ... of a sequence findable as far as they are full, given `computed` finished positions.
+
+        Returns the number of blocks seen to so far: the next call's `first`.
+        """
+        full = min(computed, len(tokens)) // self._block_size
+        if not self._enabled or full <= first:
+            return first
+        for index, digest in enumerate(chain.of(tokens, full)[first:], first):
+            self._pool.publish(blocks[index], digest)
+        return full

@@ -1,0 +1,115 @@
+"""The running sequences' side of the KV memory: giving handles and blocks, growing, publishing, taking back.
+
+Blocks of a residency that ended while a step containing it was in flight are taken back when that step is done, not before: the step
+still writes to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homenode.engine.kv.blocks import BlockPool
+from homenode.engine.kv.prefix import PrefixCache
+from homenode.engine.schedule.sequence import Residency, Sequence
+
+
+class Residents:
+    """Makes and ends residencies; every block of the pool that is owned is owned by one of them."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool, hash_seed: bytes | None = None) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
+        self.ends: list[int] = []  # handles the worker has yet to be told are gone
+        self._next_seq = 0
+        self._leaving: dict[int, Residency] = {}  # ended, but in a step in flight
+
+    def blocks_for(self, positions: int) -> int:
+        """Blocks that hold this many positions."""
+        return -(-positions // self.block_size)
+
+    def propose(self, sequence: Sequence) -> Residency:
+        """The residency a waiting sequence would get now, with the blocks found in the cache. Nothing is taken yet."""
+        hits = [] if sequence.scoring else self.cache.lookup(sequence.chain, sequence.tokens)
+        found = len(hits) * self.block_size
+        return Residency(
+            seq=-1,
+            blocks=hits,
+            scheduled=found,
+            computed=found,
+            goal=sequence.goal,
+            score_base=len(sequence.scores) - 1 if sequence.scoring else sequence.num_prompt,
+            published=len(hits),
+        )
+
+    def admit(self, sequence: Sequence, proposal: Residency, spare: int) -> bool:
+        """Give the proposal a handle and the blocks of all known tokens, or return False, having taken nothing, if they are not free.
+
+        One more token and `spare` blocks must fit as well, or the sequence would soon be preempted. Taking all blocks at once keeps a prompt
+        in one piece and means that a prefill, once begun, never runs out of memory.
+        """
+        hits = proposal.blocks
+        wanted = self.blocks_for(len(sequence.tokens) + 1) - len(hits)
+        if wanted + spare > self.pool.num_free - self.pool.num_unused(hits):
+            return False
+        self.pool.acquire(hits)
+        proposal.blocks = hits + self.pool.allocate(self.blocks_for(proposal.goal) - len(hits), after=hits[-1] if hits else -1)
+        proposal.seq = self._next_seq
+        self._next_seq += 1
+        sequence.residency = proposal
+        return True
+
+    def grow(self, residency: Residency) -> bool:
+        """Add the block of its next position if it lacks one. False when none is free."""
+        if residency.scheduled < len(residency.blocks) * self.block_size:
+            return True
+        if not self.pool.num_free:
+            return False
+        residency.blocks += self.pool.allocate(1, after=residency.blocks[-1])
+        return True
+
+    def end(self, sequence: Sequence) -> None:
+        """End the sequence's stay, if it has one: its blocks come back now or with the last step in flight that contains it."""
+        residency = sequence.residency
+        if residency is None:
+            return
+        sequence.residency = None
+        residency.ended = True
+        if residency.started:
+            self.ends.append(residency.seq)
+        if residency.in_flight:
+            self._leaving[residency.seq] = residency
+        else:
+            self.pool.release(residency.blocks)
+
+    def settle(self, residency: Residency) -> None:
+        """A step that contained it is done. Takes the blocks back if that was what its end waited for."""
+        residency.in_flight -= 1
+        if residency.ended and not residency.in_flight:
+            del self._leaving[residency.seq]
+            self.pool.release(residency.blocks)
+
+    def publish(self, sequence: Sequence, residency: Residency) -> None:
+        """Let others find the blocks that were filled by steps that are done."""
+        residency.published = self.cache.publish(sequence.chain, sequence.tokens, residency.blocks, residency.published, residency.computed)
+
+    def num_returning(self) -> int:
+        """Blocks that steps in flight will bring back."""
+        return sum(self.pool.num_exclusive(residency.blocks) for residency in self._leaving.values())
+
+    def leaving(self) -> Iterator[Residency]:
+        """Residencies that ended but still own blocks."""
+        return iter(self._leaving.values())
+
+    def recompute_cost(self, sequence: Sequence) -> int:
+        """Tokens that would be computed again if the sequence lost its blocks; what it shares with others would stay in the cache."""
+        residency = sequence.residency
+        if residency is None:
+            return 0
+        shared = len(residency.blocks) - self.pool.num_exclusive(residency.blocks)
+        return max(0, residency.scheduled - shared * self.block_size)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that is owned, 0 to 1."""
+        return 1 - self.pool.num_free / self.pool.num_blocks

@@ -1,0 +1,374 @@
+"""The scheduler: a state machine from events to steps and outputs. It does no I/O and reads no clock.
+
+    apply(event) -> instructions     something happened; what to tell the clients and the operator
+    next_step()  -> Step or None     what the worker should compute next
+
+With `lookahead` 1 a step may be asked for while one is in flight: a sequence whose next token is still being drawn is scheduled for the
+position after it. If that token turns out to end the sequence, the token drawn too much is dropped.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from homenode.engine.messages import Output, Statistics
+from homenode.engine.request import Request, TokenLogprob
+from homenode.engine.schedule.admission import Throughput, longest_sequence, overload, refusal
+from homenode.engine.schedule.budget import StepPlan
+from homenode.engine.schedule.config import KvConfig, SchedulerConfig
+from homenode.engine.schedule.events import Aborted, Arrived, DrainStarted, Emit, Event, Instruction, StepDone, StepFailed, Warn
+from homenode.engine.schedule.planner import Planner
+from homenode.engine.schedule.queue import Deadlines
+from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
+from homenode.engine.schedule.tally import Tally
+from homenode.errors import HomenodeError, InternalError, OverloadedError, UserError
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step the worker has not answered yet."""
+
+    step: Step
+    members: list[tuple[Sequence, Residency, StepItem]]
+
+
+class Scheduler:
+    """Decides which request runs when, and where its keys and values live."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KvConfig,
+        limits: WorkerLimits,
+        eos_token_ids: Iterable[int],
+        hash_seed: bytes | None = None,
+        lookahead: int = 0,
+        seeds: random.Random | None = None,
+    ) -> None:
+        """`lookahead`: steps that may be sent ahead of the one being computed, 0 or 1. `seeds` draws the sampling seed of requests without.
+
+        UserError if the settings contradict each other, InternalError if the worker's limits do not allow them.
+        """
+        if config.max_num_seqs > config.max_num_batched_tokens:
+            raise UserError(f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens {config.max_num_batched_tokens}")
+        if limits.max_sampled_rows < config.max_num_seqs:
+            raise InternalError(f"the worker samples {limits.max_sampled_rows} rows a step; {config.max_num_seqs} sequences may want one")
+        if not 0 <= lookahead <= 1:
+            raise InternalError(f"lookahead is {lookahead}; it must be 0 or 1")
+        self._config = config
+        self._limits = limits
+        self._eos = frozenset(eos_token_ids)
+        self._lookahead = lookahead
+        self._seeds = seeds or random.Random(secrets.randbits(128))
+        self._tally = Tally()
+        self._residents = Residents(
+            limits.num_blocks, limits.block_size, enable_prefix_caching=kv.enable_prefix_caching, hash_seed=hash_seed
+        )
+        self._planner = Planner(config, limits.max_sampled_rows, self._residents, self._tally)
+        self._live: dict[int, Sequence] = {}
+        self._deadlines = Deadlines()
+        self._throughput = Throughput()
+        self._in_flight: deque[_InFlight] = deque()
+        self._draining = False
+        self._arrivals = 0
+        self._next_number = 0
+        self._instructions: list[Instruction] = []
+
+    def apply(self, event: Event) -> list[Instruction]:
+        """Take in what happened. Returns everything to be told since the last call, warnings of `next_step` included.
+
+        InternalError if the event cannot have happened, such as the result of a step that was never sent.
+        """
+        match event:
+            case Arrived(now, request):
+                self._arrive(request, now)
+            case Aborted(_, request_id, reason):
+                if request_id in self._live:
+                    self._finish(self._live[request_id], finish_reason=reason)
+            case StepDone(_, result):
+                self._step_done(result)
+            case StepFailed(_, error):
+                self._step_failed(error)
+            case DrainStarted():
+                self._draining = True
+        for sequence in self._deadlines.passed(event.now):
+            self._time_out(sequence)
+        instructions: list[Instruction] = [Warn(text) for text in self._planner.warnings]
+        self._planner.warnings.clear()
+        instructions += self._instructions
+        self._instructions = []
+        return instructions
+
+    def next_step(self) -> Step | None:
+        """The next step to send, or None: nothing to do, or the results of the steps in flight must come first."""
+        if len(self._in_flight) > self._lookahead:
+            return None
+        plan = self._planner.plan()
+        if plan.items:
+            return self._send(plan)
+        if self._live and not self._in_flight:
+            raise InternalError(f"{len(self._live)} requests are there, but none of them can run", statistics=self.statistics())
+        return None
+
+    def has_work(self) -> bool:
+        """Requests are unfinished or steps in flight."""
+        return bool(self._live or self._in_flight)
+
+    def idle(self) -> bool:
+        """Nothing to do until the next request."""
+        return not self.has_work()
+
+    def next_deadline(self) -> float | None:
+        """When a `Ticked` event is needed at the latest, if ever."""
+        return self._deadlines.next()
+
+    def statistics(self) -> Statistics:
+        """Counters since the start and gauges of now; `compute` is left to the engine."""
+        tally = self._tally
+        return Statistics(
+            num_running=len(self._planner.running),
+            num_waiting=len(self._planner.waiting),
+            kv_usage=self._residents.usage,
+            prefix_queries=tally.prefix_queries,
+            prefix_hits=tally.prefix_hits,
+            preemptions=tally.preemptions,
+            prompt_tokens=tally.prompt_tokens,
+            generation_tokens=tally.generation_tokens,
+            steps=tally.steps,
+            step_tokens=tally.step_tokens,
+            rejected=dict(tally.rejected),
+        )
+
+    def audit(self) -> None:
+        """Check that every KV block is free, cached or owned, and by whom. InternalError if the books are wrong. O(blocks); for tests."""
+        running = [s.residency.blocks for s in self._planner.running if s.residency]
+        self._residents.pool.audit([*running, *(r.blocks for r in self._residents.leaving())])
+        if len(self._live) != len(self._planner.running) + len(self._planner.waiting):
+            raise InternalError(f"{len(self._live)} live requests, but not as many running and waiting", statistics=self.statistics())
+
+    # Arrival and end
+
+    def _arrive(self, request: Request, now: float) -> None:
+        if request.id in self._live:
+            raise InternalError(f"request id {request.id} is in use", id=request.id)
+        error = refusal(request, self._config, self._limits)
+        if error:
+            self._refuse(request, error, type(error).__name__)
+            return
+        planner = self._planner
+        reason = overload(
+            request,
+            self._config,
+            draining=self._draining,
+            waiting=len(planner.waiting),
+            waiting_tokens=planner.waiting.num_prompt_tokens,
+            free_slots=self._config.max_num_seqs - len(planner.running),
+            retry_after_s=self._retry_after(),
+        )
+        if reason:
+            self._refuse(request, reason[1], reason[0])
+            return
+        self._enqueue(self._new_sequence(request, now))
+
+    def _new_sequence(self, request: Request, now: float) -> Sequence:
+        params = request.params
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=self._seeds.getrandbits(63))
+        times = [request.deadline] if request.deadline is not None else []
+        if self._config.request_timeout:
+            times.append(now + self._config.request_timeout)
+        self._arrivals += 1
+        return Sequence(
+            request=request,
+            params=params,
+            order=(request.priority, request.arrival, self._arrivals),
+            max_len=longest_sequence(self._limits),
+            chain=self._residents.cache.chain(request.cache_salt),
+            tokens=list(request.prompt_ids),
+            deadline=min(times, default=None),
+        )
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        self._live[sequence.id] = sequence
+        self._planner.waiting.push(sequence)
+        self._deadlines.add(sequence)
+        if not sequence.samples and not sequence.scoring:  # nothing to draw and nothing to score
+            self._finish(sequence, finish_reason="length")
+
+    def _refuse(self, request: Request, error: HomenodeError, reason: str) -> None:
+        self._tally.rejected[reason] += 1
+        self._emit(
+            Output(
+                id=request.id,
+                finish_reason="error",
+                error=error.message,
+                error_kind=type(error).__name__,
+                retry_after_s=error.retry_after_s if isinstance(error, OverloadedError) else None,
+            )
+        )
+
+    def _retry_after(self) -> float:
+        """Seconds until the queue of now should have drained."""
+        return self._throughput.retry_after(self._planner.waiting.num_prompt_tokens)
+
+    def _time_out(self, sequence: Sequence) -> None:
+        """A request that never ran was refused by overload and may be tried again; one that ran simply took too long."""
+        text = f"the request's deadline passed after {sequence.num_outputs} output tokens; allow more time (--request-timeout) or ask for fewer"
+        kind, retry_after = "UserError", None
+        if not sequence.admitted:
+            text = "the request's deadline passed while it waited for its turn; try again later"
+            kind, retry_after = "OverloadedError", self._retry_after()
+        self._finish(sequence, finish_reason="error", error=text, error_kind=kind, retry_after_s=retry_after)
+
+    def _finish(self, sequence: Sequence, **output: Any) -> None:
+        """End a request in whatever state it is, give back all it holds, and send its last output."""
+        self._planner.stop(sequence)
+        sequence.finished = True
+        del self._live[sequence.id]
+        self._answer(sequence, num_preemptions=sequence.preemptions, **output)
+
+    def _answer(self, sequence: Sequence, **output: Any) -> None:
+        """Send an output; the first one also tells what the cache held and, if they were asked for, the prompt's log-probabilities."""
+        if not sequence.answered:
+            sequence.answered = True
+            output["cached_tokens"] = sequence.cached_tokens
+            if sequence.params.prompt_logprobs is not None and not sequence.scoring:
+                output["prompt_logprobs"] = sequence.scores
+        self._emit(Output(id=sequence.id, **output))
+
+    def _emit(self, output: Output) -> None:
+        self._instructions.append(Emit(output))
+
+    # Steps
+
+    def _send(self, plan: StepPlan) -> Step:
+        """Turn a plan into the step and note it as in flight."""
+        starts: list[StartSequence] = []
+        members = []
+        for sequence, residency, count in plan.items.values():
+            if not residency.started:
+                residency.started = True
+                starts.append(StartSequence(residency.seq, sequence.tokens.copy(), sequence.num_prompt, sequence.params))
+            members.append((sequence, residency, self._item(sequence, residency, count)))
+        step = Step(self._next_number, self._residents.ends, starts, [item for _, _, item in members])
+        self._residents.ends = []
+        self._next_number += 1
+        self._in_flight.append(_InFlight(step, members))
+        return step
+
+    def _item(self, sequence: Sequence, residency: Residency, count: int) -> StepItem:
+        start, end = residency.scheduled, residency.scheduled + count
+        sample = sequence.samples and end >= residency.goal
+        first_scored = max(start, residency.score_base)
+        known = residency.sent_blocks
+        residency.sent_blocks = self._residents.blocks_for(end)
+        residency.scheduled = end
+        residency.in_flight += 1
+        sequence.in_flight += 1
+        sequence.pending += sample
+        return StepItem(
+            seq=residency.seq,
+            start=start,
+            count=count,
+            new_blocks=residency.blocks[known : residency.sent_blocks],
+            sample=sample,
+            score_from=first_scored if first_scored < min(end, sequence.num_prompt - 1) else -1,
+        )
+
+    def _step_done(self, result: StepResult) -> None:
+        if not self._in_flight or self._in_flight[0].step.number != result.number:
+            raise InternalError(f"result of step {result.number} came back, which is not the oldest in flight", number=result.number)
+        flight = self._in_flight.popleft()
+        tokens = flight.step.num_tokens
+        self._tally.steps += 1
+        self._tally.step_tokens += tokens
+        self._throughput.add(tokens, result.seconds)
+        sampled = {s.seq: s for s in result.sampled}
+        scored = {s.seq: s for s in result.scored}
+        if sampled.keys() != {item.seq for item in flight.step.items if item.sample}:
+            raise InternalError(f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number)
+        for sequence, residency, item in flight.members:
+            residency.computed = item.start + item.count
+            self._leave_flight(sequence, item)
+            if not sequence.finished:
+                self._take_results(sequence, residency, item, sampled.get(item.seq), scored.get(item.seq))
+            self._residents.settle(residency)
+
+    def _leave_flight(self, sequence: Sequence, item: StepItem) -> None:
+        sequence.in_flight -= 1
+        sequence.pending -= item.sample
+
+    def _take_results(
+        self, sequence: Sequence, residency: Residency, item: StepItem, sampled: Sampled | None, scored: PromptScores | None
+    ) -> None:
+        """Add what a step found out about an unfinished sequence. It may have been preempted meanwhile: its token counts all the same."""
+        if item.score_from >= 0:
+            wanted = min(item.start + item.count, sequence.num_prompt - 1) - item.score_from
+            self._take_scores(sequence, item.score_from + 1, wanted, scored)
+        if sampled is None:
+            self._residents.publish(sequence, residency)
+            if not sequence.samples and not sequence.scoring:
+                self._tally.prompt_tokens += sequence.num_prompt
+                self._finish(sequence, finish_reason="length")
+            return
+        if not 0 <= sampled.token < self._limits.vocab_size:
+            raise InternalError(f"request {sequence.id}: the worker drew token {sampled.token}, which is not in the vocabulary")
+        reason, stop_token = sequence.take_token(sampled.token, self._eos)
+        self._residents.publish(sequence, residency)
+        self._tally.generation_tokens += 1
+        if sequence.num_outputs == 1:
+            self._tally.prompt_tokens += sequence.num_prompt
+        logprobs = [] if sampled.logprob is None else [sampled.logprob]
+        if reason:
+            self._warn_if_cut_short(sequence, reason)
+            self._finish(sequence, tokens=[sampled.token], logprobs=logprobs, finish_reason=reason, stop_token=stop_token)
+        else:
+            self._answer(sequence, tokens=[sampled.token], logprobs=logprobs)
+
+    def _take_scores(self, sequence: Sequence, first: int, wanted: int, scored: PromptScores | None) -> None:
+        known: list[TokenLogprob | None] = sequence.scores
+        if scored is None or scored.first != first or len(scored.scores) != wanted or first != len(known):
+            raise InternalError(f"request {sequence.id}: {wanted} log-probabilities from prompt token {first} on wanted, others came back")
+        known.extend(scored.scores)
+
+    def _warn_if_cut_short(self, sequence: Sequence, reason: str) -> None:
+        cut_short = reason == "length" and sequence.num_outputs < sequence.params.max_tokens
+        if cut_short and sequence.max_len < self._limits.max_model_len:
+            self._instructions.append(
+                Warn(
+                    f"request {sequence.id} ended at {sequence.max_len} tokens because the {self._limits.num_blocks} KV blocks hold no more, "
+                    f"below --max-model-len {self._limits.max_model_len}; raise --kv-cache-memory"
+                )
+            )
+
+    def _step_failed(self, error: str) -> None:
+        """End the requests of the lost steps. All others are computed again, since what their blocks hold can no longer be trusted."""
+        if not self._in_flight:
+            raise InternalError(f"a step failed, but none is in flight: {error}")
+        lost: dict[int, Sequence] = {}
+        ends = []
+        for flight in self._in_flight:
+            ends += flight.step.ends  # the worker may not have got to them; it ignores those it did
+            for sequence, residency, item in flight.members:
+                self._leave_flight(sequence, item)
+                self._residents.settle(residency)
+                if not sequence.finished:
+                    lost[sequence.id] = sequence
+        self._in_flight.clear()
+        self._residents.ends = ends + self._residents.ends
+        for sequence in lost.values():
+            self._finish(
+                sequence, finish_reason="error", error=f"the step that computed this request failed: {error}", error_kind="InternalError"
+            )
+        for sequence in self._planner.running.copy():
+            self._planner.requeue(sequence)
+        self._residents.pool.forget_all()

@@ -1,0 +1,104 @@
+"""One request on its way through the scheduler.
+
+A `Sequence` lives as long as its request. While it runs it has a `Residency`: a handle on the worker and KV blocks. A preempted sequence
+loses its residency and later gets a new one, in which prompt and output so far are computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from homenode.engine.kv.prefix import HashChain
+from homenode.engine.request import Request, SamplingParams, TokenLogprob
+
+
+@dataclass(eq=False, slots=True)
+class Residency:
+    """One stay of a sequence on the worker. Positions are counted from the beginning of the prompt."""
+
+    seq: int  # the worker's handle, never reused
+    blocks: list[int]
+    scheduled: int  # positions in the KV memory or on their way: found in the cache, computed, in flight
+    goal: int  # positions to compute before the first token is drawn
+    score_base: int  # the prompt tokens after this position still lack a log-probability
+    started: bool = False  # the worker knows the handle
+    ended: bool = False
+    sent_blocks: int = 0  # blocks the worker knows
+    published: int = 0  # blocks the prefix cache has seen
+    computed: int = 0  # positions whose step came back, or which were found in the cache
+    in_flight: int = 0  # steps in flight that contain it
+
+    @property
+    def decoding(self) -> bool:
+        """All that was known at the start is scheduled: from now on one position a step."""
+        return self.scheduled >= self.goal
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request, its tokens so far, and what became of it."""
+
+    request: Request
+    params: SamplingParams  # with the seed set
+    order: tuple[int, float, int]  # priority, arrival, running number: who comes first, kept through preemptions
+    max_len: int  # tokens, prompt included, at which it ends
+    chain: HashChain
+    tokens: list[int]  # prompt and output so far
+    deadline: float | None = None
+    scores: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # of the prompt tokens known so far; the first has none
+    residency: Residency | None = None
+    in_flight: int = 0  # steps in flight that contain it, under any handle
+    pending: int = 0  # tokens being drawn by steps in flight
+    preemptions: int = 0
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache when it was first admitted
+    admitted: bool = False  # was running at least once
+    answered: bool = False  # an output was sent
+    finished: bool = False
+
+    @property
+    def id(self) -> int:
+        """The client's number."""
+        return self.request.id
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens in the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_outputs(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def scoring(self) -> bool:
+        """Log-probabilities of prompt tokens are wanted and not all there yet; the cache is of no use then."""
+        return self.params.prompt_logprobs is not None and len(self.scores) < self.num_prompt
+
+    @property
+    def samples(self) -> bool:
+        """It draws tokens at all; with max_tokens 0 only the prompt is scored."""
+        return self.params.max_tokens > 0
+
+    @property
+    def goal(self) -> int:
+        """Positions a new residency has to compute before it draws (or, without drawing, has all scores)."""
+        return len(self.tokens) - (0 if self.samples else 1)
+
+    @property
+    def exhausted(self) -> bool:
+        """The tokens known and being drawn are all there will be, so nothing more needs to be scheduled."""
+        return self.num_outputs + self.pending >= self.params.max_tokens or len(self.tokens) + self.pending >= self.max_len
+
+    def take_token(self, token: int, eos_token_ids: frozenset[int]) -> tuple[str | None, int | None]:
+        """Append a drawn token. Returns the finish reason, or None to go on, and the token that stopped it, if one did.
+
+        A token that would stop the sequence is an ordinary one until `min_tokens` others were drawn.
+        """
+        self.tokens.append(token)
+        stops = token in self.params.stop_token_ids or (not self.params.ignore_eos and token in eos_token_ids)
+        if stops and self.num_outputs > self.params.min_tokens:
+            return "stop", token
+        if self.num_outputs >= self.params.max_tokens or len(self.tokens) >= self.max_len:
+            return "length", None
+        return None, None

@@ -1,0 +1,20 @@
+"""What the scheduler counts since its start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters of `messages.Statistics`, still counting."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    step_tokens: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)

@@ -1,0 +1,237 @@
+"""A scheduler and a strict worker driven by events, with every invariant looked at after each move."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from homenode.engine.executor.scripted import ScriptedExecutor, scripted_logprob, scripted_token
+from homenode.engine.messages import Output
+from homenode.engine.request import Request, SamplingParams
+from homenode.engine.schedule.config import KvConfig, SchedulerConfig
+from homenode.engine.schedule.events import Aborted, Arrived, DrainStarted, Emit, Event, Instruction, StepDone, StepFailed, Ticked
+from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.schedule.sequence import Sequence
+from homenode.engine.schedule.step import Step, WorkerLimits
+
+EOS = 0
+
+
+def limits_of(
+    num_blocks: int = 64, block_size: int = 4, max_model_len: int = 64, vocab_size: int = 40, max_sampled_rows: int = 16
+) -> WorkerLimits:
+    return WorkerLimits(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        max_sampled_rows=max_sampled_rows,
+    )
+
+
+def expected(request: Request, limits: WorkerLimits) -> tuple[list[int], str, int | None]:
+    """What the request yields alone in the world: tokens, finish reason, stop token."""
+    params = request.params
+    tokens = list(request.prompt_ids)
+    longest = min(limits.max_model_len, limits.num_blocks * limits.block_size)
+    outputs: list[int] = []
+    while len(outputs) < params.max_tokens and len(tokens) < longest:
+        token = scripted_token(tokens, limits.vocab_size)
+        tokens.append(token)
+        outputs.append(token)
+        stops = token in params.stop_token_ids or (token == EOS and not params.ignore_eos)
+        if stops and len(outputs) > params.min_tokens:
+            return outputs, "stop", token
+    return outputs, "length", None
+
+
+class Bench:
+    """Drives a scheduler step by step. Any broken invariant raises AssertionError or InternalError at the move that broke it."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig | None = None,
+        *,
+        limits: WorkerLimits | None = None,
+        lookahead: int = 0,
+        caching: bool = True,
+        fault: Callable[[Step], Exception | None] | None = None,
+    ) -> None:
+        self.config = config or SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=8)
+        self.limits = limits or limits_of()
+        self.lookahead = lookahead
+        kv = KvConfig(block_size=self.limits.block_size, enable_prefix_caching=caching)
+        self.scheduler = Scheduler(self.config, kv, self.limits, [EOS], hash_seed=b"seed", lookahead=lookahead)
+        self.executor = ScriptedExecutor(
+            self.limits, max_tokens=self.config.max_num_batched_tokens, max_sequences=self.config.max_num_seqs, fault=fault
+        )
+        self.now = 0.0
+        self.requests: dict[int, Request] = {}
+        self.outputs: dict[int, list[Output]] = {}
+        self.instructions: list[Instruction] = []
+        self.steps: list[Step] = []
+        self._salt_of_seq: dict[int, str] = {}
+        self._salt_of_block: dict[int, str] = {}
+        self._blocks_in_flight: deque[set[int]] = deque()
+        self._finished_preemptions = 0
+
+    # Moves
+
+    def submit(self, prompt: list[int], *, priority: int = 0, salt: str = "", deadline: float | None = None, **params: object) -> int:
+        """A request arrives; returns its id."""
+        number = len(self.requests)
+        self.requests[number] = Request(
+            id=number,
+            prompt_ids=prompt,
+            params=SamplingParams(**params),  # type: ignore[arg-type]
+            priority=priority,
+            cache_salt=salt,
+            arrival=self.now,
+            deadline=deadline,
+        )
+        self.apply(Arrived(self.now, self.requests[number]))
+        return number
+
+    def abort(self, number: int, reason: str = "abort") -> None:
+        self.apply(Aborted(self.now, number, reason))
+
+    def drain(self) -> None:
+        self.apply(DrainStarted(self.now))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.apply(Ticked(self.now))
+
+    def step(self) -> Step | None:
+        """Ask for a step and send it."""
+        before = [s for s in self._running() if s.residency and s.residency.decoding and not s.exhausted]
+        handles = {s.id: s.residency.seq for s in before if s.residency}
+        step = self.scheduler.next_step()
+        self.scheduler.audit()
+        if step is None:
+            return None
+        self._check_fairness(step, before, handles)
+        self._check_blocks(step)
+        self.steps.append(step)
+        self.executor.submit(step)
+        self._blocks_in_flight.append(
+            {block for item in step.items if item.seq in self.executor.live for block in self.executor.table(item.seq)}
+        )
+        return step
+
+    def finish_step(self) -> bool:
+        """Hand over the oldest result, if a step is in flight."""
+        if not self.executor.pending:
+            return False
+        self._blocks_in_flight.popleft()
+        try:
+            event: Event = StepDone(self.now, self.executor.result())
+        except RuntimeError as error:
+            self._blocks_in_flight.clear()
+            event = StepFailed(self.now, str(error))
+        self.apply(event)
+        return True
+
+    def run(self, most: int = 100_000) -> None:
+        """Until everything is answered."""
+        for _ in range(most):
+            sent = self.step() is not None
+            if sent and self.lookahead:
+                self.step()
+            if not self.finish_step() and not sent:
+                break
+        assert self.scheduler.idle()
+        self.check_rest()
+
+    def apply(self, event: Event) -> None:
+        told = self.scheduler.apply(event)
+        self.instructions += told
+        for instruction in told:
+            if isinstance(instruction, Emit):
+                self._take(instruction.output)
+        self.scheduler.audit()
+
+    # What came out
+
+    def tokens(self, number: int) -> list[int]:
+        return [token for output in self.outputs.get(number, []) for token in output.tokens]
+
+    def final(self, number: int) -> Output:
+        last = self.outputs[number][-1]
+        assert last.finish_reason is not None
+        return last
+
+    def check_rest(self) -> None:
+        """Nothing is left of anything, and every request had its answer."""
+        pool = self.scheduler._residents.pool
+        assert pool.num_free == pool.num_blocks
+        assert self.executor.live == set(self.scheduler._residents.ends) or self.executor._failed
+        statistics = self.scheduler.statistics()
+        assert (statistics.num_running, statistics.num_waiting, statistics.kv_usage) == (0, 0, 0.0)
+        assert statistics.preemptions == self._finished_preemptions
+        for number in self.requests:
+            self._check_answer(number)
+
+    # Invariants
+
+    def _running(self) -> list[Sequence]:
+        return self.scheduler._planner.running
+
+    def _take(self, output: Output) -> None:
+        earlier = self.outputs.setdefault(output.id, [])
+        assert not any(o.finish_reason for o in earlier), "an output after the last"
+        assert not earlier or (output.cached_tokens == 0 and output.prompt_logprobs is None), "told twice"
+        if output.finish_reason:
+            self._finished_preemptions += output.num_preemptions
+        earlier.append(output)
+        tokens = self.tokens(output.id)
+        assert tokens == expected(self.requests[output.id], self.limits)[0][: len(tokens)]
+
+    def _check_answer(self, number: int) -> None:
+        request, last = self.requests[number], self.final(number)
+        tokens, reason, stop_token = expected(request, self.limits)
+        if last.finish_reason == "error" or (last.finish_reason == "abort"):
+            return
+        if last.finish_reason == "stop" and last.stop_token is None:  # the client found a stop string
+            return
+        assert (self.tokens(number), last.finish_reason, last.stop_token) == (tokens, reason, stop_token)
+        if request.params.logprobs is not None:
+            logprobs = [logprob for output in self.outputs[number] for logprob in output.logprobs]
+            start = len(request.prompt_ids)
+            assert logprobs == [scripted_logprob(token, start + i) for i, token in enumerate(tokens)]
+        if request.params.prompt_logprobs is not None:
+            scores = [scripted_logprob(token, i) for i, token in enumerate(request.prompt_ids)]
+            assert self.outputs[number][0].prompt_logprobs == [None, *scores[1:]]
+
+    def _check_fairness(self, step: Step, before: list[Sequence], handles: dict[int, int]) -> None:
+        """Decodes are never left out for prefills, the first always advances, nobody overtakes in the queue."""
+        running = self._running()
+        assert len(running) <= self.config.max_num_seqs
+        inside = {item.seq for item in step.items}
+        for sequence in before:
+            residency = sequence.residency
+            if residency is None or residency.seq != handles[sequence.id] or residency.seq in inside:
+                continue
+            assert residency.scheduled == len(residency.blocks) * self.limits.block_size, "a decode was left out that had its block"
+        if not self.lookahead and running[0].residency:
+            assert running[0].residency.seq in inside, "the first in order did not advance"
+        waiting = self.scheduler._planner.waiting.first()
+        started = {start.seq for start in step.starts}
+        if waiting is not None:
+            assert all(s.order < waiting.order for s in running if s.residency and s.residency.seq in started), "overtaken in the queue"
+        positions = [item for item in step.items if item.sample]
+        assert len(positions) <= self.limits.max_sampled_rows
+
+    def _check_blocks(self, step: Step) -> None:
+        """Cached blocks come from sequences with the same salt; fresh ones are not in use by a step in flight."""
+        for sequence in self._running():
+            if sequence.residency:
+                self._salt_of_seq[sequence.residency.seq] = sequence.request.cache_salt
+        started = {start.seq for start in step.starts}
+        for item in step.items:
+            salt = self._salt_of_seq[item.seq]
+            cached = item.start // self.limits.block_size if item.seq in started else 0
+            assert all(self._salt_of_block.get(block, salt) == salt for block in item.new_blocks[:cached])
+            fresh = item.new_blocks[cached:]
+            assert not any(used & set(fresh) for used in self._blocks_in_flight), "a block was given away under a step in flight"
+            self._salt_of_block.update(dict.fromkeys(fresh, salt))

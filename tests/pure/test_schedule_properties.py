@@ -1,0 +1,184 @@
+"""Random lives of a scheduler. The invariants are in schedule_bench; here is what happens to it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homenode.engine.kv.blocks import BlockPool
+from homenode.engine.schedule.config import SchedulerConfig
+from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.sequence import Sequence
+from homenode.engine.schedule.step import Step
+from homenode.errors import InternalError
+from tests.pure.schedule_bench import Bench, limits_of
+
+_STEMS = [[random.Random(7 * n).randrange(40) for _ in range(60)] for n in range(4)]  # beginnings that prompts share
+
+
+def _submit(bench: Bench, rng: random.Random) -> None:
+    stem = rng.choice(_STEMS)[: rng.choice([3, 10, rng.randrange(1, bench.limits.max_model_len)])]
+    tail = [rng.randrange(40) for _ in range(rng.randrange(5))]
+    bench.submit(
+        (stem + tail)[: bench.limits.max_model_len + rng.randrange(2)],
+        priority=rng.choice([0, 0, 0, 1, -1]),
+        salt=rng.choice(["", "", "", "other"]),
+        deadline=bench.now + rng.randrange(1, 30) if rng.random() < 0.1 else None,
+        max_tokens=rng.choice([0, 1, 8, 30, 1000, 1000]),
+        min_tokens=rng.choice([0, 0, 0, 5]),
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=tuple(rng.sample(range(40), 1)) if rng.random() < 0.2 else (),
+        logprobs=rng.choice([None, None, 0]),
+        prompt_logprobs=0 if rng.random() < 0.1 else None,
+    )
+
+
+def _move(bench: Bench, rng: random.Random, arrivals: float) -> None:
+    draw = rng.random()
+    if draw < arrivals:
+        _submit(bench, rng)
+    elif draw < arrivals + 0.03 and bench.requests:
+        bench.abort(rng.randrange(len(bench.requests)), rng.choice(["abort", "stop"]))
+    elif draw < arrivals + 0.04:
+        bench.tick(rng.choice([1.0, 20.0]))
+    elif draw < 0.6:
+        bench.step()
+    else:
+        bench.finish_step()
+
+
+def _bench(rng: random.Random, lookahead: int, faults: bool = False) -> Bench:
+    blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64)])
+    seqs = rng.choice([1, 2, 5, 12])
+    chunked = rng.random() < 0.75
+    config = SchedulerConfig(
+        max_num_batched_tokens=max(seqs, rng.choice([3, 8, 17, 40]) if chunked else length),
+        max_num_seqs=seqs,
+        enable_chunked_prefill=chunked,
+        max_num_queued_requests=rng.choice([0, 0, 4]),
+        max_num_queued_tokens=rng.choice([0, 0, 100]),
+        max_preemptions=rng.choice([0, 1, 8]),
+    )
+    limits = limits_of(num_blocks=blocks, max_model_len=length, max_sampled_rows=max(seqs, rng.choice([1, 6, 30])))
+    lost = rng.sample(range(200), 4) if faults else []
+
+    def fault(step: Step) -> Exception | None:
+        return RuntimeError("worker lost") if step.number in lost else None
+
+    return Bench(config, limits=limits, lookahead=lookahead, caching=rng.random() < 0.8, fault=fault)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("seed", range(25))
+def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -> None:
+    rng = random.Random(seed)
+    bench = _bench(rng, lookahead, faults)
+    for _ in range(300):
+        _move(bench, rng, arrivals=0.12)
+    if seed % 3 == 0:
+        bench.drain()
+        _submit(bench, rng)
+        assert bench.outputs[len(bench.requests) - 1][-1].finish_reason == "error"
+    bench.run()
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(0, 1), st.lists(st.sampled_from("asdtfx"), max_size=60))
+def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, lookahead: int, moves: list[str]) -> None:
+    bench = _bench(rng, lookahead)
+    for move in moves:
+        if move == "a":
+            _submit(bench, rng)
+        elif move == "s":
+            bench.step()
+        elif move == "d":
+            bench.finish_step()
+        elif move == "t":
+            bench.tick(rng.randrange(20))
+        elif move == "x" and bench.requests:
+            bench.abort(rng.randrange(len(bench.requests)))
+        elif move == "f":
+            _submit(bench, rng)
+            bench.step()
+    bench.run()
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("max_preemptions", [0, 2, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_preemption_storm_ends_with_every_token_right(seed: int, max_preemptions: int, lookahead: int) -> None:
+    """Sixty sequences that each fill most of the memory, admitted far too generously."""
+    rng = random.Random(seed)
+    config = SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=16, max_preemptions=max_preemptions)
+    bench = Bench(config, limits=limits_of(num_blocks=20, max_model_len=72), lookahead=lookahead)
+    for _ in range(60):
+        prompt = [rng.randrange(40) for _ in range(rng.randrange(1, 9))]
+        bench.submit(prompt, max_tokens=64, ignore_eos=True, priority=rng.choice([0, 0, 1]))
+    bench.run()
+    assert bench.scheduler.statistics().preemptions > 0
+    assert bench.scheduler.statistics().generation_tokens == sum(len(bench.tokens(n)) for n in bench.requests)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_every_request_aborted_at_every_stage_gives_all_back(lookahead: int) -> None:
+    for stage in range(40):
+        bench = Bench(limits=limits_of(num_blocks=12), lookahead=lookahead)
+        for n in range(10):
+            bench.submit([n + 1] * (1 + 3 * n), max_tokens=20, ignore_eos=True)
+        for turn in range(stage):
+            bench.finish_step() if turn % 3 == 2 else bench.step()
+        for n in range(10):
+            bench.abort(n)
+        while bench.finish_step():
+            pass
+        bench.check_rest()
+        assert bench.scheduler.next_step() is None
+
+
+def _storm() -> None:
+    test_preemption_storm_ends_with_every_token_right(0, 8, 0)
+
+
+def test_a_planted_double_free_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks above are worth something only if they fail when they should."""
+    honest = Residents.end
+
+    def frees_twice(self: Residents, sequence: Sequence) -> None:
+        blocks = sequence.residency.blocks if sequence.residency else []
+        honest(self, sequence)
+        self.pool.release(blocks[:1])
+
+    monkeypatch.setattr(Residents, "end", frees_twice)
+    with pytest.raises(InternalError, match=r"freed twice|references counted"):
+        _storm()
+
+
+def test_a_planted_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = BlockPool.release
+    monkeypatch.setattr(BlockPool, "release", lambda self, blocks: honest(self, blocks[1:]))
+    with pytest.raises(InternalError, match="references counted"):
+        _storm()
+
+
+def test_a_planted_early_publication_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that can be found before their content is computed: the worker reads back something else."""
+    honest = Residents.admit
+
+    def admit(self: Residents, sequence: Sequence, proposal: object, spare: int) -> bool:
+        if not honest(self, sequence, proposal, spare):  # type: ignore[arg-type]
+            return False
+        assert sequence.residency is not None
+        self.cache.publish(sequence.chain, sequence.tokens, sequence.residency.blocks, 0, len(sequence.tokens))
+        return True
+
+    monkeypatch.setattr(Residents, "admit", admit)
+    # Scoring cuts the first prompt to eight rows a step, so the second one meets its unfinished blocks in the same step.
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4), limits=limits_of(max_sampled_rows=8))
+    bench.submit(_STEMS[0][:40], max_tokens=3, prompt_logprobs=0)
+    bench.submit(_STEMS[0][:40], max_tokens=3)
+    with pytest.raises(InternalError, match=r"another one's content|which another one uses"):
+        bench.run()
