@@ -1,0 +1,127 @@
+"""The NumPy backend: parameters are float32 arrays, a program calls its forward function at every step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from homenode.compute.ops import FloatArray, IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
+from homenode.compute.reference import formats, sampling
+from homenode.compute.reference.kv import ReferenceKvCache
+from homenode.compute.reference.ops import EagerOps
+from homenode.dtypes import DType
+from homenode.errors import HostError
+
+
+class ReferenceBackend:
+    """`Backend` in NumPy.
+
+    A matrix is held as the float32 values its format stands for: exact in value, four bytes an element in memory.
+    """
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self._weight_bytes = 0
+        self._kv_bytes = 0
+
+    def weight_types(self) -> frozenset[str]:
+        """Every format this backend can decode: it computes on the decoded values of each."""
+        return formats.DECODABLE
+
+    def weight_from_file(
+        self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0
+    ) -> FloatArray:
+        """See `Backend.weight_from_file`. HostError when the file ends early."""
+        raw = _read(fd, offset, rows * dtype.row_bytes(columns))
+        matrix = formats.decode(raw, dtype, rows, columns)
+        if permuted_heads:
+            half = rows // permuted_heads // 2
+            matrix = matrix.reshape(permuted_heads, half, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+        return self._keep(matrix if target == dtype.name else formats.round_to(matrix, target))
+
+    def weight_from_array(self, array: npt.NDArray[Any], target: str) -> FloatArray:
+        """See `Backend.weight_from_array`."""
+        return self._keep(formats.round_to(np.asarray(array, np.float32), target))
+
+    def vector(self, array: npt.NDArray[Any]) -> FloatArray:
+        """See `Backend.vector`."""
+        return np.array(array, np.float32).reshape(-1)
+
+    def kv_cache(self, geometry: KvGeometry, blocks: int) -> ReferenceKvCache:
+        """See `Backend.kv_cache`."""
+        cache = ReferenceKvCache(geometry, blocks)
+        self._kv_bytes += cache.nbytes
+        return cache
+
+    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits) -> ReferenceProgram:
+        """See `Backend.compile`."""
+        return ReferenceProgram(forward, limits)
+
+    def sample(self, logits: FloatArray, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
+        """See `Backend.sample`."""
+        return sampling.sample_rows(logits, how, num_logprobs)
+
+    def score(self, logits: FloatArray, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
+        """See `Backend.score`."""
+        return sampling.score_rows(logits, rows, targets, num_logprobs)
+
+    def statistics(self) -> dict[str, Any]:
+        """See `Backend.statistics`."""
+        return {"backend": self.name, "level": "numpy", "weight_bytes": self._weight_bytes, "kv_bytes": self._kv_bytes}
+
+    def _keep(self, matrix: FloatArray) -> FloatArray:
+        kept = np.ascontiguousarray(matrix, np.float32)
+        self._weight_bytes += kept.nbytes
+        return kept
+
+
+class ReferenceProgram:
+    """`Program` that runs the forward function itself, at every step."""
+
+    def __init__(self, forward: Callable[[Ops], Tensor], limits: StepLimits) -> None:
+        self._forward = forward
+        self._limits = limits
+
+    def run(self, arrays: StepArrays) -> FloatArray:
+        """See `Program.run`. ValueError when the arrays contradict each other or the limits."""
+        check_arrays(arrays, self._limits)
+        logits: FloatArray = self._forward(EagerOps(arrays))
+        return logits
+
+
+def check_arrays(arrays: StepArrays, limits: StepLimits) -> None:
+    """ValueError, naming the array, unless the step is consistent in itself and within `limits`."""
+    tokens, sequences, sampled = len(arrays.ids), len(arrays.context_len), len(arrays.sample_rows)
+    if tokens > limits.max_tokens or sequences > limits.max_sequences or sampled > limits.max_sampled_rows:
+        raise ValueError(f"a step of {tokens} tokens, {sequences} sequences and {sampled} sampled rows is beyond {limits}")
+    starts = arrays.query_start
+    if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (np.diff(starts) < 0).any():
+        raise ValueError(f"query_start {starts.tolist()} does not divide {tokens} tokens among {sequences} sequences")
+    if len(arrays.positions) != tokens or len(arrays.block_table) != sequences:
+        raise ValueError(f"{len(arrays.positions)} positions for {tokens} tokens, {len(arrays.block_table)} block rows for {sequences}")
+    for i, context in enumerate(arrays.context_len):
+        positions = arrays.positions[starts[i] : starts[i + 1]]
+        if not np.array_equal(positions, np.arange(context - len(positions), context)):
+            raise ValueError(f"positions {positions.tolist()} of sequence {i} are not the last ones of a context of {context}")
+    if sampled and not 0 <= arrays.sample_rows.min() <= arrays.sample_rows.max() < tokens:
+        raise ValueError(f"sample_rows {arrays.sample_rows.tolist()} are not rows of a step of {tokens} tokens")
+
+
+def _read(fd: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
+    """`size` bytes at `offset`; HostError when the system call fails or the file ends before them."""
+    buffer = np.empty(size, np.uint8)
+    view, done = memoryview(buffer.data), 0
+    while done < size:
+        try:
+            count = os.preadv(fd, [view[done:]], offset + done)
+        except OSError as error:
+            raise HostError(f"pread of {size} bytes at offset {offset} failed: {error.strerror}", errno=error.errno) from error
+        if count == 0:
+            raise HostError(f"the file ended {size - done} bytes early: {size} bytes were wanted at offset {offset}", offset=offset)
+        done += count
+    return buffer

@@ -1,0 +1,45 @@
+"""Paged KV memory of the reference backend."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from homenode.compute.ops import FloatArray, IntArray, KvGeometry
+from homenode.compute.reference.formats import round_bf16
+
+
+class ReferenceKvCache:
+    """Keys and values in blocks, [layers, blocks, block_size, kv_heads, head_dim] each.
+
+    Held as float32 whatever the geometry says; with dtype "bf16" the values are rounded to bfloat16 when stored.
+    """
+
+    def __init__(self, geometry: KvGeometry, blocks: int) -> None:
+        shape = (geometry.layers, blocks, geometry.block_size, geometry.kv_heads, geometry.head_dim)
+        self.geometry = geometry
+        self.blocks = blocks
+        self._keys = np.zeros(shape, np.float32)
+        self._values = np.zeros(shape, np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes really held."""
+        return self._keys.nbytes + self._values.nbytes
+
+    def store(self, layer: int, block_row: IntArray, positions: IntArray, keys: FloatArray, values: FloatArray) -> None:
+        """Put keys and values [n, kv_heads * head_dim] of a sequence's `positions` where its `block_row` says."""
+        size = self.geometry.block_size
+        where = (layer, block_row[positions // size], positions % size)
+        shape = (len(positions), self.geometry.kv_heads, self.geometry.head_dim)
+        rounded = round_bf16 if self.geometry.dtype == "bf16" else np.asarray
+        self._keys[where] = rounded(keys.reshape(shape))
+        self._values[where] = rounded(values.reshape(shape))
+
+    def gather(self, layer: int, block_row: IntArray, context: int) -> tuple[FloatArray, FloatArray]:
+        """Keys and values of positions 0 .. context - 1: two contiguous arrays [kv_heads, context, head_dim]."""
+        used = block_row[: -(-context // self.geometry.block_size)]
+        shape = (-1, self.geometry.kv_heads, self.geometry.head_dim)
+        keys, values = (
+            np.ascontiguousarray(side[layer, used].reshape(shape)[:context].transpose(1, 0, 2)) for side in (self._keys, self._values)
+        )
+        return keys, values

@@ -1,0 +1,119 @@
+"""The ops, evaluated at once with NumPy.
+
+Each row of a product is its own matrix-vector product, and each query its own attention, so that shapes (and with them the order of every
+summation) never depend on what shares the batch: slow, and batch-invariant by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from homenode.compute.ops import FloatArray, StepArrays
+from homenode.compute.reference.kv import ReferenceKvCache
+
+
+class EagerOps:
+    """`Ops` over NumPy arrays for the step described by `arrays`. Weights and vectors are float32 arrays."""
+
+    def __init__(self, arrays: StepArrays) -> None:
+        self._step = arrays
+
+    def embedding(self, table: FloatArray) -> FloatArray:
+        """See `Ops.embedding`. ValueError for an id outside the table."""
+        ids = self._step.ids
+        if len(ids) and not 0 <= ids.min() <= ids.max() < len(table):
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()} are outside a vocabulary of {len(table)}")
+        return table[ids]
+
+    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+        """See `Ops.rms_norm`."""
+        groups = np.ascontiguousarray(x).reshape(-1, len(weight))
+        mean = np.mean(np.square(groups), axis=1, keepdims=True, dtype=np.float32)
+        return np.asarray(groups / np.sqrt(mean + np.float32(eps)) * weight, np.float32).reshape(x.shape)
+
+    def linear(
+        self,
+        x: FloatArray,
+        weights: Sequence[FloatArray],
+        biases: Sequence[FloatArray | None] = (),
+        residual: FloatArray | None = None,
+    ) -> FloatArray:
+        """See `Ops.linear`."""
+        rows = np.ascontiguousarray(x)
+        parts = []
+        for i, weight in enumerate(weights):
+            part = np.empty((len(rows), len(weight)), np.float32)
+            for row, out in zip(rows, part, strict=True):
+                np.matmul(weight, row, out=out)
+            bias = biases[i] if biases else None
+            parts.append(part if bias is None else part + bias)
+        product = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return product if residual is None else product + residual
+
+    def split(self, x: FloatArray, widths: Sequence[int]) -> tuple[FloatArray, ...]:
+        """See `Ops.split`."""
+        ends = np.cumsum(widths)
+        return tuple(x[:, end - width : end] for end, width in zip(ends, widths, strict=True))
+
+    def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> FloatArray:
+        """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
+        angles = self._step.positions.astype(np.float32)[:, None] * inverse_frequencies.astype(np.float32)
+        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(scale)
+
+    def rope(self, x: FloatArray, angles: FloatArray, head_dim: int) -> FloatArray:
+        """See `Ops.rope`."""
+        half = angles.shape[1] // 2
+        cos, sin = angles[:, None, :half], angles[:, None, half:]
+        heads = np.array(x).reshape(len(x), -1, head_dim)
+        left, right = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
+        heads[..., :half] = left * cos - right * sin
+        heads[..., half : 2 * half] = right * cos + left * sin
+        return heads.reshape(x.shape)
+
+    def attention(
+        self,
+        q: FloatArray,
+        k: FloatArray,
+        v: FloatArray,
+        cache: ReferenceKvCache,
+        layer: int,
+        scale: float,
+        window: int | None = None,
+    ) -> FloatArray:
+        """See `Ops.attention`."""
+        step = self._step
+        geometry = cache.geometry
+        out = np.empty(q.shape, np.float32)
+        for i, context in enumerate(step.context_len):
+            tokens = slice(step.query_start[i], step.query_start[i + 1])
+            positions, block_row = step.positions[tokens], step.block_table[i]
+            cache.store(layer, block_row, positions, k[tokens], v[tokens])
+            keys, values = cache.gather(layer, block_row, int(context))
+            for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
+                first = 0 if window is None else max(0, int(position) - window + 1)
+                visible = slice(first, int(position) + 1)
+                query = q[row].reshape(geometry.kv_heads, -1, geometry.head_dim)
+                out[row] = _attend(query, keys[:, visible], values[:, visible], scale).reshape(-1)
+        return out
+
+    def silu_mul(self, gate_up: FloatArray) -> FloatArray:
+        """See `Ops.silu_mul`."""
+        half = gate_up.shape[1] // 2
+        gate, up = gate_up[:, :half], gate_up[:, half:]
+        with np.errstate(over="ignore"):  # exp of a very negative gate is infinite, and the quotient then rightly zero
+            return np.asarray(gate / (1 + np.exp(-gate)) * up, np.float32)
+
+    def select(self, x: FloatArray) -> FloatArray:
+        """See `Ops.select`."""
+        return x[self._step.sample_rows]
+
+
+def _attend(query: FloatArray, keys: FloatArray, values: FloatArray, scale: float) -> FloatArray:
+    """softmax(query @ keys.T * scale) @ values for one token: query [kv_heads, group, d], keys and values [kv_heads, visible, d]."""
+    scores = np.matmul(query, keys.transpose(0, 2, 1)) * np.float32(scale)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True, dtype=np.float32)
+    out: FloatArray = np.matmul(weights, values)
+    return out

@@ -1,0 +1,105 @@
+"""Drawing tokens from logits, one row at a time, in the order `SamplingArrays` documents.
+
+Arithmetic on a row is float64 after the logits, so that this is what a faster sampler is measured against.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from homenode.compute.ops import FloatArray, IntArray, SampledRows, SamplingArrays
+
+DoubleArray = npt.NDArray[np.float64]
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def uniform(seed: int, counter: int) -> float:
+    """A number in [0, 1) that depends on (seed, counter) only: the splitmix64 mix of seed + (counter + 1) * golden ratio, top 53 bits.
+
+    Source of the mix: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014), in Vigna's constants.
+    """
+    z = (seed + (counter + 1) * _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((z ^ (z >> 31)) >> 11) * 2.0**-53
+
+
+def log_softmax(row: FloatArray) -> DoubleArray:
+    """Natural logarithms of the softmax of one row of logits."""
+    shifted = row.astype(np.float64) - float(row.max())
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()), np.float64)
+
+
+def penalised(row: FloatArray, how: SamplingArrays, i: int) -> DoubleArray:
+    """Row i's logits with its bias and its repetition, frequency and presence penalties."""
+    logits = row.astype(np.float64)
+    bias = slice(how.bias_start[i], how.bias_start[i + 1])
+    np.add.at(logits, how.bias_token[bias], how.bias_value[bias])
+    seen = slice(how.seen_start[i], how.seen_start[i + 1])
+    tokens, counts = how.seen_token[seen], how.seen_count[seen]
+    repetition = float(how.repetition_penalty[i])
+    logits[tokens] = np.where(logits[tokens] > 0, logits[tokens] / repetition, logits[tokens] * repetition)
+    logits[tokens] -= float(how.frequency_penalty[i]) * counts + float(how.presence_penalty[i]) * (counts > 0)
+    return logits
+
+
+def kept(logits: DoubleArray, top_k: int, top_p: float, min_p: float) -> IntArray:
+    """Token ids that survive top-k, then top-p, then min-p, most likely first, lower ids first among equals.
+
+    top-p keeps the shortest beginning of that order whose probability (within what top-k left) reaches top_p, at least one token.
+    """
+    order = np.argsort(-logits, kind="stable")
+    if 0 < top_k < len(order):
+        order = order[:top_k]
+    weights = np.exp(logits[order] - logits[order[0]])
+    if top_p < 1:
+        reached = np.cumsum(weights) / weights.sum()
+        order = order[: int(np.searchsorted(reached, top_p)) + 1]
+    count = int(np.count_nonzero(weights[: len(order)] >= min_p))
+    return order[: max(count, 1)].astype(np.int32)
+
+
+def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
+    """The token for row i of the step's sampling parameters."""
+    logits = penalised(row, how, i)
+    temperature = float(how.temperature[i])
+    if temperature == 0:
+        return int(np.argmax(logits))
+    logits /= temperature
+    ids = np.sort(kept(logits, int(how.top_k[i]), float(how.top_p[i]), float(how.min_p[i])))
+    cumulative = np.cumsum(np.exp(logits[ids] - logits[ids].max()))
+    point = uniform(int(how.seed[i]), int(how.counter[i])) * cumulative[-1]
+    return int(ids[min(int(np.searchsorted(cumulative, point, side="right")), len(ids) - 1)])
+
+
+def sample_rows(logits: FloatArray, how: SamplingArrays, num_logprobs: int) -> SampledRows:
+    """See `Backend.sample`. ValueError names the first row that holds a NaN."""
+    _refuse_nan(logits)
+    tokens = np.array([draw(row, how, i) for i, row in enumerate(logits)], np.int32)
+    if num_logprobs < 0:
+        nothing = np.empty((len(tokens), 0), np.float32)
+        return SampledRows(tokens, np.empty(0, np.float32), nothing.astype(np.int32), nothing)
+    return score_rows(logits, np.arange(len(tokens), dtype=np.int32), tokens, num_logprobs)
+
+
+def score_rows(logits: FloatArray, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
+    """See `Backend.score`. ValueError names the first row that holds a NaN."""
+    _refuse_nan(logits)
+    width = min(max(num_logprobs, 0), logits.shape[1])
+    logprobs = np.empty(len(rows), np.float32)
+    top_tokens = np.empty((len(rows), width), np.int32)
+    top_logprobs = np.empty((len(rows), width), np.float32)
+    for i, (row, target) in enumerate(zip(rows, targets, strict=True)):
+        scores = log_softmax(logits[row])
+        logprobs[i] = scores[target]
+        top_tokens[i] = np.argsort(-scores, kind="stable")[:width]
+        top_logprobs[i] = scores[top_tokens[i]]
+    return SampledRows(np.asarray(targets, np.int32), logprobs, top_tokens, top_logprobs)
+
+
+def _refuse_nan(logits: FloatArray) -> None:
+    bad = np.flatnonzero(np.isnan(logits).any(axis=1))
+    if len(bad):
+        raise ValueError(f"row {bad[0]} of the logits holds a NaN")

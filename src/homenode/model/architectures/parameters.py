@@ -1,0 +1,109 @@
+"""An architecture's parameters as data: their names in a checkpoint, their shapes in the model's terms, and when they exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from homenode.compute.ops import KvCache, Ops, Tensor
+from homenode.model.architectures.rope import Rope
+from homenode.model.checkpoint.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One line of an architecture's table.
+
+    `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one. `shape` holds names of `dimensions()`:
+    two for a matrix [rows = outputs, columns = inputs], one for a vector. `when` names the flag of `flags()` that says whether the model has it.
+    """
+
+    key: str  # what the forward function calls it
+    name: str
+    shape: tuple[str, ...]
+    when: str = "always"
+
+    @property
+    def kind(self) -> str:
+        """`matrix` (packed by the backend) or `vector` (float32)."""
+        return "matrix" if len(self.shape) == 2 else "vector"
+
+    @property
+    def per_layer(self) -> bool:
+        """Is there one in every layer?"""
+        return "{layer}" in self.name
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Handles of a loaded model's parameters, by `Parameter.key`. A key the model lacks is absent: biases are looked up with `.get`."""
+
+    top: Mapping[str, Any]
+    layers: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a forward function is given besides the ops: figures, parameters, rotary frequencies, and the KV memory of this program."""
+
+    spec: ModelSpec
+    parameters: Parameters
+    rope: Rope
+    cache: KvCache
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A kind of decoder: its parameter table and its forward function (on `Ops` only, returning the logits of the selected rows)."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    forward: Callable[[Ops, Forward], Tensor]
+
+
+def dimensions(spec: ModelSpec) -> dict[str, int]:
+    """The lengths shapes are made of."""
+    return {
+        "vocabulary": spec.vocab_size,
+        "hidden": spec.hidden_size,
+        "intermediate": spec.intermediate_size,
+        "query": spec.num_heads * spec.head_dim,
+        "kv": spec.num_kv_heads * spec.head_dim,
+        "head": spec.head_dim,
+    }
+
+
+def flags(spec: ModelSpec) -> dict[str, bool]:
+    """The conditions `Parameter.when` can name."""
+    return {
+        "always": True,
+        "untied": not spec.tie_word_embeddings,
+        "attention_bias": spec.attention_bias,
+        "output_bias": spec.output_bias,
+        "mlp_bias": spec.mlp_bias,
+    }
+
+
+@dataclass(frozen=True)
+class ExpectedTensor:
+    """A tensor the checkpoint must hold. `layer` is None for those outside the layers."""
+
+    parameter: Parameter
+    layer: int | None
+    name: str
+    shape: tuple[int, ...]
+
+
+def expected_tensors(table: tuple[Parameter, ...], spec: ModelSpec) -> Iterator[ExpectedTensor]:
+    """Every tensor a model of these figures has, layer by layer, in the order they are used."""
+    sizes, present = dimensions(spec), flags(spec)
+    for parameter in table:
+        if not present[parameter.when] or parameter.per_layer:
+            continue
+        yield ExpectedTensor(parameter, None, parameter.name, tuple(sizes[d] for d in parameter.shape))
+    for layer in range(spec.num_layers):
+        for parameter in table:
+            if parameter.per_layer and present[parameter.when]:
+                name = parameter.name.format(layer=layer)
+                yield ExpectedTensor(parameter, layer, name, tuple(sizes[d] for d in parameter.shape))

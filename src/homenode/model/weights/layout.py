@@ -1,0 +1,176 @@
+"""Which storage format every matrix gets in memory, and why: decided from names and shapes, before a byte moves."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from homenode.dtypes import BY_NAME, DType
+from homenode.errors import InternalError, UnsupportedError, UserError
+from homenode.model.weights.names import MatchedTensor
+from homenode.units import format_bytes
+
+QUANTIZE = ("q8_0", "q4_0")
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+# Formats every backend's weight_from_file decodes by itself (Format in csrc/kernels/linear.h); others go through the checkpoint's decoder.
+READ_BY_BACKENDS = frozenset(
+    ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+)  # fmt: skip
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+# The first with a kernel is taken. BF16 holds every value of the 8-bit types, F32 the others' to the last bit a float32 product could use.
+_WITHOUT_KERNEL = {
+    "F16": ("F32",), "BF16": ("F32",), "F64": ("F32",), "F8_E4M3": ("BF16", "F32"), "F8_E5M2": ("BF16", "F32"),
+    "I8": ("BF16", "F32"), "U8": ("BF16", "F32"), "BOOL": ("BF16", "F32"),
+    "I16": ("F32",), "I32": ("F32",), "I64": ("F32",), "U16": ("F32",), "U32": ("F32",), "U64": ("F32",),
+}  # fmt: skip
+_QUANTISED_WITHOUT_KERNEL = ("Q8_0", "BF16", "F32")
+_WIDE = frozenset({"embed", "lm_head"})  # every token depends on these two: never narrower than Q8_0 by our own doing
+
+
+@dataclass(frozen=True)
+class MatrixLayout:
+    """One matrix: how it is stored in the file, how it will be kept, and why. Sizes in bytes; kernels may pad the kept size a little."""
+
+    name: str
+    rows: int
+    columns: int
+    source: str
+    target: str
+    reason: str
+    source_bytes: int
+    target_bytes: int
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """All matrices in the order they are read, and the bytes of the vectors, which become float32."""
+
+    matrices: tuple[MatrixLayout, ...]
+    vector_bytes: int
+    ignored: tuple[str, ...] = ()  # tensors of the checkpoint nothing needs
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of the matrices in the files."""
+        return sum(m.source_bytes for m in self.matrices)
+
+    @property
+    def target_bytes(self) -> int:
+        """Bytes the parameters will take in memory."""
+        return sum(m.target_bytes for m in self.matrices) + self.vector_bytes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should be told: matrices not kept as stored, by kind of change, and tensors left alone."""
+        changed: dict[tuple[str, str, str], int] = {}
+        for m in self.matrices:
+            if m.source != m.target:
+                key = (m.source, m.target, m.reason)
+                changed[key] = changed.get(key, 0) + 1
+        lines = [f"{n} {'matrix' if n == 1 else 'matrices'} {s} -> {t}: {why}" for (s, t, why), n in changed.items()]
+        return tuple(lines + [f"tensor {name} is not used" for name in self.ignored])
+
+    def to_json(self) -> dict[str, Any]:
+        """The layout as plain values."""
+        return {**dataclasses.asdict(self), "source_bytes": self.source_bytes, "target_bytes": self.target_bytes}
+
+    def table(self) -> str:
+        """A table for people, the layers' matrices of one kind and treatment in one line."""
+        groups: dict[tuple[Any, ...], list[MatrixLayout]] = {}
+        for m in self.matrices:
+            role = re.sub(r"\.\d+\.", ".*.", m.name)
+            groups.setdefault((role, m.rows, m.columns, m.source, m.target, m.reason), []).append(m)
+        rows = [("matrix", "count", "shape", "stored", "kept", "size", "why")]
+        for (role, r, c, source, target, reason), members in groups.items():
+            size = format_bytes(sum(m.target_bytes for m in members))
+            rows.append((role, str(len(members)), f"{r}x{c}", source, target, size, reason))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        total = f"{format_bytes(self.source_bytes)} in the files, {format_bytes(self.target_bytes)} in memory"
+        return "\n".join([*lines, total])
+
+
+def plan_layout(
+    tensors: Iterable[MatchedTensor],
+    weight_types: frozenset[str],
+    *,
+    quantize: str | None = None,
+    dtype: str = "auto",
+    ignored: tuple[str, ...] = (),
+) -> WeightLayout:
+    """Decide every matrix's format.
+
+    quantize: None, `q8_0` or `q4_0`: quantise float matrices; with `q4_0` the embedding table and the output matrix get Q8_0.
+    dtype: `auto` keeps float matrices as stored, `float32`, `bfloat16` and `float16` convert them.
+    Raises UserError for values outside these or both given, UnsupportedError for a tensor in a format homenode does not know.
+    """
+    _check_settings(quantize, dtype, weight_types)
+    matrices, vector_bytes = [], 0
+    for tensor in tensors:
+        entry = tensor.entry
+        if entry.dtype.name not in BY_NAME:
+            raise UnsupportedError(
+                f"{entry.file}: tensor {entry.name} is stored as {entry.dtype.name}, a format this version does not know; "
+                f"known: {', '.join(BY_NAME)}",
+                tensor=entry.name,
+            )
+        if tensor.expected.parameter.kind == "vector":
+            vector_bytes += 4 * tensor.expected.shape[0]
+            continue
+        target, reason = _choose(tensor, weight_types, quantize, dtype)
+        rows, columns = tensor.expected.shape
+        size = rows * padded_row_bytes(BY_NAME[target], columns)
+        matrices.append(MatrixLayout(entry.name, rows, columns, entry.dtype.name, target, reason, entry.nbytes, size))
+    return WeightLayout(tuple(matrices), vector_bytes, ignored)
+
+
+def padded_row_bytes(dtype: DType, columns: int) -> int:
+    """Bytes of a row kept as `dtype`, its last block filled up."""
+    return dtype.row_bytes(-(-columns // dtype.block) * dtype.block)
+
+
+def _check_settings(quantize: str | None, dtype: str, weight_types: frozenset[str]) -> None:
+    if quantize is not None and quantize not in QUANTIZE:
+        raise UserError(f"--quantize {quantize} is unknown; choose one of {', '.join(QUANTIZE)}", param="quantize")
+    if dtype != "auto" and dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype} is unknown; choose one of auto, {', '.join(DTYPES)}", param="dtype")
+    if quantize is not None and dtype != "auto":
+        raise UserError(
+            f"--quantize {quantize} and --dtype {dtype} both say how float matrices are kept; give only one of them", param="quantize"
+        )
+    wanted = quantize.upper() if quantize else DTYPES.get(dtype)
+    if wanted is not None and wanted not in weight_types:
+        raise UserError(f"this backend cannot compute with {wanted} weights; it can with {', '.join(sorted(weight_types))}", param="dtype")
+
+
+def _choose(tensor: MatchedTensor, weight_types: frozenset[str], quantize: str | None, dtype: str) -> tuple[str, str]:
+    """Target format of a matrix and the reason for it."""
+    source = tensor.entry.dtype.name
+    if source in _FLOATS and quantize is not None:
+        if tensor.expected.parameter.key in _WIDE and quantize == "q4_0" and "Q8_0" in weight_types:
+            return "Q8_0", "quantised at load; embedding and output keep 8 bits, as every token depends on them"
+        return quantize.upper(), f"quantised at load (--quantize {quantize})"
+    if source in _FLOATS and dtype != "auto" and DTYPES[dtype] != source:
+        overflow = "; magnitudes above 65504 become infinite" if dtype == "float16" else ""
+        return DTYPES[dtype], f"converted at load (--dtype {dtype}){overflow}"
+    if source in weight_types:
+        return source, "as stored"
+    target = _first_with_kernel(source, weight_types)
+    loss = "each block of 32 values moves by at most 1/254 of its largest" if target == "Q8_0" else "no value changes"
+    if source in {"F64", "I32", "I64", "U32", "U64"}:
+        loss = "rounded to float32"
+    elif target == "BF16" and BY_NAME[source].block > 1:
+        loss = "rounded to 8 significant bits"
+    return target, f"{source} has no kernel here: converted; {loss}"
+
+
+def _first_with_kernel(source: str, weight_types: frozenset[str]) -> str:
+    candidates = _WITHOUT_KERNEL.get(source, _QUANTISED_WITHOUT_KERNEL)
+    for target in candidates:
+        if target in weight_types:
+            return target
+    raise InternalError(f"no kernel for {source} and none for {', '.join(candidates)}; the backend has {', '.join(sorted(weight_types))}")

@@ -1,0 +1,88 @@
+"""A model ready to compute: figures, parameters in a backend, and the forward function of its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from homenode.compute.ops import Backend, KvCache, KvGeometry, Ops, Tensor
+from homenode.errors import UserError
+from homenode.model.architectures.parameters import Architecture, Forward, Parameters
+from homenode.model.architectures.registry import architecture_of
+from homenode.model.architectures.rope import Rope, rope_of
+from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
+from homenode.model.weights.layout import WeightLayout, plan_layout
+from homenode.model.weights.names import match_tensors
+from homenode.model.weights.read import Progress, read_parameters
+
+KV_DTYPES = ("auto", "f32", "bf16")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What `load_model` returns. `layout` says how every matrix is kept; its `notes` are worth telling an operator."""
+
+    spec: ModelSpec
+    architecture: Architecture
+    parameters: Parameters
+    layout: WeightLayout
+    rope: Rope
+    max_model_len: int  # most positions of a sequence, prompt and output together
+
+    def forward(self, cache: KvCache) -> Callable[[Ops], Tensor]:
+        """The function to compile: logits of a step's selected rows, keys and values going to `cache`."""
+        given = Forward(self.spec, self.parameters, self.rope, cache)
+        return lambda ops: self.architecture.forward(ops, given)
+
+    def kv_geometry(self, block_size: int, kv_dtype: str = "auto") -> KvGeometry:
+        """Shape of this model's KV memory. `auto`: f32 when every matrix is kept as float32, else bf16. UserError for other names."""
+        if kv_dtype not in KV_DTYPES:
+            raise UserError(f"--kv-cache-dtype {kv_dtype} is unknown; choose one of {', '.join(KV_DTYPES)}", param="kv_cache_dtype")
+        if kv_dtype == "auto":
+            kv_dtype = "f32" if all(m.target == "F32" for m in self.layout.matrices) else "bf16"
+        return KvGeometry(self.spec.num_layers, self.spec.num_kv_heads, self.spec.head_dim, block_size, kv_dtype)
+
+
+def plan_model(checkpoint: Checkpoint, backend: Backend, *, quantize: str | None = None, dtype: str = "auto") -> WeightLayout:
+    """How `load_model` would keep every matrix, without reading any. Raises what `load_model` raises before its first read."""
+    matched = match_tensors(architecture_of(checkpoint.spec.architecture), checkpoint)
+    return plan_layout(matched.tensors, backend.weight_types(), quantize=quantize, dtype=dtype, ignored=matched.ignored)
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    *,
+    quantize: str | None = None,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a checkpoint into a backend.
+
+    quantize: None, `q8_0` or `q4_0` for float matrices. dtype: `auto`, `float32`, `bfloat16` or `float16` for float matrices.
+    max_model_len: None means the model's own. progress: called with (bytes done, bytes in all) after every tensor.
+
+    All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or format, CheckpointError for
+    missing, unknown or misshapen tensors, UserError for settings.
+    """
+    spec = checkpoint.spec
+    architecture = architecture_of(spec.architecture)
+    rope = rope_of(spec)
+    length = _model_length(spec, max_model_len)
+    matched = match_tensors(architecture, checkpoint)
+    layout = plan_layout(matched.tensors, backend.weight_types(), quantize=quantize, dtype=dtype, ignored=matched.ignored)
+    parameters = read_parameters(matched.tensors, layout, backend, spec.num_layers, progress)
+    return LoadedModel(spec, architecture, parameters, layout, rope, length)
+
+
+def _model_length(spec: ModelSpec, wanted: int | None) -> int:
+    if wanted is None:
+        return spec.max_position
+    if not 1 <= wanted <= spec.max_position:
+        raise UserError(
+            f"--max-model-len {wanted} does not fit this model: its positions end at {spec.max_position}; "
+            f"give a number from 1 to {spec.max_position}",
+            param="max_model_len",
+        )
+    return wanted

@@ -1,0 +1,99 @@
+"""Matching an architecture's parameter table with the tensors of a checkpoint, before any weight is read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from homenode.errors import CheckpointError
+from homenode.model.architectures.parameters import Architecture, ExpectedTensor, expected_tensors
+from homenode.model.checkpoint.spec import Checkpoint, TensorEntry
+
+# Tensors old exporters wrote that carry nothing: constants computed from the configuration, and GGUF's rope divisors, already in the RopeSpec.
+_HARMLESS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(masked_bias|bias)|rope_freqs\.weight)")
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class MatchedTensor:
+    """A tensor the model needs and where its bytes are."""
+
+    expected: ExpectedTensor
+    entry: TensorEntry
+
+
+@dataclass(frozen=True)
+class MatchedTensors:
+    """What to load, in the order the model uses it, and the names of tensors left alone."""
+
+    tensors: tuple[MatchedTensor, ...]
+    ignored: tuple[str, ...]
+
+
+def match_tensors(architecture: Architecture, checkpoint: Checkpoint) -> MatchedTensors:
+    """Pair every parameter with its tensor.
+
+    CheckpointError, naming the tensors with what was seen and wanted, when some are missing, unknown or of another shape or size.
+    """
+    spec, tensors = checkpoint.spec, checkpoint.tensors
+    wanted = list(expected_tensors(architecture.parameters, spec))
+    missing = [e.name for e in wanted if e.name not in tensors]
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint.path}: {_listed(missing)} missing: a {architecture.name} model with {spec.num_layers} layers has them, the "
+            f"{len(tensors)} tensors here do not; the files are incomplete, or their configuration describes another model",
+            missing=missing,
+        )
+    matched = tuple(MatchedTensor(e, tensors[e.name]) for e in wanted)
+    for match in matched:
+        _check(checkpoint, match)
+    return MatchedTensors(matched, _ignored(architecture, checkpoint, {e.name for e in wanted}))
+
+
+def _check(checkpoint: Checkpoint, match: MatchedTensor) -> None:
+    """The shape must be the expected one, whole blocks must make a row, and the byte count must be that of the shape."""
+    entry, want = match.entry, match.expected
+    if tuple(entry.shape) != want.shape:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {entry.name} has shape {list(entry.shape)}, but the configuration asks for {list(want.shape)} "
+            f"({' x '.join(want.parameter.shape)}); weights and configuration belong to different models",
+            tensor=entry.name,
+            seen=tuple(entry.shape),
+            wanted=want.shape,
+        )
+    columns = want.shape[-1]
+    if columns % entry.dtype.block:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {entry.name} is stored as {entry.dtype.name}, in blocks of {entry.dtype.block}, "
+            f"but its rows have {columns} elements",
+            tensor=entry.name,
+        )
+    rows = want.shape[0] if len(want.shape) == 2 else 1
+    size = rows * entry.dtype.row_bytes(columns)
+    if entry.nbytes != size:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {entry.name} has {entry.nbytes} bytes; {list(entry.shape)} of {entry.dtype.name} takes {size}",
+            tensor=entry.name,
+            seen=entry.nbytes,
+            wanted=size,
+        )
+
+
+def _ignored(architecture: Architecture, checkpoint: Checkpoint, used: set[str]) -> tuple[str, ...]:
+    """Names of known harmless leftovers; CheckpointError for any other tensor the model would not use."""
+    extra = [name for name in checkpoint.tensors if name not in used]
+    tied_head = {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings else set()
+    unknown = [name for name in extra if name not in tied_head and not _HARMLESS.fullmatch(name)]
+    if unknown:
+        raise CheckpointError(
+            f"{checkpoint.path}: {_listed(unknown)} not part of a {architecture.name} model as configured; computing without "
+            "would give wrong answers, so the model is refused: it is a variant homenode does not know, or its configuration is wrong",
+            unknown=unknown,
+        )
+    return tuple(extra)
+
+
+def _listed(names: list[str]) -> str:
+    """`tensor a is`, `tensors a, b are`, at most a few of them by name."""
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return f"tensor {shown} is" if len(names) == 1 else f"tensors {shown} are"

@@ -1,0 +1,107 @@
+"""Each architecture against transformers at toy size: the same log-probabilities within a stated share of their spread, the same greedy tokens.
+
+Differences are measured on log-probabilities (logits up to a constant) and divided by the spread, the largest minus the smallest of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
+pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
+
+from homenode.compute.ops import Backend, FloatArray
+from homenode.model.checkpoint import open_checkpoint
+from homenode.model.weights.load import load_model
+from tests.model.driver import Driver
+from tests.model.transformers_models import CASES, greedy, load, logprobs, make, prompts
+
+pytestmark = pytest.mark.torch
+
+STEPS = 48
+FLOAT32_BOUND = 5e-6  # two orders of float32 summation; measured up to 2e-6
+BF16_KV_BOUND = 4e-2  # keys and values rounded to 8 significant bits; measured up to 1.9e-2
+BF16_COMPUTE_BOUND = 8e-2  # transformers also rounds every activation to 8 significant bits; measured up to 4.5e-2
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def float32_model(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("float32")
+    return folder, make(name, folder)
+
+
+@pytest.fixture(scope="module")
+def bfloat16_model(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("bfloat16")
+    return folder, make(name, folder, "bfloat16")
+
+
+def spread_error(ours: FloatArray, theirs: FloatArray) -> float:
+    """Largest difference as a share of the spread of `theirs`."""
+    return float(np.abs(ours - theirs).max() / (theirs.max() - theirs.min()))
+
+
+def test_float32_logits(float32_model: tuple[Path, Any], backend: Backend) -> None:
+    folder, theirs = float32_model
+    driver = Driver(load_model(open_checkpoint(folder), backend), backend)
+    for prompt in prompts():
+        _, ours = driver.prefill(prompt)
+        assert spread_error(ours, logprobs(theirs, prompt)) < FLOAT32_BOUND
+
+
+def test_float32_greedy_tokens_alone_chunked_and_together(float32_model: tuple[Path, Any], backend: Backend) -> None:
+    folder, theirs = float32_model
+    model = load_model(open_checkpoint(folder), backend)
+    expected = []
+    for prompt in prompts():
+        tokens, lead = greedy(theirs, prompt, STEPS)
+        assert lead > 1e-4, "the toy model hesitates between two tokens: choose another seed"
+        expected.append(prompt + tokens)
+    alone = [Driver(model, backend).generate([prompt], STEPS)[0] for prompt in prompts()]
+    assert [s.tokens for s in alone] == expected
+    for chunk, stagger in ((16, 0), (7, 3), (512, 5)):
+        together = Driver(model, backend).generate(prompts(), STEPS, chunk=chunk, stagger=stagger)
+        assert [s.tokens for s in together] == expected
+        for one, other in zip(alone, together, strict=True):
+            assert np.array_equal(np.array(one.logprobs), np.array(other.logprobs))
+
+
+def test_bfloat16_weights(bfloat16_model: tuple[Path, Any], backend: Backend) -> None:
+    folder, theirs = bfloat16_model
+    model = load_model(open_checkpoint(folder), backend)
+    assert model.spec.storage == "BF16" and model.kv_geometry(32).dtype == "bf16"
+    for prompt in prompts():
+        expected = logprobs(theirs, prompt)
+        _, exact = Driver(model, backend, kv_dtype="f32").prefill(prompt)
+        _, usual = Driver(model, backend).prefill(prompt)
+        assert spread_error(exact, expected) < FLOAT32_BOUND
+        assert FLOAT32_BOUND < spread_error(usual, expected) < BF16_KV_BOUND
+
+
+def test_bfloat16_greedy_tokens(bfloat16_model: tuple[Path, Any], backend: Backend) -> None:
+    folder, theirs = bfloat16_model
+    model = load_model(open_checkpoint(folder), backend)
+    expected = [p + greedy(theirs, p, STEPS)[0] for p in prompts()]
+    ours = Driver(model, backend, kv_dtype="f32").generate(prompts(), STEPS, chunk=16, stagger=2)
+    assert [s.tokens for s in ours] == expected
+
+
+def test_bfloat16_computation(bfloat16_model: tuple[Path, Any], backend: Backend) -> None:
+    """Against transformers computing in bfloat16: no further off than it is from its own float32 result, and ours is the nearer to that."""
+    folder, exact = bfloat16_model
+    model = load_model(open_checkpoint(folder), backend)
+    rounding = load(folder, "bfloat16")
+    for prompt in prompts():
+        _, ours = Driver(model, backend).prefill(prompt)
+        theirs, wanted = logprobs(rounding, prompt), logprobs(exact, prompt)
+        assert spread_error(ours, theirs) < BF16_COMPUTE_BOUND
+        assert np.abs(ours - wanted).mean() < np.abs(theirs - wanted).mean()

@@ -1,0 +1,65 @@
+"""Toy models without any file format: a spec, random arrays, and a checkpoint that keeps them in one plain file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from homenode.compute.ops import FloatArray
+from homenode.dtypes import BY_NAME, DType
+from homenode.model.architectures.parameters import expected_tensors
+from homenode.model.architectures.registry import architecture_of
+from homenode.model.checkpoint.spec import ModelSpec, RopeSpec, TensorEntry
+
+
+def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
+    """A model of two layers whose widths are all different, so that no two matrices can be mistaken for each other."""
+    spec = ModelSpec(
+        architecture=architecture, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16,
+        vocab_size=80, max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False,
+        attention_bias=architecture == "qwen2",
+    )  # fmt: skip
+    return replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def toy_arrays(spec: ModelSpec, seed: int = 0) -> dict[str, FloatArray]:
+    """Random parameters by Hugging Face name, scaled so that logits differ by a few units."""
+    random = np.random.default_rng(seed)
+    arrays = {}
+    for expected in expected_tensors(architecture_of(spec.architecture).parameters, spec):
+        values = random.standard_normal(expected.shape)
+        if len(expected.shape) == 2:
+            values *= 1.0 if expected.parameter.key == "embed" else 1.5 / np.sqrt(expected.shape[1])
+        else:
+            values = 0.1 * values + (1.0 if expected.name.endswith("weight") else 0.0)
+        arrays[expected.name] = values.astype(np.float32)
+    return arrays
+
+
+@dataclass
+class ArrayCheckpoint:
+    """A `Checkpoint` made of arrays, all in the one file `path`."""
+
+    path: Path
+    spec: ModelSpec
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
+
+    def add(self, name: str, stored: bytes, dtype: DType, shape: tuple[int, ...], permuted_heads: int = 0) -> None:
+        """Append a tensor to the file."""
+        with self.path.open("ab") as file:
+            offset = file.tell()
+            file.write(stored)
+        self.tensors[name] = TensorEntry(name, dtype, shape, self.path, offset, len(stored), permuted_heads)
+
+
+def array_checkpoint(path: Path, spec: ModelSpec, arrays: Mapping[str, FloatArray]) -> ArrayCheckpoint:
+    """A float32 checkpoint of `arrays`."""
+    path.write_bytes(b"an offset that is not zero")
+    checkpoint = ArrayCheckpoint(path, spec)
+    for name, array in arrays.items():
+        checkpoint.add(name, array.astype("<f4").tobytes(), BY_NAME["F32"], array.shape)
+    return checkpoint

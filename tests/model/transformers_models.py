@@ -1,0 +1,89 @@
+"""Toy models made by transformers with random weights: the independent implementation ours is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homenode.compute.ops import FloatArray
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 160, "max_position_embeddings": 256, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+# name -> (model type, changes to the configuration). Every prompt below is longer than the sliding windows.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied-biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+    "llama-rope-llama3": ("llama", {"rope_theta": 500000.0, "rope_scaling": LLAMA3}),
+    "llama-rope-linear": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
+    "llama-rope-yarn": ("llama", {"rope_scaling": YARN}),
+    "llama-rope-dynamic": ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 8}),
+    "mistral-window": ("mistral", {"sliding_window": 9}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+}
+
+
+def make(name: str, folder: Path, dtype: str = "float32") -> Any:
+    """The toy model `name` with weights random but fixed, saved to `folder` in `dtype`, returned computing in float32 on the saved values.
+
+    Norms, biases and embeddings are random too (transformers starts them as ones, zeros and almost nothing), so that a forgotten one shows.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind, changes = CASES[name]
+    config = AutoConfig.for_model(kind, **{**SIZES, **changes})
+    torch.manual_seed(sum(map(ord, name)))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if "norm" in key:
+                parameter.copy_(1 + 0.2 * noise)
+            elif parameter.dim() == 1:
+                parameter.copy_(0.3 * noise)
+            else:
+                parameter.copy_(noise * (1.0 if "embed" in key else 1.5 / parameter.shape[1] ** 0.5))
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    return load(folder, "float32")
+
+
+def load(folder: Path, dtype: str) -> Any:
+    """A saved model computing in `dtype`. Loaded afresh, as `Module.to` would also round the rotary frequencies, which loading does not."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+
+
+def logprobs(model: Any, tokens: list[int]) -> FloatArray:
+    """Natural log-probabilities after every token, float32 [tokens, vocabulary]."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0]
+        return np.asarray(logits.float().log_softmax(-1).numpy(), np.float32)
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> tuple[list[int], float]:
+    """`count` greedy tokens, the whole text recomputed for each, and the smallest lead any of them had over the runner-up."""
+    tokens, lead = list(prompt), float("inf")
+    for _ in range(count):
+        row = logprobs(model, tokens)[-1]
+        first, second = np.sort(row)[[-1, -2]]
+        lead = min(lead, float(first - second))
+        tokens.append(int(row.argmax()))
+    return tokens[len(prompt) :], lead
+
+
+def prompts(lengths: tuple[int, ...] = (40, 13, 75)) -> list[list[int]]:
+    """Random token ids, the same ones every time."""
+    random = np.random.default_rng(5)
+    return [random.integers(3, SIZES["vocab_size"], n).tolist() for n in lengths]
