@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
 @given(LETTERS, st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3), st.lists(st.integers(0, 24), max_size=6))
 def test_any_cut_gives_what_a_search_gives(text: str, stops: list[str], cuts: list[int]) -> None:
     places = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
-    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
     assert run(pieces, stops) == expected(text, stops)
 
 

@@ -1,0 +1,120 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.server import translate
+from homenode.server.choices import Piece, Scored
+from homenode.server.engine import Tokenizer
+from homenode.server.exchange import read_json, unless_gone
+from homenode.server.generation import Generation
+from homenode.server.openai import CompletionRequest, StreamOptions
+from homenode.server.responses import Completion, CompletionChoice, CompletionLogprobs
+from homenode.server.sse import DONE, EventStream, event
+from homenode.server.state import ServerState
+
+LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot carry
+
+_decode = msgspec.json.Decoder(CompletionRequest).decode
+
+
+async def completions(state: ServerState, request: Request) -> Response:
+    """Continue one or several prompts."""
+    config = state.config
+    body = await read_json(request, _decode, config.max_request_body, config.request_read_timeout)
+    model = state.model(body.model)
+    generation = await translate.completion(state, body)
+    answer = _Answer(state, body, model, generation)
+    if body.stream:
+        return EventStream(request, answer.events(), keep_alive_s=config.sse_keep_alive, write_timeout_s=config.write_timeout)
+    whole = await unless_gone(request.receive, answer.whole())
+    return Response(msgspec.json.encode(whole), media_type="application/json")
+
+
+class _Answer:
+    """Pieces as chunks of a stream, or gathered into one answer."""
+
+    def __init__(self, state: ServerState, body: CompletionRequest, model: str, generation: Generation) -> None:
+        self._tokenizer, self._body, self._generation = state.tokenizer, body, generation
+        self._id, self._created, self._model = f"cmpl-{secrets.token_hex(12)}", int(time.time()), model
+        self._fingerprint = state.fingerprint
+
+    async def whole(self) -> Completion:
+        """Everything at once. Raises ApiError when a sequence ends without a result."""
+        gathered: list[list[Piece]] = [[] for _ in self._generation.sequences]
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for index, piece in pieces:
+                gathered[index].append(piece)
+        answer = self._chunk([self._choice(i, _joined(parts), first=True) for i, parts in enumerate(gathered)])
+        answer.usage = self._generation.usage()
+        return answer
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, ending with [DONE]."""
+        options = self._body.stream_options or StreamOptions()
+        begun = [False] * len(self._generation.sequences)
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for index, piece in pieces:
+                if not piece.empty:
+                    chunk = self._chunk([self._choice(index, piece, first=not begun[index])])
+                    begun[index] = True
+                    if options.include_usage or options.continuous_usage_stats:
+                        chunk.usage = self._generation.usage() if options.continuous_usage_stats else None
+                    yield event(chunk)
+        if options.include_usage:
+            chunk = self._chunk([])
+            chunk.usage = self._generation.usage()
+            yield event(chunk)
+        yield DONE
+
+    def _chunk(self, choices: list[CompletionChoice]) -> Completion:
+        return Completion(id=self._id, created=self._created, model=self._model, choices=choices, system_fingerprint=self._fingerprint)
+
+    def _choice(self, index: int, piece: Piece, *, first: bool) -> CompletionChoice:
+        wanted, ids = self._body.logprobs, bool(self._body.return_token_ids)
+        return CompletionChoice(
+            index=index,
+            text=piece.text,
+            logprobs=None if wanted is None else logprobs_of(self._tokenizer, piece.scored, wanted),
+            finish_reason=piece.finish_reason,  # type: ignore[arg-type]
+            token_ids=piece.token_ids if ids else UNSET,
+            prompt_token_ids=self._generation.sequences[index].request.prompt_ids if ids and first else UNSET,
+        )
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        [token for piece in pieces for token in piece.token_ids],
+        [scored for piece in pieces for scored in piece.scored],
+        pieces[-1].finish_reason,
+    )
+
+
+def logprobs_of(tokenizer: Tokenizer, scored: list[Scored], wanted: int) -> CompletionLogprobs:
+    """The parallel lists of the API. `top_logprobs` has the `wanted` most likely tokens and the one that came; null where 0 are wanted."""
+    return CompletionLogprobs(
+        tokens=[tokenizer.token_text(entry.token) for entry in scored],
+        token_logprobs=[None if entry.logprob is None else max(entry.logprob.logprob, LEAST_LOGPROB) for entry in scored],
+        top_logprobs=[_top(tokenizer, entry) for entry in scored] if wanted else None,
+        text_offset=[entry.offset for entry in scored],
+    )
+
+
+def _top(tokenizer: Tokenizer, entry: Scored) -> dict[str, float] | None:
+    """Tokens with the same text (parts of characters) share a key; the likeliest keeps it."""
+    if entry.logprob is None:
+        return None
+    top: dict[str, float] = {}
+    for token, logprob in (*entry.logprob.top, (entry.token, entry.logprob.logprob)):
+        top.setdefault(tokenizer.token_text(token), max(logprob, LEAST_LOGPROB))
+    return top

@@ -1,0 +1,81 @@
+"""What the server asks of the engine and of the tokenizer: the two interfaces everything else here is written on.
+
+`homenode.engine.client.AsyncEngineClient` and `homenode.model.tokenizer.Tokenizer` fulfil them; tests use scripted ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from homenode.engine.messages import Output, Ready, Statistics
+from homenode.engine.request import Request
+
+
+class EngineClient(Protocol):
+    """The front's end of the connection to an engine process.
+
+    When the engine is lost every pending request gets an Output with a finish reason of `error` and the error kind `PeerError`, and
+    `on_engine_lost` is called once with the reason.
+    """
+
+    on_engine_lost: Callable[[str], None] | None
+
+    @property
+    def ready(self) -> Ready:
+        """What the engine loaded and what fits."""
+
+    @property
+    def statistics(self) -> Statistics:
+        """The latest figures the engine sent."""
+
+    def submit(self, request: Request) -> AsyncGenerator[Output, None]:
+        """Start `request`; its outputs, the last one carrying a finish reason. Closing the generator early aborts the request."""
+
+    async def abort(self, id: int, reason: str = "abort") -> None:
+        """Forget request `id`; an unknown or finished one is ignored."""
+
+    async def heartbeat(self, timeout: float) -> float:
+        """Seconds the engine loop took to answer. Raises PeerError when it is gone or silent for `timeout` seconds."""
+
+
+class TextStream(Protocol):
+    """Turns the ids of one sequence into text, never half a character."""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that became complete with `ids`."""
+
+    def flush(self) -> str:
+        """What is left at the end; bytes that are no character become U+FFFD."""
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back, and the chat template. Safe to use from several threads."""
+
+    vocab_size: int
+    bos_token_id: int | None
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_text(self, token: int) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
+        """An incremental decoder; `context` are ids before the first pushed one whose text is already known."""
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **values: Any,
+    ) -> str:
+        """The prompt for `messages`. Raises UserError when there is no template or the template refuses them."""
+
+    def info(self) -> dict[str, Any]: ...

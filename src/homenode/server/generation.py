@@ -1,0 +1,120 @@
+"""Sequences of one HTTP request, from the engine's outputs to pieces of text; whatever happens, nothing is left running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from homenode.engine.messages import Output
+from homenode.engine.request import Request
+from homenode.server.choices import Choice, Piece
+from homenode.server.engine import EngineClient
+from homenode.server.failures import from_output
+from homenode.server.metrics import Recorder
+from homenode.server.responses import PromptDetails, Usage
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One engine request and the choice it becomes. `first_of_prompt`: of the n sequences of a prompt, the one whose prompt counts."""
+
+    request: Request
+    choice: Choice
+    recorder: Recorder
+    first_of_prompt: bool
+    cached_tokens: int = 0
+
+
+class Generation:
+    """Runs the sequences of one request together."""
+
+    def __init__(self, client: EngineClient, sequences: list[Sequence], active: set[int]) -> None:
+        """`active`: where the ids of running requests are kept for a shutdown that has to abort them."""
+        self._client, self._active = client, active
+        self.sequences = sequences
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """(choice index, piece) as they come. Raises ApiError when the engine ends a sequence without a result.
+
+        Closing the generator early, or a failure of one sequence, aborts all that are still running.
+        """
+        left = len(self.sequences)
+        ids = {sequence.request.id for sequence in self.sequences}
+        self._active |= ids
+        try:
+            async with aclosing(self._outputs()) as outputs:
+                async for index, output in outputs:
+                    sequence = self.sequences[index]
+                    if sequence.choice.finish_reason is not None:
+                        continue  # a stop string matched before the engine heard of it
+                    yield index, self._piece(sequence, output)
+                    if sequence.choice.finish_reason is not None:
+                        if output.finish_reason is None:
+                            await self._client.abort(sequence.request.id, "stop")
+                        left -= 1
+                        if not left:
+                            return
+            raise from_output(Output(id=0, finish_reason="abort", error="the engine stopped answering"))
+        finally:
+            self._active -= ids
+            for sequence in self.sequences:
+                sequence.recorder.end("abort")
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        counted = [sequence for sequence in self.sequences if sequence.first_of_prompt]
+        prompt = sum(len(sequence.request.prompt_ids) for sequence in counted)
+        completion = sum(sequence.choice.num_tokens for sequence in self.sequences)
+        cached = sum(sequence.cached_tokens for sequence in counted)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptDetails(cached),
+        )
+
+    def _piece(self, sequence: Sequence, output: Output) -> Piece:
+        if output.error_kind is not None or output.finish_reason in ("error", "abort"):
+            sequence.recorder.end("error")
+            raise from_output(output)
+        sequence.recorder.tokens(len(output.tokens))
+        sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)
+        piece = sequence.choice.feed(output)
+        if piece.finish_reason is not None:
+            sequence.recorder.end(piece.finish_reason)
+        return piece
+
+    async def _outputs(self) -> AsyncGenerator[tuple[int, Output], None]:
+        if len(self.sequences) == 1:  # no queue and no task between the engine and the only listener
+            async with aclosing(self._client.submit(self.sequences[0].request)) as outputs:
+                async for output in outputs:
+                    yield 0, output
+            return
+        queue: asyncio.Queue[tuple[int, Output] | Exception | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._forward(i, queue)) for i in range(len(self.sequences))]
+        try:
+            ended = 0
+            while ended < len(tasks):
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    ended += 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _forward(self, index: int, queue: asyncio.Queue[tuple[int, Output] | Exception | None]) -> None:
+        """Puts the outputs of one sequence into the queue of all; None says that there are no more."""
+        try:
+            async with aclosing(self._client.submit(self.sequences[index].request)) as outputs:
+                async for output in outputs:
+                    queue.put_nowait((index, output))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)

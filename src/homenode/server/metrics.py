@@ -1,0 +1,141 @@
+"""What /metrics shows: the engine's counters as it last sent them, and what only the front can time.
+
+Names are the field's, under `homenode:`, labelled with the model's name. One registry belongs to one application.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from homenode.engine.messages import Statistics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+_BETWEEN_TOKENS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
+_WHOLE_REQUEST = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0)
+
+_GAUGES = (
+    ("num_requests_running", "Requests the engine is computing.", "num_running"),
+    ("num_requests_waiting", "Requests waiting for the engine.", "num_waiting"),
+    ("kv_cache_usage_perc", "Share of the KV blocks in use; 1 means 100 percent.", "kv_usage"),
+)
+_COUNTERS = (
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
+    ("num_preemptions", "Preemptions for lack of KV blocks.", "preemptions"),
+    ("prompt_tokens", "Prompt tokens processed.", "prompt_tokens"),
+    ("generation_tokens", "Tokens generated.", "generation_tokens"),
+)
+
+
+class _EngineCollector(Collector):
+    """Reads the engine's latest statistics whenever somebody asks."""
+
+    def __init__(self, model: str, statistics: Callable[[], Statistics], refused: dict[str, int]) -> None:
+        self._model, self._statistics, self._refused = model, statistics, refused
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._statistics()
+        for name, help, field in _GAUGES:
+            gauge = GaugeMetricFamily(f"homenode:{name}", help, labels=("model_name",))
+            gauge.add_metric((self._model,), getattr(now, field))
+            yield gauge
+        for name, help, field in _COUNTERS:
+            counter = CounterMetricFamily(f"homenode:{name}", help, labels=("model_name",))
+            counter.add_metric((self._model,), getattr(now, field))
+            yield counter
+        refused = CounterMetricFamily("homenode:admission_rejections", "Requests turned away.", labels=("model_name", "reason"))
+        for reason in sorted({*now.rejected, *self._refused}):
+            refused.add_metric((self._model, reason), now.rejected.get(reason, 0) + self._refused.get(reason, 0))
+        yield refused
+
+
+class Metrics:
+    """The metrics of one application."""
+
+    def __init__(self, model: str, statistics: Callable[[], Statistics]) -> None:
+        self._model = model
+        self._registry = CollectorRegistry()
+        self._refused: dict[str, int] = {}
+        self._registry.register(_EngineCollector(model, statistics, self._refused))
+        self._first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN)
+        self._between = self._histogram("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_TOKENS)
+        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _WHOLE_REQUEST)
+        self._finished = Counter(
+            "homenode:request_success", "Sequences finished, by reason.", ("model_name", "finished_reason"), registry=self._registry
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            self._finished.labels(model, reason)
+
+    def refuse(self, reason: str) -> None:
+        """Count a request the front itself turned away."""
+        self._refused[reason] = self._refused.get(reason, 0) + 1
+
+    def recorder(self) -> Recorder:
+        """A stopwatch for one sequence, started now."""
+        return Recorder(self._first_token, self._between, self._whole, lambda reason: self._finished.labels(self._model, reason).inc())
+
+    def render(self) -> bytes:
+        """The text for a Prometheus scrape."""
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"homenode:{name}", help, ("model_name",), buckets=buckets, registry=self._registry).labels(self._model)
+
+
+class Recorder:
+    """Times one sequence."""
+
+    def __init__(self, first_token: Histogram, between: Histogram, whole: Histogram, finished: Callable[[str], None]) -> None:
+        self._first_token, self._between, self._whole, self._finished = first_token, between, whole, finished
+        self.arrival = time.monotonic()
+        self._last: float | None = None
+        self._ended = False
+
+    def tokens(self, count: int) -> None:
+        """`count` tokens arrived together."""
+        if not count:
+            return
+        now = time.monotonic()
+        if self._last is None:
+            self._first_token.observe(now - self.arrival)
+        else:
+            for _ in range(count):
+                self._between.observe((now - self._last) / count)
+        self._last = now
+
+    def end(self, reason: str) -> None:
+        """The sequence ended for `reason`; only the first call counts."""
+        if self._ended:
+            return
+        self._ended = True
+        self._whole.observe(time.monotonic() - self.arrival)
+        self._finished(reason)
