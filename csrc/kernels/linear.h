@@ -13,16 +13,11 @@
 #include <vector>
 
 #include "base/status.h"
+#include "quant/format.h"
 
 namespace homenode {
 
 class Team;
-
-// Storage formats by their GGUF number (see src/homenode/dtypes.py), for both files and packed weights.
-enum class Format : int32_t {
-  f32 = 0, f16 = 1, q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q2_k = 10, q3_k = 11, q4_k = 12, q5_k = 13, q6_k = 14,
-  iq4_nl = 20, iq4_xs = 23, bf16 = 30, mxfp4 = 39,
-};
 
 // Does packed storage in this format have a kernel of its own (at every level)?
 bool has_kernel(Format);
@@ -45,8 +40,6 @@ Result<std::shared_ptr<Weight>> weight_from_file(Team&, int fd, uint64_t offset,
                                                  int permuted_heads);
 Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target);
 
-// Decode one stored row (not packed) to float32: the loader's and the tests' way to see what a file says.
-void decode_row(Format, const uint8_t* source, float* out, int64_t columns);
 // Decode one row of a packed weight to float32 (what embedding does).
 void unpack_row(const Weight&, int64_t row, float* out);
 

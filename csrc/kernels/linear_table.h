@@ -1,0 +1,41 @@
+// What one instruction set level offers for matrix products: pointers filled in by kernels/<level>/linear.cpp.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "quant/coding.h"
+
+namespace homenode {
+
+// 32 activations as small integers: x ~ scale * code, |code| <= 127, scale = largest |x| / 127. A part holding a NaN or an infinity has
+// codes 0 and scale NaN, so that every product with it is NaN.
+struct EncodedPart {
+  int8_t codes[kPartColumns];
+  float scale;
+  int32_t minus_sum;          // of the codes, negated
+  int32_t minus_half_sum[2];  // of the first and the last sixteen
+};
+
+// Adds to sums[token][32] the products of `tokens` activation rows with `columns` columns of one packed group.
+// `rows` is the first of these columns in the first row, `stride` the bytes from row to row: EncodedPart for block formats, else float.
+using TileFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums);
+
+constexpr int kMaxTileTokens = 6;
+constexpr int kFloatFormats = 3;  // rows of `floats` below: F32, F16, BF16
+
+struct Tiles {
+  int max_tokens = 0;
+  TileFunction tile[kMaxTileTokens] = {};  // [tokens - 1]
+};
+
+struct LinearTable {
+  Tiles floats[kFloatFormats];
+  Tiles coded[kCodingCount];  // in the order of kCodings
+  void (*encode)(const float* x, int64_t columns, EncodedPart* out);
+};
+
+const LinearTable& linear_table_scalar();
+const LinearTable& linear_table_avx2();
+const LinearTable& linear_table_avx512();
+
+}  // namespace homenode

@@ -1,0 +1,394 @@
+// Matrix products of a few activation rows with one packed group of 32 weight rows: the one source of all levels.
+//
+// A level's unit defines, in the anonymous namespace, vectors of kLanes 32-bit lanes (Floats, Ints) and the functions on them that are used
+// below, then includes this file and fills its LinearTable. All is in the anonymous namespace and uses nothing of the standard library:
+// no function compiled for one level can be linked into another.
+//
+// The value of an output, the same at every level and for every number of tokens:
+//   F32, F16, BF16   one fused multiply-add for each column, ascending, starting from 0
+//   simple blocks    for each 32 columns: the exact integer sum of products, then fma(float(sum), d_weight * d_row, value);
+//                    with a minimum then fma(-minimum, d_row * float(-sum of row codes), value)
+//   super-blocks     for each 256 columns: eight times fma(float(sum of s * integer sums), d_row, inner), and for minimums
+//                    fma(float(m), d_row * float(-sum of row codes), inner_minimum); then value = fma(inner, d, value), fma(inner_minimum, dmin, value)
+#pragma once
+#include "kernels/linear_table.h"
+
+#define HOMENODE_INLINE inline __attribute__((always_inline))
+
+namespace homenode {
+namespace {
+
+constexpr int kVectors = kGroupRows / kLanes;  // of a group's rows
+constexpr int kVectorBytes = 4 * kLanes;
+
+template <int M>
+using Block = Floats[M][kVectors];
+
+template <int M>
+HOMENODE_INLINE void load_sums(const float* sums, Block<M>& f) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) f[m][v] = load_floats(sums + kGroupRows * m + kLanes * v);
+  }
+}
+
+template <int M>
+HOMENODE_INLINE void store_sums(const Block<M>& f, float* sums) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) store_floats(sums + kGroupRows * m + kLanes * v, f[m][v]);
+  }
+}
+
+template <int M>
+HOMENODE_INLINE void set_zero(Block<M>& f) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) f[m][v] = zero_floats();
+  }
+}
+
+// ---- float formats
+
+// f += the weights of one column times that column of M rows.
+template <int M>
+HOMENODE_INLINE void add_column(const Floats (&w)[kVectors], const uint8_t* x, size_t stride, Block<M>& f) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    const Floats value = broadcast_float(x + m * stride);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) f[m][v] = fma(w[v], value, f[m][v]);
+  }
+}
+
+template <int M>
+void tile_f32(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums) {
+  Block<M> f;
+  load_sums<M>(sums, f);
+  for (; columns > 0; --columns, packed += 4 * kGroupRows, x += 4) {
+    Floats w[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) w[v] = as_floats(load_bytes(packed + v * kVectorBytes));
+    add_column<M>(w, x, stride, f);
+  }
+  store_sums<M>(f, sums);
+}
+
+template <int M>
+void tile_f16(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums) {
+  Block<M> f;
+  load_sums<M>(sums, f);
+  for (; columns > 0; --columns, packed += 2 * kGroupRows, x += 4) {
+    Floats w[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) w[v] = load_halves(packed + 2 * kLanes * v);
+    add_column<M>(w, x, stride, f);
+  }
+  store_sums<M>(f, sums);
+}
+
+// A 32-bit unit holds two adjacent columns; the second of the last pair is absent when the number of columns is odd.
+template <int M>
+void tile_bf16(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums) {
+  Block<M> f;
+  load_sums<M>(sums, f);
+  const Ints upper = broadcast_int(int32_t(0xffff0000));
+  for (; columns > 0; columns -= 2, packed += 4 * kGroupRows, x += 8) {
+    Floats first[kVectors], second[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const Ints pair = load_bytes(packed + v * kVectorBytes);
+      first[v] = as_floats(shift_left32<16>(pair));
+      second[v] = as_floats(bit_and(pair, upper));
+    }
+    add_column<M>(first, x, stride, f);
+    if (columns > 1) add_column<M>(second, x + 4, stride, f);
+  }
+  store_sums<M>(f, sums);
+}
+
+// ---- block formats
+
+template <int Left>
+HOMENODE_INLINE Ints shifted(Ints x) {
+  if constexpr (Left > 0) return shift_left16<Left>(x);
+  if constexpr (Left < 0) return shift_right16<-Left>(x);
+  return x;
+}
+
+HOMENODE_INLINE Ints masked(Ints x, int byte) { return bit_and(x, broadcast_int(byte * 0x01010101)); }
+
+// The codes of line `Line` (see quant/coding.h) as unsigned bytes; high and low bits of one vector's rows.
+template <Coding C, int Line>
+HOMENODE_INLINE Ints line_codes(const uint8_t* high, const uint8_t* low) {
+  Ints codes;
+  if constexpr (C.low_bits == 8) codes = load_bytes(low + kLineBytes * Line);
+  if constexpr (C.low_bits == 4) codes = masked(shifted<-4 * (Line / 4)>(load_bytes(low + kLineBytes * (Line % 4))), 15);
+  if constexpr (C.low_bits == 2) codes = masked(shifted<-2 * (Line % 4)>(load_bytes(low + kLineBytes * (Line / 4))), 3);
+  if constexpr (C.high_bits == 1) {
+    codes = bit_or(codes, masked(shifted<C.low_bits - Line>(load_bytes(high)), 1 << C.low_bits));
+  }
+  if constexpr (C.high_bits == 2) {
+    codes = bit_or(codes, masked(shifted<C.low_bits - 2 * (Line % 4)>(load_bytes(high + kLineBytes * (Line / 4))), 3 << C.low_bits));
+  }
+  if constexpr (C.table != Table::none) codes = look_up(table_bytes<C.table, C.zero>(), codes);
+  return codes;
+}
+
+// Does the level's dot product take these codes less their zero, so that no compensation is due?
+template <Coding C>
+constexpr bool kDotSubtracts = C.zero == 128 && kWideDotSubtracts128;
+
+constexpr int sums_per_part(const Coding& c) { return c.scales == 2 ? 2 : 1; }
+
+// Integer sums of one part, for each half of the columns when each half has a scale of its own.
+template <Coding C, int M>
+struct PartSums {
+  Ints sum[sums_per_part(C)][M][kVectors];
+};
+
+template <Coding C, int M>
+HOMENODE_INLINE void start_sums(const uint8_t* x, size_t stride, PartSums<C, M>& sums) {
+  constexpr int n = sums_per_part(C);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    const auto* part = reinterpret_cast<const EncodedPart*>(x + m * stride);
+#pragma GCC unroll 8
+    for (int h = 0; h < n; ++h) {
+      Ints start = zero_ints();
+      if constexpr (C.zero != 0 && !kDotSubtracts<C>) {
+        start = shift_left32<__builtin_ctz(C.zero | 256)>(broadcast_int(n == 1 ? part->minus_sum : part->minus_half_sum[h]));
+      }
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums.sum[h][m][v] = start;
+    }
+  }
+}
+
+// Adds the products of all eight lines. Lines that share bytes follow each other.
+template <Coding C, int M, int Step = 0>
+HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t stride, PartSums<C, M>& sums) {
+  constexpr int line = C.low_bits == 4 ? Step / 2 + 4 * (Step % 2) : Step;
+  constexpr int h = sums_per_part(C) == 2 ? line / 4 : 0;
+  Ints w[kVectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    const uint8_t* high = lines + v * kVectorBytes;
+    w[v] = line_codes<C, line>(high, high + Packed<C>::high);
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    const Ints codes = broadcast_bytes4(x + m * stride + 4 * line);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      Ints& sum = sums.sum[h][m][v];
+      sum = C.zero == 128 ? dot_wide(sum, w[v], codes) : dot_narrow(sum, w[v], codes);
+    }
+  }
+  if constexpr (Step < 7) add_lines<C, M, Step + 1>(lines, x, stride, sums);
+}
+
+// 16-bit scales of the rows of one vector.
+template <Coding C>
+HOMENODE_INLINE Floats load_scales(const uint8_t* p) {
+  if constexpr (C.scale_bf16) return as_floats(shift_left32<16>(load_unsigned16(p)));
+  return load_halves(p);
+}
+
+// d_row * -(sum of the row's codes): what a minimum is multiplied with, negated.
+HOMENODE_INLINE Floats minus_row_sum(const EncodedPart* part) {
+  return multiply(broadcast_float(&part->scale), to_floats(broadcast_int(part->minus_sum)));
+}
+HOMENODE_INLINE Floats minus_row_half_sum(const EncodedPart* part, int h) {
+  return multiply(broadcast_float(&part->scale), to_floats(broadcast_int(part->minus_half_sum[h])));
+}
+
+template <Coding C, int M>
+void tile_simple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total) {
+  using At = Packed<C>;
+  Block<M> f;
+  load_sums<M>(total, f);
+  for (; columns > 0; columns -= kPartColumns, packed += At::bytes, x += sizeof(EncodedPart)) {
+    PartSums<C, M> sums;
+    start_sums<C, M>(x, stride, sums);
+    add_lines<C, M>(packed + At::head, x, stride, sums);
+    Floats d[kVectors], minimum[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      d[v] = load_scales<C>(packed + 2 * kLanes * v);
+      if constexpr (C.minimum != Minimum::none) minimum[v] = load_halves(packed + 2 * kGroupRows + 2 * kLanes * v);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const auto* part = reinterpret_cast<const EncodedPart*>(x + m * stride);
+      const Floats scale = broadcast_float(&part->scale);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        f[m][v] = fma(to_floats(sums.sum[0][m][v]), multiply(d[v], scale), f[m][v]);
+        if constexpr (C.minimum != Minimum::none) f[m][v] = minus_fma(minimum[v], minus_row_sum(part), f[m][v]);
+      }
+    }
+  }
+  store_sums<M>(f, total);
+}
+
+// The integer scale s and the minimum m of half h (or the whole) of a part, for one vector's rows.
+template <Coding C>
+HOMENODE_INLINE Ints part_scale(const uint8_t* part, int h, int v) {
+  const uint8_t* p = part + kGroupRows * h + kLanes * v;
+  if constexpr (C.minimum == Minimum::paired) return bit_and(load_unsigned8(p), broadcast_int(15));
+  return load_signed8(p);
+}
+template <Coding C>
+HOMENODE_INLINE Floats part_minimum(const uint8_t* part, int h, int v) {
+  const uint8_t* p = part + kGroupRows * h + kLanes * v;
+  if constexpr (C.minimum == Minimum::paired) return to_floats(shift_right16<4>(load_unsigned8(p)));
+  return to_floats(load_unsigned8(p + Packed<C>::scale));
+}
+
+// One part of a super-block: inner += d_row * sum of s * integer sums; inner_minimum likewise.
+template <Coding C, int M>
+HOMENODE_INLINE void add_part(const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& inner, Block<M>& inner_minimum) {
+  constexpr int n = sums_per_part(C);
+  PartSums<C, M> sums;
+  start_sums<C, M>(x, stride, sums);
+  add_lines<C, M>(at + Packed<C>::scale + Packed<C>::minimum, x, stride, sums);
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    Ints s[n];
+    Floats minimum[n];
+#pragma GCC unroll 2
+    for (int h = 0; h < n; ++h) {
+      s[h] = part_scale<C>(at, h, v);
+      if constexpr (C.minimum != Minimum::none) minimum[h] = part_minimum<C>(at, h, v);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const auto* part = reinterpret_cast<const EncodedPart*>(x + m * stride);
+      Ints scaled = multiply_ints(sums.sum[0][m][v], s[0]);
+      if constexpr (n == 2) scaled = add_ints(scaled, multiply_ints(sums.sum[1][m][v], s[1]));
+      inner[m][v] = fma(to_floats(scaled), broadcast_float(&part->scale), inner[m][v]);
+      if constexpr (C.minimum != Minimum::none) {
+#pragma GCC unroll 2
+        for (int h = 0; h < n; ++h) {
+          const Floats row = n == 2 ? minus_row_half_sum(part, h) : minus_row_sum(part);
+          inner_minimum[m][v] = fma(minimum[h], row, inner_minimum[m][v]);
+        }
+      }
+    }
+  }
+}
+
+template <Coding C, int M>
+void tile_super(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total) {
+  using At = Packed<C>;
+  Block<M> f;
+  load_sums<M>(total, f);
+  for (; columns > 0; columns -= At::columns, packed += At::bytes) {
+    Block<M> inner, inner_minimum;
+    set_zero<M>(inner);
+    set_zero<M>(inner_minimum);
+    const uint8_t* at = packed + At::head;
+    for (int part = 0; part < C.parts; ++part, at += At::part, x += sizeof(EncodedPart)) {
+      add_part<C, M>(at, x, stride, inner, inner_minimum);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats d = load_scales<C>(packed + 2 * kLanes * v);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        f[m][v] = fma(inner[m][v], d, f[m][v]);
+        if constexpr (C.minimum != Minimum::none) {
+          f[m][v] = fma(inner_minimum[m][v], load_halves(packed + 2 * kGroupRows + 2 * kLanes * v), f[m][v]);
+        }
+      }
+    }
+  }
+  store_sums<M>(f, total);
+}
+
+// ---- activations
+
+void encode_part(const float* x, EncodedPart* out) {
+  constexpr int kPerHalf = kPartColumns / 2 / kLanes;
+  Ints bits = zero_ints();  // of the largest magnitude: as integers they compare like the floats, and a NaN is above infinity
+  for (int i = 0; i < 2 * kPerHalf; ++i) {
+    bits = larger_ints(bits, bit_and(as_ints(load_floats(x + kLanes * i)), broadcast_int(0x7fffffff)));
+  }
+  const int32_t largest_bits = largest_lane(bits);
+  const float largest = __builtin_bit_cast(float, largest_bits);
+  *out = EncodedPart{};
+  if (largest_bits > 0x7f7fffff) {
+    out->scale = __builtin_nanf("");
+    return;
+  }
+  if (largest < 1e-30f) return;  // as good as zero; its inverse could overflow
+  out->scale = largest / 127.0f;
+  const float inverse = 127.0f / largest;
+  const Floats factor = broadcast_float(&inverse);
+  for (int h = 0; h < 2; ++h) {
+    Ints sum = zero_ints();
+    for (int i = h * kPerHalf; i < (h + 1) * kPerHalf; ++i) {
+      const Ints codes = round_to_ints(multiply(load_floats(x + kLanes * i), factor));
+      store_signed8(out->codes + kLanes * i, codes);
+      sum = add_ints(sum, codes);
+    }
+    out->minus_half_sum[h] = -sum_lanes(sum);
+  }
+  out->minus_sum = out->minus_half_sum[0] + out->minus_half_sum[1];
+}
+
+void encode_columns(const float* x, int64_t columns, EncodedPart* out) {
+  for (; columns >= kPartColumns; columns -= kPartColumns, x += kPartColumns) encode_part(x, out++);
+  if (columns > 0) {
+    float rest[kPartColumns] = {};
+    for (int i = 0; i < columns; ++i) rest[i] = x[i];
+    encode_part(rest, out);
+  }
+}
+
+// ---- the table
+
+template <Coding C, int M>
+constexpr TileFunction coded_tile() {
+  if constexpr (C.parts == 1) return tile_simple<C, M>;
+  else return tile_super<C, M>;
+}
+
+template <Coding C, int M = 1>
+constexpr void fill_coded(Tiles& tiles) {
+  constexpr int most = C.parts == 1 ? kSimpleTokens : kSuperTokens;
+  tiles.max_tokens = most;
+  tiles.tile[M - 1] = coded_tile<C, M>();
+  if constexpr (M < most) fill_coded<C, M + 1>(tiles);
+}
+
+template <int N = 0>
+constexpr void fill_codings(LinearTable& table) {
+  fill_coded<kCodings[N]>(table.coded[N]);
+  if constexpr (N + 1 < kCodingCount) fill_codings<N + 1>(table);
+}
+
+template <int M = 1>
+constexpr void fill_floats(LinearTable& table) {
+  const TileFunction tiles[kFloatFormats] = {tile_f32<M>, tile_f16<M>, tile_bf16<M>};
+  for (int i = 0; i < kFloatFormats; ++i) {
+    table.floats[i].max_tokens = kFloatTokens;
+    table.floats[i].tile[M - 1] = tiles[i];
+  }
+  if constexpr (M < kFloatTokens) fill_floats<M + 1>(table);
+}
+
+constexpr LinearTable make_table() {
+  LinearTable table{};
+  fill_floats(table);
+  fill_codings(table);
+  table.encode = encode_columns;
+  return table;
+}
+
+}  // namespace
+}  // namespace homenode
