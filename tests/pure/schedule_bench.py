@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from homenode.engine.executor.protocol import StepError
 from homenode.engine.executor.scripted import ScriptedExecutor, scripted_logprob, scripted_token
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, SamplingParams
@@ -125,11 +126,13 @@ class Bench:
             return False
         self._blocks_in_flight.popleft()
         try:
-            event: Event = StepDone(self.now, self.executor.result())
-        except RuntimeError as error:
+            result = self.executor.result()
+        except StepError as error:
             self._blocks_in_flight.clear()
-            event = StepFailed(self.now, str(error))
-        self.apply(event)
+            self.apply(StepFailed(self.now, str(error)))
+        else:
+            assert result is not None
+            self.apply(StepDone(self.now, result))
         return True
 
     def run(self, most: int = 100_000) -> None:

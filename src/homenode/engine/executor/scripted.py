@@ -12,7 +12,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from homenode.engine.executor.protocol import StepError
 from homenode.engine.request import SamplingParams, TokenLogprob
 from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError
@@ -60,7 +62,7 @@ class ScriptedExecutor:
         max_sequences: int | None = None,
         fault: Callable[[Step], Exception | None] | None = None,
     ) -> None:
-        """`max_tokens`, `max_sequences`: bounds of a step, if to be checked. `fault` may fail a step: `result` raises what it returns."""
+        """`max_tokens`, `max_sequences`: bounds of a step, if to be checked. A step for which `fault` returns an error is lost."""
         self._limits = limits
         self._max_tokens = max_tokens
         self._max_sequences = max_sequences
@@ -68,7 +70,8 @@ class ScriptedExecutor:
         self._states: dict[int, _State] = {}
         self._memory: list[list[tuple[int, int] | None]] = [[None] * limits.block_size for _ in range(limits.num_blocks)]
         self._users = [0] * limits.num_blocks  # live sequences that have the block in their table
-        self._results: deque[StepResult | Exception] = deque()
+        self._results: deque[StepResult | StepError] = deque()
+        self._notify: Callable[[], None] = lambda: None
         self._last_number = -1
         self._last_seq = -1
         self._failed = False  # a step was lost, so ends of unknown sequences are to be expected
@@ -79,7 +82,7 @@ class ScriptedExecutor:
 
     @property
     def pending(self) -> int:
-        """Steps whose results were not fetched yet."""
+        """Steps whose result was not taken yet."""
         return len(self._results)
 
     @property
@@ -87,17 +90,45 @@ class ScriptedExecutor:
         """Handles that were started and not ended."""
         return frozenset(self._states)
 
+    def on_result(self, callback: Callable[[], None]) -> None:
+        """`callback` is called at the end of every `submit`."""
+        self._notify = callback
+
     def submit(self, step: Step) -> None:
-        """Do a step. Its result waits for `result`. InternalError for a breach of the protocol."""
+        """Do a step at once and keep its result. InternalError for a breach of the protocol."""
         self._check_step(step)
-        if self._results and isinstance(self._results[-1], Exception):
-            self._results.append(InternalError("a step before this one was lost"))
-            return
+        self._results.append(self._outcome(step))
+        self._notify()
+
+    def result(self, timeout: float | None = None) -> StepResult | None:
+        """The oldest result not taken yet; None if there is none. Raises StepError for a lost step; those after it are lost as well."""
+        if not self._results:
+            return None
+        result = self._results.popleft()
+        if isinstance(result, StepError):
+            self._results.clear()
+            raise result
+        return result
+
+    def statistics(self) -> dict[str, Any]:
+        """Nothing computes here."""
+        return {"sequences": len(self._states)}
+
+    def close(self) -> None:
+        """Drop what was not taken."""
+        self._results.clear()
+
+    def table(self, seq: int) -> list[int]:
+        """The block table of a live sequence."""
+        return self._states[seq].table.copy()
+
+    def _outcome(self, step: Step) -> StepResult | StepError:
+        if self._results and isinstance(self._results[-1], StepError):
+            return StepError(f"step {step.number} is lost with one before it", kind="InternalError")
         error = self._fault(step) if self._fault else None
         if error:
             self._lose_everything()
-            self._results.append(error)
-            return
+            return StepError(f"step {step.number} failed: {error}", kind=type(error).__name__)
         for seq in step.ends:
             self._end(seq)
         for start in step.starts:
@@ -107,24 +138,7 @@ class ScriptedExecutor:
             self._compute(item, result)
         rows = len(result.sampled) + sum(len(scored.scores) for scored in result.scored)
         self._demand(rows <= self._limits.max_sampled_rows, f"step {step.number} samples and scores {rows} rows")
-        self._results.append(result)
-
-    def result(self, timeout: float | None = None) -> StepResult:
-        """The oldest result that was not fetched. Raises the step's error if it was lost; the steps after it are lost as well."""
-        if not self._results:
-            raise TimeoutError("no step is in flight")
-        result = self._results.popleft()
-        if isinstance(result, Exception):
-            self._results.clear()
-            raise result
         return result
-
-    def close(self) -> None:
-        """Nothing is held outside this object."""
-
-    def table(self, seq: int) -> list[int]:
-        """The block table of a live sequence."""
-        return self._states[seq].table.copy()
 
     def _check_step(self, step: Step) -> None:
         self._demand(step.number > self._last_number, f"step {step.number} came after step {self._last_number}")
