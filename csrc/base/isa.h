@@ -11,4 +11,19 @@ const char* level_name(Level);    // "scalar", "avx2", "avx512"
 bool set_level(Level);
 Level current_level();
 
+// Whether set_level would take it.
+bool level_available(Level);
+
+// Uses another level on this thread while it lives: a program carries its own level, so levels can be compared in one process.
+class LevelScope {
+ public:
+  explicit LevelScope(Level);
+  ~LevelScope();
+  LevelScope(const LevelScope&) = delete;
+  LevelScope& operator=(const LevelScope&) = delete;
+
+ private:
+  int before_;
+};
+
 }  // namespace homenode

@@ -1,0 +1,35 @@
+#include "bind/bind.h"
+
+#include <cerrno>
+
+#include "base/isa.h"
+
+namespace homenode {
+
+void raise(const Error& error) {
+  switch (error.fault) {
+    case Fault::user: throw nb::value_error(error.message.c_str());
+    case Fault::host: {
+      const nb::object exception = nb::module_::import_("builtins").attr("OSError")(error.code, error.message);
+      PyErr_SetObject(PyExc_OSError, exception.ptr());
+      throw nb::python_error();
+    }
+    default: throw std::runtime_error(error.message);
+  }
+}
+
+}  // namespace homenode
+
+NB_MODULE(_native, m) {
+  namespace hn = homenode;
+  hn::nb::enum_<hn::Level>(m, "Level", "Instruction set levels, in order.")
+      .value("scalar", hn::Level::scalar)
+      .value("avx2", hn::Level::avx2)
+      .value("avx512", hn::Level::avx512);
+  m.def("best_level", &hn::best_level, "The best level this machine and this build have.");
+  m.def("level_available", &hn::level_available, hn::nb::arg("level"));
+  hn::bind_team(m);
+  hn::bind_weights(m);
+  hn::bind_program(m);
+  hn::bind_sampling(m);
+}

@@ -1,0 +1,101 @@
+#include "bind/bind.h"
+
+#include <nanobind/stl/optional.h>
+
+#include <cstring>
+
+namespace homenode {
+namespace {
+
+std::shared_ptr<const Weight> weight_of(const WeightHandle& handle) {
+  // The team outlives the weight, and with it every program that uses it.
+  struct Both {
+    std::shared_ptr<Weight> weight;
+    std::shared_ptr<Team> team;
+  };
+  auto both = std::make_shared<Both>(Both{handle.weight, handle.team});
+  return {both, both->weight.get()};
+}
+
+Tensor linear(Recorder& r, const Tensor& x, const std::vector<const WeightHandle*>& handles, const std::vector<std::optional<Tensor>>& optional_biases,
+              const std::optional<Tensor>& residual) {
+  std::vector<std::shared_ptr<const Weight>> weights;
+  for (const WeightHandle* handle : handles) weights.push_back(weight_of(*handle));
+  std::vector<Tensor> biases;
+  for (const auto& bias : optional_biases) biases.push_back(bias.value_or(Tensor{}));
+  return take(r.linear(x, std::move(weights), biases, residual ? &*residual : nullptr));
+}
+
+Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& positions, const Array1<int32_t>& query_start,
+           const Array1<int32_t>& context_len, const Array2<int32_t>& block_table, const Array1<int32_t>& sample_rows) {
+  const StepInput input{span_of(ids), span_of(positions), span_of(query_start), span_of(context_len),
+                        {block_table.data(), block_table.size()}, static_cast<int64_t>(block_table.shape(1)), span_of(sample_rows)};
+  auto output = [&] {
+    nb::gil_scoped_release unlocked;
+    return program.run(input);
+  }();
+  return take(std::move(output));
+}
+
+auto copy_output(const Output& output) {
+  const auto rows = static_cast<size_t>(output.rows), columns = static_cast<size_t>(output.columns);
+  std::vector<float> values(rows * columns);
+  for (size_t r = 0; r < rows; ++r) std::memcpy(values.data() + r * columns, output.data + static_cast<int64_t>(r) * output.stride, columns * sizeof(float));
+  return array_of(std::move(values), {rows, columns});
+}
+
+Tensor make_constant(const Array2<float>& values) {
+  if (values.shape(0) < 1 || values.shape(1) < 1) raise({Fault::user, 0, "a parameter without elements"});
+  return take(constant(values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1))));
+}
+
+void bind_recorder(nb::module_& m) {
+  nb::class_<Recorder>(m, "Recorder", "Records the operations of a forward function; see homenode.compute.ops.Ops.")
+      .def("__init__",
+           [](Recorder* self, std::shared_ptr<Team> team, Level level, int max_tokens, int max_sequences, int max_sampled_rows, int max_blocks) {
+             if (max_tokens < 1 || max_sequences < 1 || max_sampled_rows < 0 || max_blocks < 0 || max_tokens > (1 << 24)) {
+               raise({Fault::user, 0, "limits of a program: at least one token and sequence, and at most 2^24 tokens"});
+             }
+             new (self) Recorder(std::move(team), level, {max_tokens, max_sequences, max_sampled_rows, max_blocks});
+           },
+           nb::arg("team"), nb::arg("level"), nb::arg("max_tokens"), nb::arg("max_sequences"), nb::arg("max_sampled_rows"),
+           nb::arg("max_blocks_per_sequence"))
+      .def("embedding", [](Recorder& r, const WeightHandle& table) { return take(r.embedding(weight_of(table))); })
+      .def("rms_norm", [](Recorder& r, const Tensor& x, const Tensor& weight, float eps) { return take(r.rms_norm(x, weight, eps)); })
+      .def("linear", &linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("residual").none())
+      .def("split", [](Recorder& r, const Tensor& x, const std::vector<int64_t>& widths) { return take(r.split(x, widths)); })
+      .def("rope_angles",
+           [](Recorder& r, const Array1<float>& frequencies, float scale) {
+             return take(r.rope_angles({frequencies.data(), frequencies.data() + frequencies.size()}, scale));
+           })
+      .def("rope", [](Recorder& r, const Tensor& x, const Tensor& angles, int head_dim) { return take(r.rope(x, angles, head_dim)); })
+      .def("attention",
+           [](Recorder& r, const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window) {
+             return take(r.attention(q, k, v, std::move(cache), layer, scale, window));
+           })
+      .def("silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); })
+      .def("select", [](Recorder& r, const Tensor& x) { return take(r.select(x)); })
+      .def("finish", [](Recorder& r, const Tensor& output) { return take(r.finish(output)); });
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+  nb::class_<Tensor>(m, "Tensor", "A handle on float32 rows.")
+      .def_prop_ro("columns", [](const Tensor& t) { return t.columns; })
+      .def_prop_ro("is_parameter", [](const Tensor& t) { return t.rows == RowKind::fixed; });
+  m.def("constant", &make_constant, nb::arg("values"), "A parameter or constant input with a copy of a float32 [rows, columns] array.");
+  bind_recorder(m);
+  nb::class_<Output>(m, "Output", "The rows a program computed; overwritten by its next run.")
+      .def_ro("rows", &Output::rows)
+      .def_ro("columns", &Output::columns)
+      .def("numpy", &copy_output, "A copy as an array.")
+      .def("__array__", [](const Output& o, nb::args, nb::kwargs) { return copy_output(o); });
+  nb::class_<Program>(m, "Program", "A recorded forward function.")
+      .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"), nb::arg("block_table"),
+           nb::arg("sample_rows"), nb::keep_alive<0, 1>())
+      .def_prop_ro("nbytes", &Program::bytes)
+      .def_prop_ro("barriers", &Program::barriers);
+}
+
+}  // namespace homenode

@@ -1,0 +1,46 @@
+#include <atomic>
+
+#include "bind/bind.h"
+
+namespace homenode {
+namespace {
+
+std::shared_ptr<Team> make_team(const std::vector<int>& cpus, int spin_us, bool pin_caller) {
+  nb::gil_scoped_release unlocked;
+  auto team = Team::create(cpus, spin_us, pin_caller);
+  if (!team) {
+    nb::gil_scoped_acquire locked;
+    raise(team.error());
+  }
+  return std::shared_ptr<Team>(std::move(team.value()));
+}
+
+// Every member counts each round and checks after the barrier that all have: the number of misses, 0 on a sound team.
+int64_t exercise(Team& team, int runs, int rounds) {
+  std::atomic<int64_t> count{0}, missed{0};
+  int64_t expected = 0;
+  nb::gil_scoped_release unlocked;
+  for (int r = 0; r < runs; ++r) {
+    team.run([&](int member) {
+      for (int i = 1; i <= rounds; ++i) {
+        count.fetch_add(1, std::memory_order_relaxed);
+        team.barrier(member);
+        missed += count.load(std::memory_order_relaxed) != expected + int64_t(i) * team.size();
+        team.barrier(member);
+      }
+    });
+    expected += int64_t(rounds) * team.size();
+  }
+  return missed + (count != expected);
+}
+
+}  // namespace
+
+void bind_team(nb::module_& m) {
+  nb::class_<Team>(m, "Team", "Threads pinned to the CPUs given (-1: not pinned).")
+      .def(nb::new_(&make_team), nb::arg("cpus"), nb::arg("spin_us"), nb::arg("pin_caller"))
+      .def_prop_ro("cpus", [](const Team& t) { return t.cpus(); })
+      .def("exercise", &exercise, nb::arg("runs"), nb::arg("rounds"), "Self-test: runs with many barriers; returns how often one let go too early.");
+}
+
+}  // namespace homenode

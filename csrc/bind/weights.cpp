@@ -1,0 +1,82 @@
+#include "bind/bind.h"
+#include "kernels/kv_cache.h"
+
+namespace homenode {
+namespace {
+
+// Matrices larger than this are not weights of anything.
+constexpr int64_t kMostElements = int64_t(1) << 40;
+
+void check_shape(int64_t rows, int64_t columns) {
+  if (rows < 1 || columns < 1 || rows > kMostElements / columns) {
+    raise({Fault::user, 0, "a weight of " + std::to_string(rows) + " x " + std::to_string(columns) + "; wanted positive sizes and at most 2^40 elements"});
+  }
+}
+
+// Runs `make` without the interpreter lock.
+template <class F>
+WeightHandle packed(std::shared_ptr<Team> team, F&& make) {
+  auto result = [&] {
+    nb::gil_scoped_release unlocked;
+    return make(*team);
+  }();
+  return {take(std::move(result)), std::move(team)};
+}
+
+WeightHandle from_file(std::shared_ptr<Team> team, int fd, uint64_t offset, int source, int64_t rows, int64_t columns, int target, int permuted_heads) {
+  check_shape(rows, columns);
+  if (permuted_heads < 0 || (permuted_heads && rows % (2 * int64_t(permuted_heads)))) {
+    raise({Fault::user, 0, std::to_string(rows) + " rows cannot be " + std::to_string(permuted_heads) + " heads of interleaved halves"});
+  }
+  return packed(std::move(team), [&](Team& t) {
+    return weight_from_file(t, fd, offset, static_cast<Format>(source), rows, columns, static_cast<Format>(target), permuted_heads);
+  });
+}
+
+WeightHandle from_rows(std::shared_ptr<Team> team, const Array2<float>& rows, int target) {
+  const auto n = static_cast<int64_t>(rows.shape(0)), columns = static_cast<int64_t>(rows.shape(1));
+  check_shape(n, columns);
+  const float* data = rows.data();
+  return packed(std::move(team), [&](Team& t) { return weight_from_rows(t, data, n, columns, static_cast<Format>(target)); });
+}
+
+auto unpack(const WeightHandle& handle, int64_t row) {
+  const Weight& w = *handle.weight;
+  if (row < 0 || row >= w.rows) raise({Fault::user, 0, "row " + std::to_string(row) + " of " + std::to_string(w.rows)});
+  std::vector<float> out(static_cast<size_t>(w.columns));
+  unpack_row(w, row, out.data());
+  return array_of(std::move(out), {static_cast<size_t>(w.columns)});
+}
+
+std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int kv_heads, int head_dim, int block_size, bool bf16, int64_t blocks) {
+  auto result = [&] {
+    nb::gil_scoped_release unlocked;
+    return KvCache::create(*team, {layers, kv_heads, head_dim, block_size, bf16}, blocks);
+  }();
+  return take(std::move(result));
+}
+
+}  // namespace
+
+void bind_weights(nb::module_& m) {
+  m.def("has_kernel", [](int format) { return has_kernel(static_cast<Format>(format)); }, nb::arg("format"), "Of a GGUF type number.");
+  m.def("can_decode", [](int format) { return can_decode(static_cast<Format>(format)); }, nb::arg("format"), "Of a GGUF type number.");
+  nb::class_<WeightHandle>(m, "Weight", "A packed matrix.")
+      .def_prop_ro("rows", [](const WeightHandle& h) { return h.weight->rows; })
+      .def_prop_ro("columns", [](const WeightHandle& h) { return h.weight->columns; })
+      .def_prop_ro("format", [](const WeightHandle& h) { return static_cast<int>(h.weight->format); })
+      .def_prop_ro("nbytes", [](const WeightHandle& h) { return h.weight->bytes(); })
+      .def_prop_ro("huge_pages", [](const WeightHandle& h) { return h.weight->huge_pages; })
+      .def("unpack_row", &unpack, nb::arg("row"), "One row as float32.");
+  m.def("weight_from_file", &from_file, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("source"), nb::arg("rows"), nb::arg("columns"),
+        nb::arg("target"), nb::arg("permuted_heads"));
+  m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"));
+  nb::class_<KvCache>(m, "KvCache", "Paged keys and values.")
+      .def_prop_ro("blocks", &KvCache::blocks)
+      .def_prop_ro("nbytes", &KvCache::bytes)
+      .def_prop_ro("huge_pages", &KvCache::huge_pages);
+  m.def("kv_cache", &make_cache, nb::arg("team"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("bf16"),
+        nb::arg("blocks"));
+}
+
+}  // namespace homenode

@@ -1,0 +1,32 @@
+#include "host/memory.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace homenode {
+namespace {
+constexpr size_t kPage = 4096, kHuge = size_t(2) << 20;
+}
+
+Result<Pages> allocate_pages(size_t bytes) {
+  const size_t alignment = bytes >= kHuge ? kHuge : kPage;
+  const size_t wanted = bytes ? bytes : 1;
+  if (wanted > SIZE_MAX / 2) return Error{Fault::user, 0, "a buffer of " + std::to_string(bytes) + " bytes is more than an address space"};
+  const size_t size = (wanted + alignment - 1) / alignment * alignment;
+  const size_t mapped = size + (alignment == kHuge ? kHuge : 0);
+  void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) {
+    return Error{Fault::host, errno, "mmap of " + std::to_string(mapped) + " bytes failed: " + std::strerror(errno)};
+  }
+  const auto address = reinterpret_cast<uintptr_t>(base);
+  Pages pages;
+  pages.data = reinterpret_cast<std::byte*>((address + alignment - 1) / alignment * alignment);
+  pages.bytes = size;
+  pages.owner = std::shared_ptr<void>(base, [mapped](void* p) { munmap(p, mapped); });
+  pages.huge = alignment == kHuge && madvise(pages.data, size, MADV_HUGEPAGE) == 0;
+  return pages;
+}
+
+}  // namespace homenode

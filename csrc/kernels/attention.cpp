@@ -1,0 +1,191 @@
+#include "kernels/attention.h"
+
+#include <algorithm>
+
+namespace homenode {
+namespace {
+
+// Query tokens of a sequence are its last ones.
+int first_position(const Step& step, int sequence) {
+  return step.context_len[sequence] - (step.query_start[sequence + 1] - step.query_start[sequence]);
+}
+
+int first_visible(int position, int window) { return window ? std::max(0, position - window + 1) : 0; }
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const AttentionShape& shape, const StepLimits& limits, int block_size, int threads) : shape_(shape), threads_(threads) {
+  const int64_t longest = int64_t(limits.max_blocks_per_sequence) * block_size;
+  max_partials_ = threads == 1 ? 0 : static_cast<int>(std::max<int64_t>(16 * threads, (longest + kChunkKeys - 1) / kChunkKeys));
+}
+
+void AttentionPlan::add_sequence(const Step& step, int sequence) {
+  const int rows = (step.query_start[sequence + 1] - step.query_start[sequence]) * shape_.group, first = first_position(step, sequence);
+  // Later rows see more keys: the longest work first, so that the team ends together.
+  for (int begin = (rows - 1) / kQueryRows * kQueryRows; begin >= 0; begin -= kQueryRows) {
+    const int count = std::min(kQueryRows, rows - begin);
+    const int low = first + begin / shape_.group, high = first + (begin + count - 1) / shape_.group;
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      tiles_.push_back({sequence, head, begin, count, first_visible(low, shape_.window) / kChunkKeys, high / kChunkKeys + 1, -1});
+    }
+  }
+}
+
+void AttentionPlan::divide(const Step& step) {
+  tiles_.clear();
+  items_.clear();
+  for (int s = 0; s < step.sequences; ++s) add_sequence(step, s);
+  const int tiles = static_cast<int>(tiles_.size()), wanted = 4 * threads_;
+  int64_t chunks = 0;
+  for (const AttentionTile& tile : tiles_) chunks += tile.chunk_end - tile.chunk_begin;
+  const int span = static_cast<int>(std::max<int64_t>(1, chunks / wanted));
+  int partials = 0;
+  for (int i = 0; i < tiles; ++i) {
+    AttentionTile& tile = tiles_[static_cast<size_t>(i)];
+    const int count = tile.chunk_end - tile.chunk_begin;
+    if (tiles >= wanted || count <= span || partials + count > max_partials_) {
+      items_.push_back({i, tile.chunk_begin, tile.chunk_end});
+      continue;
+    }
+    tile.first_partial = partials;
+    partials += count;
+    for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; chunk += span) items_.push_back({i, chunk, std::min(chunk + span, tile.chunk_end)});
+  }
+  if (chunks_left_.size() < tiles_.size()) chunks_left_ = std::vector<std::atomic<int>>(std::max(tiles_.size(), 2 * chunks_left_.size()));
+  for (int i = 0; i < tiles; ++i) {
+    const AttentionTile& tile = tiles_[static_cast<size_t>(i)];
+    chunks_left(i).store(tile.chunk_end - tile.chunk_begin, std::memory_order_relaxed);
+  }
+}
+
+size_t AttentionScratch::partial_floats(int head_dim) { return static_cast<size_t>(kQueryRows * (2 + padded_head(head_dim))); }
+
+// Queries, scores, and two results: the chunk's and the merged one.
+size_t AttentionScratch::thread_floats(int head_dim) {
+  return static_cast<size_t>(kQueryRows * padded_head(head_dim) + kQueryRows * kChunkKeys) + 2 * partial_floats(head_dim);
+}
+
+size_t AttentionScratch::bytes(int threads, int partials, int head_dim) {
+  return sizeof(float) * (static_cast<size_t>(threads) * thread_floats(head_dim) + static_cast<size_t>(partials) * partial_floats(head_dim));
+}
+
+float* AttentionScratch::thread_part(int thread) const {
+  return reinterpret_cast<float*>(memory_) + static_cast<size_t>(thread) * thread_floats(head_dim_);
+}
+
+float* AttentionScratch::partial(int index) const {
+  return thread_part(threads_) + static_cast<size_t>(index) * partial_floats(head_dim_);
+}
+
+namespace {
+
+// A result of up to kQueryRows rows: largest score, sum of weights, weighted values.
+struct Rows {
+  float *largest, *sum, *out;
+  Rows(float* memory) : largest(memory), sum(memory + kQueryRows), out(memory + 2 * kQueryRows) {}
+};
+
+// One tile as one thread works on it.
+class TileWork {
+ public:
+  TileWork(const AttentionCall& call, const Step& step, const AttentionPlan& plan, const AttentionTile& tile, const Kernels& kernels, float* memory)
+      : call_(call), step_(step), shape_(plan.shape()), tile_(tile), kernels_(kernels), padded_(padded_head(plan.shape().head_dim)), queries_(memory),
+        scores_(memory + kQueryRows * padded_), merged_(scores_ + kQueryRows * kChunkKeys), chunk_(merged_.out + kQueryRows * padded_) {}
+
+  void load_queries() {
+    for (int r = 0; r < tile_.rows; ++r) {
+      const float* q = call_.queries + token(r) * call_.query_stride + head(r) * shape_.head_dim;
+      for (int d = 0; d < shape_.head_dim; ++d) queries_[r * shape_.head_dim + d] = q[d] * call_.scale;
+    }
+  }
+
+  void compute_chunk(int chunk, const Rows& result) {
+    const void *keys[kChunkTiles], *values[kChunkTiles];
+    const int block_size = call_.cache->shape().block_size, first = chunk * kChunkKeys;
+    const int last = std::min(first + kChunkKeys, step_.context_len[tile_.sequence]);
+    for (int position = first, t = 0; position < last; position += kTileKeys, ++t) {
+      const int64_t block = step_.block_table[tile_.sequence * step_.table_width + position / block_size];
+      keys[t] = call_.cache->keys(call_.layer, block, tile_.kv_head, position % block_size);
+      values[t] = call_.cache->values(call_.layer, block, tile_.kv_head, position % block_size);
+    }
+    int begin[kQueryRows], end[kQueryRows];
+    for (int r = 0; r < tile_.rows; ++r) {
+      const int p = position(r);
+      begin[r] = std::max(first_visible(p, shape_.window) - first, 0);
+      end[r] = std::min(p + 1 - first, kChunkKeys);
+    }
+    const AttendArgs args{tile_.rows, shape_.head_dim, queries_, keys, values, begin, end, scores_, result.largest, result.sum, result.out};
+    (call_.cache->shape().bf16 ? kernels_.attend_bf16 : kernels_.attend_f32)(args);
+  }
+
+  // Adds a chunk's result to the merged one. A row's first visible chunk is taken as it is.
+  void merge_chunk(int chunk, const Rows& result) {
+    for (int r = 0; r < tile_.rows; ++r) {
+      const int p = position(r), first = first_visible(p, shape_.window) / kChunkKeys;
+      if (chunk < first || chunk > p / kChunkKeys) continue;
+      float* out = merged_.out + r * padded_;
+      const float* added = result.out + r * padded_;
+      if (chunk == first) {
+        merged_.largest[r] = result.largest[r];
+        merged_.sum[r] = result.sum[r];
+        std::copy(added, added + padded_, out);
+      } else {
+        kernels_.merge(&merged_.largest[r], &merged_.sum[r], out, result.largest[r], result.sum[r], added, padded_);
+      }
+    }
+  }
+
+  void write_out() {
+    for (int r = 0; r < tile_.rows; ++r) {
+      float* out = call_.out + token(r) * call_.out_stride + head(r) * shape_.head_dim;
+      for (int d = 0; d < shape_.head_dim; ++d) out[d] = merged_.out[r * padded_ + d] / merged_.sum[r];
+    }
+  }
+
+  const Rows& chunk_result() const { return chunk_; }
+
+ private:
+  int64_t token(int r) const { return step_.query_start[tile_.sequence] + (tile_.row_begin + r) / shape_.group; }
+  int64_t head(int r) const { return int64_t(tile_.kv_head) * shape_.group + (tile_.row_begin + r) % shape_.group; }
+  int position(int r) const { return first_position(step_, tile_.sequence) + (tile_.row_begin + r) / shape_.group; }
+
+  const AttentionCall& call_;
+  const Step& step_;
+  const AttentionShape& shape_;
+  const AttentionTile& tile_;
+  const Kernels& kernels_;
+  int64_t padded_;
+  float *queries_, *scores_;
+  Rows merged_, chunk_;
+};
+
+}  // namespace
+
+void attend(const AttentionCall& call, const Step& step, AttentionPlan& plan, const AttentionScratch& scratch, const Kernels& kernels,
+            std::atomic<int>& next, int thread) {
+  const int items = static_cast<int>(plan.items().size());
+  for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+    const AttentionItem& item = plan.items()[static_cast<size_t>(i)];
+    const AttentionTile& tile = plan.tiles()[static_cast<size_t>(item.tile)];
+    TileWork work(call, step, plan, tile, kernels, scratch.thread_part(thread));
+    work.load_queries();
+    if (tile.first_partial < 0) {
+      for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) {
+        work.compute_chunk(chunk, work.chunk_result());
+        work.merge_chunk(chunk, work.chunk_result());
+      }
+      work.write_out();
+      continue;
+    }
+    const auto kept = [&](int chunk) { return Rows(scratch.partial(tile.first_partial + chunk - tile.chunk_begin)); };
+    for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) work.compute_chunk(chunk, kept(chunk));
+    std::atomic<int>& left = plan.chunks_left(item.tile);
+    const int mine = item.chunk_end - item.chunk_begin;
+    if (left.fetch_sub(mine, std::memory_order_acq_rel) != mine) continue;
+    left.store(tile.chunk_end - tile.chunk_begin, std::memory_order_relaxed);  // for the next layer
+    for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; ++chunk) work.merge_chunk(chunk, kept(chunk));
+    work.write_out();
+  }
+}
+
+}  // namespace homenode

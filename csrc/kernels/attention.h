@@ -1,0 +1,87 @@
+// Paged causal attention as work items for a team.
+//
+// A tile is up to 16 rows of (query token, head of the group) of one sequence and KV head. Its context is cut into chunks of 256 keys counted
+// from position 0; each chunk gives a partial result for each row, and partial results are merged in ascending order. A tile is one work item,
+// or, when there are too few tiles for the team, several: then every chunk's partial result is kept and the item that ends last merges them.
+// Either way each row sees the same arithmetic.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "kernels/kv_cache.h"
+#include "kernels/step.h"
+
+namespace homenode {
+
+// What the division into work items depends on, the same for all layers of most models.
+struct AttentionShape {
+  int kv_heads, group, head_dim, window;  // window 0: none
+  bool operator==(const AttentionShape&) const = default;
+};
+
+struct AttentionTile {
+  int sequence, kv_head;
+  int row_begin, rows;          // row = query token of the sequence * group + head of the group
+  int chunk_begin, chunk_end;
+  int first_partial;            // of a divided tile, else -1
+};
+
+struct AttentionItem {
+  int tile, chunk_begin, chunk_end;
+};
+
+// How one step is divided for one shape.
+class AttentionPlan {
+ public:
+  AttentionPlan(const AttentionShape&, const StepLimits&, int block_size, int threads);
+  void divide(const Step&);
+
+  const AttentionShape& shape() const { return shape_; }
+  const std::vector<AttentionTile>& tiles() const { return tiles_; }
+  const std::vector<AttentionItem>& items() const { return items_; }
+  // Chunks of a tile not computed yet; the one who brings it to zero merges and sets it back.
+  std::atomic<int>& chunks_left(int tile) { return chunks_left_[static_cast<size_t>(tile)]; }
+  int partials() const { return max_partials_; }
+
+ private:
+  void add_sequence(const Step&, int sequence);
+
+  AttentionShape shape_;
+  int threads_, max_partials_;
+  std::vector<AttentionTile> tiles_;
+  std::vector<AttentionItem> items_;
+  std::vector<std::atomic<int>> chunks_left_;
+};
+
+// Work space of attention: a part for each thread, and the partial results of divided tiles.
+class AttentionScratch {
+ public:
+  static size_t bytes(int threads, int partials, int head_dim);
+  AttentionScratch(std::byte* memory, int threads, int head_dim) : memory_(memory), threads_(threads), head_dim_(head_dim) {}
+  float* thread_part(int thread) const;
+  float* partial(int index) const;  // [rows largest][rows sum][rows, padded head]
+
+ private:
+  static size_t thread_floats(int head_dim);
+  static size_t partial_floats(int head_dim);
+  std::byte* memory_;
+  int threads_, head_dim_;
+};
+
+struct AttentionCall {
+  const float* queries;
+  int64_t query_stride;
+  float* out;
+  int64_t out_stride;
+  const KvCache* cache;
+  int layer;
+  float scale;
+};
+
+// Takes items from `next` until there are none left.
+void attend(const AttentionCall&, const Step&, AttentionPlan&, const AttentionScratch&, const Kernels&, std::atomic<int>& next, int thread);
+
+}  // namespace homenode

@@ -1,0 +1,55 @@
+// Paged memory of keys and values.
+//
+// One contiguous region for each layer; in it blocks in order; in a block, KV heads in order; for each head first the keys, then the values:
+//   f32   keys   [tile of 16 tokens][head element][16]           values [token][head element]
+//   bf16  keys   [tile of 16 tokens][pair of elements][16][2]    values [pair of tokens][head element][2]
+// so that a thread working on one KV head reads both as streams, with a token of keys in each lane.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "host/memory.h"
+
+namespace homenode {
+
+class Team;
+
+struct KvShape {
+  int layers, kv_heads, head_dim, block_size;
+  bool bf16;
+};
+
+class KvCache {
+ public:
+  // Zeroed, each part by a thread of the team. Error when the shape is impossible or the memory is not to be had.
+  static Result<std::shared_ptr<KvCache>> create(Team&, const KvShape&, int64_t blocks);
+
+  const KvShape& shape() const { return shape_; }
+  int64_t blocks() const { return blocks_; }
+  size_t bytes() const { return bytes_; }
+  bool huge_pages() const { return pages_.huge; }
+
+  // The tiles of 16 tokens that hold slot `slot` (a multiple of 16) of a block.
+  const std::byte* keys(int layer, int64_t block, int kv_head, int slot) const { return head(layer, block, kv_head) + slot * token_bytes_; }
+  const std::byte* values(int layer, int64_t block, int kv_head, int slot) const {
+    return head(layer, block, kv_head) + (shape_.block_size + slot) * token_bytes_;
+  }
+  // Store one token of one head: head_dim values each. bf16 rounds to nearest, halves to even.
+  void put(int layer, int64_t block, int slot, int kv_head, const float* key, const float* value);
+
+ private:
+  std::byte* head(int layer, int64_t block, int kv_head) const {
+    return pages_.data + ((layer * blocks_ + block) * shape_.kv_heads + kv_head) * head_bytes_;
+  }
+
+  KvShape shape_;
+  int64_t blocks_ = 0;
+  int64_t token_bytes_ = 0;  // of the keys (or values) of one head
+  int64_t head_bytes_ = 0;   // keys and values of a block, one head
+  size_t bytes_ = 0;
+  Pages pages_;
+};
+
+}  // namespace homenode

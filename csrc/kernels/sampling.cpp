@@ -1,0 +1,184 @@
+#include "kernels/sampling.h"
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "host/team.h"
+
+namespace homenode {
+namespace {
+
+using std::to_string;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr int64_t kScanPiece = 16384;  // logits a thread scans for the largest at once
+
+Error wrong(std::string message) { return Error{Fault::user, 0, "sampling arrays: " + std::move(message)}; }
+
+std::optional<Error> check_lists(std::span<const int32_t> start, std::span<const int32_t> tokens, size_t values, size_t rows, int64_t vocabulary,
+                                 const char* name) {
+  if (start.size() != rows + 1 || start.front() != 0 || start.back() != static_cast<int64_t>(tokens.size()) || values != tokens.size()) {
+    return wrong(std::string(name) + "_start does not describe " + to_string(rows) + " rows of " + to_string(tokens.size()) + " tokens with values");
+  }
+  for (size_t i = 0; i < rows; ++i) {
+    if (start[i] > start[i + 1]) return wrong(std::string(name) + "_start falls after row " + to_string(i));
+  }
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= vocabulary) return wrong(std::string(name) + "_token " + to_string(token) + " in a vocabulary of " + to_string(vocabulary));
+  }
+  return {};
+}
+
+std::optional<Error> check(const SamplingInput& in, size_t rows, int64_t vocabulary) {
+  const size_t sizes[] = {in.temperature.size(),       in.top_p.size(),             in.min_p.size(), in.repetition_penalty.size(),
+                          in.frequency_penalty.size(), in.presence_penalty.size(),  in.top_k.size(), in.seed.size(),
+                          in.counter.size()};
+  for (const size_t size : sizes) {
+    if (size != rows) return wrong("an array of " + to_string(size) + " for " + to_string(rows) + " rows of logits");
+  }
+  for (size_t i = 0; i < rows; ++i) {
+    const bool ranges = in.temperature[i] >= 0 && std::isfinite(in.temperature[i]) && in.top_p[i] >= 0 && in.min_p[i] >= 0 && in.min_p[i] <= 1 &&
+                        in.top_k[i] >= 0 && in.repetition_penalty[i] > 0 && std::isfinite(in.repetition_penalty[i]) &&
+                        std::isfinite(in.frequency_penalty[i]) && std::isfinite(in.presence_penalty[i]);
+    if (!ranges) return wrong("row " + to_string(i) + " has a setting out of range (temperature, top_k, top_p >= 0, 0 <= min_p <= 1, repetition_penalty > 0)");
+  }
+  if (auto error = check_lists(in.bias_start, in.bias_token, in.bias_value.size(), rows, vocabulary, "bias")) return error;
+  return check_lists(in.seen_start, in.seen_token, in.seen_count.size(), rows, vocabulary, "seen");
+}
+
+template <class T>
+std::span<const T> list_of(std::span<const T> values, std::span<const int32_t> start, size_t row) {
+  return values.subspan(static_cast<size_t>(start[row]), static_cast<size_t>(start[row + 1] - start[row]));
+}
+
+RowSampling row_settings(const SamplingInput& in, size_t i) {
+  return {in.temperature[i], in.top_p[i], in.min_p[i], in.top_k[i], in.seed[i], in.counter[i], in.repetition_penalty[i], in.frequency_penalty[i],
+          in.presence_penalty[i], list_of(in.bias_token, in.bias_start, i), list_of(in.bias_value, in.bias_start, i),
+          list_of(in.seen_token, in.seen_start, i), list_of(in.seen_count, in.seen_start, i)};
+}
+
+// The largest of each row, in pieces spread over the team: one row is work for all.
+class LargestScan {
+ public:
+  LargestScan(const Output& logits, const Kernels& kernels)
+      : logits_(logits), kernels_(kernels), pieces_((logits.columns + kScanPiece - 1) / kScanPiece),
+        found_(static_cast<size_t>(logits.rows * pieces_)) {}
+
+  void scan(int thread, int threads) {
+    const auto total = static_cast<int64_t>(found_.size());
+    for (int64_t i = total * thread / threads; i < total * (thread + 1) / threads; ++i) {
+      const int64_t row = i / pieces_, begin = i % pieces_ * kScanPiece;
+      Largest& found = found_[static_cast<size_t>(i)];
+      found = kernels_.find_largest(logits_.data + row * logits_.stride + begin, std::min(kScanPiece, logits_.columns - begin));
+      found.index += begin;
+    }
+  }
+
+  Largest of_row(int64_t row) const {
+    Largest best = found_[static_cast<size_t>(row * pieces_)];
+    for (int64_t p = 1; p < pieces_; ++p) {
+      const Largest& next = found_[static_cast<size_t>(row * pieces_ + p)];
+      const bool nan = best.nan || next.nan;
+      if (next.value > best.value) best = next;
+      best.nan = nan;
+    }
+    return best;
+  }
+
+ private:
+  const Output& logits_;
+  const Kernels& kernels_;
+  int64_t pieces_;
+  std::vector<Largest> found_;
+};
+
+Drawn make_result(size_t rows, int64_t vocabulary, int64_t logprobs) {
+  Drawn out;
+  out.top = std::clamp<int64_t>(logprobs, 0, vocabulary);
+  out.tokens.resize(rows);
+  out.logprobs.assign(rows, kNan);
+  out.top_tokens.resize(rows * static_cast<size_t>(out.top));
+  out.top_logprobs.resize(rows * static_cast<size_t>(out.top));
+  return out;
+}
+
+bool finite(const Largest& x) { return !x.nan && std::isfinite(x.value); }
+
+// Bad rows are marked with the token -1 while threads work, and collected after.
+void collect_bad(Drawn& out) {
+  for (size_t i = 0; i < out.tokens.size(); ++i) {
+    if (out.tokens[i] < 0) out.bad_rows.push_back(static_cast<int32_t>(i));
+  }
+}
+
+}  // namespace
+
+void Sampler::prepare(int64_t vocabulary) {
+  scratch_.resize(static_cast<size_t>(team_->size()));
+  for (SamplingScratch& s : scratch_) s.reserve(vocabulary);
+}
+
+void Sampler::log_probabilities(const float* row, int64_t vocabulary, const Largest& largest, size_t i, Drawn& out, SamplingScratch& s) const {
+  const double sum = kernels(level_).sum_exponentials(row, vocabulary, largest.value, 1.0f);
+  const double log_sum = static_cast<double>(largest.value) + std::log(sum);
+  const auto log_probability = [&](float logit) { return static_cast<float>(logit - log_sum); };
+  out.logprobs[i] = log_probability(row[out.tokens[i]]);
+  select_best(row, vocabulary, out.top, s.candidates);
+  for (size_t j = 0; j < s.candidates.size(); ++j) {
+    out.top_tokens[i * static_cast<size_t>(out.top) + j] = s.candidates[j].token;
+    out.top_logprobs[i * static_cast<size_t>(out.top) + j] = log_probability(s.candidates[j].value);
+  }
+}
+
+Result<Drawn> Sampler::sample(const Output& logits, const SamplingInput& in, int64_t logprobs) {
+  const auto rows = static_cast<size_t>(logits.rows);
+  if (auto error = check(in, rows, logits.columns)) return *error;
+  const std::lock_guard<std::mutex> turn(one_call_);
+  prepare(logits.columns);
+  Drawn out = make_result(rows, logits.columns, logprobs);
+  const Kernels& table = kernels(level_);
+  LargestScan scan(logits, table);
+  std::atomic<size_t> next{0};
+  team_->run([&](int thread) {
+    scan.scan(thread, team_->size());
+    team_->barrier(thread);
+    SamplingScratch& s = scratch_[static_cast<size_t>(thread)];
+    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows;) {
+      const float* row = logits.data + static_cast<int64_t>(i) * logits.stride;
+      const Largest largest = scan.of_row(static_cast<int64_t>(i));
+      out.tokens[i] = largest.nan ? -1 : draw(row, logits.columns, row_settings(in, i), &largest, s, table);
+      if (logprobs >= 0 && out.tokens[i] >= 0 && finite(largest)) log_probabilities(row, logits.columns, largest, i, out, s);
+    }
+  });
+  collect_bad(out);
+  return out;
+}
+
+Result<Drawn> Sampler::score(const Output& logits, std::span<const int32_t> rows, std::span<const int32_t> targets, int64_t logprobs) {
+  if (rows.size() != targets.size()) return wrong(to_string(targets.size()) + " targets for " + to_string(rows.size()) + " rows");
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] < 0 || rows[i] >= logits.rows) return wrong("row " + to_string(rows[i]) + " of " + to_string(logits.rows) + " rows of logits");
+    if (targets[i] < 0 || targets[i] >= logits.columns) {
+      return wrong("target " + to_string(targets[i]) + " in a vocabulary of " + to_string(logits.columns));
+    }
+  }
+  const std::lock_guard<std::mutex> turn(one_call_);
+  prepare(logits.columns);
+  Drawn out = make_result(rows.size(), logits.columns, std::max<int64_t>(logprobs, 0));
+  std::atomic<size_t> next{0};
+  team_->run([&](int thread) {
+    SamplingScratch& s = scratch_[static_cast<size_t>(thread)];
+    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows.size();) {
+      const float* row = logits.data + rows[i] * logits.stride;
+      const Largest largest = kernels(level_).find_largest(row, logits.columns);
+      out.tokens[i] = finite(largest) ? targets[i] : -1;
+      if (out.tokens[i] >= 0) log_probabilities(row, logits.columns, largest, i, out, s);
+    }
+  });
+  collect_bad(out);
+  return out;
+}
+
+}  // namespace homenode

@@ -1,0 +1,90 @@
+// From logits to tokens. What a row draws depends on its logits, its settings, its seed and its counter, and on nothing else.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/kernels.h"
+#include "kernels/program.h"
+
+namespace homenode {
+
+class Team;
+
+// The settings of one row: see SamplingArrays in src/homenode/compute/ops.py.
+struct RowSampling {
+  float temperature, top_p, min_p;
+  int32_t top_k;
+  uint64_t seed, counter;
+  float repetition_penalty, frequency_penalty, presence_penalty;
+  std::span<const int32_t> bias_token;
+  std::span<const float> bias_value;
+  std::span<const int32_t> seen_token, seen_count;
+};
+
+struct TokenValue {
+  float value;
+  int32_t token;
+};
+
+// Work space of one thread, for a vocabulary of the size it was made for.
+struct SamplingScratch {
+  std::vector<float> edited, weights;
+  std::vector<TokenValue> candidates;
+  void reserve(int64_t vocabulary);
+};
+
+// Uniform in [0, 1): a hash of the two numbers, the same as the NumPy backend's.
+double uniform(uint64_t seed, uint64_t counter);
+
+// The k best of a row, best first, lower tokens first among equals, into `best`.
+void select_best(const float* values, int64_t count, int64_t k, std::vector<TokenValue>& best);
+
+// Temperatures below this are greedy: the quotient would overflow.
+constexpr float kGreedyBelow = 1e-5f;
+
+// The token of a row, or -1 when a logit is NaN or none is finite. `known`: the largest of the unedited logits, if it was computed already.
+int32_t draw(const float* logits, int64_t vocabulary, const RowSampling&, const Largest* known, SamplingScratch&, const Kernels&);
+
+// Settings of all rows; lists in CSR form.
+struct SamplingInput {
+  std::span<const float> temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
+  std::span<const int32_t> top_k;
+  std::span<const uint64_t> seed, counter;
+  std::span<const int32_t> bias_start, bias_token;
+  std::span<const float> bias_value;
+  std::span<const int32_t> seen_start, seen_token, seen_count;
+};
+
+struct Drawn {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;       // NaN where not asked for
+  int64_t top = 0;                   // columns of the following
+  std::vector<int32_t> top_tokens;
+  std::vector<float> top_logprobs;
+  std::vector<int32_t> bad_rows;     // rows with NaN logits or no finite one; their other values mean nothing
+};
+
+class Sampler {
+ public:
+  Sampler(std::shared_ptr<Team> team, Level level) : team_(std::move(team)), level_(level) {}
+  // logprobs -1: none; n: of the drawn token and of the n most likely, under the logits as they are.
+  Result<Drawn> sample(const Output& logits, const SamplingInput&, int64_t logprobs);
+  // The same for given tokens: targets[i] in row rows[i].
+  Result<Drawn> score(const Output& logits, std::span<const int32_t> rows, std::span<const int32_t> targets, int64_t logprobs);
+
+ private:
+  void prepare(int64_t vocabulary);
+  void log_probabilities(const float* row, int64_t vocabulary, const Largest&, size_t i, Drawn&, SamplingScratch&) const;
+
+  std::shared_ptr<Team> team_;
+  Level level_;
+  std::mutex one_call_;
+  std::vector<SamplingScratch> scratch_;  // one for each thread
+};
+
+}  // namespace homenode

@@ -1,0 +1,165 @@
+// Attention of a few rows over one chunk of keys, written on Lanes.
+//
+// What fixes the value of a row, bit by bit, and so must not depend on which rows are computed together:
+//   score      one chain of multiply-adds over the head's elements in order, for each key;
+//   largest    over the visible keys of the chunk;
+//   sum        lane i adds the keys i, i + 16, ... of the chunk (masked keys add +0), then sum_lanes;
+//   output     for each element one chain of multiply-adds over the visible keys in order. Other keys' values are not touched at all.
+#pragma once
+#include "kernels/kernels.h"
+#include "kernels/simd/math.h"
+
+namespace homenode {
+namespace {
+
+// How keys and values lie in memory: see kv_cache.h.
+struct StoredF32 {
+  static constexpr int kStep = 1;  // head elements of keys, or tokens of values, in one load
+  static void keys(const void* tile, int64_t d, Lanes (&out)[1]) { out[0] = load(static_cast<const float*>(tile) + d * kTileKeys); }
+  static void values(const void* tile, int64_t head_dim, int64_t token, int64_t d, Lanes (&out)[1]) {
+    out[0] = load(static_cast<const float*>(tile) + token * head_dim + d);
+  }
+};
+
+struct StoredBf16 {
+  static constexpr int kStep = 2;
+  static void keys(const void* tile, int64_t d, Lanes (&out)[2]) { load_pairs(static_cast<const uint16_t*>(tile) + d * kTileKeys, out[0], out[1]); }
+  static void values(const void* tile, int64_t head_dim, int64_t token, int64_t d, Lanes (&out)[2]) {
+    load_pairs(static_cast<const uint16_t*>(tile) + token * head_dim + 2 * d, out[0], out[1]);
+  }
+};
+
+// Scores of R rows against T tiles.
+template <class Stored, int R, int T>
+inline void score_block(const AttendArgs& a, int row, int tile) {
+  constexpr int kStep = Stored::kStep;
+  Lanes sums[R][T];
+  for (int r = 0; r < R; ++r) {
+    for (int t = 0; t < T; ++t) sums[r][t] = fill(0);
+  }
+  const float* q = a.queries + int64_t(row) * a.head_dim;
+  for (int64_t d = 0; d < a.head_dim; d += kStep) {
+    Lanes k[T][kStep];
+    for (int t = 0; t < T; ++t) Stored::keys(a.keys[tile + t], d, k[t]);
+    for (int s = 0; s < kStep; ++s) {
+      for (int r = 0; r < R; ++r) {
+        const Lanes x = fill(q[int64_t(r) * a.head_dim + d + s]);
+        for (int t = 0; t < T; ++t) sums[r][t] = multiply_add(x, k[t][s], sums[r][t]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int t = 0; t < T; ++t) store(a.scores + int64_t(row + r) * kChunkKeys + (tile + t) * kTileKeys, sums[r][t]);
+  }
+}
+
+template <class Stored, int R>
+inline void score_rows(const AttendArgs& a, int row, int tile_begin, int tile_end) {
+  int tile = tile_begin;
+  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock) score_block<Stored, R, kLaneBlock>(a, row, tile);
+  for (; tile < tile_end; ++tile) score_block<Stored, R, 1>(a, row, tile);
+}
+
+// Scores become weights exp(score - largest), 0 where masked.
+inline void soften_row(const AttendArgs& a, int row) {
+  const int begin = a.begin[row], end = a.end[row];
+  float* scores = a.scores + int64_t(row) * kChunkKeys;
+  const int first = begin / kTileKeys, last = (end - 1) / kTileKeys;
+  Lanes top = fill(-__builtin_inff());
+  for (int t = first; t <= last; ++t) {
+    const Lanes v = keep(load(scores + t * kTileKeys), begin - t * kTileKeys, end - t * kTileKeys, fill(-__builtin_inff()));
+    top = larger(v, top);
+  }
+  const float largest = largest_lane(top);
+  Lanes sum = fill(0);
+  for (int t = first; t <= last; ++t) {
+    const Lanes e = exponential(subtract(load(scores + t * kTileKeys), fill(largest)));
+    const Lanes weights = keep(e, begin - t * kTileKeys, end - t * kTileKeys, fill(0));
+    sum = add(sum, weights);
+    store(scores + t * kTileKeys, weights);
+  }
+  a.largest[row] = largest;
+  a.sum[row] = sum_lanes(sum);
+}
+
+// Adds the values of keys begin .. end - 1 to the outputs of R rows, C vectors of lanes starting at element d.
+template <class Stored, int R, int C>
+inline void value_block(const AttendArgs& a, int row, int64_t d, int begin, int end) {
+  constexpr int kStep = Stored::kStep;
+  const int64_t padded = padded_head(a.head_dim);
+  Lanes sums[R][C];
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < C; ++c) sums[r][c] = load(a.out + (row + r) * padded + d + 16 * c);
+  }
+  const float* weights = a.scores + int64_t(row) * kChunkKeys;
+  for (int key = begin; key < end;) {
+    const int token = key % kTileKeys, aligned = token / kStep * kStep;
+    Lanes v[C][kStep];
+    for (int c = 0; c < C; ++c) Stored::values(a.values[key / kTileKeys], a.head_dim, aligned, d + 16 * c, v[c]);
+    for (int s = token - aligned; s < kStep && key < end; ++s, ++key) {
+      for (int r = 0; r < R; ++r) {
+        const Lanes w = fill(weights[int64_t(r) * kChunkKeys + key]);
+        for (int c = 0; c < C; ++c) sums[r][c] = multiply_add(w, v[c][s], sums[r][c]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < C; ++c) store(a.out + (row + r) * padded + d + 16 * c, sums[r][c]);
+  }
+}
+
+template <class Stored, int R>
+inline void value_rows(const AttendArgs& a, int row, int begin, int end) {
+  if (begin >= end) return;
+  const int64_t padded = padded_head(a.head_dim);
+  int64_t d = 0;
+  for (; d + 16 * kLaneBlock <= padded; d += 16 * kLaneBlock) value_block<Stored, R, kLaneBlock>(a, row, d, begin, end);
+  for (; d < padded; d += 16) value_block<Stored, R, 1>(a, row, d, begin, end);
+}
+
+// R rows: the keys only some of them see are added row by row, before and after those that all see.
+template <class Stored, int R>
+inline void attend_rows(const AttendArgs& a, int row) {
+  int begin = kChunkKeys, end = 0, all_begin = 0, all_end = kChunkKeys;
+  for (int r = row; r < row + R; ++r) {
+    a.largest[r] = -__builtin_inff();
+    a.sum[r] = 0;
+    all_begin = a.begin[r] > all_begin ? a.begin[r] : all_begin;
+    all_end = a.end[r] < all_end ? a.end[r] : all_end;
+    if (a.begin[r] >= a.end[r]) continue;
+    begin = a.begin[r] < begin ? a.begin[r] : begin;
+    end = a.end[r] > end ? a.end[r] : end;
+  }
+  const int64_t padded = padded_head(a.head_dim);
+  for (int64_t i = row * padded; i < (row + R) * padded; i += 16) store(a.out + i, fill(0));
+  if (begin >= end) return;
+  score_rows<Stored, R>(a, row, begin / kTileKeys, (end - 1) / kTileKeys + 1);
+  for (int r = row; r < row + R; ++r) {
+    if (a.begin[r] < a.end[r]) soften_row(a, r);
+  }
+  if (all_begin >= all_end) {
+    for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, a.begin[r], a.end[r]);
+    return;
+  }
+  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, a.begin[r], all_begin);
+  value_rows<Stored, R>(a, row, all_begin, all_end);
+  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, all_end, a.end[r]);
+}
+
+template <class Stored>
+void attend(const AttendArgs& a) {
+  int row = 0;
+  for (; row + kRowBlock <= a.rows; row += kRowBlock) attend_rows<Stored, kRowBlock>(a, row);
+  for (; row < a.rows; ++row) attend_rows<Stored, 1>(a, row);
+}
+
+void merge(float* largest, float* sum, float* out, float largest2, float sum2, const float* out2, int64_t padded) {
+  const float top = *largest > largest2 ? *largest : largest2;
+  const float keep1 = exponential(*largest - top), keep2 = exponential(largest2 - top);
+  *sum = *sum * keep1 + sum2 * keep2;
+  *largest = top;
+  for (int64_t i = 0; i < padded; i += 16) store(out + i, multiply_add(load(out + i), fill(keep1), multiply(load(out2 + i), fill(keep2))));
+}
+
+}  // namespace
+}  // namespace homenode

@@ -1,0 +1,64 @@
+// Sixteen float lanes in two AVX2 registers. The same interface as scalar.h and avx512.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace homenode {
+namespace {
+
+struct Lanes {
+  __m256 low, high;
+};
+
+constexpr int kRowBlock = 4;   // rows and columns of the register tile of the matrix-like loops
+constexpr int kLaneBlock = 1;
+
+inline Lanes fill(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, const Lanes& x) {
+  _mm256_storeu_ps(p, x.low);
+  _mm256_storeu_ps(p + 8, x.high);
+}
+inline Lanes add(const Lanes& a, const Lanes& b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+inline Lanes subtract(const Lanes& a, const Lanes& b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+inline Lanes multiply(const Lanes& a, const Lanes& b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+inline Lanes divide(const Lanes& a, const Lanes& b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+// a * b + c, rounded once.
+inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+// The larger lane; b where either is NaN.
+inline Lanes larger(const Lanes& a, const Lanes& b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+inline Lanes smaller(const Lanes& a, const Lanes& b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+// Nearest whole number, halves to even.
+inline Lanes round_even(const Lanes& x) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.low, mode), _mm256_round_ps(x.high, mode)};
+}
+inline __m256 power_of_two(__m256 n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+// x * 2^n for whole n in -126 .. 127 with a normal result.
+inline Lanes scale_by_power(const Lanes& x, const Lanes& n) {
+  return {_mm256_mul_ps(x.low, power_of_two(n.low)), _mm256_mul_ps(x.high, power_of_two(n.high))};
+}
+inline __m256 keep_half(__m256 x, int begin, int end, __m256 other) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1)), _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane));
+  return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(in));
+}
+// Lanes begin <= i < end of x, `other` elsewhere.
+inline Lanes keep(const Lanes& x, int begin, int end, const Lanes& other) {
+  return {keep_half(x.low, begin, end, other.low), keep_half(x.high, begin - 8, end - 8, other.high)};
+}
+// 32 bf16 values: the even ones and the odd ones.
+inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  const __m256i top = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  odd = {_mm256_castsi256_ps(_mm256_and_si256(a, top)), _mm256_castsi256_ps(_mm256_and_si256(b, top))};
+}
+
+}  // namespace
+}  // namespace homenode

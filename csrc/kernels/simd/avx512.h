@@ -1,0 +1,47 @@
+// Sixteen float lanes in one AVX-512 register. The same interface as scalar.h and avx2.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace homenode {
+namespace {
+
+struct Lanes {
+  __m512 all;
+};
+
+constexpr int kRowBlock = 4;   // rows and columns of the register tile of the matrix-like loops
+constexpr int kLaneBlock = 4;
+
+inline Lanes fill(float x) { return {_mm512_set1_ps(x)}; }
+inline Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, const Lanes& x) { _mm512_storeu_ps(p, x.all); }
+inline Lanes add(const Lanes& a, const Lanes& b) { return {_mm512_add_ps(a.all, b.all)}; }
+inline Lanes subtract(const Lanes& a, const Lanes& b) { return {_mm512_sub_ps(a.all, b.all)}; }
+inline Lanes multiply(const Lanes& a, const Lanes& b) { return {_mm512_mul_ps(a.all, b.all)}; }
+inline Lanes divide(const Lanes& a, const Lanes& b) { return {_mm512_div_ps(a.all, b.all)}; }
+// a * b + c, rounded once.
+inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
+// The larger lane; b where either is NaN.
+inline Lanes larger(const Lanes& a, const Lanes& b) { return {_mm512_max_ps(a.all, b.all)}; }
+inline Lanes smaller(const Lanes& a, const Lanes& b) { return {_mm512_min_ps(a.all, b.all)}; }
+// Nearest whole number, halves to even.
+inline Lanes round_even(const Lanes& x) { return {_mm512_roundscale_ps(x.all, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// x * 2^n for whole n in -126 .. 127 with a normal result.
+inline Lanes scale_by_power(const Lanes& x, const Lanes& n) { return {_mm512_scalef_ps(x.all, n.all)}; }
+// Lanes begin <= i < end of x, `other` elsewhere.
+inline Lanes keep(const Lanes& x, int begin, int end, const Lanes& other) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __mmask16 in = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(begin)) & _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
+  return {_mm512_mask_mov_ps(other.all, in, x.all)};
+}
+// 32 bf16 values: the even ones and the odd ones.
+inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
+  const __m512i words = _mm512_loadu_si512(p);
+  even = {_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))};
+  odd = {_mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+
+}  // namespace
+}  // namespace homenode

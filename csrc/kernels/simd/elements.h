@@ -1,0 +1,98 @@
+// Row kernels written on Lanes: normalisation, gate, softmax pieces. The order of summation depends on the row's length only.
+#pragma once
+#include "kernels/kernels.h"
+#include "kernels/simd/math.h"
+
+namespace homenode {
+namespace {
+
+inline float sum_of_squares(const float* x, int64_t width) {
+  Lanes sums[4] = {fill(0), fill(0), fill(0), fill(0)};
+  int64_t i = 0;
+  for (; i + 64 <= width; i += 64) {
+    for (int j = 0; j < 4; ++j) {
+      const Lanes v = load(x + i + 16 * j);
+      sums[j] = multiply_add(v, v, sums[j]);
+    }
+  }
+  for (int j = 0; i < width; i += 16, ++j) {
+    const Lanes v = i + 16 <= width ? load(x + i) : load_first(x + i, width - i);
+    sums[j] = multiply_add(v, v, sums[j]);
+  }
+  return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps) {
+  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, width) / static_cast<float>(width) + eps);
+  const Lanes scales = fill(scale);
+  int64_t i = 0;
+  for (; i + 16 <= width; i += 16) store(out + i, multiply(multiply(load(x + i), scales), load(weight + i)));
+  for (; i < width; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+inline Lanes silu(const Lanes& x) { return divide(x, add(fill(1), exponential(subtract(fill(0), x)))); }
+
+void silu_mul(const float* gate, const float* up, float* out, int64_t count) {
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) store(out + i, multiply(silu(load(gate + i)), load(up + i)));
+  if (i < count) store_first(out + i, count - i, multiply(silu(load_first(gate + i, count - i)), load_first(up + i, count - i)));
+}
+
+Largest find_largest(const float* x, int64_t count) {
+  const float lowest = -__builtin_inff();
+  Lanes best = fill(lowest), poison = fill(0);
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const Lanes v = load(x + i);
+    best = larger(v, best);  // a NaN is passed over here and shows in poison: 0 * x is NaN for NaN (and infinite) x only
+    poison = multiply_add(v, fill(0), poison);
+  }
+  float value = largest_lane(best);
+  bool nan = sum_lanes(poison) != 0;
+  if (nan) {  // or only infinite: look again
+    nan = false;
+    for (int64_t j = 0; j < i; ++j) nan |= x[j] != x[j];
+  }
+  for (; i < count; ++i) {
+    nan |= x[i] != x[i];
+    value = x[i] > value ? x[i] : value;
+  }
+  int64_t index = 0;
+  while (index < count - 1 && x[index] != value) ++index;
+  return {value, index, nan};
+}
+
+void exponentials(const float* x, float* out, int64_t count, float largest, float factor) {
+  const Lanes top = fill(largest), factors = fill(factor);
+  for (int64_t i = 0; i < count; i += 16) {
+    const int64_t left = count - i;
+    const Lanes v = left >= 16 ? load(x + i) : load_first(x + i, left);
+    const Lanes e = exponential(multiply(subtract(v, top), factors));
+    if (left >= 16) {
+      store(out + i, e);
+    } else {
+      store_first(out + i, left, e);
+    }
+  }
+  const float lowest = -__builtin_inff();
+  for (int64_t i = 0; i < count; ++i) out[i] = x[i] == lowest ? 0.0f : out[i];
+}
+
+double sum_exponentials(const float* x, int64_t count, float largest, float factor) {
+  constexpr int64_t kPiece = 1024;
+  float piece[kPiece];
+  double total = 0;
+  for (int64_t i = 0; i < count; i += kPiece) {
+    const int64_t n = count - i < kPiece ? count - i : kPiece;
+    exponentials(x + i, piece, n, largest, factor);
+    Lanes sum = fill(0);
+    int64_t j = 0;
+    for (; j + 16 <= n; j += 16) sum = add(sum, load(piece + j));
+    if (j < n) sum = add(sum, load_first(piece + j, n - j));
+    total += sum_lanes(sum);
+  }
+  return total;
+}
+
+}  // namespace
+}  // namespace homenode

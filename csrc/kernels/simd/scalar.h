@@ -1,0 +1,96 @@
+// Sixteen float lanes in portable C++ (GCC vector extension: SSE2 on x86-64, NEON on arm64). The same interface as avx2.h and avx512.h.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+namespace homenode {
+namespace {
+
+typedef float Quad __attribute__((vector_size(16)));
+typedef int32_t QuadInt __attribute__((vector_size(16)));
+
+struct Lanes {
+  Quad part[4];
+};
+
+constexpr int kRowBlock = 2;   // rows and columns of the register tile of the matrix-like loops
+constexpr int kLaneBlock = 1;
+
+inline Lanes fill(float x) {
+  const Quad q = {x, x, x, x};
+  return {{q, q, q, q}};
+}
+inline Lanes load(const float* p) {
+  Lanes r;
+  memcpy(&r, p, sizeof r);
+  return r;
+}
+inline void store(float* p, const Lanes& x) { memcpy(p, &x, sizeof x); }
+
+inline Lanes add(const Lanes& a, const Lanes& b) {
+  Lanes r;
+  for (int i = 0; i < 4; ++i) r.part[i] = a.part[i] + b.part[i];
+  return r;
+}
+inline Lanes subtract(const Lanes& a, const Lanes& b) {
+  Lanes r;
+  for (int i = 0; i < 4; ++i) r.part[i] = a.part[i] - b.part[i];
+  return r;
+}
+inline Lanes multiply(const Lanes& a, const Lanes& b) {
+  Lanes r;
+  for (int i = 0; i < 4; ++i) r.part[i] = a.part[i] * b.part[i];
+  return r;
+}
+inline Lanes divide(const Lanes& a, const Lanes& b) {
+  Lanes r;
+  for (int i = 0; i < 4; ++i) r.part[i] = a.part[i] / b.part[i];
+  return r;
+}
+// a * b + c, rounded twice here: the baseline has no fused multiply-add.
+inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) { return add(multiply(a, b), c); }
+// The larger lane; b where either is NaN.
+inline Lanes larger(const Lanes& a, const Lanes& b) {
+  Lanes r;
+  for (int i = 0; i < 4; ++i) r.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+  return r;
+}
+inline Lanes smaller(const Lanes& a, const Lanes& b) {
+  Lanes r;
+  for (int i = 0; i < 4; ++i) r.part[i] = a.part[i] < b.part[i] ? a.part[i] : b.part[i];
+  return r;
+}
+// Nearest whole number, halves to even, for |x| < 2^22.
+inline Lanes round_even(const Lanes& x) {
+  const Lanes big = fill(12582912.0f);
+  return subtract(add(x, big), big);
+}
+// x * 2^n for whole n in -126 .. 127 with a normal result.
+inline Lanes scale_by_power(const Lanes& x, const Lanes& n) {
+  Lanes r;
+  for (int i = 0; i < 4; ++i) {
+    const QuadInt exponent = (__builtin_convertvector(n.part[i], QuadInt) + 127) << 23;
+    r.part[i] = x.part[i] * reinterpret_cast<Quad>(exponent);
+  }
+  return r;
+}
+// Lanes begin <= i < end of x, `other` elsewhere.
+inline Lanes keep(const Lanes& x, int begin, int end, const Lanes& other) {
+  float a[16], b[16];
+  store(a, x);
+  store(b, other);
+  for (int i = 0; i < 16; ++i) a[i] = i >= begin && i < end ? a[i] : b[i];
+  return load(a);
+}
+// 32 bf16 values: the even ones and the odd ones.
+inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
+  uint32_t words[16], high[16];
+  memcpy(words, p, sizeof words);
+  for (int i = 0; i < 16; ++i) high[i] = words[i] & 0xffff0000u;
+  for (int i = 0; i < 16; ++i) words[i] <<= 16;
+  memcpy(&even, words, sizeof even);
+  memcpy(&odd, high, sizeof odd);
+}
+
+}  // namespace
+}  // namespace homenode

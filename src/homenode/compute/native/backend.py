@@ -1,0 +1,162 @@
+"""The native backend: a team of threads, what it packs, and the programs it replays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from homenode import _native
+from homenode.compute.native.capability import choose_level
+from homenode.compute.native.recorder import RecordingOps
+from homenode.compute.ops import IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
+from homenode.dtypes import BY_NAME, DType
+from homenode.errors import HostError, UnsupportedError, UserError
+
+
+class NativeBackend:
+    """`Backend` in C++, on exactly the CPUs it is given.
+
+    cpus: the CPU of each thread, -1 for a thread that is not pinned. The caller of a run works as the first of them and is pinned only while
+    it does. spin_us: how long an idle thread watches for work before it sleeps; a sleeping thread needs 10 to 40 us to wake. level: one of
+    `capability.LEVELS`, None for the best there is.
+
+    UserError for an impossible level or an empty list of CPUs, HostError when a thread cannot be pinned.
+    """
+
+    name = "native"
+
+    def __init__(self, cpus: Sequence[int], spin_us: int = 50, level: str | None = None) -> None:
+        if not cpus:
+            raise UserError("the native backend needs at least one thread", param="threads")
+        self._level = choose_level(level)
+        with _host_errors():
+            self._team = _native.Team(list(cpus), spin_us, True)
+        self._sampler = _native.Sampler(self._team, self._level)
+        self._weight_bytes = 0
+        self._huge_weight_bytes = 0
+        self._kv_bytes = 0
+        self._program_bytes = 0
+
+    def weight_types(self) -> frozenset[str]:
+        """See `Backend.weight_types`."""
+        return frozenset(name for name, dtype in BY_NAME.items() if dtype.gguf_id >= 0 and _native.has_kernel(dtype.gguf_id))
+
+    def weight_from_file(
+        self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0
+    ) -> _native.Weight:
+        """See `Backend.weight_from_file`. UnsupportedError for a format the core cannot decode or keep, HostError when reading fails."""
+        if dtype.gguf_id < 0 or not _native.can_decode(dtype.gguf_id):
+            raise UnsupportedError(f"the native core cannot read {dtype.name}; convert it to float32 first", dtype=dtype.name)
+        with _host_errors():
+            packed = _native.weight_from_file(self._team, fd, offset, dtype.gguf_id, rows, columns, self._target(target), permuted_heads)
+        return self._count(packed)
+
+    def weight_from_array(self, array: npt.NDArray[Any], target: str) -> _native.Weight:
+        """See `Backend.weight_from_array`."""
+        with _host_errors():
+            return self._count(_native.weight_from_rows(self._team, np.ascontiguousarray(array, np.float32), self._target(target)))
+
+    def vector(self, array: npt.NDArray[Any]) -> _native.Tensor:
+        """See `Backend.vector`."""
+        return _native.constant(np.ascontiguousarray(array, np.float32).reshape(1, -1))
+
+    def constant(self, array: npt.NDArray[Any]) -> _native.Tensor:
+        """A constant input: float32 [rows, columns], standing for the step's tokens in the programs that use it."""
+        return _native.constant(np.ascontiguousarray(array, np.float32))
+
+    def kv_cache(self, geometry: KvGeometry, blocks: int) -> _native.KvCache:
+        """See `Backend.kv_cache`."""
+        if geometry.dtype not in ("f32", "bf16"):
+            raise UnsupportedError(f"KV memory of {geometry.dtype}; the native core has f32 and bf16", dtype=geometry.dtype)
+        g = geometry
+        with _host_errors():
+            cache = _native.kv_cache(self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, g.dtype == "bf16", blocks)
+        self._kv_bytes += cache.nbytes
+        return cache
+
+    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits) -> NativeProgram:
+        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other."""
+        recorder = _native.Recorder(
+            self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence
+        )
+        with _host_errors():
+            program = recorder.finish(forward(RecordingOps(recorder)))
+        self._program_bytes += program.nbytes
+        return NativeProgram(program)
+
+    def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
+        """See `Backend.sample`. ValueError names the first row that has a NaN or nothing finite among its (edited) logits."""
+        drawn = self._sampler.sample(
+            logits, how.temperature, how.top_k, how.top_p, how.min_p, how.seed, how.counter,
+            how.repetition_penalty, how.frequency_penalty, how.presence_penalty,
+            how.bias_start, how.bias_token, how.bias_value, how.seen_start, how.seen_token, how.seen_count, num_logprobs,
+        )  # fmt: skip
+        return _sampled_rows(drawn)
+
+    def score(self, logits: _native.Output, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
+        """See `Backend.score`. ValueError as in `sample`; the row it names is an index into `rows`."""
+        return _sampled_rows(self._sampler.score(logits, rows, targets, num_logprobs))
+
+    def statistics(self) -> dict[str, Any]:
+        """See `Backend.statistics`. Bytes of weights and programs count what was made, freed or not."""
+        return {
+            "backend": self.name,
+            "level": self._level.name,
+            "threads": len(self._team.cpus),
+            "cpus": list(self._team.cpus),
+            "weight_bytes": self._weight_bytes,
+            "huge_page_share": self._huge_weight_bytes / self._weight_bytes if self._weight_bytes else 0.0,
+            "kv_bytes": self._kv_bytes,
+            "program_bytes": self._program_bytes,
+        }
+
+    def _target(self, name: str) -> int:
+        dtype = BY_NAME.get(name)
+        if dtype is None or dtype.gguf_id < 0 or not _native.has_kernel(dtype.gguf_id):
+            raise UnsupportedError(f"no kernel for weights kept as {name}; there are {', '.join(sorted(self.weight_types()))}", target=name)
+        return dtype.gguf_id
+
+    def _count(self, weight: _native.Weight) -> _native.Weight:
+        self._weight_bytes += weight.nbytes
+        self._huge_weight_bytes += weight.nbytes if weight.huge_pages else 0
+        return weight
+
+
+class NativeProgram:
+    """`Program` replayed by the team in one native call; the interpreter is free meanwhile. Calls from several threads take turns."""
+
+    def __init__(self, program: _native.Program) -> None:
+        self._program = program
+
+    def run(self, arrays: StepArrays) -> _native.Output:
+        """See `Program.run`. ValueError, naming the value, when the arrays contradict each other, the limits, the vocabulary or the KV memory.
+
+        The result is overwritten by the next run; `numpy()` copies it.
+        """
+        a = arrays
+        return self._program.run(a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows)
+
+    @property
+    def barriers(self) -> int:
+        """Times the threads wait for each other in a step."""
+        return self._program.barriers
+
+
+def _sampled_rows(drawn: _native.Drawn) -> SampledRows:
+    tokens, logprobs, top_tokens, top_logprobs, bad_rows = drawn
+    if bad_rows:
+        raise ValueError(f"row {bad_rows[0]} of the logits holds a NaN or no finite value (rows like that: {bad_rows})")
+    return SampledRows(tokens, logprobs, top_tokens, top_logprobs)
+
+
+@contextlib.contextmanager
+def _host_errors() -> Iterator[None]:
+    """Refusals of the machine become HostError."""
+    try:
+        yield
+    except OSError as error:
+        raise HostError(error.strerror or str(error), errno=error.errno) from error

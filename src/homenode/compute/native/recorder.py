@@ -1,0 +1,73 @@
+"""The ops as the native core hears them: every call appends to a program and returns a handle.
+
+A handle's buffer is used again by later ops once the handle is gone, so nothing here may keep one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from homenode import _native
+from homenode.compute.ops import FloatArray
+
+
+class RecordingOps:
+    """`Ops` over a native recorder. ValueError when shapes do not fit each other."""
+
+    def __init__(self, recorder: _native.Recorder) -> None:
+        self._recorder = recorder
+
+    def embedding(self, table: _native.Weight) -> _native.Tensor:
+        """See `Ops.embedding`."""
+        return self._recorder.embedding(table)
+
+    def rms_norm(self, x: _native.Tensor, weight: _native.Tensor, eps: float) -> _native.Tensor:
+        """See `Ops.rms_norm`."""
+        return self._recorder.rms_norm(x, weight, eps)
+
+    def linear(
+        self,
+        x: _native.Tensor,
+        weights: Sequence[_native.Weight],
+        biases: Sequence[_native.Tensor | None] = (),
+        residual: _native.Tensor | None = None,
+    ) -> _native.Tensor:
+        """See `Ops.linear`."""
+        return self._recorder.linear(x, list(weights), list(biases), residual)
+
+    def split(self, x: _native.Tensor, widths: Sequence[int]) -> tuple[_native.Tensor, ...]:
+        """See `Ops.split`."""
+        return tuple(self._recorder.split(x, list(widths)))
+
+    def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> _native.Tensor:
+        """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
+        return self._recorder.rope_angles(np.ascontiguousarray(inverse_frequencies, np.float32), scale)
+
+    def rope(self, x: _native.Tensor, angles: _native.Tensor, head_dim: int) -> _native.Tensor:
+        """See `Ops.rope`. Works in place unless x is a constant."""
+        return self._recorder.rope(x, angles, head_dim)
+
+    def attention(
+        self,
+        q: _native.Tensor,
+        k: _native.Tensor,
+        v: _native.Tensor,
+        cache: _native.KvCache,
+        layer: int,
+        scale: float,
+        window: int | None = None,
+    ) -> _native.Tensor:
+        """See `Ops.attention`. ValueError for a window below 1."""
+        if window is not None and window < 1:
+            raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
+        return self._recorder.attention(q, k, v, cache, layer, scale, window or 0)
+
+    def silu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
+        """See `Ops.silu_mul`."""
+        return self._recorder.silu_mul(gate_up)
+
+    def select(self, x: _native.Tensor) -> _native.Tensor:
+        """See `Ops.select`."""
+        return self._recorder.select(x)
