@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from homenode.errors import CheckpointError
-from homenode.model.checkpoint.reading import damaged
+from homenode.model.checkpoint.reading import damaged, quoted
 
 
 class Fields:
@@ -30,13 +30,13 @@ class Fields:
         found = self.optional_integer(key, minimum=minimum, maximum=maximum)
         value = default if found is None else found
         if value is None:
-            raise self.wrong(key, "nothing", f"a whole number from {minimum} to {maximum}")
+            raise self.wrong(key, None, f"a whole number from {minimum} to {maximum}")
         return value
 
     def optional_integer(self, key: str, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int | None:
         """The same, None when missing. A per-layer list counts when all its values are equal."""
         value = self._values.get(self._prefix + key)
-        if isinstance(value, list) and value and all(v == value[0] and type(v) is type(value[0]) for v in value):
+        if isinstance(value, list) and value and all(type(v) is int and v == value[0] for v in value):
             value = value[0]
         if value is None:
             return None
@@ -53,7 +53,7 @@ class Fields:
         found = self.optional_number(key, least=least, above=above, most=most)
         value = default if found is None else found
         if value is None:
-            raise self.wrong(key, "nothing", "a number")
+            raise self.wrong(key, None, "a number")
         return value
 
     def optional_number(self, key: str, *, least: float | None = None, above: float = 0.0, most: float = 1e12) -> float | None:
@@ -122,5 +122,11 @@ class Fields:
         return tuple(ids)
 
     def wrong(self, key: str, seen: object, wanted: str) -> CheckpointError:
-        """The error for the value of `key`."""
-        return damaged(self.path, self._prefix + key, seen=seen, wanted=wanted, do="correct or fetch the model's configuration again")
+        """The error for the value of `key`, None when there is none."""
+        return damaged(
+            self.path,
+            self._prefix + key,
+            seen="nothing" if seen is None else quoted(seen),
+            wanted=wanted,
+            do="correct or fetch the model's configuration again",
+        )

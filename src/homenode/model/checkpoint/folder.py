@@ -9,7 +9,7 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import spec_from_config
-from homenode.model.checkpoint.reading import damaged, inside, read_json
+from homenode.model.checkpoint.reading import damaged, inside, quoted, read_json
 from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
 
@@ -88,7 +88,9 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, TensorEntry]:
     for tensor, name in listed.items():
         entry = shards[name].get(tensor) if isinstance(name, str) else None
         if entry is None:
-            raise damaged(index, f"tensor {tensor!r}", seen=f"none of that name in {name!r}", wanted="it in the file the index names")
+            raise damaged(
+                index, f"tensor {quoted(tensor)}", seen=f"none of that name in {quoted(name)}", wanted="it in the file the index names"
+            )
         tensors[tensor] = entry
     return tensors
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from homenode.dtypes import BY_GGUF_ID, DType
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint.reading import HeaderReader, damaged, file_size, open_file, shorten
+from homenode.model.checkpoint.reading import HeaderReader, damaged, file_size, open_file, quoted
 
 # Far above any real file (the largest vocabularies make headers of 20 MB); they bound the Python objects a hostile file can turn into.
 _MOST_HEADER_BYTES = 2**28
@@ -76,7 +76,7 @@ def read_gguf(path: Path) -> GgufFile:
 def _read_magic(reader: HeaderReader) -> int:
     magic = reader.take(4, "magic number")
     if magic != b"GGUF":
-        raise damaged(reader.path, "magic number", seen=repr(magic), wanted="b'GGUF'", do="check that this is a GGUF file")
+        raise damaged(reader.path, "magic number", seen=quoted(magic), wanted="b'GGUF'", do="check that this is a GGUF file")
     version: int = reader.unpack(_U32, "version")
     if version in (2, 3):
         return version
@@ -101,9 +101,9 @@ def _read_name(reader: HeaderReader, what: str) -> str:
     try:
         name = raw.decode()
     except UnicodeDecodeError as error:
-        raise damaged(reader.path, what, seen=repr(raw), wanted="UTF-8") from error
+        raise damaged(reader.path, what, seen=quoted(raw), wanted="UTF-8") from error
     if not name.isprintable():
-        raise damaged(reader.path, what, seen=name, wanted="printable characters")
+        raise damaged(reader.path, what, seen=quoted(name), wanted="printable characters")
     return name
 
 
@@ -169,7 +169,7 @@ def _read_tensor(reader: HeaderReader) -> tuple[str, tuple[int, ...], int, int]:
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:
     value = metadata.get("general.alignment", 32)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= 2**30 or value & (value - 1):
-        raise damaged(path, "general.alignment", seen=value, wanted="a power of two")
+        raise damaged(path, "general.alignment", seen=quoted(value), wanted="a power of two")
     return value
 
 
@@ -178,7 +178,7 @@ def _place(path: Path, raw: list[tuple[str, tuple[int, ...], int, int]], start: 
     tensors: dict[str, GgufTensor] = {}
     for name, shape, type_id, offset in raw:
         if name in tensors:
-            raise damaged(path, f"tensor {shorten(name)}", seen="it twice", wanted="every name once")
+            raise damaged(path, f"tensor {name}", seen="it twice", wanted="every name once")
         if offset % alignment:
             raise damaged(path, f"offset of tensor {name}", seen=offset, wanted=f"a multiple of the alignment {alignment}")
         dtype = BY_GGUF_ID.get(type_id) or DType(f"GGUF_TYPE_{type_id}", 1, 0, type_id)

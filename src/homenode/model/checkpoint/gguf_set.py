@@ -9,7 +9,7 @@ from typing import Any
 
 from homenode.errors import UserError
 from homenode.model.checkpoint.gguf import GgufFile, GgufTensor, read_gguf
-from homenode.model.checkpoint.reading import damaged
+from homenode.model.checkpoint.reading import damaged, quoted
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 
@@ -78,5 +78,5 @@ def _merge(files: list[GgufFile], count: int) -> GgufSet:
 def _split_value(file: GgufFile, key: str, default: int) -> int:
     value = file.metadata.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= 2**31:
-        raise damaged(file.path, key, seen=value, wanted="a whole number")
+        raise damaged(file.path, key, seen=quoted(value), wanted="a whole number")
     return value

@@ -19,14 +19,18 @@ _U64 = struct.Struct("<Q")
 
 
 def damaged(path: Path, what: str, *, seen: object, wanted: str, do: str = "fetch or convert the model again") -> CheckpointError:
-    """The error for a file that breaks its format: which file and part, what is there, what should be, what to do."""
-    return CheckpointError(f"{path}: {what}: seen {shorten(seen)}, wanted {wanted}; {do}", path=path, seen=seen, wanted=wanted)
+    """The error for a file that breaks its format: which file and part, what is there, what should be, what to do.
+
+    `seen` is words or a number of ours; text out of a file goes through `quoted` first.
+    """
+    return CheckpointError(f"{path}: {what}: seen {seen}, wanted {wanted}; {do}", path=path, seen=seen, wanted=wanted)
 
 
-def shorten(value: object) -> str:
-    """`value` for a message: text quoted and escaped, and never more than a line of it."""
-    text = repr(value) if isinstance(value, str) else str(value)
-    text = text if text.isprintable() else ascii(value)
+def quoted(value: object) -> str:
+    """A value out of a file for a message: strings in quotes, nothing that a terminal would obey, at most a line of it."""
+    if isinstance(value, list | tuple | dict) and (len(value) > 20 or any(isinstance(item, list | dict) for item in value)):
+        return f"a {type(value).__name__} of {len(value)} values"  # not their text: it may nest too deeply to be written
+    text = repr(value[:150] if isinstance(value, str | bytes) else value)
     return text if len(text) <= 160 else text[:150] + "..."
 
 
@@ -99,7 +103,7 @@ def inside(folder: Path, name: object, listed_in: Path) -> Path:
         parts = PurePosixPath(name)
         if not parts.is_absolute() and parts.parts and ".." not in parts.parts:
             return folder / name
-    raise damaged(listed_in, "file name", seen=name, wanted="the relative name of a file in the same folder")
+    raise damaged(listed_in, "file name", seen=quoted(name), wanted="the relative name of a file in the same folder")
 
 
 class HeaderReader:
@@ -183,7 +187,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"duplicate key {shorten(key)}")
+            raise ValueError(f"duplicate key {quoted(key)}")
         found[key] = value
     return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.dtypes import BY_NAME, DType
-from homenode.model.checkpoint.reading import damaged, file_size, parse_json, read_at
+from homenode.model.checkpoint.reading import damaged, file_size, parse_json, quoted, read_at
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.units import format_bytes
 
@@ -52,16 +52,18 @@ def _check_metadata(path: Path, metadata: object) -> None:
 
 def _entry(path: Path, name: str, value: object, data_start: int, size: int) -> TensorEntry:
     if not name or len(name) > 1024 or not name.isprintable():
-        raise damaged(path, "tensor name", seen=name, wanted="1 to 1024 printable characters")
+        raise damaged(path, "tensor name", seen=quoted(name), wanted="1 to 1024 printable characters")
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
-        raise damaged(path, f"tensor {name}", seen=value, wanted="an object with dtype, shape and data_offsets")
+        raise damaged(path, f"tensor {name}", seen=quoted(value), wanted="an object with dtype, shape and data_offsets")
     dtype, shape = _dtype(path, name, value["dtype"]), value["shape"]
     if not _sizes(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise damaged(path, f"shape of tensor {name}", seen=shape, wanted=f"at most {_MOST_DIMENSIONS} whole numbers, none negative")
+        raise damaged(
+            path, f"shape of tensor {name}", seen=quoted(shape), wanted=f"at most {_MOST_DIMENSIONS} whole numbers, none negative"
+        )
     offsets = value["data_offsets"]
     if not _sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - data_start:
         wanted = f"[begin, end] within the {size - data_start} bytes of data"
-        raise damaged(path, f"data_offsets of tensor {name}", seen=offsets, wanted=wanted)
+        raise damaged(path, f"data_offsets of tensor {name}", seen=quoted(offsets), wanted=wanted)
     nbytes = offsets[1] - offsets[0]
     if dtype.bytes and math.prod(shape) * dtype.bytes != nbytes:
         wanted = f"{math.prod(shape) * dtype.bytes} for {dtype.name} {shape}"
@@ -71,7 +73,7 @@ def _entry(path: Path, name: str, value: object, data_start: int, size: int) -> 
 
 def _dtype(path: Path, name: str, value: object) -> DType:
     if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= 32:
-        raise damaged(path, f"dtype of tensor {name}", seen=value, wanted="the name of a type, such as BF16")
+        raise damaged(path, f"dtype of tensor {name}", seen=quoted(value), wanted="the name of a type, such as BF16")
     return BY_NAME[value] if value in _DTYPES else DType(value, 1, 0, -1)
 
 
