@@ -37,6 +37,13 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Engine to front, while it starts: bytes of the model's files taken in so far, and in all."""
+
+    done: int
+    total: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Engine to front, once: what was loaded and what fits."""
 
@@ -105,4 +112,4 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | Drain | Ping
-ToFront = Ready | Heartbeat | Outputs | Statistics | Fatal
+ToFront = Loading | Ready | Heartbeat | Outputs | Statistics | Fatal

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+
+from homenode.errors import UserError
+
+_MOST = 2**31 - 1  # what the arrays of a step hold
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 0, _MOST),
+    ("min_tokens", 0, _MOST),
+    ("temperature", 0, 1e6),
+    ("top_k", 0, _MOST),
+    ("min_p", 0, 1),
+    ("presence_penalty", -1e6, 1e6),
+    ("frequency_penalty", -1e6, 1e6),
+    ("seed", -(2**63), 2**64 - 1),
+    ("logprobs", 0, _MOST),
+    ("prompt_logprobs", 0, _MOST),
+)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -23,6 +41,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None  # None: none; n: of the drawn token and the n most likely
     prompt_logprobs: int | None = None  # likewise for every prompt token but the first
+
+    def check(self) -> None:
+        """Raises UserError naming the first value out of range. Whether token ids exist only the engine can tell."""
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:  # NaN is in no range
+                raise UserError(f"{name} is {value}; it must be from {low:g} to {high:g}", param=name)
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1", param="top_p")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise UserError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0", param="repetition_penalty")
+        for token, bias in self.logit_bias.items():
+            if bias != bias or bias == math.inf:
+                raise UserError(
+                    f"logit_bias of token {token} is {bias}; it must be a number, or minus infinity to forbid the token", param="logit_bias"
+                )
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,146 @@
+"""Puts an engine together: model file, backend, weights, KV memory, program, executor, scheduler."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.compute.ops import Backend, KvGeometry
+from homenode.engine.config import ComputeConfig, EngineConfig
+from homenode.engine.executor.inline import InlineExecutor
+from homenode.engine.messages import Ready
+from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.sizing import Sizes, choose_cpus, kv_geometry, problems, resolve
+from homenode.engine.worker.runner import Runner
+from homenode.errors import UserError
+from homenode.host.topology.allowance import Allowance
+from homenode.model.checkpoint import Checkpoint, open_checkpoint
+from homenode.model.locate import locate
+from homenode.model.weights.load import LoadedModel, load_model, plan_model
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The parts of an engine that is ready to run; `core.EngineCore` runs it."""
+
+    scheduler: Scheduler
+    executor: InlineExecutor
+    ready: Ready
+
+
+def located(config: EngineConfig) -> EngineConfig:
+    """The config with the path of its model filled in; fetches a Hub model that is not in the cache. Raises what `locate` raises."""
+    if config.model.path is not None:
+        return config
+    path = locate(config.model.model, revision=config.model.revision)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(path)))
+
+
+def make_backend(compute: ComputeConfig, allowance: Allowance) -> Backend:
+    """What computes, on the CPUs the settings and the allowance give. UserError for an unknown level or too many threads."""
+    cpus = choose_cpus(compute.threads, allowance)
+    if compute.backend == "reference":
+        from homenode.compute.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    from homenode.compute.native import NativeBackend  # needs the compiled core, which the reference backend does without
+
+    return NativeBackend(cpus, spin_us=compute.spin_us, level=compute.isa)
+
+
+def build_engine(config: EngineConfig, progress: Progress | None = None, lookahead: int = 1) -> Engine:
+    """Load the model and lay out everything. `progress` is told (bytes done, bytes in all) while weights are read.
+
+    Raises UserError, CapacityError and CheckpointError for what the user can mend, before anything large is read wherever that is
+    possible, and HostError when the machine refuses.
+    """
+    begin = time.monotonic()
+    config = located(config)
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    backend = make_backend(config.compute, Allowance.of_process())
+    layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
+    geometry = kv_geometry(config, checkpoint.spec, layout)
+    foreseen = max(0, Allowance.of_process().memory_available - layout.target_bytes)
+    resolve(config, checkpoint.spec, geometry, foreseen)
+    model = load_model(
+        checkpoint,
+        backend,
+        quantize=config.model.quantize,
+        dtype=config.model.dtype,
+        max_model_len=config.model.max_model_len,
+        progress=progress,
+    )
+    sizes = resolve(config, model.spec, geometry, Allowance.of_process().memory_available)
+    runner = _make_runner(model, backend, geometry, sizes)
+    executor = InlineExecutor(runner, sizes.worker_limits(), backend.statistics)
+    scheduler = Scheduler(
+        config.scheduler,
+        config.kv,
+        executor.limits(),
+        model.spec.eos_token_ids,
+        lookahead=lookahead,
+        seeds=None if config.model.seed is None else random.Random(config.model.seed),
+    )
+    ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin)
+    return Engine(scheduler, executor, ready)
+
+
+def check_config(config: EngineConfig) -> list[UserError]:
+    """Everything wrong with these settings for this model on this machine, without reading a weight. Empty: the engine would start.
+
+    Raises what opening the model raises: without its figures nothing can be said.
+    """
+    config = located(config)
+    allowance = Allowance.of_process()
+    found: list[UserError] = []
+    try:
+        choose_cpus(config.compute.threads, allowance)
+    except UserError as error:
+        found.append(error)
+        config = dataclasses.replace(config, compute=dataclasses.replace(config.compute, threads=None))
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    return found + _check_model(config, checkpoint, allowance)
+
+
+def _check_model(config: EngineConfig, checkpoint: Checkpoint, allowance: Allowance) -> list[UserError]:
+    try:
+        backend = make_backend(dataclasses.replace(config.compute, threads=1), allowance)
+        layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
+    except UserError as error:
+        return [error]
+    geometry = kv_geometry(config, checkpoint.spec, layout)
+    return problems(config, checkpoint.spec, geometry, max(0, allowance.memory_available - layout.target_bytes))
+
+
+def _make_runner(model: LoadedModel, backend: Backend, geometry: KvGeometry, sizes: Sizes) -> Runner:
+    cache = backend.kv_cache(geometry, sizes.num_blocks)
+    program = backend.compile(model.forward(cache), sizes.step_limits())
+    return Runner(program, backend, sizes.block_size)
+
+
+def _ready(config: EngineConfig, sizes: Sizes, geometry: KvGeometry, model: LoadedModel, backend: Backend, seconds: float) -> Ready:
+    return Ready(
+        model=config.model_name,
+        max_model_len=sizes.max_model_len,
+        vocab_size=sizes.vocab_size,
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_num_seqs=sizes.max_num_seqs,
+        chunked_prefill=config.scheduler.enable_chunked_prefill,
+        details={
+            "architecture": model.spec.architecture,
+            "load_seconds": round(seconds, 3),
+            "weight_bytes": model.layout.target_bytes,
+            "weight_notes": list(model.layout.notes),
+            "kv_bytes": sizes.num_blocks * geometry.block_bytes,
+            "kv_dtype": geometry.dtype,
+            "compute": backend.statistics(),
+        },
+    )

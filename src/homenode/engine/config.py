@@ -1,0 +1,92 @@
+"""Settings of an engine, declared once: the command line, the variables and the child process are all served from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from homenode.engine.schedule.config import KvConfig, SchedulerConfig
+from homenode.errors import UserError
+from homenode.options import Option, option, options_of
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and how it is kept. `model` is what the user named; `path` is where it lies once it was found (see `locate`)."""
+
+    model: str | None = None
+    path: str | None = None
+    revision: str | None = option(None, "Branch, tag or commit of a Hub model.")
+    quantize: str | None = option(None, "Quantise float matrices while loading.", choices=("q8_0", "q4_0"))
+    dtype: str = option(
+        "auto", "Storage of float matrices; auto keeps the model's own.", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    max_model_len: int | None = option(None, "Most tokens of a sequence, prompt and answer together. Default: the model's own.", minimum=1)
+    seed: int | None = option(None, "Makes the sampling of requests without a seed repeatable from start to start.", minimum=0)
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """What computes, and on which threads."""
+
+    threads: int | None = option(
+        None,
+        "Compute threads. Default: one for each physical core allowed, less one for everything else where there are more than two.",
+        minimum=1,
+    )
+    isa: str | None = option(None, "Instruction set level to use: scalar, avx2 or avx512. Default: the best this machine has.")
+    spin_us: int = option(100, "Microseconds a compute thread watches for work before it sleeps.", minimum=0, maximum=100_000)
+    backend: str = option("native", "What computes; reference is NumPy, slow, for comparisons.", choices=("native", "reference"))
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All of it. Fit for msgpack: the front sends it to the engine's process as its first frame."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    kv: KvConfig = field(default_factory=KvConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
+
+    @property
+    def model_name(self) -> str:
+        """The model as it is called in public: what the user named, or its path."""
+        return self.model.model or self.model.path or ""
+
+    @classmethod
+    def of(cls, model: str | None, settings: Mapping[str, Any]) -> EngineConfig:
+        """A config from settings by name, as Python code gives them: `max_model_len=2048, kv_cache_memory="2GiB"`. None means the default.
+
+        UserError for a name there is no setting of, and for a value out of range.
+        """
+        left = {name: value for name, value in settings.items() if value is not None}
+        parts: dict[str, Any] = {}
+        for part in fields(cls):
+            if isinstance(part.default_factory, type):
+                kind = part.default_factory
+                parts[part.name] = kind(
+                    **{name: _checked(name, left.pop(name), o) for name, (_, o) in options_of(kind).items() if name in left}
+                )
+            elif part.name in left:
+                parts[part.name] = left.pop(part.name)
+        if left:
+            raise UserError(
+                f"there is no setting {', '.join(sorted(left))}; see `homenode serve --help` for those there are", param=min(left)
+            )
+        parts["model"] = replace(parts["model"], model=model)
+        return cls(**parts)
+
+
+def _checked(name: str, value: Any, declared: Option) -> Any:
+    if declared.parse is not None and isinstance(value, str):
+        value = declared.parse(value)
+    if declared.choices and value not in declared.choices:
+        raise UserError(f"{name} is {value!r}; choose one of {', '.join(declared.choices)}", param=name)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        low, high = declared.minimum, declared.maximum
+        if value != value or (low is not None and value < low) or (high is not None and value > high):
+            bounds = [f"at least {low:g}"] * (low is not None) + [f"at most {high:g}"] * (high is not None)
+            raise UserError(f"{name} is {value}; it must be {' and '.join(bounds) or 'a number'}", param=name)
+    return value

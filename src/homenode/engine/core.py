@@ -1,0 +1,228 @@
+"""The engine's loop: messages in, steps out, outputs back. It never polls: it sleeps until a message, a result or a deadline."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import msgspec
+
+from homenode.engine.executor.protocol import Executor, StepError
+from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Statistics, Submit, ToEngine, ToFront
+from homenode.engine.schedule.events import (
+    Aborted,
+    Arrived,
+    DrainStarted,
+    Emit,
+    Event,
+    Instruction,
+    StepDone,
+    StepFailed,
+    Ticked,
+    Warn,
+)
+from homenode.engine.schedule.step import Step
+from homenode.errors import InternalError
+
+_log = logging.getLogger(__name__)
+_STATISTICS_EVERY_S = 0.1
+_LOG_EVERY_S = 10.0
+_LONGEST_WAIT_S = 3600.0
+_MOST_FAILURES = 5  # failed steps in a row, lack of memory apart, after which the engine gives up
+
+
+class StepScheduler(Protocol):
+    """What the loop needs of `schedule.scheduler.Scheduler`."""
+
+    def apply(self, event: Event) -> list[Instruction]: ...
+
+    def next_step(self) -> Step | None: ...
+
+    def statistics(self) -> Statistics: ...
+
+    def has_work(self) -> bool: ...
+
+    def next_deadline(self) -> float | None: ...
+
+
+class _StepResult:
+    """Left in the inbox when a step's result can be taken."""
+
+
+class _Stop:
+    """Left in the inbox to end the loop."""
+
+
+class EngineCore:
+    """Connects a scheduler, an executor and the front. `run` is for one thread; `post` and `stop` may be called from any."""
+
+    def __init__(
+        self,
+        scheduler: StepScheduler,
+        executor: Executor,
+        send: Callable[[ToFront], None],
+        *,
+        inbox: SimpleQueue[object] | None = None,
+        log_stats: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`send` gives a message to the front; `inbox` may already hold messages that came while the model was loaded."""
+        self._scheduler, self._executor, self._send, self._clock = scheduler, executor, send, clock
+        self._inbox: SimpleQueue[object] = SimpleQueue() if inbox is None else inbox
+        self._log_stats = log_stats
+        self._outputs: list[Output] = []
+        self._live: set[int] = set()
+        self._failures = 0
+        self._drain_ends: float | None = None
+        self._stopped = False
+        self._changed = True  # since statistics were last sent
+        self._sent_at = self._logged_at = clock()
+        self._logged = Statistics()
+
+    def post(self, message: ToEngine) -> None:
+        """Give the loop a message."""
+        self._inbox.put(message)
+
+    def stop(self) -> None:
+        """End the loop after the messages posted so far; requests that are not finished get no further output."""
+        self._inbox.put(_Stop())
+
+    def run(self) -> None:
+        """Work until drained or stopped. Raises InternalError when steps keep failing or the scheduler finds a contradiction."""
+        result = _StepResult()
+        self._executor.on_result(lambda: self._inbox.put(result))
+        while True:
+            self._submit_steps()
+            self._flush()
+            if self._stopped or self._drained():
+                return
+            for item in self._arrivals():
+                self._take(item)
+            self._look_at_the_clock()
+
+    # Waiting
+
+    def _arrivals(self) -> list[object]:
+        """What came in; waits for something, or for the next deadline."""
+        try:
+            items = [self._inbox.get(timeout=self._patience())]
+        except Empty:
+            return []
+        while not self._inbox.empty():  # nobody else takes from it
+            items.append(self._inbox.get())
+        return items
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due, an hour at most; None: nothing is."""
+        due = [t for t in (self._scheduler.next_deadline(), self._drain_ends) if t is not None]
+        if self._changed:
+            due.append(self._sent_at + _STATISTICS_EVERY_S)
+        return min(max(0.0, min(due) - self._clock()), _LONGEST_WAIT_S) if due else None
+
+    # Taking in
+
+    def _take(self, item: object) -> None:
+        match item:
+            case _StepResult():
+                self._take_result()
+            case Submit(requests):
+                for request in requests:
+                    self._live.add(request.id)
+                    self._apply(Arrived(self._clock(), request))
+            case Abort(ids, reason):
+                for request_id in ids:
+                    self._apply(Aborted(self._clock(), request_id, reason))
+            case Ping(number):
+                self._send(Heartbeat(number, self._clock()))
+            case Drain(timeout_s):
+                self._drain_ends = self._clock() + timeout_s
+                self._apply(DrainStarted(self._clock()))
+            case _Stop():
+                self._stopped = True
+            case _:
+                raise InternalError(f"the engine's inbox held a {type(item).__name__}, which is no message to the engine")
+
+    def _take_result(self) -> None:
+        try:
+            result = self._executor.result(0)
+        except StepError as error:
+            self._step_failed(error)
+            return
+        if result is not None:  # None: the result of a step that was lost with a failed one
+            self._failures = 0
+            self._apply(StepDone(self._clock(), result))
+
+    def _step_failed(self, error: StepError) -> None:
+        _log.error("%s", error.message)
+        self._failures += error.kind != "MemoryError"
+        self._apply(StepFailed(self._clock(), error.message))
+        if error.fatal or self._failures >= _MOST_FAILURES:
+            self._flush()
+            raise InternalError(f"steps keep failing, the engine gives up after {self._failures} in a row; the last: {error.message}")
+
+    def _look_at_the_clock(self) -> None:
+        now = self._clock()
+        deadline = self._scheduler.next_deadline()
+        if deadline is not None and deadline <= now:
+            self._apply(Ticked(now))
+        if self._drain_ends is not None and self._drain_ends <= now and self._live:
+            _log.warning("the drain's time is over: %d requests are aborted", len(self._live))
+            for request_id in sorted(self._live):
+                self._apply(Aborted(now, request_id))
+
+    def _apply(self, event: Event) -> None:
+        self._changed = True
+        for instruction in self._scheduler.apply(event):
+            match instruction:
+                case Emit(output):
+                    self._outputs.append(output)
+                    if output.finish_reason is not None:
+                        self._live.discard(output.id)
+                case Warn(message):
+                    _log.warning("%s", message)
+
+    # Giving out
+
+    def _submit_steps(self) -> None:
+        """Keep the executor busy before anything else; the outputs can wait those microseconds."""
+        while (step := self._scheduler.next_step()) is not None:
+            self._executor.submit(step)
+
+    def _flush(self) -> None:
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._send(Outputs(outputs))
+        now, rests = self._clock(), not self._scheduler.has_work()
+        if self._changed and (rests or now - self._sent_at >= _STATISTICS_EVERY_S):
+            self._changed, self._sent_at = False, now
+            figures = self._scheduler.statistics()
+            self._send(msgspec.structs.replace(figures, compute=self._executor.statistics()))
+            self._log_figures(figures, now)
+
+    def _log_figures(self, figures: Statistics, now: float) -> None:
+        """One line every ten seconds, if something was computed meanwhile."""
+        seconds = now - self._logged_at
+        if not self._log_stats or seconds < _LOG_EVERY_S:
+            return
+        before, self._logged, self._logged_at = self._logged, figures, now
+        if figures.steps == before.steps:
+            return
+        _log.info(
+            "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV usage %.1f %%, prefix hits %.1f %%, preemptions %d",
+            (figures.prompt_tokens - before.prompt_tokens) / seconds,
+            (figures.generation_tokens - before.generation_tokens) / seconds,
+            figures.num_running,
+            figures.num_waiting,
+            100 * figures.kv_usage,
+            100 * figures.prefix_hits / max(1, figures.prefix_queries),
+            figures.preemptions,
+        )
+
+    def _drained(self) -> bool:
+        """A drain was asked for and nothing is left to do, or its time is over and all was aborted."""
+        if self._drain_ends is None:
+            return False
+        return not self._scheduler.has_work() or (self._drain_ends <= self._clock() and not self._live)

@@ -1,0 +1,122 @@
+"""Computes in this process, on one thread of its own: while a step computes, the engine's loop plans the next one.
+
+The native core gives the interpreter free while it computes, so the two really run side by side.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from homenode.engine.executor.protocol import StepError
+from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
+from homenode.errors import HostError
+
+_log = logging.getLogger(__name__)
+_EXPECTED = (MemoryError, ValueError)  # a request's own fault, or the machine's for a moment; anything else is logged with its traceback
+
+
+class StepRunner(Protocol):
+    """What runs a step: `worker.runner.Runner`."""
+
+    def execute(self, step: Step) -> StepResult:
+        """Run it and return its result, or raise."""
+
+
+class _Resume:
+    """Tells the thread that the steps lost with a failed one end here."""
+
+
+class InlineExecutor:
+    """`Executor` with a thread in place of workers. `figures` gives the statistics of what computes."""
+
+    def __init__(
+        self, runner: StepRunner, limits: WorkerLimits, figures: Callable[[], dict[str, Any]] = dict, name: str = "homenode-steps"
+    ) -> None:
+        self._runner = runner
+        self._limits = limits
+        self._figures = figures
+        self._tasks: SimpleQueue[Step | _Resume | None] = SimpleQueue()
+        self._results: SimpleQueue[StepResult | StepError] = SimpleQueue()
+        self._notify: Callable[[], None] = lambda: None
+        self._pending = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def pending(self) -> int:
+        """See `Executor.pending`."""
+        return self._pending
+
+    def limits(self) -> WorkerLimits:
+        """See `Executor.limits`."""
+        return self._limits
+
+    def on_result(self, callback: Callable[[], None]) -> None:
+        """See `Executor.on_result`."""
+        self._notify = callback
+
+    def submit(self, step: Step) -> None:
+        """See `Executor.submit`."""
+        self._pending += 1
+        self._tasks.put(step)
+
+    def result(self, timeout: float | None = None) -> StepResult | None:
+        """See `Executor.result`."""
+        if not self._pending:
+            return None
+        try:
+            outcome = self._results.get(timeout=timeout) if timeout is None or timeout > 0 else self._results.get_nowait()
+        except Empty:
+            return None
+        if isinstance(outcome, StepError):
+            self._pending = 0
+            self._tasks.put(_Resume())
+            raise outcome
+        self._pending -= 1
+        return outcome
+
+    def statistics(self) -> dict[str, Any]:
+        """See `Executor.statistics`."""
+        return self._figures()
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        self._closed.set()
+        self._tasks.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _work(self) -> None:
+        broken = False  # a step failed: those sent before the loop heard of it are dropped, it knows they are lost
+        while (task := self._tasks.get()) is not None and not self._closed.is_set():
+            if isinstance(task, _Resume):
+                broken = False
+            elif not broken:
+                outcome = self._outcome(task)
+                broken = isinstance(outcome, StepError)
+                self._results.put(outcome)
+                self._notify()
+
+    def _outcome(self, step: Step) -> StepResult | StepError:
+        try:
+            return self._runner.execute(step)
+        except Exception as error:
+            if not isinstance(error, _EXPECTED):
+                _log.exception("step %d of %d tokens failed", step.number, step.num_tokens)
+            return step_error(step, error)
+
+
+def step_error(step: Step, error: Exception) -> StepError:
+    """The failure of a step, in words: what was computed, what went wrong, what may help."""
+    kind = type(error).__name__
+    text = f"step {step.number} ({len(step.items)} sequences, {step.num_tokens} tokens) failed with {kind}"
+    if str(error):
+        text += f": {error}"
+    if isinstance(error, MemoryError):
+        text += "; lower --max-num-batched-tokens or --kv-cache-memory if this happens often"
+    return StepError(text, kind=kind, fatal=isinstance(error, HostError))

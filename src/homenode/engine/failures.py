@@ -1,0 +1,16 @@
+"""Errors that crossed a thread or a process as a kind and a text, turned back into exceptions."""
+
+from __future__ import annotations
+
+from homenode import errors
+from homenode.errors import HomenodeError, InternalError, OverloadedError
+
+
+def named_error(kind: str | None, message: str, retry_after_s: float | None = None) -> HomenodeError:
+    """The exception of the class in homenode.errors that `kind` names; InternalError for any other kind."""
+    found = getattr(errors, kind or "", None)
+    if found is OverloadedError:
+        return OverloadedError(message, retry_after_s=retry_after_s or 1.0)
+    if isinstance(found, type) and issubclass(found, HomenodeError):
+        return found(message)
+    return InternalError(message)

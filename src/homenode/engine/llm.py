@@ -1,0 +1,182 @@
+"""`LLM`: a model in this process, for Python programs.
+
+from homenode import LLM, SamplingParams
+
+with LLM("Qwen/Qwen3-0.6B") as llm:
+    for completion in llm.generate(["One, two,", "A, b,"], SamplingParams(max_tokens=8, temperature=0)):
+        print(completion.text)
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from homenode.engine.build import located
+from homenode.engine.completion import Answer, Completion
+from homenode.engine.config import EngineConfig
+from homenode.engine.failures import named_error
+from homenode.engine.local import LocalEngine
+from homenode.engine.messages import Output, Ready, Statistics
+from homenode.engine.request import Request, SamplingParams
+from homenode.errors import UserError
+from homenode.model.tokenizer import Tokenizer, load_tokenizer
+
+Prompt = str | list[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """Loads a model at once and keeps an engine until closed. Requests of several threads share batches."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        tokenizer: Tokenizer | None = None,
+        chat_template: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        """`model`: a Hugging Face folder, a GGUF file, a Hub id, or None for the built-in one.
+
+        `settings`: any setting of the engine by its name, such as threads=4 or kv_cache_memory="2GiB"; or all of them as a `config`.
+        `tokenizer` stands in for the model's own, `chat_template` (its text) for the model's template. `progress` is told
+        (bytes done, bytes in all) while weights are read. Raises UserError, CheckpointError, CapacityError or HostError.
+        """
+        if config is not None and (settings or model is not None):
+            raise UserError("give either a config or a model and settings, not both")
+        config = located(config or EngineConfig.of(model, settings))
+        self.tokenizer = tokenizer or load_tokenizer(Path(str(config.model.path)), chat_template)
+        self._ids = itertools.count(1)
+        self._engine = LocalEngine(config, progress)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the engine. Calling it again does nothing."""
+        self._engine.close()
+
+    @property
+    def ready(self) -> Ready:
+        """What was loaded and what fits."""
+        return self._engine.ready
+
+    @property
+    def statistics(self) -> Statistics:
+        """The engine's latest figures."""
+        return self._engine.statistics
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: Sequence[str] = (),
+    ) -> list[Completion]:
+        """Continue one prompt or several together; one Completion for each, in order.
+
+        A prompt is text or token ids. `params` is for all or one for each prompt. `stop`: strings that end the text before them. Raises
+        UserError or CapacityError for what cannot run, naming it; then nothing of the other prompts is left running either.
+        """
+        chosen = self._prompts(prompts)
+        given = [params or SamplingParams()] * len(chosen) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(given) != len(chosen):
+            raise UserError(f"{len(given)} params for {len(chosen)} prompts; give one for all or one for each", param="params")
+        jobs = {next(self._ids): (Answer(ids, self.tokenizer, stop), p) for ids, p in zip(chosen, given, strict=True)}
+        self._finish(jobs, [self._request(number, ids, p) for number, ids, p in zip(jobs, chosen, given, strict=True)])
+        return [answer.completion(logprobs=p.logprobs is not None) for answer, p in jobs.values()]
+
+    def chat(self, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any) -> Completion:
+        """Answer a conversation. Without `params` the answer may fill the context. `values` go to the chat template."""
+        ids = self._chat_prompt(messages, values)
+        return self.generate([ids], params or self._rest_of_context(ids), stop=stop)[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()) -> Iterator[str]:
+        """The text of one continuation as it is made. Closing the iterator ends the request."""
+        return self._stream(self._prompts(prompt)[0], params or SamplingParams(), stop)
+
+    def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
+    ) -> Iterator[str]:
+        """The answer to a conversation as it is made. Closing the iterator ends the request."""
+        ids = self._chat_prompt(messages, values)
+        return self._stream(ids, params or self._rest_of_context(ids), stop)
+
+    def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> Iterator[str]:
+        number, sink = next(self._ids), SimpleQueue[Output]()
+        answer = Answer(ids, self.tokenizer, stop)
+        self._engine.submit([self._request(number, ids, params)], sink)
+        try:
+            while answer.finish_reason is None:
+                output = sink.get()
+                _raise_error(output)
+                if piece := answer.feed(output):
+                    yield piece
+        finally:
+            self._engine.abort([number])
+
+    def _finish(self, jobs: Mapping[int, tuple[Answer, SamplingParams]], requests: list[Request]) -> None:
+        """Run requests to their ends; whatever happens, none is left running."""
+        sink = SimpleQueue[Output]()
+        unfinished = set(jobs)
+        self._engine.submit(requests, sink)
+        try:
+            while unfinished:
+                output = sink.get()
+                answer = jobs[output.id][0]
+                if output.id not in unfinished:
+                    continue  # a stop string matched before the engine heard of it
+                _raise_error(output)
+                answer.feed(output)
+                if answer.finish_reason is not None:
+                    unfinished.discard(output.id)
+                    if output.finish_reason is None:
+                        self._engine.abort([output.id], "stop")
+        finally:
+            if unfinished:
+                self._engine.abort(sorted(unfinished))
+
+    def _request(self, number: int, ids: list[int], params: SamplingParams) -> Request:
+        params.check()
+        return Request(id=number, prompt_ids=ids, params=params, arrival=time.monotonic())
+
+    def _prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of every prompt. One prompt as such, text or ids, is a list of one."""
+        if isinstance(prompts, str):
+            return [self._ids_of(prompts)]
+        ids = [token for token in prompts if isinstance(token, int)]
+        if not ids:
+            return [self._ids_of(prompt) for prompt in prompts if not isinstance(prompt, int)]
+        if len(ids) < len(prompts):
+            raise UserError("token ids and prompts are mixed; a prompt is text or one list of token ids", param="prompt")
+        return [self._ids_of(ids)]
+
+    def _ids_of(self, prompt: Prompt) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise UserError("the prompt is empty, and this model has no token to begin a text with; give some text", param="prompt")
+        if not all(isinstance(token, int) for token in ids):
+            raise UserError("a prompt is text or a list of token ids", param="prompt")
+        return ids
+
+    def _chat_prompt(self, messages: Messages, values: Mapping[str, Any]) -> list[int]:
+        return self._ids_of(self.tokenizer.encode(self.tokenizer.render_chat(messages, **values), add_special_tokens=False))
+
+    def _rest_of_context(self, ids: list[int]) -> SamplingParams:
+        return SamplingParams(max_tokens=max(1, self.ready.max_model_len - len(ids)))
+
+
+def _raise_error(output: Output) -> None:
+    if output.error is not None:
+        raise named_error(output.error_kind, output.error, output.retry_after_s)

@@ -1,0 +1,119 @@
+"""The engine as a process of its own: `python -m homenode.engine.process FD PARENT`.
+
+FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py. The process does not
+outlive its front: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and it ends by itself when the
+stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from queue import SimpleQueue
+from typing import NoReturn
+
+from homenode.engine.config import EngineConfig
+from homenode.engine.messages import Fatal, Loading, ToEngine
+from homenode.engine.wire import FrameSocket, decode_body
+from homenode.errors import HomenodeError, HostError, PeerError
+
+_PR_SET_PDEATHSIG = 1
+_PROGRESS_STEPS = 200  # most Loading messages of a start
+_log = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    """Run an engine until the front drains or leaves it. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s engine: %(message)s", datefmt="%H:%M:%S")
+    descriptor, parent = (int(argument) for argument in arguments)
+    front = FrameSocket(socket.socket(fileno=descriptor))
+    try:
+        die_with_parent(parent)
+        first = front.receive()
+        if first is None:
+            return 0
+        serve(front, decode_body(first, EngineConfig))
+    except BaseException as error:
+        if not isinstance(error, HomenodeError):
+            _log.exception("the engine failed")
+        _tell(front, error)
+        return 1
+    return 0
+
+
+def serve(front: FrameSocket, config: EngineConfig) -> None:
+    """Load, say Ready, and work until drained. Raises what loading or the loop raise."""
+    from homenode.engine.build import build_engine  # heavy, and errors of its import are to be told as well
+    from homenode.engine.core import EngineCore
+
+    inbox: SimpleQueue[object] = SimpleQueue()
+    threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
+    engine = build_engine(config, _Progress(front))
+    try:
+        front.send(engine.ready)
+        EngineCore(engine.scheduler, engine.executor, front.send, inbox=inbox, log_stats=not config.disable_log_stats).run()
+    finally:
+        engine.executor.close()
+
+
+class _Progress:
+    """Tells the front how far loading is, in steps people can see."""
+
+    def __init__(self, front: FrameSocket) -> None:
+        self._front = front
+        self._told = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        part = _PROGRESS_STEPS * done // max(1, total)
+        if part != self._told:
+            self._told = part
+            self._front.send(Loading(done, total))
+
+
+def _read(front: FrameSocket, inbox: SimpleQueue[object]) -> None:
+    """Feed the inbox. The end of the stream ends the process at once, in whatever it is doing."""
+    try:
+        while (body := front.receive()) is not None:
+            inbox.put(decode_body(body, ToEngine))
+    except PeerError as error:
+        _log.error("%s", error.message)
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit without waiting for any thread: the step in progress is of use to nobody."""
+    logging.shutdown()
+    os._exit(code)
+
+
+def _tell(front: FrameSocket, error: BaseException) -> None:
+    kind = type(error).__name__ if isinstance(error, HomenodeError) else "InternalError"
+    if isinstance(error, MemoryError):
+        kind = "HostError"
+    text = error.message if isinstance(error, HomenodeError) else f"{type(error).__name__}: {error}"
+    try:
+        front.send(Fatal(kind, text))
+    except HomenodeError:
+        pass  # nobody listens any more
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends. HostError when the call fails; PeerError if it has ended."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise HostError(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(code)}", errno=code)
+    if os.getppid() != parent:
+        raise PeerError(f"the front (process {parent}) ended before the engine had started")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

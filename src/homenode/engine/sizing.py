@@ -1,0 +1,178 @@
+"""From settings, a model's figures and the machine's allowance to numbers: lengths, blocks, rows, CPUs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from homenode.compute.ops import KvGeometry, StepLimits
+from homenode.engine.config import EngineConfig
+from homenode.engine.schedule.admission import check_config as check_scheduler
+from homenode.engine.schedule.step import WorkerLimits
+from homenode.errors import CapacityError, UserError
+from homenode.host.topology.allowance import Allowance
+from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.weights.layout import WeightLayout
+from homenode.units import format_bytes
+
+_LOGITS_BYTES = 256 * 2**20
+_MANY_ROWS = 256  # sampled and scored rows of a step, where the vocabulary allows it
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one worker is laid out for."""
+
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_sampled_rows: int
+    vocab_size: int
+
+    def step_limits(self) -> StepLimits:
+        """Bounds of a step, for the program's buffers."""
+        per_sequence = -(-self.max_model_len // self.block_size)
+        return StepLimits(self.max_num_batched_tokens, self.max_num_seqs, self.max_sampled_rows, per_sequence)
+
+    def worker_limits(self) -> WorkerLimits:
+        """The same as the scheduler wants to know it."""
+        return WorkerLimits(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            max_sampled_rows=self.max_sampled_rows,
+        )
+
+
+def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_available: int) -> Sizes:
+    """Concrete numbers. `memory_available`: bytes this process may still take, the weights being loaded (or subtracted).
+
+    Raises UserError or CapacityError, the first of `problems`.
+    """
+    found = problems(config, spec, geometry, memory_available)
+    if found:
+        raise found[0]
+    length = model_length(config, spec)
+    return Sizes(
+        max_model_len=length,
+        block_size=config.kv.block_size,
+        num_blocks=num_blocks(config, geometry, length, memory_available),
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_sampled_rows=sampled_rows(config, spec.vocab_size),
+        vocab_size=spec.vocab_size,
+    )
+
+
+def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_available: int) -> list[UserError]:
+    """Everything that keeps these settings from working, each naming the flags and the numbers; empty if all is well."""
+    found: list[UserError] = []
+    if not 1 <= model_length(config, spec) <= spec.max_position:
+        found.append(
+            UserError(
+                f"--max-model-len {config.model.max_model_len} is more than the {spec.max_position} positions of this model; "
+                f"give {spec.max_position} or less",
+                param="max_model_len",
+            )
+        )
+    length = min(model_length(config, spec), spec.max_position)
+    found += check_scheduler(config.scheduler, config.kv, length)
+    buffers = step_bytes(config, spec)
+    if buffers > memory_available:
+        found.append(
+            CapacityError(
+                f"a step of --max-num-batched-tokens {config.scheduler.max_num_batched_tokens} needs about {format_bytes(buffers)} of buffers; "
+                f"{format_bytes(memory_available)} are available. Lower it.",
+                param="max_num_batched_tokens",
+            )
+        )
+    if problem := _kv_problem(config, geometry, length, memory_available):
+        found.append(problem)
+    return found
+
+
+def model_length(config: EngineConfig, spec: ModelSpec) -> int:
+    """Most tokens of a sequence."""
+    return config.model.max_model_len if config.model.max_model_len is not None else spec.max_position
+
+
+def num_blocks(config: EngineConfig, geometry: KvGeometry, max_model_len: int, memory_available: int) -> int:
+    """KV blocks that fit.
+
+    With --kv-cache-memory as many as that holds. Without, as many as the share of the available memory holds, but not more than
+    --max-num-seqs sequences of full length could fill: memory beyond that would be touched at start for nothing.
+    """
+    fitting = kv_bytes(config, memory_available) // geometry.block_bytes
+    if config.kv.kv_cache_memory is not None:
+        return fitting
+    return min(fitting, config.scheduler.max_num_seqs * -(-max_model_len // geometry.block_size))
+
+
+def kv_bytes(config: EngineConfig, memory_available: int) -> int:
+    """Bytes that may become KV memory."""
+    if config.kv.kv_cache_memory is not None:
+        return config.kv.kv_cache_memory
+    return int(memory_available * config.kv.kv_cache_fraction)
+
+
+def sampled_rows(config: EngineConfig, vocab_size: int) -> int:
+    """Rows of logits a step may want: one for each sequence, and for scoring prompts up to 256 within 256 MiB of logits."""
+    affordable = min(_MANY_ROWS, _LOGITS_BYTES // (4 * vocab_size), config.scheduler.max_num_batched_tokens)
+    return max(config.scheduler.max_num_seqs, affordable)
+
+
+def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """About what the buffers of a step take: activations of its tokens in float32, and the logits."""
+    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    columns = 4 * spec.hidden_size + heads + 3 * spec.intermediate_size
+    return 4 * (config.scheduler.max_num_batched_tokens * columns + sampled_rows(config, spec.vocab_size) * spec.vocab_size)
+
+
+def kv_geometry(config: EngineConfig, spec: ModelSpec, layout: WeightLayout) -> KvGeometry:
+    """The KV memory's shape, known before a weight is read: `auto` is f32 when every matrix is kept as float32, else bf16."""
+    dtype = config.kv.kv_cache_dtype
+    if dtype == "auto":
+        dtype = "f32" if all(matrix.target == "F32" for matrix in layout.matrices) else "bf16"
+    return KvGeometry(spec.num_layers, spec.num_kv_heads, spec.head_dim, config.kv.block_size, dtype)
+
+
+def choose_cpus(threads: int | None, allowance: Allowance) -> tuple[int, ...]:
+    """The CPUs of the compute threads, one for each.
+
+    Without a wish: one for each physical core, less one where there are more than two (the scheduler, HTTP and the rest of the machine live
+    there), within the CPU quota. With one: physical cores first, then their siblings. UserError for more threads than CPUs.
+    """
+    cores = allowance.physical_cpus
+    if threads is None:
+        spare = 1 if len(cores) > 2 else 0
+        return cores[: min(len(cores) - spare, allowance.usable_threads)]
+    if threads > len(allowance.cpus):
+        raise UserError(
+            f"--threads {threads}: this process may use {len(allowance.cpus)} CPUs; give {len(allowance.cpus)} or less", param="threads"
+        )
+    siblings = tuple(cpu for cpu in allowance.cpus if cpu not in cores)
+    return (*cores, *siblings)[:threads]
+
+
+def _kv_problem(config: EngineConfig, geometry: KvGeometry, max_model_len: int, memory_available: int) -> CapacityError | None:
+    """Why not even one sequence of full length fits the KV memory, if so."""
+    if config.kv.kv_cache_memory is not None and config.kv.kv_cache_memory > memory_available:
+        return CapacityError(
+            f"--kv-cache-memory {format_bytes(config.kv.kv_cache_memory)} is more than the {format_bytes(memory_available)} that are "
+            f"available beside the weights; lower it",
+            param="kv_cache_memory",
+        )
+    needed = -(-max_model_len // geometry.block_size)
+    fitting = num_blocks(config, geometry, max_model_len, memory_available)
+    if fitting >= needed:
+        return None
+    held = fitting * geometry.block_size
+    advice = f"set --max-model-len to {held} or less, or " if held else ""
+    return CapacityError(
+        f"one sequence of --max-model-len {max_model_len} needs {needed} KV blocks of {geometry.block_size} tokens "
+        f"({format_bytes(needed * geometry.block_bytes)}), but {format_bytes(kv_bytes(config, memory_available))} of KV memory hold {fitting}; "
+        f"{advice}give --kv-cache-memory at least {format_bytes(needed * geometry.block_bytes)}",
+        param="kv_cache_memory" if config.kv.kv_cache_memory is not None else "max_model_len",
+    )

@@ -1,0 +1,113 @@
+"""From a step to arrays: which tokens, at which positions, in which blocks, and which rows of the logits are wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from homenode.compute.ops import IntArray, StepArrays
+from homenode.engine.schedule.step import StepItem
+from homenode.engine.worker.sequences import SequenceTable, SlotArray
+
+
+@dataclass(frozen=True)
+class ScoredSpan:
+    """Rows of the logits that score prompt tokens: row `row + i` scores the token at position `first + i` of sequence `seq`."""
+
+    seq: int
+    slot: int
+    first: int
+    row: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step, ready to run. r rows of logits, in the order of the items; the rows of an item are its scored ones, then its drawn one."""
+
+    arrays: StepArrays
+    row_slots: SlotArray  # [r] whose token is drawn from the row; 0: nobody's, the row is only scored
+    sampled: list[int]  # sequences that draw a token, in row order
+    spans: list[ScoredSpan]
+
+
+def build_batch(items: list[StepItem], table: SequenceTable) -> Batch:
+    """Arrays of a step over sequences in `table`, whose block tables are extended on the way.
+
+    ValueError when an item asks for positions whose tokens or blocks are not known here.
+    """
+    slots = np.fromiter((table.slot(item.seq) for item in items), np.intp, len(items))
+    for slot, item in zip(slots.tolist(), items, strict=True):
+        if item.new_blocks:
+            table.add_blocks(slot, item.new_blocks)
+    starts = np.fromiter((item.start for item in items), np.int32, len(items))
+    counts = np.fromiter((item.count for item in items), np.int32, len(items))
+    ends = starts + counts
+    _check(items, slots, starts, ends, table)
+    query_start = np.zeros(len(items) + 1, np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    positions = np.arange(query_start[-1], dtype=np.int32) + np.repeat(starts - query_start[:-1], counts)
+    row_slots, sample_rows, spans = _rows(items, slots, query_start, table)
+    arrays = StepArrays(
+        ids=_ids(items, slots, counts, ends, query_start, table),
+        positions=positions,
+        query_start=query_start,
+        context_len=ends,
+        block_table=_block_table(slots, ends, table),
+        sample_rows=sample_rows,
+    )
+    return Batch(arrays, row_slots, [item.seq for item in items if item.sample], spans)
+
+
+def _check(items: list[StepItem], slots: SlotArray, starts: IntArray, ends: IntArray, table: SequenceTable) -> None:
+    lengths = table.length[slots]
+    room = table.num_blocks[slots] * table.block_size
+    wrong = (starts < 0) | (ends <= starts) | (ends > lengths) | (ends > room)
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ValueError(
+            f"sequence {items[i].seq}: positions {starts[i]} to {ends[i] - 1} were asked for; {lengths[i]} tokens are known and its blocks hold {room[i]}"
+        )
+
+
+def _ids(
+    items: list[StepItem], slots: SlotArray, counts: IntArray, ends: IntArray, query_start: IntArray, table: SequenceTable
+) -> IntArray:
+    """Token ids of the step. A sequence that decodes computes its newest token, which is at hand; the others are given slices."""
+    ids: IntArray = np.repeat(table.last_token[slots], counts)
+    for i in np.flatnonzero((counts > 1) | (ends < table.length[slots])).tolist():
+        known, item = table.known[slots[i]], items[i]
+        if item.start + item.count > len(known):
+            raise ValueError(f"sequence {item.seq}: of the tokens drawn here only the newest can be computed, not position {item.start}")
+        ids[query_start[i] : query_start[i + 1]] = known[item.start : item.start + item.count]
+    return ids
+
+
+def _block_table(slots: SlotArray, ends: IntArray, table: SequenceTable) -> IntArray:
+    widest = -(-int(ends.max(initial=1)) // table.block_size)
+    return np.ascontiguousarray(table.blocks[:, :widest][slots])
+
+
+def _rows(
+    items: list[StepItem], slots: SlotArray, query_start: IntArray, table: SequenceTable
+) -> tuple[SlotArray, IntArray, list[ScoredSpan]]:
+    """Whose rows of logits, which rows of the step, and the spans among them that score prompt tokens."""
+    if all(item.score_from < 0 for item in items):
+        drawn = np.fromiter((item.sample for item in items), np.bool_, len(items))
+        return slots[drawn], query_start[1:][drawn] - 1, []
+    row_slots: list[int] = []
+    rows: list[int] = []
+    spans = []
+    for item, slot, first_row in zip(items, slots.tolist(), query_start.tolist(), strict=False):
+        if item.score_from >= 0:
+            begin = max(item.start, item.score_from)
+            count = min(item.start + item.count, int(table.num_prompt[slot]) - 1) - begin
+            if count > 0:
+                spans.append(ScoredSpan(item.seq, slot, begin + 1, len(rows), count))
+                rows += range(first_row + begin - item.start, first_row + begin - item.start + count)
+                row_slots += [0] * count
+        if item.sample:
+            rows.append(first_row + item.count - 1)
+            row_slots.append(slot)
+    return np.array(row_slots, np.intp), np.array(rows, np.int32), spans

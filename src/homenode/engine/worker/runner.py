@@ -1,0 +1,46 @@
+"""Computes one step at a time: sequences, arrays, program, tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from homenode.compute.ops import Backend, Program
+from homenode.engine.schedule.step import Step, StepResult
+from homenode.engine.worker.batch import build_batch
+from homenode.engine.worker.sampler import draw, score
+from homenode.engine.worker.sequences import SequenceTable
+
+
+class Runner:
+    """A worker without its process: keeps the sequences and runs steps on a compiled program. For one thread."""
+
+    def __init__(self, program: Program, backend: Backend, block_size: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._program = program
+        self._backend = backend
+        self._table = SequenceTable(block_size)
+        self._clock = clock
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences there is state of."""
+        return len(self._table)
+
+    def execute(self, step: Step) -> StepResult:
+        """Run a step: ends, starts, items. Drawn tokens are appended to their sequences.
+
+        Raises what the arrays, the program or the sampler raise (ValueError, MemoryError, HostError...). The sequences of a failed step
+        are in no defined state afterwards; they are to be ended.
+        """
+        begin = self._clock()
+        for seq in step.ends:
+            self._table.end(seq)
+        for start in step.starts:
+            self._table.start(start)
+        if not step.items:
+            return StepResult(step.number, [])
+        batch = build_batch(step.items, self._table)
+        logits = self._program.run(batch.arrays)
+        scored = score(self._backend, logits, batch, self._table)
+        sampled = draw(self._backend, logits, batch, self._table)
+        return StepResult(step.number, sampled, scored, self._clock() - begin)

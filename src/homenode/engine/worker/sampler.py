@@ -1,0 +1,107 @@
+"""Sampling parameters of a step as arrays, and log-probabilities as values.
+
+A token's randomness depends on its sequence's seed and its place in the sequence only, never on what shares the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from homenode.compute.ops import Backend, FloatArray, IntArray, Logits, SampledRows, SamplingArrays
+from homenode.engine.request import TokenLogprob
+from homenode.engine.schedule.step import PromptScores, Sampled
+from homenode.engine.worker.batch import Batch
+from homenode.engine.worker.sequences import SequenceTable, SlotArray
+
+_NO_TOKENS = np.zeros(0, np.int32)
+_NO_VALUES = np.zeros(0, np.float32)
+
+
+def draw(backend: Backend, logits: Logits, batch: Batch, table: SequenceTable) -> list[Sampled]:
+    """Draw a token for every sequence of the batch that wants one, and append it to the sequence."""
+    if not batch.sampled:
+        return []
+    slots = batch.row_slots
+    wanted = table.logprobs[slots]
+    drawn = backend.sample(logits, sampling_arrays(slots, table), int(wanted.max()))
+    rows = np.flatnonzero(slots)
+    tokens = drawn.tokens[rows]
+    table.append(slots[rows], tokens)
+    if wanted.max() < 0:
+        return [Sampled(seq, token) for seq, token in zip(batch.sampled, tokens.tolist(), strict=True)]
+    logprobs = token_logprobs(drawn, wanted)
+    return [
+        Sampled(seq, token, logprobs[row] if wanted[row] >= 0 else None)
+        for seq, token, row in zip(batch.sampled, tokens.tolist(), rows.tolist(), strict=True)
+    ]
+
+
+def score(backend: Backend, logits: Logits, batch: Batch, table: SequenceTable) -> list[PromptScores]:
+    """Log-probabilities of the prompt tokens the batch's spans are about."""
+    if not batch.spans:
+        return []
+    rows = np.concatenate([np.arange(s.row, s.row + s.count, dtype=np.int32) for s in batch.spans])
+    targets = np.concatenate([table.known[s.slot][s.first : s.first + s.count] for s in batch.spans])
+    wanted = np.repeat([table.prompt_logprobs[s.slot] for s in batch.spans], [s.count for s in batch.spans])
+    values = token_logprobs(backend.score(logits, rows, targets, max(0, int(wanted.max()))), wanted)
+    scores, at = [], 0
+    for span in batch.spans:
+        scores.append(PromptScores(span.seq, span.first, values[at : at + span.count]))
+        at += span.count
+    return scores
+
+
+def token_logprobs(rows: SampledRows, wanted: IntArray) -> list[TokenLogprob]:
+    """One value for each row, with the `wanted[i]` most likely tokens of row i."""
+    tops = zip(rows.top_tokens.tolist(), rows.top_logprobs.tolist(), wanted.tolist(), strict=True)
+    pairs = [list(zip(tokens[: max(n, 0)], values[: max(n, 0)], strict=True)) for tokens, values, n in tops]
+    return [TokenLogprob(logprob, top) for logprob, top in zip(rows.logprobs.tolist(), pairs, strict=True)]
+
+
+def sampling_arrays(slots: SlotArray, table: SequenceTable) -> SamplingArrays:
+    """How to draw from each row of the logits; rows of slot 0 are drawn greedily, which costs least, and ignored."""
+    bias_start, bias_token, bias_value = _biases(slots, table)
+    seen_start, seen_token, seen_count = _seen(slots, table)
+    return SamplingArrays(
+        temperature=table.temperature[slots],
+        top_k=table.top_k[slots],
+        top_p=table.top_p[slots],
+        min_p=table.min_p[slots],
+        seed=table.seed[slots],
+        counter=table.length[slots].astype(np.uint64),
+        repetition_penalty=table.repetition[slots],
+        frequency_penalty=table.frequency[slots],
+        presence_penalty=table.presence[slots],
+        bias_start=bias_start,
+        bias_token=bias_token,
+        bias_value=bias_value,
+        seen_start=seen_start,
+        seen_token=seen_token,
+        seen_count=seen_count,
+    )
+
+
+def _biases(slots: SlotArray, table: SequenceTable) -> tuple[IntArray, IntArray, FloatArray]:
+    if not table.num_biased:
+        return np.zeros(len(slots) + 1, np.int32), _NO_TOKENS, _NO_VALUES
+    found = [table.bias[slot] or (_NO_TOKENS, _NO_VALUES) for slot in slots.tolist()]
+    return _starts([tokens for tokens, _ in found]), _joined([t for t, _ in found]), np.concatenate([v for _, v in found])
+
+
+def _seen(slots: SlotArray, table: SequenceTable) -> tuple[IntArray, IntArray, IntArray]:
+    if not table.num_counted:
+        return np.zeros(len(slots) + 1, np.int32), _NO_TOKENS, _NO_TOKENS
+    found = [(c.tokens, c.counts) if (c := table.seen[slot]) else (_NO_TOKENS, _NO_TOKENS) for slot in slots.tolist()]
+    return _starts([tokens for tokens, _ in found]), _joined([t for t, _ in found]), _joined([c for _, c in found])
+
+
+def _starts(parts: Sequence[IntArray]) -> IntArray:
+    starts = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum([len(part) for part in parts], out=starts[1:])
+    return starts
+
+
+def _joined(parts: Sequence[IntArray]) -> IntArray:
+    return np.concatenate(parts).astype(np.int32, copy=False)

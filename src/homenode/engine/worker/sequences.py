@@ -1,0 +1,182 @@
+"""What a worker remembers of the sequences it was started on.
+
+Each sequence has a row ("slot") in a set of plain arrays, so that a step over many sequences is built by indexing, not by loops. Slot 0 stands
+for no sequence: greedy, without penalties. Of the tokens drawn here only the last is kept, since no other is ever computed again under the
+same handle.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from homenode.compute.ops import FloatArray, IntArray
+from homenode.engine.request import SamplingParams
+from homenode.engine.schedule.step import StartSequence
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+SlotArray = npt.NDArray[np.intp]
+_NOTHING = np.zeros(0, np.int32)
+_FIRST_SLOTS = 16
+_FIRST_BLOCKS = 8
+_MASK64 = (1 << 64) - 1
+
+
+class TokenCounts:
+    """The distinct tokens of a sequence, and how often each was drawn; kept for sequences with a penalty."""
+
+    def __init__(self, tokens: IntArray, num_prompt: int) -> None:
+        distinct = np.unique(tokens)
+        self._tokens: IntArray = distinct.astype(np.int32)
+        self._counts: IntArray = np.zeros(len(distinct), np.int32)
+        self._size = len(distinct)
+        np.add.at(self._counts, np.searchsorted(distinct, tokens[num_prompt:]), 1)
+        self._index = {token: i for i, token in enumerate(distinct.tolist())}
+
+    def add(self, token: int) -> None:
+        """Count a drawn token. O(1)."""
+        at = self._index.get(token)
+        if at is None:
+            at = self._index[token] = self._size
+            if at == len(self._tokens):
+                self._tokens = _grown(self._tokens, 2 * at + 8)
+                self._counts = _grown(self._counts, 2 * at + 8)
+            self._tokens[at] = token
+            self._size += 1
+        self._counts[at] += 1
+
+    @property
+    def tokens(self) -> IntArray:
+        """[distinct] token ids, each once, in no order."""
+        return self._tokens[: self._size]
+
+    @property
+    def counts(self) -> IntArray:
+        """[distinct] how often each was drawn; 0: only in the prompt."""
+        return self._counts[: self._size]
+
+
+class SequenceTable:
+    """The sequences of one worker. Arrays are indexed by slot."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._slots: dict[int, int] = {}
+        self._free = list(range(_FIRST_SLOTS - 1, 0, -1))
+        self.known: list[IntArray] = [_NOTHING] * _FIRST_SLOTS  # tokens given at the start
+        self.bias: list[tuple[IntArray, FloatArray] | None] = [None] * _FIRST_SLOTS
+        self.seen: list[TokenCounts | None] = [None] * _FIRST_SLOTS
+        self.length = np.zeros(_FIRST_SLOTS, np.int32)  # tokens, drawn ones included
+        self.last_token = np.zeros(_FIRST_SLOTS, np.int32)
+        self.num_prompt = np.zeros(_FIRST_SLOTS, np.int32)
+        self.num_blocks = np.zeros(_FIRST_SLOTS, np.int32)
+        self.blocks = np.zeros((_FIRST_SLOTS, _FIRST_BLOCKS), np.int32)
+        self.temperature = np.zeros(_FIRST_SLOTS, np.float32)
+        self.top_k = np.zeros(_FIRST_SLOTS, np.int32)
+        self.top_p = np.ones(_FIRST_SLOTS, np.float32)
+        self.min_p = np.zeros(_FIRST_SLOTS, np.float32)
+        self.seed = np.zeros(_FIRST_SLOTS, np.uint64)
+        self.repetition = np.ones(_FIRST_SLOTS, np.float32)
+        self.frequency = np.zeros(_FIRST_SLOTS, np.float32)
+        self.presence = np.zeros(_FIRST_SLOTS, np.float32)
+        self.logprobs = np.full(_FIRST_SLOTS, -1, np.int32)
+        self.prompt_logprobs = np.full(_FIRST_SLOTS, -1, np.int32)
+        self.num_biased = 0  # sequences with a logit bias
+        self.num_counted = 0  # sequences with a penalty
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def slot(self, seq: int) -> int:
+        """The slot of a started sequence. ValueError for any other."""
+        try:
+            return self._slots[seq]
+        except KeyError:
+            raise ValueError(f"sequence {seq} was not started here or has ended") from None
+
+    def start(self, start: StartSequence) -> None:
+        """Take a sequence in. ValueError if the handle is in use or the tokens make no sense."""
+        if start.seq in self._slots:
+            raise ValueError(f"sequence {start.seq} was started twice")
+        if not 1 <= start.num_prompt <= len(start.token_ids):
+            raise ValueError(f"sequence {start.seq} has {start.num_prompt} prompt tokens among {len(start.token_ids)} tokens")
+        known = np.array(start.token_ids, np.int32)
+        if not self._free:
+            self._grow_slots()
+        slot = self._free.pop()
+        self._slots[start.seq] = slot
+        self.known[slot] = known
+        self.length[slot] = len(known)
+        self.last_token[slot] = known[-1]
+        self.num_prompt[slot] = start.num_prompt
+        self.num_blocks[slot] = 0
+        self._set_sampling(slot, start.params)
+
+    def end(self, seq: int) -> None:
+        """Forget a sequence. One that is not known is ignored: the step that was to start it may have been lost."""
+        slot = self._slots.pop(seq, None)
+        if slot is None:
+            return
+        self.num_biased -= self.bias[slot] is not None
+        self.num_counted -= self.seen[slot] is not None
+        self.known[slot], self.bias[slot], self.seen[slot] = _NOTHING, None, None
+        self._free.append(slot)
+
+    def add_blocks(self, slot: int, new: list[int]) -> None:
+        """Append to the block table of a slot."""
+        first = int(self.num_blocks[slot])
+        last = first + len(new)
+        if last > self.blocks.shape[1]:
+            wider = np.zeros((self.blocks.shape[0], max(last, 2 * self.blocks.shape[1])), np.int32)
+            wider[:, : self.blocks.shape[1]] = self.blocks
+            self.blocks = wider
+        self.blocks[slot, first:last] = new
+        self.num_blocks[slot] = last
+
+    def append(self, slots: SlotArray, tokens: IntArray) -> None:
+        """Add the token drawn for each of `slots`."""
+        self.last_token[slots] = tokens
+        self.length[slots] += 1
+        if self.num_counted:
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+                counts = self.seen[slot]
+                if counts is not None:
+                    counts.add(token)
+
+    def _set_sampling(self, slot: int, params: SamplingParams) -> None:
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = min(max(params.top_k, 0), 2**31 - 1)
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+        self.seed[slot] = (params.seed or 0) & _MASK64
+        self.repetition[slot] = params.repetition_penalty
+        self.frequency[slot] = params.frequency_penalty
+        self.presence[slot] = params.presence_penalty
+        self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self.prompt_logprobs[slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        if params.logit_bias:
+            tokens = np.array(list(params.logit_bias), np.int32)
+            self.bias[slot] = (tokens, np.array(list(params.logit_bias.values()), np.float32))
+            self.num_biased += 1
+        if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
+            self.seen[slot] = TokenCounts(self.known[slot], int(self.num_prompt[slot]))
+            self.num_counted += 1
+
+    def _grow_slots(self) -> None:
+        old = len(self.length)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(self, name, _grown(value, 2 * old))
+        self.known += [_NOTHING] * old
+        self.bias += [None] * old
+        self.seen += [None] * old
+        self._free = list(range(2 * old - 1, old - 1, -1))
+
+
+def _grown(array: npt.NDArray[Scalar], size: int) -> npt.NDArray[Scalar]:
+    """`array` with `size` entries along the first axis, the new ones zero."""
+    larger = np.zeros((size, *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger
