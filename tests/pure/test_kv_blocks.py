@@ -71,7 +71,7 @@ def test_cached_blocks_are_given_up_oldest_first_and_tail_first() -> None:
     assert pool.num_free == 8 and pool.num_cached == 6
     pool.allocate(2)  # the two that hold nothing
     assert pool.num_cached == 6
-    given_up = []
+    given_up: list[int] = []
     for _ in range(6):
         before = {n for n in range(8) if pool.find([_digest(n)])}
         pool.allocate(1)

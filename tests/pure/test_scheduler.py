@@ -1,0 +1,386 @@
+"""What the scheduler decides, case by case. Invariants over random lives: test_schedule_properties."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from homenode.engine.executor.scripted import scripted_logprob, scripted_token
+from homenode.engine.request import Request, SamplingParams
+from homenode.engine.schedule.config import KvConfig, SchedulerConfig
+from homenode.engine.schedule.events import Arrived, Emit, StepDone, Warn
+from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.schedule.step import Sampled, Step, StepResult
+from homenode.errors import InternalError, UserError
+from tests.pure.schedule_bench import EOS, Bench, expected, limits_of
+
+
+def _items(step: Step | None) -> list[tuple[int, int, int]]:
+    """(seq, start, count) of each item."""
+    assert step is not None
+    return [(item.seq, item.start, item.count) for item in step.items]
+
+
+def _turn(bench: Bench) -> Step:
+    step = bench.step()
+    assert step is not None
+    assert bench.finish_step()
+    return step
+
+
+def _warnings(bench: Bench) -> list[str]:
+    return [i.message for i in bench.instructions if isinstance(i, Warn)]
+
+
+# Filling a step
+
+
+def test_decodes_come_first_and_the_rest_is_filled_with_cut_prefill() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=10, max_num_seqs=4))
+    bench.submit([1, 2, 3], max_tokens=20, ignore_eos=True)
+    bench.submit([4] * 15, max_tokens=20, ignore_eos=True)
+    bench.submit([5] * 6, max_tokens=20, ignore_eos=True)
+    assert _items(_turn(bench)) == [(0, 0, 3), (1, 0, 7)]
+    assert _items(_turn(bench)) == [(0, 3, 1), (1, 7, 8), (2, 0, 1)]
+    assert _items(_turn(bench)) == [(0, 4, 1), (1, 15, 1), (2, 1, 5)]
+    assert _items(_turn(bench)) == [(0, 5, 1), (1, 16, 1), (2, 6, 1)]
+    bench.run()
+
+
+def test_running_prefills_go_before_newcomers_even_more_important_ones() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4))
+    bench.submit([1] * 12, max_tokens=2)
+    assert _items(_turn(bench)) == [(0, 0, 8)]
+    bench.submit([2] * 12, max_tokens=2, priority=-1)
+    assert _items(_turn(bench)) == [(0, 8, 4), (1, 0, 4)]
+    bench.run()
+
+
+def test_the_queue_is_served_by_priority_then_arrival_and_nobody_overtakes() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=1))
+    for priority in (1, 0, 1, 0):
+        bench.submit([3, 4], max_tokens=1, priority=priority)
+    bench.run()
+    finished = [i.output.id for i in bench.instructions if isinstance(i, Emit)]
+    assert finished == [1, 3, 0, 2]
+
+
+def test_without_chunking_a_prompt_is_computed_whole_or_waits() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=10, max_num_seqs=4, enable_chunked_prefill=False)
+    bench = Bench(config, limits=limits_of(max_model_len=10))
+    bench.submit([1] * 3, max_tokens=3, ignore_eos=True)
+    bench.submit([2] * 9, max_tokens=1, ignore_eos=True)
+    bench.submit([3] * 2, max_tokens=1, ignore_eos=True)
+    assert _items(_turn(bench)) == [(0, 0, 3)]  # nine do not fit beside three, and two must not overtake nine
+    assert _items(_turn(bench)) == [(0, 3, 1), (1, 0, 9)]
+    assert _items(_turn(bench)) == [(0, 4, 1), (2, 0, 2)]
+    bench.run()
+
+
+def test_a_budget_of_the_model_length_gives_whole_prompts_after_the_decodes() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4))
+    bench.submit([1] * 20, max_tokens=9, ignore_eos=True)
+    _turn(bench)
+    bench.submit([2] * 60, max_tokens=1)
+    assert _items(_turn(bench)) == [(0, 20, 1), (1, 0, 60)]
+    bench.run()
+
+
+def test_never_more_sequences_than_allowed() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=2))
+    for _ in range(5):
+        bench.submit([1, 2], max_tokens=4, ignore_eos=True)
+    assert len(_turn(bench).items) == 2
+    statistics = bench.scheduler.statistics()
+    assert (statistics.num_running, statistics.num_waiting) == (2, 3)
+    bench.run()
+
+
+def test_a_prompt_lies_in_adjacent_blocks_and_the_worker_hears_of_them_as_it_needs_them() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=2))
+    bench.submit([1] * 18, max_tokens=1)
+    new = [_turn(bench).items[0].new_blocks for _ in range(3)]
+    assert [len(blocks) for blocks in new] == [2, 2, 1]
+    assert [block for blocks in new for block in blocks] == list(range(5))
+
+
+# The prefix cache
+
+
+def test_a_block_is_found_once_computed_not_before() -> None:
+    prompt = list(range(1, 21))
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4))
+    bench.submit(prompt, max_tokens=9, ignore_eos=True)
+    bench.submit(prompt, max_tokens=1)
+    assert _items(_turn(bench)) == [(0, 0, 20), (1, 0, 12)]  # both in one step: nothing to find yet
+    bench.submit(prompt, max_tokens=1)
+    assert _items(_turn(bench)) == [(0, 20, 1), (1, 12, 8), (2, 16, 4)]  # 20 = 5 blocks, but the last token is computed
+    bench.run()
+    assert [bench.outputs[n][0].cached_tokens for n in range(3)] == [0, 0, 16]
+    statistics = bench.scheduler.statistics()
+    assert (statistics.prefix_queries, statistics.prefix_hits) == (60, 16)
+
+
+def test_answers_are_found_by_the_next_turn_of_a_conversation() -> None:
+    bench = Bench()
+    bench.submit([1, 2, 3], max_tokens=8, ignore_eos=True)
+    bench.run()
+    bench.submit([1, 2, 3, *bench.tokens(0), 4, 5], max_tokens=1)
+    bench.run()
+    assert bench.outputs[1][0].cached_tokens == 8  # of 3 + 8 tokens 10 were computed, which fill two blocks
+
+
+def test_salts_keep_requests_apart() -> None:
+    bench = Bench()
+    for salt in ("a", "b", "a"):
+        bench.submit([7] * 13, salt=salt, max_tokens=1)
+        bench.run()
+    assert [bench.outputs[n][0].cached_tokens for n in range(3)] == [0, 0, 12]
+
+
+def test_switched_off_nothing_is_found() -> None:
+    bench = Bench(caching=False)
+    for _ in range(2):
+        bench.submit([7] * 13, max_tokens=1)
+        bench.run()
+    assert bench.outputs[1][0].cached_tokens == 0
+    assert bench.scheduler.statistics().prefix_hits == 0
+
+
+# The end of a sequence
+
+
+def test_the_stopping_token_is_told_and_included() -> None:
+    limits = limits_of()
+    natural = expected(Request(id=0, prompt_ids=[5, 6], params=SamplingParams(max_tokens=9, ignore_eos=True)), limits)[0]
+    bench = Bench()
+    bench.submit([5, 6], max_tokens=9, ignore_eos=True, stop_token_ids=(natural[3],))
+    bench.run()
+    cut = natural.index(natural[3]) + 1
+    assert bench.tokens(0) == natural[:cut]
+    assert (bench.final(0).finish_reason, bench.final(0).stop_token) == ("stop", natural[3])
+
+
+def _prompt_that_draws_eos_at(position: int) -> list[int]:
+    """A prompt whose answer has the first EOS at this index."""
+    for first in range(1, 40):
+        for second in range(1, 40):
+            prompt, tokens = [first, second], [first, second]
+            for _ in range(position + 1):
+                tokens.append(scripted_token(tokens, 40))
+            if EOS in tokens and tokens.index(EOS) == 2 + position:
+                return prompt
+    raise AssertionError("none found")
+
+
+def test_eos_ends_unless_ignored_or_too_early() -> None:
+    prompt = _prompt_that_draws_eos_at(3)
+    bench = Bench()
+    bench.submit(prompt, max_tokens=9)
+    bench.submit(prompt, max_tokens=9, ignore_eos=True)
+    bench.submit(prompt, max_tokens=9, min_tokens=3)
+    bench.submit(prompt, max_tokens=5, min_tokens=4)
+    bench.run()
+    assert [len(bench.tokens(n)) for n in range(4)] == [4, 9, 4, 5]
+    assert [(bench.final(n).finish_reason, bench.final(n).stop_token) for n in range(4)] == [
+        ("stop", EOS),
+        ("length", None),
+        ("stop", EOS),
+        ("length", None),
+    ]
+
+
+def test_eos_as_the_last_token_allowed_is_a_stop() -> None:
+    bench = Bench()
+    bench.submit(_prompt_that_draws_eos_at(3), max_tokens=4)
+    bench.run()
+    assert (bench.final(0).finish_reason, len(bench.tokens(0))) == ("stop", 4)
+
+
+def test_more_tokens_than_the_model_holds_end_with_length() -> None:
+    bench = Bench()
+    bench.submit([1] * 50, max_tokens=1000, ignore_eos=True)
+    bench.run()
+    assert len(bench.tokens(0)) == 14 and bench.final(0).finish_reason == "length"
+    assert not _warnings(bench)
+
+
+def test_a_sequence_that_outgrows_the_memory_ends_with_length_and_a_warning() -> None:
+    bench = Bench(limits=limits_of(num_blocks=6, max_model_len=64))
+    bench.submit([1] * 10, max_tokens=1000, ignore_eos=True)
+    bench.run()
+    assert len(bench.tokens(0)) == 14
+    assert _warnings(bench) == [
+        "request 0 ended at 24 tokens because the 6 KV blocks hold no more, below --max-model-len 64; raise --kv-cache-memory"
+    ]
+
+
+def test_nothing_to_draw_and_nothing_to_score_ends_at_once() -> None:
+    bench = Bench()
+    bench.submit([1, 2, 3], max_tokens=0)
+    assert bench.final(0).finish_reason == "length" and bench.scheduler.idle()
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_prompt_scores_come_once_within_the_row_budget_and_without_the_cache(max_tokens: int, lookahead: int) -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4), limits=limits_of(max_sampled_rows=6), lookahead=lookahead)
+    prompt = list(range(1, 20))
+    bench.submit(prompt, max_tokens=1)
+    bench.run()
+    bench.submit([30] * 4, max_tokens=30, ignore_eos=True)
+    bench.submit(prompt, max_tokens=max_tokens, prompt_logprobs=0, ignore_eos=True)
+    bench.run()
+    first = bench.outputs[2][0]
+    assert first.prompt_logprobs == [None, *(scripted_logprob(token, p) for p, token in enumerate(prompt) if p)]
+    assert first.cached_tokens == 0
+    assert len(bench.tokens(2)) == max_tokens and bench.final(2).finish_reason == "length"
+
+
+def test_scores_survive_a_preemption() -> None:
+    """The scored request is pushed out halfway and goes on scoring where it was."""
+    limits = limits_of(num_blocks=12, max_sampled_rows=4)
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=4), limits=limits)
+    bench.submit([1] * 7, max_tokens=30, ignore_eos=True)
+    bench.submit([2] * 7, max_tokens=20, ignore_eos=True)
+    bench.submit(list(range(1, 25)), max_tokens=2, prompt_logprobs=0, priority=1, ignore_eos=True)
+    bench.run()
+    assert bench.final(2).num_preemptions > 0
+    assert bench.outputs[2][0].prompt_logprobs == [None, *(scripted_logprob(p + 1, p) for p in range(1, 24))]
+
+
+def test_a_stop_string_found_by_the_client_becomes_the_reason() -> None:
+    bench = Bench()
+    bench.submit([1, 2], max_tokens=50, ignore_eos=True)
+    _turn(bench)
+    bench.abort(0, "stop")
+    assert bench.final(0).finish_reason == "stop" and bench.final(0).stop_token is None
+    bench.abort(0)  # a second one is ignored
+    bench.abort(99)
+    bench.check_rest()
+
+
+def test_seeds_are_drawn_where_there_are_none() -> None:
+    def seeds(source: int) -> list[int | None]:
+        scheduler = Scheduler(SchedulerConfig(), KvConfig(), limits_of(max_sampled_rows=128), [EOS], seeds=random.Random(source))
+        for number, seed in enumerate((None, 7, None)):
+            request = Request(id=number, prompt_ids=[1], params=SamplingParams(seed=seed))
+            scheduler.apply(Arrived(0.0, request))
+        step = scheduler.next_step()
+        assert step is not None
+        return [start.params.seed for start in step.starts]
+
+    assert seeds(1) == seeds(1) != seeds(2)
+    assert seeds(1)[1] == 7 and None not in seeds(1)
+
+
+# One step ahead
+
+
+def test_without_lookahead_a_step_waits_for_the_one_before() -> None:
+    bench = Bench()
+    bench.submit([1, 2], max_tokens=5, ignore_eos=True)
+    assert bench.step() is not None
+    assert bench.step() is None
+
+
+def test_with_lookahead_the_next_position_is_scheduled_before_its_token_is_known() -> None:
+    bench = Bench(lookahead=1)
+    bench.submit([1, 2], max_tokens=4, ignore_eos=True)
+    assert _items(bench.step()) == [(0, 0, 2)]
+    assert _items(bench.step()) == [(0, 2, 1)]
+    assert bench.step() is None  # two in flight are enough
+    bench.finish_step()
+    assert _items(bench.step()) == [(0, 3, 1)]
+    bench.finish_step()
+    assert _items(bench.step()) == [(0, 4, 1)]
+    bench.finish_step()
+    assert bench.step() is None  # four tokens are drawn or being drawn: a fifth would be one too many
+    bench.finish_step()
+    assert len(bench.tokens(0)) == 4
+    bench.check_rest()
+
+
+def test_the_token_drawn_too_much_is_dropped_and_its_block_kept_until_then() -> None:
+    prompt = _prompt_that_draws_eos_at(2)
+    bench = Bench(lookahead=1, limits=limits_of(num_blocks=2))
+    bench.submit(prompt, max_tokens=9)
+    bench.step()
+    while bench.scheduler.statistics().num_running:
+        bench.step()
+        bench.finish_step()
+    assert bench.executor.pending == 1 and bench.scheduler._residents.pool.num_free == 0
+    bench.finish_step()
+    assert len(bench.tokens(0)) == 3
+    bench.check_rest()
+
+
+# The worker's state
+
+
+def test_ends_travel_with_the_next_step() -> None:
+    bench = Bench()
+    bench.submit([1, 2], max_tokens=1)
+    bench.submit([1, 3], max_tokens=2, ignore_eos=True)
+    _turn(bench)
+    assert _turn(bench).ends == [0]
+    assert bench.step() is None
+    bench.submit([1, 4], max_tokens=1)
+    assert _turn(bench).ends == [1]
+
+
+def test_a_lost_step_ends_its_requests_and_the_others_start_again() -> None:
+    def fault(step: Step) -> Exception | None:
+        return RuntimeError("out of memory") if step.number == 2 else None
+
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=3), lookahead=1, fault=fault)
+    bench.submit([1] * 4, max_tokens=1)
+    bench.submit([2] * 4, max_tokens=9, ignore_eos=True)
+    bench.step()  # 0
+    bench.finish_step()
+    bench.submit([3] * 20, max_tokens=2, ignore_eos=True)
+    bench.step()  # 1 tells the worker of the first one's end
+    bench.finish_step()
+    bench.abort(1)
+    bench.submit([4] * 30, max_tokens=2, ignore_eos=True)
+    lost = bench.step()  # 2: the third's prefill, and the end of the second
+    assert lost is not None and lost.ends == [1]
+    bench.step()  # 3 is lost with it
+    bench.finish_step()
+    assert bench.final(2).error_kind == "InternalError" and "out of memory" in (bench.final(2).error or "")
+    bench.submit([5] * 4, max_tokens=2, ignore_eos=True)
+    following = bench.step()
+    assert following is not None and 1 in following.ends and 2 in following.ends
+    bench.finish_step()
+    bench.run()
+    assert len(bench.tokens(4)) == 2
+
+
+def test_results_that_cannot_be_are_refused() -> None:
+    def scheduler() -> Scheduler:
+        made = Scheduler(SchedulerConfig(), KvConfig(), limits_of(max_sampled_rows=128), [EOS])
+        made.apply(Arrived(0.0, Request(id=0, prompt_ids=[1], params=SamplingParams())))
+        made.next_step()
+        return made
+
+    for result, complaint in (
+        (StepResult(1, [Sampled(0, 1)]), "not the oldest in flight"),
+        (StepResult(0, []), "drew tokens for other sequences"),
+        (StepResult(0, [Sampled(0, 1), Sampled(1, 1)]), "drew tokens for other sequences"),
+        (StepResult(0, [Sampled(0, 40)]), "not in the vocabulary"),
+    ):
+        with pytest.raises(InternalError, match=complaint):
+            scheduler().apply(StepDone(0.0, result))
+    twice = scheduler()
+    with pytest.raises(InternalError, match="request id 0 is in use"):
+        twice.apply(Arrived(0.0, Request(id=0, prompt_ids=[1], params=SamplingParams())))
+
+
+def test_limits_that_cannot_work_are_refused() -> None:
+    with pytest.raises(UserError, match="--max-num-seqs 9 is more than --max-num-batched-tokens 8"):
+        Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=9))
+    with pytest.raises(InternalError, match="the worker samples 4 rows a step; 8 sequences"):
+        Bench(limits=limits_of(max_sampled_rows=4))
+    with pytest.raises(InternalError, match="lookahead is 2"):
+        Bench(lookahead=2)

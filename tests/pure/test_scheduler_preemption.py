@@ -1,0 +1,190 @@
+"""Who gives way when KV blocks run out, and that all get on."""
+
+from __future__ import annotations
+
+import pytest
+
+from homenode.engine.schedule.config import SchedulerConfig
+from homenode.engine.schedule.events import Warn
+from homenode.engine.schedule.policy import choose_victim
+from homenode.engine.schedule.sequence import Sequence
+from homenode.engine.schedule.step import Step
+from tests.pure.schedule_bench import Bench, limits_of
+
+_CONFIG = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8)
+
+
+def _until_preemption(bench: Bench) -> Step:
+    """The step that was planned when the first preemption happened."""
+    for _ in range(200):
+        step = bench.step()
+        assert step is not None
+        if bench.scheduler.statistics().preemptions:
+            return step
+        bench.finish_step()
+    raise AssertionError("memory never ran out")
+
+
+def _running(bench: Bench) -> list[int]:
+    return [s.id for s in bench.scheduler._planner.running]
+
+
+def test_the_cheapest_to_compute_again_gives_way_not_the_last() -> None:
+    bench = Bench(_CONFIG, limits=limits_of(num_blocks=16))
+    bench.submit([1] * 15, max_tokens=40, ignore_eos=True)
+    bench.submit([2] * 7, max_tokens=40, ignore_eos=True)
+    bench.submit([3] * 15, max_tokens=40, ignore_eos=True)
+    _until_preemption(bench)
+    assert _running(bench) == [0, 2]
+    bench.finish_step()
+    bench.run()
+
+
+def test_what_others_share_costs_nothing() -> None:
+    """The last one is the longest, but most of it lies in blocks it shares with the first."""
+    bench = Bench(_CONFIG, limits=limits_of(num_blocks=16))
+    bench.submit([1] * 25, max_tokens=40, ignore_eos=True)
+    bench.finish_step() if bench.step() else None
+    bench.submit([2] * 9, max_tokens=40, ignore_eos=True)
+    bench.submit([1] * 24 + [3], max_tokens=40, ignore_eos=True)
+    _until_preemption(bench)
+    assert bench.outputs[2][0].cached_tokens == 24
+    assert _running(bench) == [0, 1]
+    bench.finish_step()
+    bench.run()
+
+
+def test_the_least_important_gives_way_first_whatever_it_costs() -> None:
+    bench = Bench(_CONFIG, limits=limits_of(num_blocks=16))
+    bench.submit([1] * 7, max_tokens=40, ignore_eos=True)
+    bench.submit([2] * 7, max_tokens=40, ignore_eos=True)
+    bench.submit([3] * 23, max_tokens=40, ignore_eos=True, priority=1)
+    _until_preemption(bench)
+    assert _running(bench) == [0, 1]
+    bench.finish_step()
+    bench.run()
+
+
+def test_a_preempted_request_keeps_its_place_and_goes_on_under_a_new_handle() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=3), limits=limits_of(num_blocks=12))
+    for n in range(3):
+        bench.submit([n + 1] * 7, max_tokens=25, ignore_eos=True)
+    bench.submit([9] * 3, max_tokens=2, ignore_eos=True)  # waits behind the three
+    step = _until_preemption(bench)
+    (victim,) = {0, 1, 2} - set(_running(bench))
+    assert not step.starts, "nobody is admitted in a step that preempted"
+    assert victim in step.ends
+    first = bench.scheduler._planner.waiting.first()
+    assert first is not None and first.id == victim
+    bench.finish_step()
+    bench.run()
+    starts = [start for step in bench.steps for start in step.starts if start.token_ids[:7] == [victim + 1] * 7]
+    assert starts[0].seq == victim and starts[1].seq > 2 and len(starts[1].token_ids) > starts[1].num_prompt == 7
+    assert bench.final(victim).num_preemptions >= 1
+
+
+def test_the_warning_names_the_request_the_cause_what_to_raise_and_the_total() -> None:
+    bench = Bench(_CONFIG, limits=limits_of(num_blocks=12))
+    for n in range(3):
+        bench.submit([n + 1] * 7, max_tokens=30, ignore_eos=True)
+    bench.run()
+    warnings = [i.message for i in bench.instructions if isinstance(i, Warn)]
+    assert len(warnings) == bench.scheduler.statistics().preemptions >= 2
+    assert "request 2 was preempted: none of the 12 KV blocks was free for" in warnings[0]
+    assert "--kv-cache-memory" in warnings[0] and "--max-num-seqs" in warnings[0]
+    assert warnings[-1].endswith(f"Preemptions since the start: {len(warnings)}")
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_the_bound_holds_but_for_the_sake_of_the_first(bound: int, lookahead: int) -> None:
+    """Whenever one beyond the bound was taken, the needy one was the first in order."""
+    bench = Bench(
+        SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8, max_preemptions=bound),
+        limits=limits_of(num_blocks=14),
+        lookahead=lookahead,
+    )
+    for n in range(12):
+        bench.submit([n + 1] * 5, max_tokens=40, ignore_eos=True)
+    counted: dict[int, int] = {}
+    seen = 0
+    while not bench.scheduler.idle():
+        first = bench.scheduler._planner.running[0].id if bench.scheduler._planner.running else None
+        bench.step()
+        bench.finish_step()
+        warnings = [i.message for i in bench.instructions if isinstance(i, Warn)]
+        for text in warnings[seen:]:
+            victim = int(text.split()[1])
+            if counted.get(victim, 0) >= bound:
+                assert f"the next token of request {first}." in text
+            counted[victim] = counted.get(victim, 0) + 1
+        seen = len(warnings)
+    assert sum(counted.values()) == bench.scheduler.statistics().preemptions > 0
+    bench.check_rest()
+
+
+def test_with_a_step_in_flight_the_victim_s_token_still_counts() -> None:
+    bench = Bench(_CONFIG, limits=limits_of(num_blocks=6), lookahead=1)
+    bench.submit([1] * 7, max_tokens=16, ignore_eos=True)
+    bench.submit([2] * 7, max_tokens=16, ignore_eos=True)
+    while not bench.scheduler.statistics().preemptions:
+        bench.step()
+        before = {n: len(bench.tokens(n)) for n in (0, 1)}
+        if bench.scheduler.statistics().preemptions:
+            break
+        if bench.executor.pending == 2:
+            bench.finish_step()
+    assert _running(bench) == [0]
+    bench.finish_step()
+    assert len(bench.tokens(1)) == before[1] + 1
+    bench.run()
+    assert [len(bench.tokens(n)) for n in (0, 1)] == [16, 16]
+
+
+def test_no_more_are_preempted_than_needed_when_blocks_are_on_their_way_back() -> None:
+    bench = Bench(_CONFIG, limits=limits_of(num_blocks=12), lookahead=1)
+    for n in range(3):
+        bench.submit([n + 1] * 7, max_tokens=30, ignore_eos=True)
+    _step_pairs(bench, until=8)
+    bench.abort(2)
+    preempted = bench.scheduler.statistics().preemptions
+    bench.step()
+    assert bench.scheduler.statistics().preemptions == preempted
+    bench.run()
+
+
+def _step_pairs(bench: Bench, until: int) -> None:
+    """Keep two steps in flight until this many were sent."""
+    while len(bench.steps) < until:
+        if bench.step() is None:
+            bench.finish_step()
+
+
+def _sequence(number: int, *, priority: int = 0, preemptions: int = 0) -> Sequence:
+    bench = Bench()
+    bench.submit([1, 2, 3], max_tokens=9, priority=priority)
+    sequence = bench.scheduler._live[0]
+    sequence.order = (priority, 0.0, number)
+    sequence.preemptions = preemptions
+    return sequence
+
+
+def test_no_victim_is_more_important_than_the_needy() -> None:
+    first, middle, last = _sequence(0), _sequence(1), _sequence(2, priority=1)
+    running = [first, middle, last]
+    assert choose_victim(last, running, first, 8, lambda s: s.order[2]) is last
+    assert choose_victim(middle, running, first, 8, lambda s: 10 - s.order[2]) is last
+    assert choose_victim(first, [first], first, 8, lambda s: 0) is None
+
+
+def test_equal_costs_make_the_last_to_arrive_give_way() -> None:
+    running = [_sequence(n) for n in range(4)]
+    assert choose_victim(running[1], running, running[0], 8, lambda s: 5) is running[3]
+
+
+def test_beyond_the_bound_the_needy_waits_unless_it_is_first() -> None:
+    running = [_sequence(0), _sequence(1, preemptions=2), _sequence(2, preemptions=2)]
+    assert choose_victim(running[1], running, running[0], 2, lambda s: 5) is None
+    assert choose_victim(running[0], running, running[0], 2, lambda s: 5) is running[2]
+    fresh = _sequence(3)
+    assert choose_victim(running[1], [*running, fresh], running[0], 2, lambda s: 5) is fresh
