@@ -93,7 +93,7 @@ def scripted(request: Request, chunk: int = 1) -> list[Output]:
     if stopped is not None:
         tokens = tokens[: stopped + 1]
     outputs = []
-    for start in range(0, len(tokens), chunk):
+    for start in range(0, max(len(tokens), 1), chunk):
         part = tokens[start : start + chunk]
         last = start + chunk >= len(tokens)
         outputs.append(

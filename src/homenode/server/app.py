@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -17,20 +16,18 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from homenode.errors import HomenodeError, HostError, InternalError
 from homenode.server import health, openapi
 from homenode.server.chat import chat_completions
 from homenode.server.completions import completions
 from homenode.server.config import ServerConfig
 from homenode.server.engine import EngineClient, Tokenizer
 from homenode.server.exchange import ClientGone
-from homenode.server.failures import ApiError, from_error, internal_failure
+from homenode.server.failures import ApiError, failure_of
 from homenode.server.state import ServerState
 from homenode.server.tokenize import detokenize, tokenize, tokenizer_info
 
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
-_LOG = logging.getLogger("homenode.server")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _OPEN_PATHS = frozenset({"/health"})  # probes have no key
 
@@ -141,14 +138,9 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _failure(error: Exception, request_id: str) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
     if isinstance(error, HTTPException):  # the router: a method the path does not take
         return ApiError(error.status_code, f"{error.detail}; see /openapi.json", code="method_not_allowed", headers=error.headers)
-    if isinstance(error, HomenodeError) and not isinstance(error, HostError | InternalError):
-        return from_error(error)
-    _LOG.error("request %s failed", request_id, exc_info=error)
-    return internal_failure(request_id)
+    return failure_of(error, request_id)
 
 
 def _request_id(request: Request) -> str:

@@ -61,11 +61,8 @@ def echo_prompt(tokenizer: Tokenizer, ids: list[int], text: str | None, *, offse
 class Choice:
     """Text, ids and log-probabilities of one sequence as they come. Work per token does not grow with the length of the text."""
 
-    def __init__(
-        self, stream: TextStream, *, stops: Sequence[str] = (), echo: Echo | None = None, logprobs: bool = False, discard: bool = False
-    ) -> None:
-        """`discard`: the sequence was only computed to score its prompt; what it generates is not shown."""
-        self._stream, self._echo, self._logprobs, self._discard = stream, echo, logprobs, discard
+    def __init__(self, stream: TextStream, *, stops: Sequence[str] = (), echo: Echo | None = None, logprobs: bool = False) -> None:
+        self._stream, self._echo, self._logprobs = stream, echo, logprobs
         self._stops = StopStrings(stops) if stops else None
         self._length = self._released = len(echo.text) if echo else 0  # characters decoded, characters given out
         self._pending: deque[Scored] = deque()  # tokens whose text is still held back
@@ -76,9 +73,6 @@ class Choice:
     def feed(self, output: Output) -> Piece:
         """What `output` adds. After a stop string matched, `finish_reason` is set although the engine may not have finished."""
         text, scored = self._begin(output)
-        if self._discard:
-            self.finish_reason = "length" if output.finish_reason else None
-            return Piece(text, [], scored, self.finish_reason)
         taken, shown, matched = self._take(output)
         text += shown
         self._released += len(shown)

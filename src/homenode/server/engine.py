@@ -5,11 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from homenode.engine.messages import Output, Ready, Statistics
 from homenode.engine.request import Request
+
+
+class OutputStream(Protocol):
+    """The outputs of one request; the last one carries a finish reason."""
+
+    def __aiter__(self) -> AsyncIterator[Output]: ...
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended."""
 
 
 class EngineClient(Protocol):
@@ -29,8 +38,8 @@ class EngineClient(Protocol):
     def statistics(self) -> Statistics:
         """The latest figures the engine sent."""
 
-    def submit(self, request: Request) -> AsyncGenerator[Output, None]:
-        """Start `request`; its outputs, the last one carrying a finish reason. Closing the generator early aborts the request."""
+    def submit(self, request: Request) -> OutputStream:
+        """Start `request`. Closing the stream early aborts it. Raises CapacityError when it is too large to be sent."""
 
     async def abort(self, id: int, reason: str = "abort") -> None:
         """Forget request `id`; an unknown or finished one is ignored."""

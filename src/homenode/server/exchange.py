@@ -10,7 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
-from homenode.server.failures import ApiError, from_decoding
+from homenode.server.decoding import from_decoding
+from homenode.server.failures import ApiError
 
 T = TypeVar("T")
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read

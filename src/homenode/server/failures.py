@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import re
 from collections.abc import Mapping
 
 import msgspec
@@ -11,13 +11,10 @@ from starlette.responses import Response
 
 from homenode import errors
 from homenode.engine.messages import Output
-from homenode.server.openai import UNSUPPORTED
 from homenode.server.responses import ErrorBody, ErrorDetail
 
+_LOG = logging.getLogger("homenode.server")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
-_PATH = re.compile(r" - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`$")
-_NAME = re.compile(r"(?:unknown|required) field `(?P<name>.*)`", re.DOTALL)
-_LONGEST_ECHO = 200  # characters of a client's own words repeated in a message
 
 
 class ApiError(Exception):
@@ -48,20 +45,23 @@ class ApiError(Exception):
         return Response(msgspec.json.encode(self.body), self.status, headers, "application/json")
 
 
-def internal_failure(request_id: str) -> ApiError:
-    """For bugs: says nothing but where to look."""
+def failure_of(error: Exception, request_id: str) -> ApiError:
+    """The answer for anything raised while a request was handled. What is the server's own fault is logged here and hidden there."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, errors.HomenodeError) and not isinstance(error, errors.HostError | errors.InternalError):
+        return _from_error(error)
+    _LOG.error("request %s failed", request_id, exc_info=error)
     return ApiError(500, f"internal error; the server's log tells more under request id {request_id}", code="internal_error")
 
 
-def from_error(error: errors.HomenodeError) -> ApiError:
-    """The answer for an error raised on this side of the engine; HostError and InternalError are for the caller to log and hide."""
+def _from_error(error: errors.HomenodeError) -> ApiError:
     if isinstance(error, errors.OverloadedError):
         return ApiError(503, error.message, code="overloaded", retry_after_s=error.retry_after_s)
-    if isinstance(error, errors.UserError):
-        return ApiError(400, error.message, param=error.param, code=_user_code(type(error).__name__))
     if isinstance(error, errors.PeerError):
         return ApiError(503, "the engine is not available", code="engine_lost")
-    return ApiError(500, "internal error", code="internal_error")
+    param = error.param if isinstance(error, errors.UserError) else None
+    return ApiError(400, error.message, param=param, code=_user_code(type(error).__name__))
 
 
 def from_output(output: Output) -> ApiError:
@@ -82,42 +82,3 @@ def from_output(output: Output) -> ApiError:
 
 def _user_code(kind: str) -> str:
     return {"CapacityError": "capacity_exceeded", "UnsupportedError": "unsupported"}.get(kind, "invalid_value")
-
-
-def from_decoding(error: Exception) -> ApiError:
-    """The answer for a body that is not JSON (DecodeError, UnicodeDecodeError, RecursionError) or not of the right shape (ValidationError)."""
-    if not isinstance(error, msgspec.ValidationError):
-        reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
-        return ApiError(400, f"the body is not valid JSON: {reason[:_LONGEST_ECHO]}", code="invalid_json")
-    message = str(error)
-    found, where = _NAME.search(message), _PATH.search(message)
-    path = (where["path"] if where else "").lstrip(".")
-    reason = message[: where.start()] if where else message
-    if found:
-        name = found["name"][:_LONGEST_ECHO]
-        path = f"{path}.{name}" if path else name
-        if "unknown" in reason:
-            return _unknown_field(path, name)
-        return ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
-    if not path:
-        return ApiError(400, f"the body must be a JSON object: {reason[:_LONGEST_ECHO]}", code="invalid_type")
-    first = re.split(r"[.\[]", path, maxsplit=1)[0]
-    unsupported = next((part for part in (first, path.rsplit(".", 1)[-1]) if part in UNSUPPORTED), None)
-    if unsupported:
-        return _unsupported(path, unsupported)
-    place = f"a key of `{path}`" if where and where["key"] else f"`{path}`"
-    return ApiError(400, f"{place}: {_lower(reason)[:_LONGEST_ECHO]}", param=path, code="invalid_value")
-
-
-def _unknown_field(path: str, name: str) -> ApiError:
-    if name in UNSUPPORTED:
-        return _unsupported(path, name)
-    return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_parameter")
-
-
-def _unsupported(path: str, name: str) -> ApiError:
-    return ApiError(400, f"`{path}` is not supported: {UNSUPPORTED[name]}", param=path, code="unsupported_parameter")
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]

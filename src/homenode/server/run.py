@@ -68,7 +68,8 @@ async def serve(
     """Answers requests until a signal or the loss of the engine; the exit code for the process.
 
     `client` is started and stays the caller's to close. `listener` comes from `bind` and is closed here. `on_listening` is called with the
-    URL once connections are taken. 0 after SIGTERM or SIGINT, 1 after the engine was lost.
+    URL once connections are taken. 0 after SIGTERM or SIGINT, 1 after the engine was lost. Raises PeerError when its loop does not answer
+    to begin with.
     """
     listener = listener or bind(config)
     _warn_if_open(config)
@@ -76,6 +77,7 @@ async def serve(
     server = _Server(_uvicorn_config(app, config), lambda: on_listening(url_of(listener)) if on_listening else None)
     ending = _Ending(app.state, server, config.shutdown_timeout)
     client.on_engine_lost = ending.engine_lost
+    await client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
     with _signals(ending.signalled):
         await server.serve(sockets=[listener])
     return ending.exit_code

@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from homenode.errors import HomenodeError
 from homenode.server.exchange import disconnected
-from homenode.server.failures import ApiError, from_error, internal_failure
+from homenode.server.failures import failure_of
 
 DONE = b"data: [DONE]\n\n"
 
@@ -61,7 +60,7 @@ class EventStream(Response):
             _LOG.warning("request %s: the client left its stream unread for %g s; dropped", self._id, self._write_timeout_s)
             return
         except Exception as error:
-            failure = self._failure(error)
+            failure = failure_of(error, self._id)
             if not self._started:
                 self._started = True
                 await failure.response()(scope, receive, send)
@@ -90,12 +89,6 @@ class EventStream(Response):
         async with asyncio.timeout(self._write_timeout_s):
             await send({"type": "http.response.body", "body": data, "more_body": True})
         self._last = time.monotonic()
-
-    def _failure(self, error: Exception) -> ApiError:
-        if isinstance(error, ApiError):
-            return error
-        _LOG.error("request %s failed", self._id, exc_info=error)
-        return from_error(error) if isinstance(error, HomenodeError) else internal_failure(self._id)
 
     @property
     def _id(self) -> str:

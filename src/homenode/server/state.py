@@ -56,7 +56,7 @@ class ServerState:
         if name is None or name in self.models:
             return name or self.models[0]
         known = ", ".join(f"`{model}`" for model in self.models)
-        raise ApiError(404, f"the model `{name[:200]}` is not served here; there is {known}", param="model", code="model_not_found")
+        raise ApiError(404, f"`model` is `{name[:200]}`, which is not served here; there is {known}", param="model", code="model_not_found")
 
     def drain(self, timeout_s: float) -> None:
         """Take no new work; what runs has `timeout_s` seconds."""

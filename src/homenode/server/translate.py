@@ -164,7 +164,7 @@ def _check_sequences(state: ServerState, count: int) -> None:
     if count > most:
         raise ApiError(
             400,
-            f"the request asks for {count} sequences; at most {most} are taken (--max-sequences-per-request)",
+            f"`prompt` and `n` ask for {count} sequences; at most {most} are taken (--max-sequences-per-request)",
             param="n",
             code="invalid_value",
         )
@@ -184,7 +184,7 @@ def _sequences(
     _check_bias(state, body)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     room = state.ready.max_model_len - len(ids)
-    params = _params(body, max(1, min(wanted, room)), logprobs, prompt_logprobs)
+    params = _params(body, min(wanted, room), logprobs, prompt_logprobs)
     made = []
     for index in range(body.n or 1):
         recorder = state.metrics.recorder()
@@ -197,7 +197,7 @@ def _sequences(
             arrival=recorder.arrival,
         )
         stream = state.tokenizer.stream(ids, skip_special_tokens=body.skip_special_tokens is not False)
-        choice = Choice(stream, stops=stops, echo=echo, logprobs=logprobs is not None, discard=wanted == 0)
+        choice = Choice(stream, stops=stops, echo=echo, logprobs=logprobs is not None)
         made.append(Sequence(request, choice, recorder, first_of_prompt=index == 0))
     return made
 

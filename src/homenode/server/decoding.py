@@ -1,0 +1,62 @@
+"""What msgspec says about a body, said to the client: which field, what is wrong with it, and whether it is only missing here."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from homenode.server.failures import ApiError
+from homenode.server.openai import UNSUPPORTED
+
+_WHERE = re.compile(r" - at `(?P<key>key` in `)?\$\.?(?P<path>[^`]*)`$")
+_FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
+_VALUE = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
+_PART_TYPE = re.compile(r"messages\[\d+\]\.content\[\d+\]\.type")
+_ROLE = re.compile(r"messages\[\d+\]\.role")
+_LONGEST_ECHO = 200  # characters of a client's own words repeated in a message
+
+
+def from_decoding(error: Exception) -> ApiError:
+    """The answer for a body that is not JSON (DecodeError, UnicodeDecodeError, RecursionError) or not of the right shape (ValidationError)."""
+    if not isinstance(error, msgspec.ValidationError):
+        reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        return ApiError(400, f"the body is not valid JSON: {reason[:_LONGEST_ECHO]}", code="invalid_json")
+    message = str(error)
+    where = _WHERE.search(message)
+    reason, path = (message[: where.start()], where["path"].removesuffix("[...]")) if where else (message, "")
+    if field := _FIELD.fullmatch(reason):
+        name = field["name"][:_LONGEST_ECHO]
+        return _wrong_field(f"{path}.{name}" if path else name, name, missing=field["kind"] == "missing required")
+    if where is None or not path:
+        return ApiError(400, f"the body must be a JSON object: {_sentence(reason)}", code="invalid_type")
+    return _wrong_value(path, f"a key of `{path}`" if where["key"] else f"`{path}`", reason)
+
+
+def _wrong_field(path: str, name: str, *, missing: bool) -> ApiError:
+    if missing:
+        return ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
+    if name in UNSUPPORTED:
+        return _unsupported(path, UNSUPPORTED[name])
+    return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_parameter")
+
+
+def _wrong_value(path: str, place: str, reason: str) -> ApiError:
+    value = _VALUE.match(reason)
+    if value and _PART_TYPE.fullmatch(path):
+        return _unsupported(path, f"parts of type {value['value'][:_LONGEST_ECHO]}; this model takes parts of type 'text' only")
+    if value and _ROLE.fullmatch(path) and value["value"] in ("'tool'", "'function'"):
+        return _unsupported(path, UNSUPPORTED["tools"])
+    parts = re.split(r"[.\[]", path)
+    for name in (parts[0], parts[-1]):
+        if name in UNSUPPORTED:
+            return _unsupported(path, UNSUPPORTED[name])
+    return ApiError(400, f"{place}: {_sentence(reason)}", param=path, code="invalid_value")
+
+
+def _unsupported(path: str, hint: str) -> ApiError:
+    return ApiError(400, f"`{path}` is not supported: {hint}", param=path, code="unsupported_parameter")
+
+
+def _sentence(text: str) -> str:
+    return (text[:1].lower() + text[1:])[:_LONGEST_ECHO]

@@ -1,0 +1,269 @@
+"""Whatever is wrong with a request, the answer is an OpenAI error body with the right status, and the next request works."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from homenode.engine.messages import Output
+from tests.server.conftest import Running, Start
+from tests.server.fakes import MAX_MODEL_LEN, VOCAB, ScriptedClient, scripted
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+COMPLETIONS = [
+    ({"model": "nope"}, 404, "model", "model_not_found"),
+    ({"max_tokens": -1}, 400, "max_tokens", "invalid_value"),
+    ({"max_tokens": 1.5}, 400, "max_tokens", "invalid_value"),
+    ({"max_tokens": True}, 400, "max_tokens", "invalid_value"),
+    ({"temperature": "hot"}, 400, "temperature", "invalid_value"),
+    ({"temperature": 2.1}, 400, "temperature", "invalid_value"),
+    ({"temperature": False}, 400, "temperature", "invalid_value"),
+    ({"top_p": -0.1}, 400, "top_p", "invalid_value"),
+    ({"top_k": -2}, 400, "top_k", "invalid_value"),
+    ({"min_p": 2}, 400, "min_p", "invalid_value"),
+    ({"presence_penalty": 3}, 400, "presence_penalty", "invalid_value"),
+    ({"repetition_penalty": 0}, 400, "repetition_penalty", "invalid_value"),
+    ({"seed": 2**63}, 400, "seed", "invalid_value"),
+    ({"seed": False}, 400, "seed", "invalid_value"),
+    ({"n": 0}, 400, "n", "invalid_value"),
+    ({"n": 129}, 400, "n", "invalid_value"),
+    ({"stop": ""}, 400, "stop", "invalid_value"),
+    ({"stop": ["a"] * 17}, 400, "stop", "invalid_value"),
+    ({"stop_token_ids": [VOCAB]}, 400, "stop_token_ids", "invalid_value"),
+    ({"logit_bias": {"x": 1}}, 400, "logit_bias", "invalid_value"),
+    ({"logit_bias": {str(VOCAB): 1}}, 400, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"1": 101}}, 400, "logit_bias", "invalid_value"),
+    ({"logprobs": 21}, 400, "logprobs", "invalid_value"),
+    ({"prompt": []}, 400, "prompt", "invalid_value"),
+    ({"prompt": [[]]}, 400, "prompt", "invalid_value"),
+    ({"prompt": ["a", 1]}, 400, "prompt", "invalid_value"),
+    ({"prompt": [1, -1]}, 400, "prompt[1]", "invalid_value"),
+    ({"prompt": [1, 999999]}, 400, "prompt", "invalid_value"),
+    ({"prompt": [[1], [2, VOCAB]]}, 400, "prompt[1]", "invalid_value"),
+    ({"prompt": [1] * MAX_MODEL_LEN}, 400, "prompt", "context_length_exceeded"),
+    ({"prompt": "x" * MAX_MODEL_LEN}, 400, "prompt", "context_length_exceeded"),
+    ({"prompt": None}, 400, "prompt", "invalid_value"),
+    ({"prompt": ["a"] * 100, "n": 128}, 400, "n", "invalid_value"),
+    ({"suffix": "end"}, 400, "suffix", "unsupported_parameter"),
+    ({"best_of": 2}, 400, "best_of", "unsupported_parameter"),
+    ({"frobnicate": 1}, 400, "frobnicate", "unknown_parameter"),
+    ({"stream_options": {"frobnicate": 1}}, 400, "stream_options.frobnicate", "unknown_parameter"),
+    ({"stream": 1}, 400, "stream", "invalid_value"),
+]
+CHATS = [
+    ({"messages": []}, 400, "messages", "invalid_value"),
+    ({"messages": "hi"}, 400, "messages", "invalid_value"),
+    ({"messages": [{"content": "hi"}]}, 400, "messages[0].role", "missing_required_parameter"),
+    ({"messages": [{"role": "user"}]}, 400, "messages[0].content", "missing_required_parameter"),
+    ({"messages": [{"role": "user", "content": None}]}, 400, "messages[0].content", "invalid_value"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role", "unsupported_parameter"),
+    ({"messages": [{"role": "nobody", "content": "x"}]}, 400, "messages[0].role", "invalid_value"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, 400, "messages[0].tool_calls", "unsupported_parameter"),
+    ({"messages": [{"role": "user", "content": "hi" * 200}]}, 400, "messages", "context_length_exceeded"),
+    ({"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter"),
+    ({"tool_choice": "auto"}, 400, "tool_choice", "unsupported_parameter"),
+    ({"functions": [{}]}, 400, "functions", "unsupported_parameter"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format.type", "unsupported_parameter"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format.type", "unsupported_parameter"),
+    ({"modalities": ["text", "audio"]}, 400, "modalities[1]", "unsupported_parameter"),
+    ({"audio": {"voice": "a"}}, 400, "audio", "unsupported_parameter"),
+    ({"prediction": {}}, 400, "prediction", "unsupported_parameter"),
+    ({"web_search_options": {}}, 400, "web_search_options", "unsupported_parameter"),
+    ({"reasoning_effort": "high"}, 400, "reasoning_effort", "unsupported_parameter"),
+    ({"verbosity": "low"}, 400, "verbosity", "unsupported_parameter"),
+    ({"service_tier": "flex"}, 400, "service_tier", "unsupported_parameter"),
+    ({"top_logprobs": 2}, 400, "top_logprobs", "invalid_value"),
+    ({"logprobs": 1}, 400, "logprobs", "invalid_value"),
+    ({"max_tokens": 0}, 400, "max_tokens", "invalid_value"),
+    ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "invalid_value"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, 400, "continue_final_message", "invalid_value"),
+]
+BODIES = [b"", b"{", b"[]", b"1", b"null", b'"x"', b"{]", b"\xff\xfe", b'{"prompt":"\xff"}', b'{"prompt":"\\ud800"}', b"[" * 100_000]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    assert "Traceback" not in error["message"] and "msgspec" not in error["message"]
+    return dict(error)
+
+
+@pytest.mark.parametrize(("fields", "status", "param", "code"), COMPLETIONS)
+def test_completions_refuse_by_name(server: Running, fields: dict[str, Any], status: int, param: str, code: str) -> None:
+    response = server.complete(**fields)
+    error = error_of(response)
+    assert (response.status_code, error["param"], error["code"]) == (status, param, code)
+    assert f"`{param}" in error["message"]
+
+
+@pytest.mark.parametrize(("fields", "status", "param", "code"), CHATS)
+def test_chats_refuse_by_name(server: Running, fields: dict[str, Any], status: int, param: str, code: str) -> None:
+    response = server.post("/v1/chat/completions", {"messages": MESSAGES, **fields})
+    error = error_of(response)
+    assert (response.status_code, error["param"], error["code"]) == (status, param, code)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "file", "file": {"file_id": "x"}},
+    ],
+)
+def test_parts_that_are_no_text(server: Running, part: dict[str, Any]) -> None:
+    response = server.chat(messages=[{"role": "user", "content": [{"type": "text", "text": "what is this?"}, part]}])
+    error = error_of(response)
+    assert response.status_code == 400 and error["param"] == "messages[0].content[1].type" and part["type"] in error["message"]
+    assert "text" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("body", BODIES)
+def test_bodies_that_are_no_json_object(server: Running, path: str, body: bytes) -> None:
+    response = server.post(path, body)
+    assert response.status_code == 400 and error_of(response)["code"] in ("invalid_json", "invalid_type", "unknown_parameter")
+
+
+def test_numbers_that_are_none(server: Running) -> None:
+    for number in (b"NaN", b"Infinity", b"-Infinity", b"1e999"):
+        response = server.post("/v1/completions", b'{"prompt":"x","temperature":' + number + b"}")
+        assert response.status_code == 400 and error_of(response)
+
+
+def test_missing_fields(server: Running) -> None:
+    for path, field in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages"), ("/detokenize", "tokens")):
+        error = error_of(server.post(path, {}))
+        assert error["code"] == "missing_required_parameter" and error["param"] == field
+
+
+def test_paths_methods_and_types(server: Running) -> None:
+    assert error_of(server.http.get("/nope"))["code"] == "unknown_path"
+    wrong = server.http.get("/v1/completions")
+    assert wrong.status_code == 405 and error_of(wrong) and "POST" in wrong.headers["allow"]
+    assert error_of(server.http.get("/v1/models/nope"))["code"] == "model_not_found"
+    form = server.http.post("/v1/completions", data={"prompt": "x"})
+    assert form.status_code == 415 and error_of(form)
+    assert server.http.post(
+        "/v1/completions", content=b'{"prompt":"x"}', headers={"content-type": "Application/JSON; charset=utf-8"}
+    ).is_success
+
+
+def test_bodies_too_large(start: Start) -> None:
+    server = start(max_request_body=2000)
+    declared = server.complete(prompt="x" * 3000)
+    assert declared.status_code == 413 and error_of(declared)["code"] == "request_too_large"
+    chunked = server.http.post("/v1/completions", content=iter([b"x" * 1500] * 2), headers={"content-type": "application/json"})
+    assert chunked.status_code == 413
+    assert server.complete(prompt="x").status_code == 200
+
+
+def test_slow_senders_are_let_go(start: Start) -> None:
+    server = start(request_read_timeout=0.2)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as slow_head:
+        slow_head.sendall(b"POST /v1/comp")
+        assert slow_head.recv(100) == b""
+    with socket.create_connection((host, int(port)), timeout=20) as slow_body:
+        slow_body.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+        answer = http.client.HTTPResponse(slow_body)
+        answer.begin()
+        assert answer.status == 408 and json.loads(answer.read())["error"]["code"] == "request_timeout"
+    assert server.complete().status_code == 200
+
+
+def test_what_is_no_http(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(b"\x16\x03\x01 not http\r\n\r\n")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 400 and json.loads(answer.read())["error"]["code"] == "invalid_http"
+
+
+def test_keys(start: Start) -> None:
+    server = start(api_key=("secret", "other"))
+    for headers in (
+        {},
+        {"Authorization": "Bearer nope"},
+        {"Authorization": "secret"},
+        {"Authorization": "Basic secret"},
+        {"Authorization": "Bearer"},
+    ):
+        response = server.http.get("/v1/models", headers=headers)
+        assert response.status_code == 401 and error_of(response)["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert server.http.post("/v1/completions", json={"prompt": "x"}, headers=headers).status_code == 401
+        assert server.http.get("/metrics", headers=headers).status_code == 401
+    for key in ("secret", "other"):
+        assert server.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    assert server.http.get("/health").status_code == 200
+
+
+def failing(kind: str, at: int = 0, **rest: Any) -> ScriptedClient:
+    """An engine that ends every request with an error after `at` tokens."""
+
+    def script(request: Any) -> list[Output]:
+        return [*scripted(request)[:at], Output(id=request.id, finish_reason="error", error=f"{kind}: the reason", error_kind=kind, **rest)]
+
+    return ScriptedClient(script)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("CapacityError", 400), ("UserError", 400), ("OverloadedError", 503), ("PeerError", 503), ("HostError", 500), ("InternalError", 500)],
+)
+def test_errors_of_the_engine(start: Start, stream: bool, kind: str, status: int) -> None:
+    server = start(failing(kind, retry_after_s=1.2 if kind == "OverloadedError" else None))
+    for response in (server.complete(stream=stream), server.chat(stream=stream), server.complete(stream=stream, n=2)):
+        assert response.status_code == status, response.text
+        assert ("the reason" in error_of(response)["message"]) == (kind not in ("HostError", "InternalError"))
+        assert response.headers.get("retry-after") == ("2" if kind == "OverloadedError" else None)
+
+
+def test_an_error_inside_a_stream(start: Start) -> None:
+    server = start(failing("InternalError", at=3))
+    response = server.complete(stream=True)
+    lines = [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n") if line]
+    assert response.status_code == 200 and "".join(line["choices"][0]["text"] for line in lines[:3]) == "Onc"
+    assert lines[3]["error"]["code"] == "internal_error" and len(lines) == 4
+
+
+def test_a_bug_tells_nothing_but_its_request_id(start: Start) -> None:
+    def broken(request: Any) -> list[Output]:
+        raise RuntimeError("inside knowledge")
+
+    server = start(ScriptedClient(broken))
+    for stream in (False, True):
+        response = server.post("/v1/completions", {"prompt": "x", "stream": stream})
+        assert response.status_code == 500
+        assert "inside knowledge" not in response.text and response.headers["x-request-id"] in error_of(response)["message"]
+
+
+def test_request_ids(server: Running) -> None:
+    assert server.http.get("/version", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert len(server.http.get("/version", headers={"X-Request-Id": "a b\x7f"}).headers["x-request-id"]) == 32
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=st.binary(max_size=60) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["prompt", "messages", "role", "content", "n", "stop", "x"]), inner, max_size=4),
+    max_leaves=12,
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_noise_never_breaks_the_server(server: Running, body: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        response = server.post(path, body)
+        assert response.status_code in (200, 400), (response.status_code, response.text)
+        if response.status_code == 400:
+            error_of(response)
