@@ -53,7 +53,9 @@ def model(
 ) -> None:
     """Prefill and decode speed of MODEL, through the same program the server runs."""
     from homenode.bench.model import Plan, measure
-    from homenode.cli.backend import native_backend
+    from homenode.engine.build import make_backend
+    from homenode.engine.config import ComputeConfig
+    from homenode.host.topology.allowance import Allowance
     from homenode.model.checkpoint import open_checkpoint
     from homenode.model.locate import locate
     from homenode.model.weights.load import load_model
@@ -61,7 +63,7 @@ def model(
     with plain_errors():
         if prompt_tokens == 0 and gen_tokens == 0:
             raise UserError("nothing to measure: both --prompt-tokens and --gen-tokens are 0", param="--prompt-tokens")
-        backend = native_backend(threads)
+        backend = make_backend(ComputeConfig(threads=threads), Allowance.of_process())
         checkpoint = open_checkpoint(locate(model))
         with loading_bar("loading") as update:
             loaded = load_model(checkpoint, backend, quantize=quantize, progress=update)

@@ -172,12 +172,19 @@ def build(config: type[Any], values: Mapping[str, Any], path: tuple[str, ...] = 
     for field in dataclasses.fields(config):
         if field.name in declared:
             if field.name in values:
-                given[field.name] = values[field.name]
+                given[field.name] = _flat(values[field.name])
         elif dataclasses.is_dataclass(hints[field.name]):
             given[field.name] = build(typing.cast(type[Any], hints[field.name]), values, (*path, field.name))
         elif field.name in values:
             given[field.name] = values[field.name]
     return config(**given)
+
+
+def _flat(value: Any) -> Any:
+    """Several occurrences of a flag that each hold several values (`--name a,b --name c`) make one tuple."""
+    if isinstance(value, tuple) and any(isinstance(part, tuple) for part in value):
+        return tuple(item for part in value for item in (part if isinstance(part, tuple) else (part,)))
+    return value
 
 
 def shown_settings(ctx: click.Context, *configs: type[Any]) -> list[tuple[str, str, str]]:
@@ -186,7 +193,7 @@ def shown_settings(ctx: click.Context, *configs: type[Any]) -> list[tuple[str, s
     for config in configs:
         for setting in settings_of(config):
             source = ctx.get_parameter_source(setting.name) or click.core.ParameterSource.DEFAULT
-            value = ctx.params.get(setting.name)
+            value = _flat(ctx.params.get(setting.name))
             text = "(hidden)" if setting.option.secret and value else "" if value is None or value == () else str(value)
             rows.append((f"--{setting.flag}", text, _SOURCES.get(source, source.name.lower())))
     return rows

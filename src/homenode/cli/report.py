@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.text import Text
 
 from homenode.errors import HomenodeError, InternalError, UserError
 
@@ -28,7 +29,7 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except HomenodeError as error:
-        ERR.print(f"[bold red]homenode: error:[/] {_escaped(error.message)}", highlight=False)
+        print_error(error)
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -36,12 +37,13 @@ def plain_errors() -> Iterator[None]:
         sys.exit(141)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")
+def print_error(error: HomenodeError) -> None:
+    """One line on stderr."""
+    ERR.print(Text.assemble(("homenode: error: ", "bold red"), error.message), highlight=False)
 
 
 @contextmanager
-def loading_bar(what: str) -> Iterator[object]:
+def loading_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for weights: yields a function (bytes done, bytes in all). Shown only on a terminal."""
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as progress:

@@ -1,0 +1,56 @@
+"""`homenode generate`: one prompt, one continuation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+import msgspec
+
+from homenode.cli.report import OUT, loading_bar, plain_errors
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--prompt", required=True, help="Text to continue.")
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Longest continuation.")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0 takes the likeliest token every time.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus sampling.")
+@click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="Sample among this many tokens; 0: all.")
+@click.option("--seed", type=int, help="Makes the sampling repeatable.")
+@click.option("--stop", multiple=True, help="Text that ends the continuation before it; may be given several times.")
+@click.option("--ignore-eos", is_flag=True, help="Go on after the model's end token.")
+@click.option("--chat", is_flag=True, help="Take the prompt as a user's message and apply the model's chat template.")
+@click.option("--threads", type=click.IntRange(1), help="Compute threads. Default: one for each physical core allowed.")
+@click.option("--quantize", type=click.Choice(["q8_0", "q4_0"]), help="Quantise float matrices while loading.")
+@click.option("--max-model-len", type=click.IntRange(1), help="Most tokens of prompt and continuation. Default: what both need.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, token_ids, prompt_token_ids, finish_reason, timings.")
+def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, as_json: bool, **options: Any) -> None:
+    """Continue one PROMPT with MODEL and print the result."""
+    from homenode.engine.llm import LLM
+    from homenode.engine.request import SamplingParams
+
+    settings = {name: options.pop(name) for name in ("threads", "quantize", "max_model_len")}
+    with plain_errors():
+        with loading_bar("loading") as update:
+            llm = LLM(model, progress=update, max_num_seqs=1, **settings)
+        params = SamplingParams(**options)
+        with llm:
+            if as_json:
+                _print_json(llm, prompt, chat, params, stop)
+                return
+            stream = llm.stream_chat([_user(prompt)], params, stop=stop) if chat else llm.stream(prompt, params, stop=stop)
+            for piece in stream:
+                OUT.print(piece, end="", markup=False, highlight=False)
+            OUT.print()
+
+
+def _user(prompt: str) -> dict[str, str]:
+    return {"role": "user", "content": prompt}
+
+
+def _print_json(llm: Any, prompt: str, chat: bool, params: Any, stop: tuple[str, ...]) -> None:
+    found = llm.chat([_user(prompt)], params, stop=stop) if chat else llm.generate(prompt, params, stop=stop)[0]
+    kept = {name: value for name, value in asdict(found).items() if value is not None}
+    click.echo(msgspec.json.encode({**kept, "model": llm.ready.model}).decode())

@@ -1,0 +1,107 @@
+"""`homenode serve`: a model over HTTP. The front runs in this process, the engine in a child."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from homenode.cli.options import build, shown_settings, with_settings
+from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error
+from homenode.engine.config import EngineConfig
+from homenode.errors import HomenodeError
+from homenode.model.tokenizer.config import TextConfig
+from homenode.server.config import ServerConfig
+from homenode.units import format_bytes
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--check-config", is_flag=True, help="Validate all settings against the model and this machine, then exit: 0, or 2 with the reasons.")
+@click.option("--show-config", is_flag=True, help="Print each setting, its value and where it came from, then exit.")
+@with_settings(ServerConfig, EngineConfig, TextConfig)
+@click.pass_context
+def serve(ctx: click.Context, model: str | None, check_config: bool, show_config: bool, **values: Any) -> None:
+    """Serve MODEL over HTTP with the OpenAI API.
+
+    MODEL is a Hugging Face folder, a GGUF file, a Hub id such as Qwen/Qwen3-0.6B, or nothing for the built-in model. Every setting can also
+    come from a variable HOMENODE_<SETTING> or from the file given by --config.
+    """
+    with plain_errors():
+        engine: EngineConfig = build(EngineConfig, values)
+        engine = dataclasses.replace(engine, model=dataclasses.replace(engine.model, model=model))
+        server, text = build(ServerConfig, values), build(TextConfig, values)
+        if show_config:
+            _show(ctx)
+            return
+        if check_config:
+            sys.exit(_check(engine, text))
+        _log_to_stderr()
+        sys.exit(asyncio.run(_serve(server, engine, text)))
+
+
+async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
+    """Start the engine and read the vocabulary at the same time, then answer until told to stop."""
+    from homenode.engine.build import located
+    from homenode.engine.client import AsyncEngineClient
+    from homenode.server.run import bind, serve
+
+    listener = bind(server)
+    engine = located(engine)
+    client = AsyncEngineClient(engine)
+    try:
+        with loading_bar("loading") as update:
+            loading = asyncio.ensure_future(client.start(update))
+            tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
+            ready = await loading
+        return await serve(client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready))
+    finally:
+        await client.close()
+
+
+def _announce(url: str, ready: Any) -> None:
+    details = ready.details
+    for note in details.get("weight_notes", ()):
+        ERR.print(f"[yellow]note:[/] {note}", highlight=False)
+    tokens = ready.num_blocks * ready.block_size
+    compute = details.get("compute", {})
+    ERR.print(
+        f"[bold green]ready[/] {url}  {details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
+        f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
+        f"{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
+        highlight=False,
+    )
+
+
+def _check(engine: EngineConfig, text: TextConfig) -> int:
+    from homenode.engine.build import check_config, located
+
+    engine = located(engine)
+    problems: list[HomenodeError] = list(check_config(engine))
+    try:
+        text.load(Path(str(engine.model.path)))
+    except HomenodeError as error:
+        problems.append(error)
+    for problem in problems:
+        print_error(problem)
+    if not problems:
+        ERR.print("[green]all settings are fine[/]")
+    return max((exit_code(problem) for problem in problems), default=0)
+
+
+def _show(ctx: click.Context) -> None:
+    from rich.table import Table
+
+    table = Table("setting", "value", "from")
+    for row in shown_settings(ctx, ServerConfig, EngineConfig, TextConfig):
+        table.add_row(*row)
+    OUT.print(table)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
