@@ -44,7 +44,7 @@ def locate(
     if model is None:
         return builtin_model()
     path = Path(model).expanduser()
-    if _exists(path):
+    if model and _exists(path):
         return path
     match = _HUB_ID.fullmatch(model)
     if match is None or model.startswith((".", "~")) or match["repository"].endswith(".gguf"):
@@ -170,7 +170,7 @@ def _pick_gguf(folder: Path, repository: str, pick: str) -> Path:
         if (folder / pick).exists() and ".." not in Path(pick).parts:
             return folder / pick
         raise UserError(f"model {repository}: it has no file {pick!r} (or it is not in the cache, if offline)", param="model")
-    tag = re.compile(rf"(?:^|[-._/]){re.escape(pick)}(?:[-._/]|$)", re.IGNORECASE)
+    tag = re.compile(rf"(?:^|[-._/]){re.escape(pick)}(?:[-./]|$)", re.IGNORECASE)  # Q4_K is not Q4_K_M
     names = _gguf_names(folder, lambda name: tag.search(name) is not None)
     if not names:
         todo = "look at its files on the Hub and give the quantisation or the name of one"

@@ -128,7 +128,9 @@ def _rope(fields: Fields, position: int, head_dim: int) -> RopeSpec:
     """From `rope_parameters`, or its older spelling: `rope_scaling` with `rope_theta` beside it."""
     table = fields.table("rope_parameters") or fields.table("rope_scaling") or Fields(fields.path, {})
     if table.holds_tables():
-        raise UnsupportedError(f"{fields.path}: rope parameters that differ between kinds of layers are not supported")
+        raise UnsupportedError(
+            f"{fields.path}: rope parameters that differ between kinds of layers are not supported; homenode runs one rope for all"
+        )
     theta = table.optional_number("rope_theta", above=1.0, most=limits.MOST_THETA)
     if theta is None:
         theta = fields.number("rope_theta", 10000.0, above=1.0, most=limits.MOST_THETA)
@@ -160,7 +162,7 @@ def _rope(fields: Fields, position: int, head_dim: int) -> RopeSpec:
 
 def _yarn(table: Fields, theta: float, rotary: int | None, original: int, position: int) -> RopeSpec:
     if not table.boolean("truncate", True):
-        raise UnsupportedError(f"{table.path}: rope scaling yarn without truncation is not supported")
+        raise UnsupportedError(f"{table.path}: rope scaling yarn without truncation is not supported; homenode runs it with")
     factor = table.number("factor", position / original, most=1e6)
     attention = table.optional_number("attention_factor", most=1e6)
     mscale, mscale_all = table.optional_number("mscale", least=0.0), table.optional_number("mscale_all_dim", least=0.0)

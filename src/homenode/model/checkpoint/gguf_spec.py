@@ -37,7 +37,7 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> str:
             f"{path}: architecture {name!r} is not supported; homenode runs GGUF files of {known}", architecture=name, known=ARCHITECTURES
         )
     if Fields(path, metadata).optional_integer(f"{name}.expert_count", minimum=0):
-        raise UnsupportedError(f"{path}: mixtures of experts are not supported in architecture {name!r}")
+        raise UnsupportedError(f"{path}: mixtures of experts are not supported in architecture {name!r}; homenode runs dense models")
     return name
 
 
@@ -113,7 +113,9 @@ def _rope(fields: Fields, architecture: str, head_dim: int, position: int, facto
     rotary = fields.integer("rope.dimension_count", head_dim, maximum=limits.MOST_HEAD_DIM)
     if rotary != head_dim and architecture == "llama":
         # The converter interleaves whole heads, so the stored order and a shorter rotation do not agree on which elements turn.
-        raise UnsupportedError(f"{fields.path}: rope over {rotary} of {head_dim} elements of a head is not supported in llama GGUF files")
+        raise UnsupportedError(
+            f"{fields.path}: rope over {rotary} of {head_dim} elements of a head is not supported in llama GGUF files; homenode wants the whole head"
+        )
     divisors = _rope_factors(factors) if factors else ()
     linear = fields.number("rope.scale_linear", 1.0, least=0.0, most=1e6) or 1.0  # how early files spelled it
     factor = fields.number("rope.scaling.factor", linear, least=0.0, most=1e6) or 1.0

@@ -1,0 +1,206 @@
+"""GGUF files as models: figures from metadata, Hugging Face names, rope factors, interleaved heads."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homenode.errors import CheckpointError, UnsupportedError
+from homenode.model.checkpoint import ModelSpec, RopeSpec, open_checkpoint
+from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
+from homenode.model.checkpoint.gguf_names import hugging_face_name
+from tests.checkpoints import F32, STRING, U32, gguf_bytes, interleave_heads, make_folder, make_gguf, toy_config, toy_tensors
+
+pytest.importorskip("gguf", reason="needs the gguf package to write files")
+
+
+def spec_of(path: Path, architecture: str = "llama", **how: Any) -> ModelSpec:
+    return open_checkpoint(make_gguf(path / "m.gguf", architecture, **how)).spec
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_the_same_model_as_folder_and_file(architecture: str, tmp_path: Path) -> None:
+    folder = open_checkpoint(make_folder(tmp_path / "hf", architecture))
+    gguf = open_checkpoint(make_gguf(tmp_path / "m.gguf", architecture))
+    theirs = {**vars(folder.spec), "rms_norm_eps": pytest.approx(folder.spec.rms_norm_eps)}  # float32 in the file
+    assert vars(gguf.spec) == theirs
+    assert {n: e.shape for n, e in gguf.tensors.items()} == {n: e.shape for n, e in folder.tensors.items()}
+    config = toy_config(architecture)
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]} if architecture == "llama" else {}
+    for name, values in toy_tensors(config).items():
+        entry = gguf.tensors[name]
+        assert entry.permuted_heads == heads.get(name.split(".")[-2], 0), name
+        wanted = interleave_heads(values, entry.permuted_heads) if entry.permuted_heads else values
+        assert np.array_equal(np.concatenate(list(iter_decoded_rows(entry))).reshape(wanted.shape), wanted), name
+
+
+def test_names() -> None:
+    for stored, name in {
+        "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight",
+        "blk.0.attn_norm.weight": "model.layers.0.input_layernorm.weight", "blk.12.ffn_norm.weight": "model.layers.12.post_attention_layernorm.weight",
+        "blk.3.attn_q.bias": "model.layers.3.self_attn.q_proj.bias", "blk.3.attn_k_norm.weight": "model.layers.3.self_attn.k_norm.weight",
+        "blk.3.attn_output.weight": "model.layers.3.self_attn.o_proj.weight", "blk.9.ffn_down.weight": "model.layers.9.mlp.down_proj.weight",
+        "blk.03.attn_q.weight": "blk.03.attn_q.weight", "blk.3.new_part.weight": "blk.3.new_part.weight", "v.patch": "v.patch",
+    }.items():  # fmt: skip
+        assert hugging_face_name(stored) == name
+
+
+def test_tying_follows_the_weights(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, tie_word_embeddings=True).tie_word_embeddings
+    assert not spec_of(tmp_path, tie_word_embeddings=False).tie_word_embeddings
+
+
+def test_rope_freqs_become_factors(tmp_path: Path) -> None:
+    factors = np.linspace(1.0, 8.0, 8, dtype=np.float32)
+    checkpoint = open_checkpoint(make_gguf(tmp_path / "m.gguf", extra={"rope_freqs.weight": factors}))
+    assert checkpoint.spec.rope == RopeSpec(factors=tuple(float(f) for f in factors)) and "rope_freqs.weight" not in checkpoint.tensors
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        (np.ones(7, np.float32), "7 of them, wanted 8"),
+        (np.zeros(8, np.float32), "not positive"),
+        (np.full(8, np.nan, np.float32), "not positive"),
+        (np.ones((2, 4), np.float32), r"F32 \[2, 4\]"),
+        (np.ones(8, np.float16), "F16"),
+    ],
+)
+def test_rope_freqs_that_cannot_be(factors: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        spec_of(tmp_path, extra={"rope_freqs.weight": factors})
+
+
+S = "llama.rope.scaling."
+ROPES: dict[str, tuple[dict[str, Any], RopeSpec, int]] = {
+    "none": ({S + "type": "none"}, RopeSpec(), 256),
+    "linear": ({S + "type": "linear", S + "factor": 4.0}, RopeSpec(kind="linear", factor=4.0), 256),
+    "linear by 1": ({S + "type": "linear", S + "factor": 1.0}, RopeSpec(), 256),
+    "a factor alone": ({S + "factor": 2.0}, RopeSpec(kind="linear", factor=2.0), 256),
+    "early spelling": ({"llama.rope.scale_linear": 2.0}, RopeSpec(kind="linear", factor=2.0), 256),
+    "yarn": (
+        {S + "type": "yarn", S + "factor": 4.0, S + "original_context_length": 128},
+        RopeSpec(kind="yarn", factor=4.0, original_max_position=128), 512,
+    ),
+    "yarn with a factor of its own": (
+        {S + "type": "yarn", S + "factor": 4.0, S + "attn_factor": 0.5},
+        RopeSpec(kind="yarn", factor=4.0, original_max_position=256, attention_factor=0.5 * (0.1 * math.log(4) + 1)), 1024,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROPES)
+def test_rope_scaling(case: str, tmp_path: Path) -> None:
+    keys, rope, position = ROPES[case]
+    spec = spec_of(tmp_path, keys=keys)
+    assert (spec.rope, spec.max_position) == (rope, position)
+
+
+def test_end_tokens(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, keys={"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 2})
+    assert (spec.bos_token_id, spec.eos_token_ids) == (1, (2, 7))
+
+
+def raw_model(pairs: list[tuple[str, int, Any]]) -> bytes:
+    """A llama of one token embedding [8, 4], enough for its figures."""
+    figures = {"embedding_length": 4, "attention.head_count": 2, "block_count": 1, "context_length": 16, "feed_forward_length": 8}
+    keys: dict[str, tuple[int, Any]] = {"general.architecture": (STRING, "llama"), "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5)}
+    keys |= {f"llama.{key}": (U32, value) for key, value in figures.items()}
+    keys |= {key: (kind, value) for key, kind, value in pairs}
+    return gguf_bytes([(key, kind, value) for key, (kind, value) in keys.items()], [("token_embd.weight", [4, 8], 0, 0)], bytes(128))
+
+
+def test_ends_of_turns_are_found_by_their_text(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    tokens = ["a", "<|im_end|>", "</s>", "<|im_end|>"]
+    pairs = [("tokenizer.ggml.tokens", 9, (STRING, tokens)), ("tokenizer.ggml.token_type", 9, (5, [1, 3, 3, 1]))]
+    path.write_bytes(raw_model([*pairs, ("tokenizer.ggml.eos_token_id", U32, 2)]))
+    assert open_checkpoint(path).spec.eos_token_ids == (2, 1)  # the fourth is ordinary text
+
+
+def test_sampling_defaults_and_missing_tokenizer(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(raw_model([("general.sampling.temp", F32, 0.5), ("general.sampling.top_k", 5, 20)]))
+    spec = open_checkpoint(path).spec
+    assert (spec.generation, spec.eos_token_ids, spec.vocab_size, spec.num_kv_heads, spec.head_dim) == (
+        {"temperature": 0.5, "top_k": 20},
+        (),
+        8,
+        2,
+        2,
+    )
+
+
+def test_a_llama_with_a_window_is_a_mistral(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, keys={"llama.attention.sliding_window": 64})
+    assert (spec.architecture, spec.sliding_window) == ("mistral", 64)
+
+
+UNSUPPORTED: dict[str, tuple[list[tuple[str, int, Any]], str]] = {
+    "another architecture": ([("general.architecture", STRING, "falcon")], "'falcon' is not supported; homenode runs GGUF files of llama"),
+    "no architecture": ([("general.architecture", STRING, "")], "architecture '' is not supported"),
+    "experts": ([("llama.expert_count", U32, 8)], "mixtures of experts"),
+    "unequal heads": ([("llama.attention.key_length", U32, 2), ("llama.attention.value_length", U32, 4)], "keys of 2 and values of 4"),
+    "another scale": ([("llama.attention.scale", F32, 0.01)], r"attention\.scale 0\.01"),
+    "rope over half a head": ([("llama.attention.key_length", U32, 4), ("llama.rope.dimension_count", U32, 2)], "rope over 2 of 4"),
+    "another rope": ([("llama.rope.scaling.type", STRING, "longrope")], "rope scaling 'longrope'"),
+    "yarn with another mix": ([("llama.rope.scaling.type", STRING, "yarn"), ("llama.rope.scaling.yarn_ext_factor", F32, 0.5)], "yarn_ext_factor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_unsupported(case: str, tmp_path: Path) -> None:
+    pairs, message = UNSUPPORTED[case]
+    (tmp_path / "m.gguf").write_bytes(raw_model(pairs))
+    with pytest.raises(UnsupportedError, match=message):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+INVALID: dict[str, tuple[list[tuple[str, int, Any]], str]] = {
+    "architecture of a number": ([("general.architecture", U32, 1)], "general.architecture: seen 1, wanted a string"),
+    "text for a number": ([("llama.block_count", STRING, "2")], "llama.block_count: seen '2'"),
+    "no layers": ([("llama.block_count", U32, 0)], "llama.block_count: seen 0"),
+    "absurd layers": ([("llama.block_count", U32, 2**32 - 1)], "llama.block_count: seen 4294967295"),
+    "heads that do not divide": ([("llama.attention.head_count", U32, 3)], "attention heads: seen 3"),
+    "key-value heads that do not divide": ([("llama.attention.head_count_kv", U32, 3)], "key-value heads: seen 3"),
+    "heads that differ by layer": ([("llama.attention.head_count_kv", 9, (U32, [1, 2]))], r"seen \[1, 2\]"),
+    "a hidden size other than the embedding": ([("llama.embedding_length", U32, 8)], r"seen \[8, 4\], wanted \[8, 8\]"),
+    "theta NaN": ([("llama.rope.freq_base", F32, math.nan)], "rope.freq_base: seen nan"),
+    "epsilon NaN": ([("llama.attention.layer_norm_rms_epsilon", F32, math.nan)], "seen nan"),
+    "more tokens than rows": ([("tokenizer.ggml.tokens", 9, (STRING, ["x"] * 9))], "seen 9 tokens, wanted at most the 8 rows"),
+    "tokens of a number": ([("tokenizer.ggml.tokens", U32, 9)], "tokenizer.ggml.tokens: seen int"),
+    "end id of text": ([("tokenizer.ggml.eos_token_id", STRING, "2")], "eos_token_id: seen '2'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_figures_that_cannot_be(case: str, tmp_path: Path) -> None:
+    pairs, message = INVALID[case]
+    (tmp_path / "m.gguf").write_bytes(raw_model(pairs))
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_a_vocabulary_without_a_model(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(
+        gguf_bytes([("general.architecture", STRING, "llama"), ("llama.embedding_length", U32, 4), ("llama.attention.head_count", U32, 2)])
+    )
+    with pytest.raises(CheckpointError, match="a vocabulary without a model"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_two_tensors_of_one_meaning(tmp_path: Path) -> None:
+    tensors = [("token_embd.weight", [4, 8], 0, 0), ("model.embed_tokens.weight", [4, 8], 0, 128)]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes([("general.architecture", STRING, "llama")], tensors, bytes(256)))
+    with pytest.raises(CheckpointError, match=r"another tensor that means model\.embed_tokens\.weight"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_query_rows_that_are_no_heads(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path / "m.gguf", extra={"blk.2.attn_q.weight": np.ones((63, 64), np.float32)})
+    with pytest.raises(CheckpointError, match=r"seen \[63, 64\], wanted 4 heads of 16 rows"):
+        open_checkpoint(path)
