@@ -1,0 +1,196 @@
+"""Paged attention against softmax in float64, and bit by bit against itself however the work is cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from homenode.compute.native import NativeBackend
+from homenode.compute.ops import FloatArray, KvGeometry, StepLimits
+from tests.native.steps import Part, same_bits, step_of
+
+BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """Heads, a sequence length, and how keys and values are kept."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    length: int
+    dtype: str = "f32"
+    block_size: int = 32
+    window: int | None = None
+
+    @property
+    def geometry(self) -> KvGeometry:
+        return KvGeometry(2, self.kv_heads, self.head_dim, self.block_size, self.dtype)
+
+    def inputs(self, seed: int = 0) -> list[FloatArray]:
+        rng = np.random.default_rng(seed)
+        widths = [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]
+        return [rng.standard_normal((self.length, w)).astype(np.float32) for w in widths]
+
+
+class Cached:
+    """One cache, and attention of any mix of sequences over it; q, k and v of a step are constants."""
+
+    def __init__(self, backend: NativeBackend, case: Case, layer: int = 1) -> None:
+        self.backend, self.case, self.layer = backend, case, layer
+        self.cache = backend.kv_cache(case.geometry, BLOCKS)
+
+    def __call__(self, parts: Sequence[Part], inputs: Sequence[FloatArray]) -> FloatArray:
+        q, k, v = (self.backend.constant(x) for x in inputs)
+        case, rows = self.case, sum(p.count for p in parts)
+        program = self.backend.compile(
+            lambda ops: ops.attention(q, k, v, self.cache, self.layer, case.head_dim**-0.5, case.window),
+            StepLimits(rows, len(parts), 1, BLOCKS),
+        )
+        return program.run(step_of(parts)).numpy()
+
+
+def oracle(case: Case, inputs: Sequence[FloatArray]) -> FloatArray:
+    """Causal attention of the whole sequence, float64."""
+    q, k, v = (x.astype(np.float64) for x in inputs)
+    if case.dtype == "bf16":
+        k, v = (rounded_to_bf16(x).astype(np.float64) for x in inputs[1:])
+    n, group = case.length, case.heads // case.kv_heads
+    q = q.reshape(n, case.heads, case.head_dim)
+    k, v = (np.repeat(x.reshape(n, case.kv_heads, case.head_dim), group, axis=1) for x in (k, v))
+    scores = np.einsum("qhd,khd->hqk", q, k) * case.head_dim**-0.5
+    distance = np.arange(n)[:, None] - np.arange(n)
+    visible = (distance >= 0) & (distance < (case.window or n))
+    scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("hqk,khd->qhd", weights, v).reshape(n, -1)
+
+
+def rounded_to_bf16(x: FloatArray) -> FloatArray:
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def shuffled_blocks(case: Case, seed: int = 3) -> list[int]:
+    return random.Random(seed).sample(range(BLOCKS), -(-case.length // case.block_size))
+
+
+CASES = [
+    Case(1, 1, 8, 1),
+    Case(8, 4, 8, 300),
+    Case(4, 4, 64, 130),
+    Case(7, 1, 64, 290),
+    Case(14, 2, 64, 70, block_size=64),
+    Case(6, 2, 80, 97, block_size=96),
+    Case(4, 2, 96, 65),
+    Case(8, 2, 128, 530, block_size=64),
+    Case(2, 1, 256, 40),
+    Case(20, 1, 16, 33),
+    Case(3, 1, 6, 50),
+    Case(8, 4, 8, 300, "bf16"),
+    Case(7, 1, 64, 290, "bf16"),
+    Case(6, 2, 80, 97, "bf16"),
+    Case(2, 1, 10, 270, "bf16"),
+    Case(8, 2, 128, 300, "bf16", 64, 100),
+    Case(4, 2, 16, 700, window=1),
+    Case(4, 2, 16, 700, window=257),
+    Case(4, 2, 16, 100, window=4096),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_float64(backend: NativeBackend, case: Case) -> None:
+    inputs = case.inputs()
+    found = Cached(backend, case)([Part(0, case.length, shuffled_blocks(case))], inputs)
+    np.testing.assert_allclose(found, oracle(case, inputs), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.length > 40], ids=str)
+def test_chunks_batches_and_threads_change_no_bit(level: str, case: Case) -> None:
+    """Whole, in random chunks among another sequence's tokens, and token by token at the end; on one, two and three threads."""
+    inputs = case.inputs()
+    blocks = shuffled_blocks(case)
+    other_blocks = [b for b in range(BLOCKS) if b not in blocks][: len(blocks)]
+    whole = Cached(NativeBackend([-1], 10, level), case)([Part(0, case.length, blocks)], inputs)
+    for threads in (1, 2, 3):
+        rng = random.Random(threads)
+        cached = Cached(NativeBackend([-1] * threads, 10, level), case)
+        start, parts = 0, []
+        while start < case.length:
+            count = 1 if start > case.length - 4 else min(rng.randint(1, 90), case.length - start)
+            mine = [x[start : start + count] for x in inputs]
+            # The other sequence is the same one, one step behind and before us in the batch.
+            step = [(parts[-1][0], other_blocks), (Part(start, count, blocks), blocks)] if parts else [(Part(start, count, blocks), blocks)]
+            stacked = [np.concatenate([theirs, ours]) for theirs, ours in zip(parts[-1][1], mine, strict=True)] if parts else mine
+            out = cached([Part(p.start, p.count, b) for p, b in step], stacked)
+            assert same_bits(np.ascontiguousarray(out[-count:]), np.ascontiguousarray(whole[start : start + count])), (
+                threads,
+                start,
+                count,
+            )
+            if parts:
+                before = parts[-1][0]
+                theirs_out = np.ascontiguousarray(out[: before.count])
+                assert same_bits(theirs_out, np.ascontiguousarray(whole[before.start : before.start + before.count]))
+            parts.append((Part(start, count), mine))
+            start += count
+
+
+def test_long_decode_is_split_over_threads_and_keeps_every_bit(level: str) -> None:
+    case = Case(4, 2, 32, 2001, "bf16", 64)
+    inputs, blocks = case.inputs(), shuffled_blocks(Case(4, 2, 32, 2001, "bf16", 64))
+    results = []
+    for threads in (1, 2, 3, 4):
+        cached = Cached(NativeBackend([-1] * threads, 10, level), case)
+        cached([Part(0, 2000, blocks)], [x[:2000] for x in inputs])
+        results.append(cached([Part(2000, 1, blocks)], [x[2000:] for x in inputs]))
+    assert all(same_bits(results[0], r) for r in results[1:])
+    np.testing.assert_allclose(results[0][0], oracle(case, inputs)[2000], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_what_lies_beyond_the_context_is_never_read(backend: NativeBackend, dtype: str) -> None:
+    """Blocks full of NaN from an earlier sequence: only the keys and values of the context may count."""
+    case = Case(4, 2, 10, 45, dtype)
+    inputs = case.inputs()
+    cached, blocks = Cached(backend, case), [5, 9]
+    cached([Part(0, 64, blocks)], [np.full((64, x.shape[1]), np.nan, np.float32) for x in inputs])
+    first = cached([Part(0, 20, blocks)], [x[:20] for x in inputs])
+    rest = cached([Part(20, 25, blocks)], [x[20:] for x in inputs])
+    np.testing.assert_allclose(np.concatenate([first, rest]), oracle(case, inputs), rtol=1e-5, atol=2e-6)
+
+
+def test_a_window_never_reads_what_it_left_behind(backend: NativeBackend) -> None:
+    case = Case(2, 1, 16, 90, window=20)
+    inputs = case.inputs()
+    inputs[1][:30], inputs[2][:30] = np.nan, np.nan
+    clean = [inputs[0], np.nan_to_num(inputs[1]), np.nan_to_num(inputs[2])]
+    found = Cached(backend, case)([Part(0, 90, [3, 1, 2])], inputs)
+    np.testing.assert_allclose(found[50:], oracle(case, clean)[50:], rtol=1e-5, atol=2e-6)
+
+
+def test_large_scores_do_not_overflow(backend: NativeBackend) -> None:
+    case = Case(2, 1, 16, 300)
+    inputs = case.inputs()
+    inputs[0] *= 300
+    found = Cached(backend, case)([Part(0, 300, shuffled_blocks(case))], inputs)
+    np.testing.assert_allclose(found, oracle(case, inputs), rtol=1e-3, atol=2e-4)
+
+
+def test_layers_do_not_touch_each_other(backend: NativeBackend) -> None:
+    case = Case(2, 1, 8, 40)
+    one, two = case.inputs(1), case.inputs(2)
+    first = Cached(backend, case, layer=0)
+    second = Cached(backend, case, layer=1)
+    second.cache = first.cache
+    blocks = [0, 1]
+    first([Part(0, 39, blocks)], [x[:39] for x in one])
+    second([Part(0, 40, blocks)], two)
+    last = first([Part(39, 1, blocks)], [x[39:] for x in one])
+    np.testing.assert_allclose(last[0], oracle(case, one)[39], rtol=1e-5, atol=2e-6)

@@ -1,0 +1,108 @@
+"""Row kernels against NumPy in float64, over odd shapes, at every level."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from homenode.compute.native import NativeBackend
+from homenode.compute.ops import FloatArray
+from tests.native.steps import Part, evaluate, limits, same_bits, step_of
+
+ROWS = [1, 2, 7, 33]
+
+
+def random(*shape: int, seed: int = 0) -> FloatArray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("columns", "group"), [(8, 8), (48, 8), (64, 64), (172, 172), (320, 80), (896, 896), (1000, 1000)])
+def test_rms_norm(backend: NativeBackend, rows: int, columns: int, group: int) -> None:
+    x, weight = random(rows, columns), random(group, seed=1)
+    found = evaluate(backend, lambda ops: ops.rms_norm(backend.constant(x), backend.vector(weight), 1e-5), rows)
+    groups = x.astype(np.float64).reshape(rows, -1, group)
+    wanted = groups / np.sqrt((groups**2).mean(-1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(found, wanted.reshape(rows, columns), rtol=2e-6, atol=1e-7)
+
+
+def test_rms_norm_of_zeros_and_of_one_bad_row(backend: NativeBackend) -> None:
+    x = random(3, 96)
+    x[0], x[1, 5] = 0, np.nan
+    found = evaluate(backend, lambda ops: ops.rms_norm(backend.constant(x), backend.vector(np.ones(96)), 1e-6), 3)
+    assert not found[0].any() and np.isnan(found[1]).all() and np.isfinite(found[2]).all()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("half", [1, 8, 48, 172, 513])
+def test_silu_mul(backend: NativeBackend, rows: int, half: int) -> None:
+    x = 6 * random(rows, 2 * half)
+    found = evaluate(backend, lambda ops: ops.silu_mul(backend.constant(x)), rows)
+    gate, up = x[:, :half].astype(np.float64), x[:, half:]
+    np.testing.assert_allclose(found, gate / (1 + np.exp(-gate)) * up, rtol=3e-6, atol=1e-7)
+
+
+def test_silu_mul_at_the_edges(backend: NativeBackend) -> None:
+    gate = np.array([0, -0.0, 50, -50, 1000, -1000, 3e38, -3e38, np.nan], np.float32)
+    x = np.concatenate([gate, np.ones_like(gate)])[None]
+    found = evaluate(backend, lambda ops: ops.silu_mul(backend.constant(x)), 1)[0]
+    assert found[:3].tolist() == [0, 0, 50] and found[4] == 1000 and found[6] == np.float32(3e38)
+    assert np.abs(found[[3, 5]]).max() < 1e-19 and np.isnan(found[8])
+
+
+@pytest.mark.parametrize(("head_dim", "rotary"), [(8, 8), (64, 64), (80, 32), (128, 128), (6, 4)])
+def test_rope(backend: NativeBackend, head_dim: int, rotary: int) -> None:
+    rows, heads, half = 9, 3, rotary // 2
+    x = random(rows, heads * head_dim)
+    frequencies = (1 / 10000 ** (np.arange(half) / half)).astype(np.float32)
+    start = 31000  # far along, where float32 angles are coarse
+    program = backend.compile(
+        lambda ops: ops.rope(backend.constant(x), ops.rope_angles(frequencies, 1.5), head_dim), limits(rows, blocks=0)
+    )
+    found = program.run(step_of([Part(start, rows)])).numpy().reshape(rows, heads, head_dim)
+    angle = (np.arange(start, start + rows, dtype=np.float32)[:, None] * frequencies).astype(np.float64)[:, None]
+    heads64 = x.astype(np.float64).reshape(rows, heads, head_dim)
+    left, right = heads64[..., :half], heads64[..., half:rotary]
+    wanted = heads64.copy()
+    wanted[..., :half] = 1.5 * (left * np.cos(angle) - right * np.sin(angle))
+    wanted[..., half:rotary] = 1.5 * (right * np.cos(angle) + left * np.sin(angle))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-6)
+
+
+def test_rope_leaves_a_constant_alone(backend: NativeBackend) -> None:
+    x = random(4, 16)
+    constant = backend.constant(x)
+    program = backend.compile(lambda ops: ops.rope(constant, ops.rope_angles(np.ones(8, np.float32), 1.0), 16), limits(4))
+    first = program.run(step_of([Part(0, 4)])).numpy()
+    assert same_bits(program.run(step_of([Part(0, 4)])).numpy(), first)
+
+
+def test_select_and_split(backend: NativeBackend) -> None:
+    x = random(12, 40)
+    rows = [0, 3, 11]
+    middle = evaluate(backend, lambda ops: ops.select(ops.split(backend.constant(x), [8, 20, 12])[1]), 12, rows)
+    assert same_bits(middle, np.ascontiguousarray(x[rows, 8:28]))
+
+
+def test_no_sampled_rows_give_no_rows(backend: NativeBackend) -> None:
+    weight = backend.weight_from_array(random(10, 40), "F32")
+    found = evaluate(backend, lambda ops: ops.linear(ops.select(backend.constant(random(3, 40))), [weight]), 3)
+    assert found.shape == (0, 10)
+
+
+def test_embedding(backend: NativeBackend) -> None:
+    table = random(50, 24)
+    weight = backend.weight_from_array(table, "F32")
+    program = backend.compile(lambda ops: ops.embedding(weight), limits(64))
+    ids = [(7 * i) % 50 for i in range(33)]
+    assert same_bits(program.run(step_of([Part(0, 33)], ids)).numpy(), table[ids])
+
+
+def test_rows_do_not_depend_on_each_other_or_on_threads(level: str) -> None:
+    x, weight = random(33, 172), random(172, seed=1)
+    results = []
+    for threads in (1, 2, 3):
+        backend = NativeBackend([-1] * threads, 10, level)
+        results.append(evaluate(backend, lambda ops: ops.rms_norm(backend.constant(x), backend.vector(weight), 1e-5), 33))  # noqa: B023
+    alone = evaluate(backend, lambda ops: ops.rms_norm(backend.constant(x[20:21]), backend.vector(weight), 1e-5), 1)
+    assert same_bits(results[0], results[1]) and same_bits(results[0], results[2]) and same_bits(results[0][20:21], alone)

@@ -1,0 +1,97 @@
+"""The team: barriers that hold, sleepers that wake, threads that rest when there is nothing to do."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from homenode import _native
+from homenode.compute.native import NativeBackend
+from homenode.compute.ops import KvGeometry
+from homenode.errors import HostError, UserError
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("spin_us", [0, 30])
+def test_barriers_let_nobody_through_early(threads: int, spin_us: int) -> None:
+    team = _native.Team([-1] * threads, spin_us, False)
+    assert team.exercise(50, 40) == 0
+
+
+def test_more_threads_than_cpus_on_one_cpu() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    assert _native.Team([cpu] * 4, 0, True).exercise(20, 20) == 0
+
+
+def test_many_short_runs_wake_sleepers() -> None:
+    """With no spinning, every run finds the workers asleep or falling asleep: a lost wake-up would hang here."""
+    assert _native.Team([-1] * 3, 0, False).exercise(3000, 1) == 0
+
+
+def test_runs_from_several_threads_take_turns() -> None:
+    team = _native.Team([-1, -1], 0, False)
+    missed: list[int] = []
+    callers = [threading.Thread(target=lambda: missed.append(team.exercise(50, 5))) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert missed == [0] * 4
+
+
+def test_idle_team_uses_no_cpu() -> None:
+    team = _native.Team([-1] * 4, 50, False)
+    team.exercise(10, 10)
+    begin_cpu, begin = time.process_time(), time.monotonic()
+    threading.Event().wait(0.5)
+    used, passed = time.process_time() - begin_cpu, time.monotonic() - begin
+    assert used < 0.05 * passed
+
+
+def test_threads_end_with_the_team() -> None:
+    before = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    team = _native.Team([-1] * 5, 50, False)
+    assert len(os.listdir("/proc/self/task")) == before + 4  # noqa: PTH208
+    del team
+    gc.collect()
+    assert len(os.listdir("/proc/self/task")) == before  # noqa: PTH208
+
+
+def test_members_are_pinned_and_the_caller_gets_its_cpus_back() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    backend = NativeBackend(cpus, spin_us=0)
+    backend.kv_cache(KvGeometry(1, 1, 8, 32, "f32"), 4)  # a run of the team
+    affinities = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]  # noqa: PTH208
+    assert os.sched_getaffinity(0) == set(cpus)
+    if len(cpus) > 1:
+        assert all({cpu} in affinities for cpu in cpus[1:])
+    assert backend.statistics()["cpus"] == cpus
+
+
+def test_impossible_cpu_is_a_host_error_that_names_it() -> None:
+    with pytest.raises(HostError, match=r"CPU 1000") as caught:
+        NativeBackend([-1, 1000])
+    assert caught.value.facts["errno"]
+    with pytest.raises(HostError, match=r"CPU 1001"):
+        NativeBackend([1001])
+
+
+def test_no_thread_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="at least one thread"):
+        NativeBackend([])
+
+
+def test_unknown_level_lists_the_known_ones() -> None:
+    with pytest.raises(UserError, match=r"'sse9' is unknown; choose one of scalar, avx2, avx512"):
+        NativeBackend([-1], level="sse9")
+
+
+def test_weights_keep_their_team_alive() -> None:
+    weight = NativeBackend([-1, -1]).weight_from_array(np.eye(3, dtype=np.float32), "F32")
+    gc.collect()
+    assert np.array_equal(weight.unpack_row(1), [0, 1, 0])
