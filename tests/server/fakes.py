@@ -135,6 +135,7 @@ class ScriptedClient:
         self.held, self.closed = threading.Event(), threading.Event()  # somebody waits; somebody left early
         self._released = asyncio.Event()
         self._aborted: set[int] = set()
+        self._ended: Output | None = None
 
     async def submit(self, request: Request) -> AsyncGenerator[Output, None]:
         self.requests.append(request)
@@ -145,9 +146,9 @@ class ScriptedClient:
                     self.held.set()
                     await self._released.wait()
                 await asyncio.sleep(0)
-                if request.id in self._aborted:
+                if self._ended is not None or request.id in self._aborted:
                     finished = True
-                    yield Output(id=request.id, finish_reason="abort")
+                    yield self._ended or Output(id=request.id, finish_reason="abort")
                     return
                 given += len(output.tokens)
                 finished = output.finish_reason is not None
@@ -172,3 +173,10 @@ class ScriptedClient:
         """Lets held requests go on; call it in the server's loop."""
         self.hold_after = None
         self._released.set()
+
+    def die(self) -> None:
+        """The engine is lost, as `AsyncEngineClient` tells it: every request gets an error, then the server is told."""
+        self._ended = Output(id=0, finish_reason="error", error="the engine is gone: killed", error_kind="PeerError")
+        self.release()
+        if self.on_engine_lost is not None:
+            self.on_engine_lost("killed")

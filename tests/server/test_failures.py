@@ -21,6 +21,7 @@ COMPLETIONS = [
     ({"model": "nope"}, 404, "model", "model_not_found"),
     ({"max_tokens": -1}, 400, "max_tokens", "invalid_value"),
     ({"max_tokens": 1.5}, 400, "max_tokens", "invalid_value"),
+    ({"max_tokens": 1e300}, 400, "max_tokens", "invalid_value"),
     ({"max_tokens": True}, 400, "max_tokens", "invalid_value"),
     ({"temperature": "hot"}, 400, "temperature", "invalid_value"),
     ({"temperature": 2.1}, 400, "temperature", "invalid_value"),
@@ -71,6 +72,8 @@ CHATS = [
     ({"tool_choice": "auto"}, 400, "tool_choice", "unsupported_parameter"),
     ({"functions": [{}]}, 400, "functions", "unsupported_parameter"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format.type", "unsupported_parameter"),
+    ({"response_format": {}}, 400, "response_format.type", "missing_required_parameter"),
+    ({"response_format": {"json_schema": {}, "type": "json_schema"}}, 400, "response_format.json_schema", "unsupported_parameter"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format.type", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, 400, "modalities[1]", "unsupported_parameter"),
     ({"audio": {"voice": "a"}}, 400, "audio", "unsupported_parameter"),
@@ -118,13 +121,14 @@ def test_chats_refuse_by_name(server: Running, fields: dict[str, Any], status: i
         {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
         {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
         {"type": "file", "file": {"file_id": "x"}},
+        {"image_url": {"url": "http://x/y.png"}, "type": "image_url"},
     ],
 )
 def test_parts_that_are_no_text(server: Running, part: dict[str, Any]) -> None:
     response = server.chat(messages=[{"role": "user", "content": [{"type": "text", "text": "what is this?"}, part]}])
     error = error_of(response)
-    assert response.status_code == 400 and error["param"] == "messages[0].content[1].type" and part["type"] in error["message"]
-    assert "text" in error["message"]
+    assert response.status_code == 400 and error["param"].startswith("messages[0].content[1].")
+    assert part["type"] in error["message"] and "'text' only" in error["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
@@ -138,6 +142,13 @@ def test_numbers_that_are_none(server: Running) -> None:
     for number in (b"NaN", b"Infinity", b"-Infinity", b"1e999"):
         response = server.post("/v1/completions", b'{"prompt":"x","temperature":' + number + b"}")
         assert response.status_code == 400 and error_of(response)
+
+
+def test_whole_numbers_may_be_written_with_a_point(server: Running) -> None:
+    body = b'{"prompt": [1.0, 2e0], "max_tokens": 3.0, "logit_bias": {"5": 1.0}, "temperature": 0.5}'
+    answer = server.post("/v1/completions", body)
+    assert answer.status_code == 200 and answer.json()["usage"]["total_tokens"] == 5
+    assert server.client.requests[-1].prompt_ids == [1, 2] and server.client.requests[-1].params.temperature == 0.5
 
 
 def test_missing_fields(server: Running) -> None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from homenode.server import translate
 from homenode.server.choices import Piece, Scored
 from homenode.server.completions import LEAST_LOGPROB
+from homenode.server.decoding import decode_as
 from homenode.server.engine import Tokenizer
 from homenode.server.exchange import read_json, unless_gone
 from homenode.server.generation import Generation
@@ -33,7 +34,7 @@ from homenode.server.responses import (
 from homenode.server.sse import DONE, EventStream, event
 from homenode.server.state import ServerState
 
-_decode = msgspec.json.Decoder(ChatRequest).decode
+_decode = decode_as(ChatRequest)
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from homenode.server import translate
 from homenode.server.choices import Piece, Scored
+from homenode.server.decoding import decode_as
 from homenode.server.engine import Tokenizer
 from homenode.server.exchange import read_json, unless_gone
 from homenode.server.generation import Generation
@@ -24,7 +25,7 @@ from homenode.server.state import ServerState
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot carry
 
-_decode = msgspec.json.Decoder(CompletionRequest).decode
+_decode = decode_as(CompletionRequest)
 
 
 async def completions(state: ServerState, request: Request) -> Response:

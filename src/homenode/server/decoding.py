@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from homenode.server.failures import ApiError
 from homenode.server.openai import UNSUPPORTED
 
+T = TypeVar("T")
+
 _WHERE = re.compile(r" - at `(?P<key>key` in `)?\$\.?(?P<path>[^`]*)`$")
 _FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 _VALUE = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
-_PART_TYPE = re.compile(r"messages\[\d+\]\.content\[\d+\]\.type")
+_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]\.\w+")
 _ROLE = re.compile(r"messages\[\d+\]\.role")
+_TEXT_ONLY = "this model takes parts of type 'text' only"
 _LONGEST_ECHO = 200  # characters of a client's own words repeated in a message
+
+
+def decode_as(kind: type[T]) -> Callable[[bytes], T]:
+    """A decoder of bodies to `kind`. Raises what msgspec raises, UnicodeDecodeError or RecursionError."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def decode(body: bytes) -> T:
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            if "got `float`" not in str(error):
+                raise
+        return msgspec.convert(_whole_numbers(msgspec.json.decode(body)), kind, str_keys=True)
+
+    return decode
+
+
+def _whole_numbers(value: Any) -> Any:
+    """JSON has one kind of number, so 3.0 is an integer where one is wanted; some clients know no other way to write it."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, list):
+        return [_whole_numbers(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _whole_numbers(entry) for key, entry in value.items()}
+    return value
 
 
 def from_decoding(error: Exception) -> ApiError:
@@ -36,15 +67,18 @@ def from_decoding(error: Exception) -> ApiError:
 def _wrong_field(path: str, name: str, *, missing: bool) -> ApiError:
     if missing:
         return ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
-    if name in UNSUPPORTED:
-        return _unsupported(path, UNSUPPORTED[name])
+    if _PART.fullmatch(path):
+        return _unsupported(path, _TEXT_ONLY)
+    unsupported = name if name in UNSUPPORTED else path.partition(".")[0]
+    if unsupported in UNSUPPORTED:
+        return _unsupported(path, UNSUPPORTED[unsupported])
     return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_parameter")
 
 
 def _wrong_value(path: str, place: str, reason: str) -> ApiError:
     value = _VALUE.match(reason)
-    if value and _PART_TYPE.fullmatch(path):
-        return _unsupported(path, f"parts of type {value['value'][:_LONGEST_ECHO]}; this model takes parts of type 'text' only")
+    if value and _PART.fullmatch(path):
+        return _unsupported(path, f"a part of type {value['value'][:_LONGEST_ECHO]}; {_TEXT_ONLY}")
     if value and _ROLE.fullmatch(path) and value["value"] in ("'tool'", "'function'"):
         return _unsupported(path, UNSUPPORTED["tools"])
     parts = re.split(r"[.\[]", path)

@@ -70,9 +70,10 @@ class CompletionRequest(Sampling, kw_only=True):
     suffix: Literal[""] | None = None
 
 
-class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextPart(Struct, forbid_unknown_fields=True):
     """One piece of a message's text."""
 
+    type: Literal["text"]
     text: str
 
 
@@ -116,8 +117,10 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
 
 
-class TextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextFormat(Struct, forbid_unknown_fields=True):
     """The only response format so far."""
+
+    type: Literal["text"]
 
 
 class ChatRequest(Sampling, kw_only=True):

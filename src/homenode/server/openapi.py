@@ -110,7 +110,8 @@ def _content(operation: Operation) -> dict[str, Any]:
         return {"text/plain": {"schema": {"type": "string"}}}
     content = _json({"type": "object"} if operation.answer is dict else _ref(operation.answer))
     if operation.streams is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _ref(operation.streams)}  # the last one: [DONE]
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
     return content
 
 
@@ -132,7 +133,11 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     for request in requests:
         request["properties"]["model"] = names
     completion, chat, tokenize, detokenize = requests
-    completion["properties"]["prompt"] = _prompt(token, state)
+    begins = bool(state.tokenizer.encode(""))  # an empty text has a token: the one that begins a text
+    completion["properties"]["prompt"] = _prompt(state, 0 if begins else 1)
+    if begins:
+        added = {"properties": {"add_special_tokens": {"enum": [True, None]}}}
+        completion.setdefault("allOf", []).append({"anyOf": [added, {"properties": {"prompt": _prompt(state, 1)}}]})
     detokenize["properties"]["tokens"]["items"] = token
     for request in (completion, chat):
         _first(request, "logit_bias")["propertyNames"] = {"pattern": _below(state.ready.vocab_size)}
@@ -159,8 +164,10 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     ]
 
 
-def _prompt(token: dict[str, Any], state: ServerState) -> dict[str, Any]:
-    text = {"type": "string", "minLength": 0 if state.tokenizer.encode("") else 1}
+def _prompt(state: ServerState, shortest: int) -> dict[str, Any]:
+    """The four forms of a prompt; `shortest`: characters a text must have."""
+    token = {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
+    text = {"type": "string", "minLength": shortest}
     ids = {"type": "array", "items": token, "minItems": 1, "maxItems": state.ready.max_model_len - 1}
     most = state.config.max_sequences_per_request
     return {"anyOf": [text, ids, *({"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (text, ids))]}

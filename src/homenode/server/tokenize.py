@@ -7,14 +7,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server import translate
+from homenode.server.decoding import decode_as
 from homenode.server.exchange import read_json
 from homenode.server.failures import ApiError
 from homenode.server.openai import DetokenizeRequest, TokenizeRequest
 from homenode.server.responses import Detokenized, Tokenized
 from homenode.server.state import ServerState
 
-_decode_tokenize = msgspec.json.Decoder(TokenizeRequest).decode
-_decode_detokenize = msgspec.json.Decoder(DetokenizeRequest).decode
+_decode_tokenize = decode_as(TokenizeRequest)
+_decode_detokenize = decode_as(DetokenizeRequest)
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:

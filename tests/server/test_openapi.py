@@ -1,0 +1,65 @@
+"""The document describes the server: its paths are the routes, and schemathesis finds no answer that contradicts it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from homenode.engine.messages import Output
+from homenode.engine.request import Request
+from homenode.server.openapi import OPERATIONS, _below
+from tests.server.conftest import Running, Start
+from tests.server.fakes import MAX_MODEL_LEN, VOCAB, ScriptedClient, scripted
+
+
+def brief(request: Request) -> list[Output]:
+    """An engine that never says more than eight tokens."""
+    params = msgspec.structs.replace(request.params, max_tokens=min(request.params.max_tokens, 8))
+    return scripted(msgspec.structs.replace(request, params=params))
+
+
+def fuzz(url: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """schemathesis over the whole document, with a fixed seed and few examples."""
+    program = "from schemathesis.cli import schemathesis; schemathesis()"
+    arguments = ["run", f"{url}/openapi.json", "--max-examples", "8", "--phases", "coverage,fuzzing", "--seed", "1", "--no-color"]
+    return subprocess.run([sys.executable, "-c", program, *arguments, *options], capture_output=True, text=True, timeout=280)
+
+
+def test_schemathesis_finds_nothing(start: Start) -> None:
+    client = ScriptedClient(brief)
+    client.ready = msgspec.structs.replace(client.ready, max_model_len=32768)  # no text that is generated is too long
+    server = start(client, api_key=("secret",))
+    result = fuzz(server.url, "--header", "Authorization: Bearer secret")
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+    assert "Tested: 10" in result.stdout
+
+
+def test_the_document_and_the_routes_agree(server: Running) -> None:
+    document = server.http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    for operation in OPERATIONS:
+        path = operation.path.replace("{model}", "story-teller")
+        answer = server.http.get(path) if operation.method == "get" else server.post(path, {})
+        assert answer.status_code == (200 if operation.method == "get" else 400), path
+        assert str(answer.status_code) in document["paths"][operation.path][operation.method]["responses"]
+
+
+def test_the_limits_are_those_of_the_model(server: Running) -> None:
+    schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
+    ids = schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"][1]
+    assert ids["items"]["maximum"] == VOCAB - 1 and ids["maxItems"] == MAX_MODEL_LEN - 1
+    assert schemas["ChatRequest"]["additionalProperties"] is False
+    assert schemas["ChatRequest"]["properties"]["model"]["anyOf"][0]["enum"] == ["story-teller"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 9, 10, 11, 100, 258, 512, 2048, 32000, 151936])
+def test_a_pattern_for_numbers_below_a_limit(limit: int) -> None:
+    pattern = re.compile(_below(limit))
+    around = {0, 1, 9, 10, 11, 99, 100, limit // 2, limit - 1, limit, limit + 1, limit * 10, *range(max(0, limit - 120), limit + 120)}
+    for number in around:
+        assert bool(pattern.search(str(number))) == (number < limit), number
+    assert not pattern.search("00") and not pattern.search("1x") and not pattern.search("")
