@@ -109,7 +109,7 @@ def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, looka
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("max_preemptions", [0, 2, 8])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_preemption_storm_ends_with_every_token_right(seed: int, max_preemptions: int, lookahead: int) -> None:
     """Sixty sequences that each fill most of the memory, admitted far too generously."""
     rng = random.Random(seed)

@@ -45,7 +45,7 @@ class PrefixCache:
         """`seed`: up to 64 bytes; drawn at random unless a test gives one."""
         self._pool = pool
         self._block_size = block_size
-        self._enabled = enabled
+        self.enabled = enabled
         self._seed = secrets.token_bytes(32) if seed is None else seed
 
     def chain(self, salt: str) -> HashChain:
@@ -54,7 +54,7 @@ class PrefixCache:
 
     def lookup(self, chain: HashChain, tokens: Sequence[int]) -> list[int]:
         """Blocks that hold the longest known beginning of `tokens`, never all of them: the last token must be computed to get its logits."""
-        if not self._enabled:
+        if not self.enabled:
             return []
         return self._pool.find(chain.of(tokens, (len(tokens) - 1) // self._block_size))
 
@@ -64,7 +64,7 @@ class PrefixCache:
         Returns the number of blocks seen to so far: the next call's `first`.
         """
         full = min(computed, len(tokens)) // self._block_size
-        if not self._enabled or full <= first:
+        if not self.enabled or full <= first:
             return first
         for index, digest in enumerate(chain.of(tokens, full)[first:], first):
             self._pool.publish(blocks[index], digest)

@@ -80,7 +80,7 @@ class Planner:
         if sequence.admitted:
             return
         sequence.admitted = True
-        if not sequence.scoring:
+        if not sequence.scoring and self._residents.cache.enabled:
             sequence.cached_tokens = residency.scheduled
             self._tally.prefix_queries += sequence.num_prompt
             self._tally.prefix_hits += residency.scheduled

@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 import heapq
+from typing import Generic, TypeVar
 
 from homenode.engine.schedule.sequence import Sequence
 
+_Key = TypeVar("_Key", bound=tuple[float, ...])
 
-class WaitingQueue:
-    """Sequences that wait, by priority and then arrival. A preempted one comes back to its old place. O(log n)."""
+
+class _Ordered(Generic[_Key]):
+    """Sequences by key, smallest first, with removal from the middle. O(log n).
+
+    A removed sequence is let go at once; only its key stays in the heap until it comes up, or until such keys are the majority.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, float, int], Sequence]] = []
-        self._waiting: set[int] = set()  # running numbers; entries of the heap that are not in here were removed
+        self._heap: list[_Key] = []
+        self._members: dict[_Key, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._members
+
+    def add(self, key: _Key, sequence: Sequence) -> None:
+        self._members[key] = sequence
+        heapq.heappush(self._heap, key)
+        if len(self._heap) > 2 * len(self._members) + 64:
+            self._heap = sorted(self._members)
+
+    def remove(self, key: _Key) -> None:
+        del self._members[key]
+
+    def first(self) -> tuple[_Key, Sequence] | None:
+        while self._heap and self._heap[0] not in self._members:
+            heapq.heappop(self._heap)
+        return (self._heap[0], self._members[self._heap[0]]) if self._heap else None
+
+
+class WaitingQueue:
+    """Sequences that wait, by priority and then arrival. A preempted one comes back to its old place."""
+
+    def __init__(self) -> None:
+        self._ordered: _Ordered[tuple[int, float, int]] = _Ordered()
         self._num_prompt_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._ordered)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.order in self._ordered
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -25,46 +61,42 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Add one that is not in the queue."""
-        heapq.heappush(self._heap, (sequence.order, sequence))
-        self._waiting.add(sequence.order[2])
+        self._ordered.add(sequence.order, sequence)
         self._num_prompt_tokens += sequence.num_prompt
 
     def first(self) -> Sequence | None:
         """Who is next, still in the queue."""
-        while self._heap and self._heap[0][1].order[2] not in self._waiting:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        first = self._ordered.first()
+        return first[1] if first else None
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out one that is in the queue. Only the first ever comes back, so that no outdated entry can come to life again."""
-        self._waiting.remove(sequence.order[2])
+        """Take out one that is in the queue."""
+        self._ordered.remove(sequence.order)
         self._num_prompt_tokens -= sequence.num_prompt
-        self.first()
-
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.order[2] in self._waiting
 
 
 class Deadlines:
-    """The next deadline of many sequences. O(log n)."""
+    """Whose time is up, and when it will next be."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Sequence]] = []
+        self._ordered: _Ordered[tuple[float, int]] = _Ordered()
 
     def add(self, sequence: Sequence) -> None:
-        """Watch a sequence that has a deadline."""
+        """Watch a sequence, if it has a deadline."""
         if sequence.deadline is not None:
-            heapq.heappush(self._heap, (sequence.deadline, sequence.order[2], sequence))
+            self._ordered.add((sequence.deadline, sequence.order[2]), sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Watch it no longer: it is finished."""
+        if sequence.deadline is not None:
+            self._ordered.remove((sequence.deadline, sequence.order[2]))
 
     def next(self) -> float | None:
-        """The earliest deadline of an unfinished sequence."""
-        while self._heap and self._heap[0][2].finished:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        """The earliest deadline."""
+        first = self._ordered.first()
+        return first[0][0] if first else None
 
-    def passed(self, now: float) -> list[Sequence]:
-        """Remove and return the unfinished sequences whose deadline is not after `now`."""
-        late = []
-        while (deadline := self.next()) is not None and deadline <= now:
-            late.append(heapq.heappop(self._heap)[2])
-        return late
+    def first_passed(self, now: float) -> Sequence | None:
+        """The sequence with the earliest deadline, if that is not after `now`."""
+        first = self._ordered.first()
+        return first[1] if first and first[0][0] <= now else None

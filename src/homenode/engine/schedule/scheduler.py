@@ -100,8 +100,8 @@ class Scheduler:
                 self._step_failed(error)
             case DrainStarted():
                 self._draining = True
-        for sequence in self._deadlines.passed(event.now):
-            self._time_out(sequence)
+        while late := self._deadlines.first_passed(event.now):
+            self._time_out(late)
         instructions: list[Instruction] = [Warn(text) for text in self._planner.warnings]
         self._planner.warnings.clear()
         instructions += self._instructions
@@ -232,6 +232,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence, **output: Any) -> None:
         """End a request in whatever state it is, give back all it holds, and send its last output."""
         self._planner.stop(sequence)
+        self._deadlines.remove(sequence)
         sequence.finished = True
         del self._live[sequence.id]
         self._answer(sequence, num_preemptions=sequence.preemptions, **output)
