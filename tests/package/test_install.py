@@ -10,6 +10,7 @@ import venv
 from pathlib import Path
 
 import pytest
+
 from tests.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -38,7 +39,9 @@ def test_pip_install_then_generate(sources: Path, tmp_path: Path) -> None:
 
 
 def test_a_wheel_builds(sources: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(sources)], check=True, timeout=600)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(sources)], check=True, timeout=600
+    )
     (wheel,) = tmp_path.glob("homenode-*.whl")
     names = subprocess.run([sys.executable, "-m", "zipfile", "-l", str(wheel)], capture_output=True, text=True, check=True).stdout
     assert "homenode/_native" in names

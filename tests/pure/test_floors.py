@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.paths import ROOT
 
 pytest.importorskip("importlinter")
@@ -19,7 +20,6 @@ PLANTS = {
     "the server reaches past the client": ("server/app.py", "import homenode.engine.core"),
     "torch outside its backend": ("model/weights/load.py", "import torch"),
     "the network outside locate": ("model/tokenizer/tokenizer.py", "import huggingface_hub"),
-    "the native core called directly": ("engine/core.py", "import homenode._native"),
 }
 
 
@@ -48,3 +48,14 @@ def test_a_planted_import_is_found(copy: Path, file: str, line: str) -> None:
     result = lint(copy)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "BROKEN" in result.stdout
+
+
+def test_the_native_core_called_directly_is_found(copy: Path) -> None:
+    ruff = [shutil.which("ruff") or str(Path(sys.executable).with_name("ruff")), "check", "--no-cache", "--select", "TID251", "src"]
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    assert subprocess.run(ruff, cwd=copy, capture_output=True, timeout=60).returncode == 0
+    place = copy / "src/homenode/engine/core.py"
+    place.write_text("import homenode._native\n" + place.read_text())
+    result = subprocess.run(ruff, cwd=copy, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "compute.native only" in result.stdout

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
 from homenode.errors import UserError
+
+if TYPE_CHECKING:
+    from homenode.bench.model import Result
 
 
 class _Numbers(click.ParamType[tuple[int, ...]]):
@@ -33,7 +38,9 @@ def bench() -> None:
 @bench.command()
 @click.argument("model", required=False)
 @click.option("--prompt-tokens", type=click.IntRange(0), default=512, show_default=True, help="Tokens of the prompt; 0: no prefill test.")
-@click.option("--gen-tokens", type=click.IntRange(0), default=128, show_default=True, help="Tokens decoded for each sequence; 0: no decode test.")
+@click.option(
+    "--gen-tokens", type=click.IntRange(0), default=128, show_default=True, help="Tokens decoded for each sequence; 0: no decode test."
+)
 @click.option("--batch", type=_Numbers(), default="1", show_default=True, help="Batch sizes to decode at, such as 1,4,8.")
 @click.option("--context", type=click.IntRange(0), default=0, show_default=True, help="Tokens already in the context when decoding begins.")
 @click.option("--threads", type=click.IntRange(1), help="Compute threads. Default: one for each physical core allowed.")
@@ -68,7 +75,9 @@ def model(
         with loading_bar("loading") as update:
             loaded = load_model(checkpoint, backend, quantize=quantize, progress=update)
         with ERR.status("measuring") as status:
-            results = measure(loaded, backend, Plan(prompt_tokens, gen_tokens, batch, context, repeat), started=lambda what: status.update(what))
+            results = measure(
+                loaded, backend, Plan(prompt_tokens, gen_tokens, batch, context, repeat), started=lambda what: status.update(what)
+            )
         if as_json:
             found = {"model": str(checkpoint.path), "backend": backend.statistics(), "results": [asdict(r) for r in results]}
             click.echo(msgspec.json.encode(found).decode())
@@ -76,11 +85,13 @@ def model(
             _print_table(results)
 
 
-def _print_table(results: list[object]) -> None:
+def _print_table(results: Sequence[Result]) -> None:
     from rich.table import Table
 
-    table = Table("test", "batch", "tokens", "context", "seconds", "tok/s", title="tokens per second over all sequences, median of the runs")
+    table = Table(
+        "test", "batch", "tokens", "context", "seconds", "tok/s", title="tokens per second over all sequences, median of the runs"
+    )
     for result in results:
-        row = asdict(result)  # type: ignore[call-overload]
-        table.add_row(row["test"], str(row["batch"]), str(row["tokens"]), str(row["context"]), f"{row['seconds']:.3f}", f"{row['tok_s']:.1f}")
+        numbers = (result.batch, result.tokens, result.context)
+        table.add_row(result.test, *map(str, numbers), f"{result.seconds:.3f}", f"{result.tok_s:.1f}")
     OUT.print(table)

@@ -158,7 +158,9 @@ def _read_config(configs: tuple[type[Any], ...]) -> Callable[[click.Context, cli
             raise click.BadParameter(f"{file} is not TOML: {error}") from error
         unknown = [key for key in values if key.replace("_", "-") not in by_flag]
         if unknown:
-            raise click.BadParameter(f"{file} has settings that do not exist: {', '.join(unknown)}; keys are the flags' names without dashes in front")
+            raise click.BadParameter(
+                f"{file} has settings that do not exist: {', '.join(unknown)}; keys are the flags' names without dashes in front"
+            )
         ctx.default_map = {by_flag[key.replace("_", "-")]: value for key, value in values.items()}
 
     return callback

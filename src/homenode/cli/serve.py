@@ -22,11 +22,13 @@ from homenode.units import format_bytes
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--check-config", is_flag=True, help="Validate all settings against the model and this machine, then exit: 0, or 2 with the reasons.")
+@click.option(
+    "--check-config", is_flag=True, help="Validate all settings against the model and this machine, then exit: 0, or 2 with the reasons."
+)
 @click.option("--show-config", is_flag=True, help="Print each setting, its value and where it came from, then exit.")
 @with_settings(ServerConfig, EngineConfig, TextConfig)
 @click.pass_context
-def serve(ctx: click.Context, model: str | None, check_config: bool, show_config: bool, **values: Any) -> None:
+def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_config: bool, **values: Any) -> None:
     """Serve MODEL over HTTP with the OpenAI API.
 
     MODEL is a Hugging Face folder, a GGUF file, a Hub id such as Qwen/Qwen3-0.6B, or nothing for the built-in model. Every setting can also

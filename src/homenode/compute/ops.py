@@ -118,9 +118,7 @@ class Ops(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over each group of len(weight) columns of x (per head when it is a head wide)."""
 
-    def linear(
-        self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None] = (), residual: Tensor | None = None
-    ) -> Tensor:
+    def linear(self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None] = (), residual: Tensor | None = None) -> Tensor:
         """x @ W.T (+ bias) (+ residual), the outputs of several weights beside each other: [rows, sum of weight rows]."""
 
     def split(self, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
@@ -135,9 +133,7 @@ class Ops(Protocol):
         Elements of a head beyond `rotary` pass unchanged.
         """
 
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, cache: KvCache, layer: int, scale: float, window: int | None = None
-    ) -> Tensor:
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, cache: KvCache, layer: int, scale: float, window: int | None = None) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's context.
 
         Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window only.
@@ -165,9 +161,7 @@ class Backend(Protocol):
     def weight_types(self) -> frozenset[str]:
         """Names of the storage formats (dtypes.DType.name) with a kernel of their own."""
 
-    def weight_from_file(
-        self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0
-    ) -> Weight:
+    def weight_from_file(self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0) -> Weight:
         """Read a [rows, columns] matrix stored as `dtype` at `offset` of an open file and keep it as `target` (see weight_types).
 
         With `permuted_heads` n the stored rows are in GGUF's llama order (each of n heads' halves interleaved); they are put back
