@@ -1,0 +1,241 @@
+"""Sampling: exact where it is exact, and in distribution where it is random. Logits enter through a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homenode import _native
+from homenode.compute.native import NativeBackend
+from homenode.compute.ops import FloatArray, Logits, SampledRows, SamplingArrays
+from homenode.compute.reference import sampling as reference
+from tests.native.steps import Part, limits, step_of
+
+
+def logits_of(backend: NativeBackend, values: Any) -> Logits:
+    array = np.atleast_2d(np.asarray(values, np.float32))
+    return backend.compile(lambda ops: backend.constant(array), limits(len(array))).run(step_of([Part(0, len(array))]))
+
+
+def lists(rows: Sequence[dict[int, float]], dtype: type) -> tuple[Any, Any, Any]:
+    start = np.cumsum([0] + [len(r) for r in rows]).astype(np.int32)
+    return start, np.array([t for r in rows for t in r], np.int32), np.array([v for r in rows for v in r.values()], dtype)
+
+
+def settings(rows: int, **given: Any) -> SamplingArrays:
+    """Plain sampling from `rows` rows; scalars in `given` are repeated, bias and seen are a dict for each row."""
+
+    def of(name: str, default: float, dtype: type) -> Any:
+        return np.broadcast_to(np.asarray(given.get(name, default), dtype), rows).copy()
+
+    bias = lists(given.get("bias", [{}] * rows), np.float32)
+    seen = lists(given.get("seen", [{}] * rows), np.int32)
+    return SamplingArrays(
+        of("temperature", 1, np.float32), of("top_k", 0, np.int32), of("top_p", 1, np.float32), of("min_p", 0, np.float32),
+        of("seed", 1, np.uint64), of("counter", 0, np.uint64), of("repetition_penalty", 1, np.float32),
+        of("frequency_penalty", 0, np.float32), of("presence_penalty", 0, np.float32), *bias, *seen,
+    )  # fmt: skip
+
+
+def random_logits(rows: int, vocabulary: int, seed: int = 0, spread: float = 3.0) -> FloatArray:
+    return (spread * np.random.default_rng(seed).standard_normal((rows, vocabulary))).astype(np.float32)
+
+
+def sample(backend: NativeBackend, values: Any, num_logprobs: int = -1, **given: Any) -> SampledRows:
+    logits = logits_of(backend, values)
+    return backend.sample(logits, settings(logits.rows, **given), num_logprobs)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 15, 16, 17, 1000, 16384, 40001])
+def test_greedy(backend: NativeBackend, vocabulary: int) -> None:
+    values = random_logits(5, vocabulary)
+    assert sample(backend, values, temperature=0).tokens.tolist() == values.argmax(1).tolist()
+
+
+def test_greedy_takes_the_lowest_of_equals(backend: NativeBackend) -> None:
+    values = np.zeros((3, 40000), np.float32)
+    values[0, [7, 9, 30000]] = 5
+    values[1, [39999, 20000]] = 5
+    assert sample(backend, values, temperature=0).tokens.tolist() == [7, 20000, 0]
+
+
+def test_top_k_keeps_the_lowest_of_equals(backend: NativeBackend) -> None:
+    values = np.zeros((200, 500), np.float32)
+    values[:, 100] = 1
+    for k, allowed in ((1, {100}), (3, {100, 0, 1}), (100, {100, *range(99)})):
+        drawn = set(sample(backend, values, top_k=k, counter=np.arange(200)).tokens.tolist())
+        assert drawn <= allowed
+        assert k == 1 or len(drawn) > 1
+
+
+def chi_square(tokens: Sequence[int], probabilities: Any) -> float:
+    """Sum of (seen - expected)^2 / expected, tokens expected less than five times put together."""
+    expected = np.asarray(probabilities) * len(tokens)
+    seen = np.bincount(tokens, minlength=len(expected))
+    rare = expected < 5
+    seen, expected = np.append(seen[~rare], seen[rare].sum()), np.append(expected[~rare], expected[rare].sum())
+    keep = expected > 0
+    assert not seen[~keep].any(), "a token of probability zero was drawn"
+    return float(((seen[keep] - expected[keep]) ** 2 / expected[keep]).sum())
+
+
+def wanted_distribution(row: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+    logits = row.astype(np.float64) / temperature
+    kept = reference.kept(logits, top_k, top_p, min_p)
+    weights = np.zeros(len(row))
+    weights[kept] = np.exp(logits[kept] - logits.max())
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1, 0, 1, 0),
+        (0.7, 0, 1, 0),
+        (1.5, 12, 1, 0),
+        (1, 0, 0.8, 0),
+        (1, 0, 1, 0.05),
+        (0.9, 20, 0.9, 0.02),
+        (1, 10**6, 1, 0),
+        (1, 0, 0, 0),
+        (2, 0, 0.99, 0.3),
+    ],
+)
+def test_distribution(backend: NativeBackend, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    draws, row = 4000, random_logits(1, 60, seed=4, spread=1.5)[0]
+    values = np.tile(row, (draws, 1))
+    drawn = sample(
+        backend, values, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=99, counter=np.arange(draws)
+    ).tokens
+    wanted = wanted_distribution(row, temperature, top_k, top_p, min_p)
+    freedom = max(1, np.count_nonzero(wanted * draws >= 5))
+    # Seeds are fixed, so this is one number, not a chance: mean + 5 standard deviations of the chi-square distribution.
+    assert chi_square(drawn, wanted) < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_large_vocabularies_draw_what_the_reference_draws(backend: NativeBackend) -> None:
+    """Same uniform number, same order of tokens: all but the draws on the edge between two tokens agree."""
+    values = random_logits(60, 5000, seed=8)
+    rng = np.random.default_rng(5)
+    given = {
+        "temperature": rng.uniform(0.3, 1.5, 60), "top_k": rng.choice([0, 1, 5, 50, 700, 9999], 60), "top_p": rng.choice([1, 0.95, 0.5], 60),
+        "min_p": rng.choice([0, 0.1], 60), "seed": rng.integers(0, 2**63, 60), "counter": rng.integers(0, 1000, 60),
+    }  # fmt: skip
+    found = sample(backend, values, **given).tokens
+    wanted = reference.sample_rows(values, settings(60, **given), -1).tokens
+    assert np.count_nonzero(found == wanted) >= 59
+
+
+def test_flat_logits_and_top_p_keep_the_right_number(backend: NativeBackend) -> None:
+    values = np.zeros((3000, 200), np.float32)
+    drawn = sample(backend, values, top_p=0.5, counter=np.arange(3000)).tokens
+    assert set(drawn.tolist()) == set(range(100))
+
+
+def test_a_draw_depends_on_its_row_only(level: str) -> None:
+    values = random_logits(40, 3000)
+    given = {"temperature": 1.1, "top_p": 0.9, "seed": np.arange(40), "counter": np.arange(40)}
+    alone = []
+    for i in range(40):
+        own = {name: value if np.isscalar(value) else value[i] for name, value in given.items()}
+        alone.append(int(sample(NativeBackend([-1], 0, level), values[i], **own).tokens[0]))
+    for threads in (1, 2, 3):
+        assert sample(NativeBackend([-1] * threads, 0, level), values, **given).tokens.tolist() == alone
+
+
+def test_uniform_is_the_references() -> None:
+    for seed, counter in ((0, 0), (1, 2), (2**64 - 1, 2**40), (12345, 678)):
+        assert _native.uniform(seed, counter) == reference.uniform(seed, counter)
+
+
+def test_bias_forbids_and_forces(backend: NativeBackend) -> None:
+    values = np.tile(random_logits(1, 50)[0], (300, 1))
+    best = int(values[0].argmax())
+    drawn = sample(backend, values, bias=[{best: -np.inf, 3: 1.0}] * 300, counter=np.arange(300)).tokens
+    assert best not in drawn.tolist()
+    assert set(sample(backend, values, bias=[{7: 100.0}] * 300, counter=np.arange(300)).tokens.tolist()) == {7}
+
+
+def test_penalties_in_their_order(backend: NativeBackend) -> None:
+    """Greedy over five tokens, worked out by hand: bias, repetition, frequency, presence."""
+    values = [[2.0, 1.9, -1.0, 0.5, 0.0]]
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"repetition_penalty": 1.2, "seen": [{0: 0}]}, 1),  # 2 / 1.2 < 1.9, the prompt counts
+        ({"repetition_penalty": 1.2, "seen": [{0: 0, 1: 0}]}, 0),
+        ({"frequency_penalty": 0.06, "seen": [{0: 2, 1: 0}]}, 1),  # 2 - 0.12 < 1.9
+        ({"frequency_penalty": 0.06, "seen": [{0: 1, 1: 0}]}, 0),
+        ({"presence_penalty": 0.11, "seen": [{0: 3}]}, 1),
+        ({"presence_penalty": 0.11, "seen": [{0: 0}]}, 0),  # only in the prompt
+        ({"repetition_penalty": 2.0, "seen": [{4: 1, 0: 1, 1: 1, 3: 1}], "bias": [{4: 1.9}]}, 0),  # 1.9 + 0 halved too
+        ({"repetition_penalty": 3.0, "seen": [{2: 1}], "bias": [{0: -9.0, 1: -9.0, 3: -9.0, 4: -9.0}]}, 2),  # -1 becomes -3
+    ]
+    for given, wanted in cases:
+        assert sample(backend, values, temperature=0, **given).tokens.tolist() == [wanted], given
+
+
+def test_unpenalised_rows_beside_penalised_ones(backend: NativeBackend) -> None:
+    values = np.tile([3.0, 2.0, 1.0], (3, 1))
+    drawn = sample(backend, values, temperature=0, bias=[{}, {0: -5.0}, {}], seen=[{}, {}, {0: 4}], presence_penalty=[0, 0, 1.5])
+    assert drawn.tokens.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 3000])
+@pytest.mark.parametrize("count", [0, 1, 5, 2999])
+def test_logprobs_are_of_the_unmodified_logits(backend: NativeBackend, vocabulary: int, count: int) -> None:
+    values = random_logits(4, vocabulary)
+    found = sample(backend, values, count, temperature=0.3, bias=[{0: 50.0}] * 4)
+    wanted = (
+        values
+        - np.log(np.exp(values.astype(np.float64) - values.max(1, keepdims=True)).sum(1, keepdims=True))
+        - values.max(1, keepdims=True)
+    )
+    order = np.argsort(-values, axis=1, kind="stable")[:, :count]
+    assert found.tokens.tolist() == [0] * 4
+    np.testing.assert_allclose(found.logprobs, wanted[:, 0], rtol=1e-5, atol=1e-5)
+    assert np.array_equal(found.top_tokens, order)
+    np.testing.assert_allclose(found.top_logprobs, np.take_along_axis(wanted, order, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_score(backend: NativeBackend) -> None:
+    values = random_logits(6, 900)
+    found = backend.score(logits_of(backend, values), np.array([5, 0, 5], np.int32), np.array([3, 899, 4], np.int32), 2)
+    wanted = reference.score_rows(values, np.array([5, 0, 5], np.int32), np.array([3, 899, 4], np.int32), 2)
+    assert found.tokens.tolist() == [3, 899, 4] and np.array_equal(found.top_tokens, wanted.top_tokens)
+    np.testing.assert_allclose(found.logprobs, wanted.logprobs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 13, 16, 50, 36, 40000])
+def test_bad_logits_name_their_row(backend: NativeBackend, bad: float, place: int) -> None:
+    values = random_logits(3, 40001)
+    values[1, place] = bad
+    for temperature in (0, 1):
+        with pytest.raises(ValueError, match=r"row 1 of the logits"):
+            sample(backend, values, temperature=temperature)
+    with pytest.raises(ValueError, match=r"row 0 of the logits"):
+        backend.score(logits_of(backend, values), np.array([1], np.int32), np.array([0], np.int32), 0)
+
+
+def test_a_row_with_everything_forbidden_is_an_error(backend: NativeBackend) -> None:
+    with pytest.raises(ValueError, match="row 0"):
+        sample(backend, [[1.0, 2.0]], bias=[{0: -np.inf, 1: -np.inf}])
+
+
+def test_wrong_settings_are_refused(backend: NativeBackend) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"temperature": -1}, {"temperature": np.nan}, {"top_p": -0.5}, {"min_p": 2}, {"top_k": -1}, {"repetition_penalty": 0},
+        {"bias": [{50: 1.0}]}, {"bias": [{-1: 1.0}]}, {"seen": [{50: 1}]},
+    ]  # fmt: skip
+    for given in wrong:
+        with pytest.raises(ValueError, match="sampling arrays"):
+            sample(backend, random_logits(1, 50), **given)
+    logits = logits_of(backend, random_logits(2, 50))
+    with pytest.raises(ValueError, match="2 rows"):
+        backend.sample(logits, settings(1))
+    with pytest.raises(ValueError, match="target 50"):
+        backend.score(logits, np.array([0], np.int32), np.array([50], np.int32), 0)
+    with pytest.raises(ValueError, match="row 2 of 2"):
+        backend.score(logits, np.array([2], np.int32), np.array([0], np.int32), 0)
