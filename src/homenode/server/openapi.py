@@ -110,7 +110,8 @@ def _content(operation: Operation) -> dict[str, Any]:
         return {"text/plain": {"schema": {"type": "string"}}}
     content = _json({"type": "object"} if operation.answer is dict else _ref(operation.answer))
     if operation.streams is not None:
-        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _ref(operation.streams)}  # the last one: [DONE]
+        text = f"JSON of {_ref(operation.streams)['$ref']}; after the last one the text [DONE]"
+        data = {"type": "string", "description": text}
         content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
     return content
 
