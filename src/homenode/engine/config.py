@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import msgspec
+
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.errors import UserError
 from homenode.options import Option, option, options_of
@@ -76,7 +78,12 @@ class EngineConfig:
                 f"there is no setting {', '.join(sorted(left))}; see `homenode serve --help` for those there are", param=min(left)
             )
         parts["model"] = replace(parts["model"], model=model)
-        return cls(**parts)
+        config = cls(**parts)
+        try:
+            msgspec.convert(msgspec.to_builtins(config), cls)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise UserError(f"a setting has a value of the wrong kind: {error}") from error
+        return config
 
 
 def _checked(name: str, value: Any, declared: Option) -> Any:
@@ -87,6 +94,6 @@ def _checked(name: str, value: Any, declared: Option) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         low, high = declared.minimum, declared.maximum
         if value != value or (low is not None and value < low) or (high is not None and value > high):
-            bounds = [f"at least {low:g}"] * (low is not None) + [f"at most {high:g}"] * (high is not None)
-            raise UserError(f"{name} is {value}; it must be {' and '.join(bounds) or 'a number'}", param=name)
+            bounds = " and ".join(f"{word} {bound:g}" for word, bound in (("at least", low), ("at most", high)) if bound is not None)
+            raise UserError(f"{name} is {value}; it must be {bounds or 'a number'}", param=name)
     return value

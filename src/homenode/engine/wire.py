@@ -1,7 +1,6 @@
 """Frames on a stream: a 4-byte little-endian length and that many bytes of msgpack.
 
-Nothing here does I/O but the two small functions for blocking sockets, so the same decoder serves threads and asyncio. A length is checked
-before a byte of its frame is kept.
+The decoder does no I/O, so that it serves threads and asyncio alike. A length is checked before anything is kept for its frame.
 """
 
 from __future__ import annotations
@@ -88,6 +87,8 @@ class FrameSocket:
         while not self._frames:
             try:
                 data = self._sock.recv(_CHUNK)
+            except ConnectionResetError:  # the other end died with something unread
+                return None
             except OSError as error:
                 raise PeerError(f"the connection failed: {error}") from error
             if not data:

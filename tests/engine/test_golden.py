@@ -1,0 +1,163 @@
+"""The whole engine on real weights: the same tokens alone, batched, in chunks, after a prefix hit and after preemption.
+
+The golden text was made with another implementation in float32 (see the data folder's notes).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.engine.local import LocalEngine
+from homenode.engine.messages import Output
+from homenode.engine.request import SamplingParams
+from homenode.errors import CapacityError, UserError
+from tests.checkpoints import make_folder
+from tests.engine.engines import BACKENDS, config_for, greedy, run_all, tokens_of
+from tests.paths import STORIES, needs_data
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "chunked": {"max_num_batched_tokens": 7, "max_num_seqs": 7},
+    "whole_prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 512},
+    "small_blocks": {"block_size": 32, "max_num_seqs": 2},
+    "no_prefix_cache": {"enable_prefix_caching": False},
+}
+
+
+def golden() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads((STORIES / "golden.json").read_text())
+    return entries
+
+
+def check_golden(outputs: Sequence[list[Output]], entries: Sequence[dict[str, Any]], count: int) -> None:
+    for found, entry in zip(outputs, entries, strict=True):
+        assert tokens_of(found) == entry["greedy_ids"][:count]
+
+
+@needs_data
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_golden_stories_batched(backend: str, mode: str) -> None:
+    entries = golden()
+    count = 160 if backend == "native" else 24
+    engine = LocalEngine(config_for(STORIES, backend=backend, kv_cache_memory="2MiB", **MODES[mode]))
+    try:
+        wanted = [min(count, len(entry["greedy_ids"])) for entry in entries]
+        params = [greedy(n, logprobs=0) for n in wanted]
+        for first_id in (1, 101):  # the second time the prompts may come from the prefix cache
+            outputs = run_all(engine, [entry["prompt_ids"] for entry in entries], params, first_id)
+            check_golden(outputs, entries, count)
+        values = [o.logprobs[0].logprob for o in outputs[0]]
+        assert values == pytest.approx(entries[0]["logprobs"][: len(values)], abs=2e-3)
+    finally:
+        engine.close()
+
+
+def prompts_of(count: int, vocab: int, longest: int, seed: int = 3) -> list[list[int]]:
+    rng = random.Random(seed)
+    shared = [rng.randrange(3, vocab) for _ in range(longest // 2)]
+    return [
+        shared[: rng.randrange(len(shared))] + [rng.randrange(3, vocab) for _ in range(rng.randint(1, longest // 2))] for _ in range(count)
+    ]
+
+
+PARAMS = [
+    greedy(40),
+    SamplingParams(max_tokens=40, temperature=1.0, seed=5, ignore_eos=True),
+    SamplingParams(max_tokens=40, temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=6, ignore_eos=True),
+    SamplingParams(
+        max_tokens=40,
+        temperature=1.0,
+        seed=7,
+        ignore_eos=True,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+        logit_bias={4: 3.0, 5: -2.0},
+    ),
+    greedy(40, prompt_logprobs=2, logprobs=3),
+]
+
+
+def without_counts(outputs: Sequence[Output]) -> list[Any]:
+    """What must not depend on company: tokens and log-probabilities, all bits of them."""
+    scores = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None), None)
+    return [tokens_of(outputs), [score for o in outputs for score in o.logprobs], scores]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("toy") / "model", "qwen3")
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def alone(request: pytest.FixtureRequest, toy: Path) -> tuple[str, list[list[int]], list[SamplingParams], list[Any]]:
+    """Requests of many kinds, and their results when each has the engine for itself."""
+    prompts = prompts_of(10, 128, 120)
+    params = [PARAMS[i % len(PARAMS)] for i in range(len(prompts))]
+    engine = LocalEngine(config_for(toy, backend=request.param, enable_prefix_caching=False))
+    try:
+        results = [
+            without_counts(run_all(engine, [prompt], [p], first_id=i)[0]) for i, (prompt, p) in enumerate(zip(prompts, params, strict=True))
+        ]
+    finally:
+        engine.close()
+    return request.param, prompts, params, results
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_num_batched_tokens": 16, "max_num_seqs": 5},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 256, "max_num_seqs": 3},
+        {"block_size": 64, "threads": 1},
+        {"kv_cache_memory": 12 * 16384},  # 12 blocks: sequences preempt each other
+    ],
+    ids=["batched", "chunked", "whole", "one_thread", "preempted"],
+)
+def test_company_changes_nothing(
+    alone: tuple[str, list[list[int]], list[SamplingParams], list[Any]], toy: Path, settings: dict[str, Any]
+) -> None:
+    backend, prompts, params, expected = alone
+    engine = LocalEngine(config_for(toy, backend=backend, **{"block_size": 32, "kv_cache_memory": "8MiB"} | settings))
+    try:
+        for first_id in (100, 200):
+            outputs = run_all(engine, prompts, params, first_id)
+            assert [without_counts(o) for o in outputs] == expected
+        preemptions = sum(o[-1].num_preemptions for o in outputs)
+        assert (preemptions > 0) == (engine.ready.num_blocks == 12)
+        assert sum(o[0].cached_tokens for o in outputs) > 0 or preemptions
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_cannot_run_is_refused_and_harms_nobody(backend: str, toy: Path) -> None:
+    engine = LocalEngine(config_for(toy, backend=backend))
+    try:
+        wrong = {(1,) * 256: "CapacityError", (128,): "UserError", (-1,): "UserError", (): "UserError"}
+        prompts = [list(prompt) for prompt in wrong] + [[5, 6]]
+        *refused, fine = run_all(engine, prompts, [greedy(4)] * len(prompts))
+        assert [outputs[-1].error_kind for outputs in refused] == list(wrong.values())
+        assert len(tokens_of(fine)) == 4
+    finally:
+        engine.close()
+
+
+def test_settings_are_refused_before_weights_are_read(toy: Path) -> None:
+    def progress(done: int, total: int) -> None:
+        raise AssertionError("weights were read")
+
+    with pytest.raises(CapacityError, match="--kv-cache-memory"):
+        LocalEngine(config_for(toy, kv_cache_memory=1), progress)
+    with pytest.raises(UserError, match="--max-model-len"):
+        LocalEngine(config_for(toy, max_model_len=257), progress)
+    with pytest.raises(UserError, match="avx1024"):
+        LocalEngine(config_for(toy, isa="avx1024"), progress)
