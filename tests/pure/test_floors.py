@@ -23,8 +23,17 @@ PLANTS = {
 }
 
 
+# An editable installation finds the package through a finder of its own, ahead of the path; only the standard finders are kept.
+_LINT = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]
+from importlinter.cli import lint_imports_command
+sys.exit(lint_imports_command())
+"""
+
+
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "import sys; from importlinter.cli import lint_imports_command as c; sys.exit(c())", "--no-cache"]
+    command = [sys.executable, "-c", _LINT, "--no-cache"]
     environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
