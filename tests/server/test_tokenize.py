@@ -1,0 +1,42 @@
+"""/tokenize, /detokenize and /tokenizer_info."""
+
+from __future__ import annotations
+
+from tests.server.conftest import Running, Start
+from tests.server.fakes import BOS, MAX_MODEL_LEN, VOCAB, ByteTokenizer
+
+
+def test_text_and_back(server: Running) -> None:
+    answer = server.post("/tokenize", {"prompt": "hö", "model": "story-teller"}).json()
+    assert answer == {"count": 4, "max_model_len": MAX_MODEL_LEN, "tokens": [BOS, *"hö".encode()], "token_strs": None}
+    plain = server.post("/tokenize", {"prompt": "hi", "add_special_tokens": False, "return_token_strs": True}).json()
+    assert plain["tokens"] == [104, 105] and plain["token_strs"] == ["h", "i"]
+    assert server.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "<s>hö"}
+    assert server.post("/detokenize", {"tokens": answer["tokens"], "skip_special_tokens": True}).json() == {"prompt": "hö"}
+    assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
+
+
+def test_conversations(server: Running) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    tokens = server.post("/tokenize", {"messages": messages}).json()["tokens"]
+    assert bytes(tokens).decode() == "<user>hi</><assistant>"
+    closed = server.post("/tokenize", {"messages": messages, "add_generation_prompt": False}).json()["tokens"]
+    assert bytes(closed).decode() == "<user>hi</>"
+
+
+def test_a_text_longer_than_the_context_can_still_be_counted(server: Running) -> None:
+    assert server.post("/tokenize", {"prompt": "x" * 20_000}).json()["count"] == 20_001
+    assert server.post("/tokenize", {"messages": [{"role": "user", "content": "x" * 20_000}]}).json()["count"] > 20_000
+
+
+def test_refusals(server: Running) -> None:
+    assert server.post("/tokenize", {}).status_code == 400
+    assert server.post("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "hi"}]}).status_code == 400
+    assert server.post("/tokenize", {"prompt": "x", "model": "nope"}).status_code == 404
+    assert server.post("/detokenize", {"tokens": [VOCAB]}).json()["error"]["param"] == "tokens"
+
+
+def test_info(server: Running, start: Start) -> None:
+    info = server.http.get("/tokenizer_info").json()
+    assert info["bos_token"] == "<s>" and info["eos_token"] == "</s>" and info["chat_template"] and info["max_model_len"] == MAX_MODEL_LEN
+    assert start(tokenizer=ByteTokenizer(template=False)).http.get("/tokenizer_info").json()["chat_template"] is None
