@@ -1,0 +1,196 @@
+"""Trains the built-in model on the CPU for a number of minutes.
+
+    python -m tools.builtin_model.train --minutes 50 --out run/
+
+The learning rate follows the clock, so a slower machine sees fewer tokens and still ends cool. `run/state.pt` is written every few
+minutes; the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
+
+from .corpus.conversation import Source
+from .evaluate import evaluate, summary
+from .model import VOCABULARY, config
+from .tokens import END, END_OF_TEXT, Encoder, load_tokenizer, train_tokenizer
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def batches(encoder: Encoder, seed: int, rows: int, length: int) -> Iterator[Batch]:
+    """Ids and weights [rows, length + 1]. Each row is filled with whole conversations, so a row reads like one long chat."""
+    source = Source(seed)
+    pool: list[tuple[list[int], list[float]]] = []
+    while True:
+        ids = torch.zeros(rows, length + 1, dtype=torch.long)
+        weights = torch.zeros(rows, length + 1)
+        for row in range(rows):
+            pool += [encoder.encode(source.conversation()) for _ in range(64 - len(pool))]
+            at = 0
+            while at <= length and (fitting := _longest(pool, at, length + 1)) is not None:
+                row_ids, row_weights = pool.pop(fitting)
+                size = min(len(row_ids), length + 1)
+                ids[row, at : at + size] = torch.tensor(row_ids[:size])
+                weights[row, at : at + size] = torch.tensor(row_weights[:size])
+                at += size
+        yield ids, weights
+
+
+def _longest(pool: list[tuple[list[int], list[float]]], used: int, length: int) -> int | None:
+    """The oldest conversation for an empty row (cut if it must be), later the longest one that still fits; None when none does."""
+    if used == 0:
+        return 0
+    sizes = [(len(ids), -place) for place, (ids, _) in enumerate(pool) if used + len(ids) <= length]
+    return -max(sizes)[1] if sizes else None
+
+
+class Loss:
+    """Weighted mean cross entropy of the next ids; the body runs compiled, the head only where a weight is."""
+
+    def __init__(self, model: LlamaForCausalLM, compiled: bool) -> None:
+        self._body = torch.compile(model.model, dynamic=False) if compiled else model.model
+        self._head = model.lm_head
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        ids, weights = batch
+        wanted = weights[:, 1:].flatten()
+        places = wanted.nonzero().squeeze(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self._body(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+            logits = self._head(hidden.flatten(0, 1)[places])
+        losses = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:].flatten()[places], reduction="none")
+        return (losses * wanted[places]).sum() / wanted.sum()
+
+
+class Optimizers:
+    """Muon for the matrices inside the layers, AdamW for the embedding and the norms. Muon needs about half the tokens."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        matrices = [weight for weight in model.model.layers.parameters() if weight.dim() == 2]
+        chosen = {id(weight) for weight in matrices}
+        others = [weight for weight in model.parameters() if id(weight) not in chosen]
+        self._all = (
+            torch.optim.Muon(matrices, lr=1e-3, momentum=0.95, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+        )
+
+    def step(self, rate: float) -> None:
+        for optimizer in self._all:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> list[dict[str, object]]:
+        return [optimizer.state_dict() for optimizer in self._all]
+
+    def load(self, states: list[dict[str, object]]) -> None:
+        for optimizer, state in zip(self._all, states, strict=True):
+            optimizer.load_state_dict(state)
+
+
+def rate_at(done: float, step: int, peak: float) -> float:
+    """Warm-up over 200 steps, then a cosine over the fraction `done` of the time, down to 2 % of `peak`."""
+    return peak * min(1.0, (step + 1) / 200) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+class Run:
+    """Everything a training run must remember, and how it is saved."""
+
+    def __init__(self, out: Path, seed: int) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.out, self.seed = out, seed
+        self.tokenizer = self._tokenizer()
+        self.encoder = Encoder(self.tokenizer)
+        torch.manual_seed(seed)
+        self.model = LlamaForCausalLM(config(self.tokenizer.token_to_id(END_OF_TEXT), self.tokenizer.token_to_id(END)))
+        self.optimizers = Optimizers(self.model)
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
+        if self._state.exists():
+            self._resume()
+
+    @property
+    def _state(self) -> Path:
+        return self.out / "state.pt"
+
+    def _tokenizer(self) -> Tokenizer:
+        path = self.out / "tokenizer.json"
+        if not path.exists():
+            train_tokenizer(VOCABULARY, self.seed).save(str(path))
+        return load_tokenizer(path)
+
+    def _resume(self) -> None:
+        state = torch.load(self._state, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizers.load(state["optimizers"])
+        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+
+    def save(self) -> None:
+        """Writes the state beside itself first, so that an interrupted write loses nothing."""
+        state = {"model": self.model.state_dict(), "optimizers": self.optimizers.state()}
+        state |= {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
+        beside = self._state.with_suffix(".tmp")
+        torch.save(state, beside)
+        beside.replace(self._state)
+
+    def train(self, minutes: float, peak: float, shape: tuple[int, int], save_every: float, compiled: bool) -> None:
+        """Trains until `minutes` of training time are spent, over all resumed parts together."""
+        # A resumed run draws other text than the part before it: the seed moves on with the step.
+        stream = batches(self.encoder, self.seed * 1_000_003 + self.step, *shape)
+        loss_of = Loss(self.model, compiled)
+        last, saved, mean = time.monotonic(), self.seconds, 0.0
+        while self.seconds < minutes * 60:
+            batch = next(stream)
+            loss = loss_of(batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizers.step(rate_at(self.seconds / (minutes * 60), self.step, peak))
+            self.step, self.tokens = self.step + 1, self.tokens + batch[0].numel()
+            mean = loss.item() if mean == 0 else 0.98 * mean + 0.02 * loss.item()
+            now = time.monotonic()
+            self.seconds, last = self.seconds + now - last, now
+            if self.step % 50 == 0:
+                speed = self.tokens / self.seconds
+                print(
+                    f"step {self.step} loss {mean:.3f} {self.tokens / 1e6:.2f}M tokens {speed:.0f}/s {self.seconds / 60:.1f} min",
+                    flush=True,
+                )
+            if self.seconds - saved > save_every * 60:
+                self.save()
+                saved = self.seconds
+                print(summary(evaluate(self.model, self.encoder, per_kind=1), worst=12), flush=True)
+                last = time.monotonic()  # Evaluation is not training time.
+        self.save()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=50.0, help="training time in all")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--rows", type=int, default=24, help="rows of a batch")
+    parser.add_argument("--length", type=int, default=160, help="tokens of a row")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--save-every", type=float, default=5.0, help="minutes between saves")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    run = Run(chosen.out, chosen.seed)
+    print(f"{sum(weight.numel() for weight in run.model.parameters()) / 1e6:.2f} million parameters", flush=True)
+    run.train(chosen.minutes, chosen.rate, (chosen.rows, chosen.length), chosen.save_every, not chosen.no_compile)
+    print(summary(evaluate(run.model, run.encoder, per_kind=5), worst=200))
+
+
+if __name__ == "__main__":
+    main()
