@@ -141,23 +141,64 @@ def test_with_a_step_in_flight_the_victim_s_token_still_counts() -> None:
     assert [len(bench.tokens(n)) for n in (0, 1)] == [16, 16]
 
 
-def test_no_more_are_preempted_than_needed_when_blocks_are_on_their_way_back() -> None:
-    bench = Bench(_CONFIG, limits=limits_of(num_blocks=12), lookahead=1)
+def _ahead(bench: Bench, steps: int) -> None:
+    """Send this many steps; the last is still in flight."""
+    while len(bench.steps) < steps:
+        if bench.step() is None:
+            bench.finish_step()
+    while bench.executor.pending > 1:
+        bench.finish_step()
+
+
+def test_nobody_is_preempted_for_blocks_that_are_on_their_way_back() -> None:
+    """Three times three blocks are full, and the next position of each needs a fourth; one leaves with a step in flight."""
+    bench = Bench(_CONFIG, limits=limits_of(num_blocks=9), lookahead=1)
     for n in range(3):
-        bench.submit([n + 1] * 7, max_tokens=30, ignore_eos=True)
-    _step_pairs(bench, until=8)
+        bench.submit([n + 1] * 7, max_tokens=10, ignore_eos=True)
+    _ahead(bench, 6)
     bench.abort(2)
-    preempted = bench.scheduler.statistics().preemptions
-    bench.step()
-    assert bench.scheduler.statistics().preemptions == preempted
+    assert bench.step() is None
+    bench.finish_step()
+    assert [item.new_blocks != [] for item in _turn(bench).items] == [True, True]
+    bench.run()
+    assert bench.scheduler.statistics().preemptions == 0
+
+
+def test_a_block_on_its_way_back_serves_one_only() -> None:
+    """Four sequences: one takes the last free block, one waits for the block of the fourth, which leaves, the third gives way."""
+    bench = Bench(_CONFIG, limits=limits_of(num_blocks=11), lookahead=1)
+    for n in range(3):
+        bench.submit([n + 1] * 7, max_tokens=12, ignore_eos=True)
+    _ahead(bench, 5)
+    bench.submit([9] * 3, max_tokens=12)
+    _ahead(bench, 6)
+    assert bench.scheduler._residents.pool.num_free == 1
+    bench.abort(3)
+    step = bench.step()
+    assert step is not None and [item.seq for item in step.items] == [0]
+    assert bench.scheduler.statistics().preemptions == 1 and _running(bench) == [0, 1]
     bench.run()
 
 
-def _step_pairs(bench: Bench, until: int) -> None:
-    """Keep two steps in flight until this many were sent."""
-    while len(bench.steps) < until:
-        if bench.step() is None:
-            bench.finish_step()
+def _turn(bench: Bench) -> Step:
+    step = bench.step()
+    assert step is not None
+    assert bench.finish_step()
+    return step
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted_even_if_there_is_room() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=3), limits=limits_of(num_blocks=16))
+    bench.submit([1] * 7, max_tokens=40, ignore_eos=True)
+    bench.submit([2] * 7, max_tokens=40, ignore_eos=True)
+    bench.submit([3] * 23, max_tokens=40, ignore_eos=True, priority=1)
+    _turn(bench)
+    bench.submit([4] * 3, max_tokens=2, ignore_eos=True)  # more important than the third, but all places are taken
+    step = _until_preemption(bench)
+    assert _running(bench) == [0, 1] and not step.starts
+    bench.finish_step()
+    assert [start.token_ids for start in _turn(bench).starts] == [[4] * 3]
+    bench.run()
 
 
 def _sequence(number: int, *, priority: int = 0, preemptions: int = 0) -> Sequence:

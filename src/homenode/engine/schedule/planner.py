@@ -63,7 +63,8 @@ class Planner:
         """Start waiting sequences, strictly in order: one that does not fit yet is not overtaken, or a long prompt might wait for ever."""
         while len(self.running) < self._config.max_num_seqs and plan.tokens_left > 0:
             sequence = self.waiting.first()
-            if sequence is None or sequence.in_flight:  # preempted from a step in flight: its last token is still to come
+            # One that was preempted from a step in flight is to start again with the token that step draws, or it would be drawn twice.
+            if sequence is None or sequence.in_flight:
                 return
             proposal = self._residents.propose(sequence)
             count = self._prefill_count(sequence, proposal, plan)

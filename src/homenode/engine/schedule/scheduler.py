@@ -30,7 +30,7 @@ from homenode.engine.schedule.residents import Residents
 from homenode.engine.schedule.sequence import Residency, Sequence
 from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.engine.schedule.tally import Tally
-from homenode.errors import HomenodeError, InternalError, OverloadedError, UserError
+from homenode.errors import CapacityError, HomenodeError, InternalError, OverloadedError, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Scheduler:
             raise InternalError(f"request id {request.id} is in use", id=request.id)
         error = refusal(request, self._config, self._limits)
         if error:
-            self._refuse(request, error, type(error).__name__)
+            self._refuse(request, error, "capacity" if isinstance(error, CapacityError) else "invalid")
             return
         planner = self._planner
         reason = overload(
