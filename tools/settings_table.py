@@ -18,10 +18,11 @@ flags' names), else from the default. `--show-config` prints each value and wher
 def page() -> str:
     """The whole page as Markdown."""
     from homenode.engine.config import EngineConfig
+    from homenode.model.tokenizer.config import TextConfig
     from homenode.server.config import ServerConfig
 
     parts = [_INTRODUCTION]
-    for title, config in (("Server", ServerConfig), ("Engine", EngineConfig)):
+    for title, config in (("Server", ServerConfig), ("Engine", EngineConfig), ("Text", TextConfig)):
         parts += [f"\n## {title}\n", "| flag | variable | default | meaning |", "|---|---|---|---|"]
         parts += [_row(setting) for setting in settings_of(config)]
     return "\n".join(parts) + "\n"
