@@ -14,7 +14,7 @@ typedef uint32_t Words __attribute__((vector_size(16)));
 typedef uint16_t Halves __attribute__((vector_size(16)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
-constexpr int kFloatTokens = 1, kSimpleTokens = 1, kSuperTokens = 1;
+constexpr int kFloatTokens = 1, kPairTokens = 1, kSimpleTokens = 1, kSuperTokens = 1;
 constexpr bool kWideDotSubtracts128 = false;
 
 template <class T>
@@ -79,12 +79,15 @@ inline Ints shift_left16(Ints x) { return Ints(Halves(x) << N); }
 template <int N>
 inline Ints shift_right16(Ints x) { return Ints(Halves(x) >> N); }
 
-inline Ints dot_narrow(Ints sum, Ints weights, Ints codes) {
+constexpr int run_lines(int) { return 8; }
+inline Ints begin_run(Ints sum) { return sum; }
+inline Ints end_run(Ints, Ints run) { return run; }
+inline Ints add_products(Ints run, Ints weights, Ints codes) {
   const Words w = Words(weights);
-  return sum + Ints(w & 255) * (codes << 24 >> 24) + Ints(w >> 8 & 255) * (codes << 16 >> 24) + Ints(w >> 16 & 255) * (codes << 8 >> 24) +
+  return run + Ints(w & 255) * (codes << 24 >> 24) + Ints(w >> 8 & 255) * (codes << 16 >> 24) + Ints(w >> 16 & 255) * (codes << 8 >> 24) +
          Ints(w >> 24) * (codes >> 24);
 }
-inline Ints dot_wide(Ints sum, Ints weights, Ints codes) { return dot_narrow(sum, weights, codes); }
+inline Ints add_wide_products(Ints run, Ints weights, Ints codes) { return add_products(run, weights, codes); }
 
 template <Table T, int Zero>
 inline Ints table_bytes() {

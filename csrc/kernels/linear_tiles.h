@@ -53,14 +53,17 @@ HOMENODE_INLINE void set_zero(Block<M>& f) {
 
 // ---- float formats
 
-// f += the weights of one column times that column of M rows.
-template <int M>
-HOMENODE_INLINE void add_column(const Floats (&w)[kVectors], const uint8_t* x, size_t stride, Block<M>& f) {
+// f += one column of the weights times that column of M rows; load(v) gives the weights of one vector of rows, used at once.
+template <int M, class Load>
+HOMENODE_INLINE void add_column(Load load, const uint8_t* x, size_t stride, Block<M>& f) {
+  Floats values[M];
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-    const Floats value = broadcast_float(x + m * stride);
+  for (int m = 0; m < M; ++m) values[m] = broadcast_float(x + m * stride);
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) f[m][v] = fma(w[v], value, f[m][v]);
+  for (int v = 0; v < kVectors; ++v) {
+    const Floats w = load(v);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) f[m][v] = fma(w, values[m], f[m][v]);
   }
 }
 
@@ -69,10 +72,7 @@ void tile_f32(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t s
   Block<M> f;
   load_sums<M>(sums, f);
   for (; columns > 0; --columns, packed += 4 * kGroupRows, x += 4) {
-    Floats w[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) w[v] = as_floats(load_bytes(packed + v * kVectorBytes));
-    add_column<M>(w, x, stride, f);
+    add_column<M>([packed](int v) { return as_floats(load_bytes(packed + v * kVectorBytes)); }, x, stride, f);
   }
   store_sums<M>(f, sums);
 }
@@ -82,31 +82,24 @@ void tile_f16(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t s
   Block<M> f;
   load_sums<M>(sums, f);
   for (; columns > 0; --columns, packed += 2 * kGroupRows, x += 4) {
-    Floats w[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) w[v] = load_halves(packed + 2 * kLanes * v);
-    add_column<M>(w, x, stride, f);
+    add_column<M>([packed](int v) { return load_halves(packed + 2 * kLanes * v); }, x, stride, f);
   }
   store_sums<M>(f, sums);
 }
 
-// A 32-bit unit holds two adjacent columns; the second of the last pair is absent when the number of columns is odd.
+// The first or the second of the two adjacent columns that each 32-bit unit holds.
+HOMENODE_INLINE Floats first_of_pair(const uint8_t* p) { return as_floats(shift_left32<16>(load_bytes(p))); }
+HOMENODE_INLINE Floats second_of_pair(const uint8_t* p) { return as_floats(bit_and(load_bytes(p), broadcast_int(int32_t(0xffff0000)))); }
+
 template <int M>
 void tile_bf16(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums) {
   Block<M> f;
   load_sums<M>(sums, f);
-  const Ints upper = broadcast_int(int32_t(0xffff0000));
-  for (; columns > 0; columns -= 2, packed += 4 * kGroupRows, x += 8) {
-    Floats first[kVectors], second[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const Ints pair = load_bytes(packed + v * kVectorBytes);
-      first[v] = as_floats(shift_left32<16>(pair));
-      second[v] = as_floats(bit_and(pair, upper));
-    }
-    add_column<M>(first, x, stride, f);
-    if (columns > 1) add_column<M>(second, x + 4, stride, f);
+  for (; columns > 1; columns -= 2, packed += 4 * kGroupRows, x += 8) {
+    add_column<M>([packed](int v) { return first_of_pair(packed + v * kVectorBytes); }, x, stride, f);
+    add_column<M>([packed](int v) { return second_of_pair(packed + v * kVectorBytes); }, x + 4, stride, f);
   }
+  if (columns > 0) add_column<M>([packed](int v) { return first_of_pair(packed + v * kVectorBytes); }, x, stride, f);
   store_sums<M>(f, sums);
 }
 
@@ -168,9 +161,18 @@ HOMENODE_INLINE void start_sums(const uint8_t* x, size_t stride, PartSums<C, M>&
   }
 }
 
+template <Coding C>
+constexpr int kLargestWeight = C.zero == 128 ? 255 : (1 << (C.low_bits + C.high_bits)) - 1 + (C.table == Table::none ? 0 : C.zero);
+
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+// Lines whose products are summed before the level widens them: lines of one half of the columns, where each half has its own sum.
+template <Coding C>
+constexpr int kRunLines = smaller(run_lines(kLargestWeight<C>), sums_per_part(C) == 1 ? 8 : C.low_bits == 4 ? 1 : 4);
+
 // Adds the products of all eight lines. Lines that share bytes follow each other.
 template <Coding C, int M, int Step = 0>
-HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t stride, PartSums<C, M>& sums) {
+HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t stride, Ints (&run)[M][kVectors], PartSums<C, M>& sums) {
   constexpr int line = C.low_bits == 4 ? Step / 2 + 4 * (Step % 2) : Step;
   constexpr int h = sums_per_part(C) == 2 ? line / 4 : 0;
   Ints w[kVectors];
@@ -184,11 +186,18 @@ HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t st
     const Ints codes = broadcast_bytes4(x + m * stride + 4 * line);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      Ints& sum = sums.sum[h][m][v];
-      sum = C.zero == 128 ? dot_wide(sum, w[v], codes) : dot_narrow(sum, w[v], codes);
+      if constexpr (Step % kRunLines<C> == 0) run[m][v] = begin_run(sums.sum[h][m][v]);
+      run[m][v] = C.zero == 128 ? add_wide_products(run[m][v], w[v], codes) : add_products(run[m][v], w[v], codes);
+      if constexpr ((Step + 1) % kRunLines<C> == 0) sums.sum[h][m][v] = end_run(sums.sum[h][m][v], run[m][v]);
     }
   }
-  if constexpr (Step < 7) add_lines<C, M, Step + 1>(lines, x, stride, sums);
+  if constexpr (Step < 7) add_lines<C, M, Step + 1>(lines, x, stride, run, sums);
+}
+
+template <Coding C, int M>
+HOMENODE_INLINE void add_products_of_part(const uint8_t* lines, const uint8_t* x, size_t stride, PartSums<C, M>& sums) {
+  Ints run[M][kVectors];
+  add_lines<C, M>(lines, x, stride, run, sums);
 }
 
 // 16-bit scales of the rows of one vector.
@@ -214,7 +223,7 @@ void tile_simple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
   for (; columns > 0; columns -= kPartColumns, packed += At::bytes, x += sizeof(EncodedPart)) {
     PartSums<C, M> sums;
     start_sums<C, M>(x, stride, sums);
-    add_lines<C, M>(packed + At::head, x, stride, sums);
+    add_products_of_part<C, M>(packed + At::head, x, stride, sums);
     Floats d[kVectors], minimum[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -255,7 +264,7 @@ HOMENODE_INLINE void add_part(const uint8_t* at, const uint8_t* x, size_t stride
   constexpr int n = sums_per_part(C);
   PartSums<C, M> sums;
   start_sums<C, M>(x, stride, sums);
-  add_lines<C, M>(at + Packed<C>::scale + Packed<C>::minimum, x, stride, sums);
+  add_products_of_part<C, M>(at + Packed<C>::scale + Packed<C>::minimum, x, stride, sums);
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
     Ints s[n];
@@ -373,18 +382,24 @@ constexpr void fill_codings(LinearTable& table) {
 }
 
 template <int M = 1>
-constexpr void fill_floats(LinearTable& table) {
-  const TileFunction tiles[kFloatFormats] = {tile_f32<M>, tile_f16<M>, tile_bf16<M>};
-  for (int i = 0; i < kFloatFormats; ++i) {
-    table.floats[i].max_tokens = kFloatTokens;
-    table.floats[i].tile[M - 1] = tiles[i];
-  }
-  if constexpr (M < kFloatTokens) fill_floats<M + 1>(table);
+constexpr void fill_floats(Tiles& f32, Tiles& f16) {
+  f32.tile[M - 1] = tile_f32<M>;
+  f16.tile[M - 1] = tile_f16<M>;
+  f32.max_tokens = f16.max_tokens = M;
+  if constexpr (M < kFloatTokens) fill_floats<M + 1>(f32, f16);
+}
+
+template <int M = 1>
+constexpr void fill_bf16(Tiles& tiles) {
+  tiles.tile[M - 1] = tile_bf16<M>;
+  tiles.max_tokens = M;
+  if constexpr (M < kPairTokens) fill_bf16<M + 1>(tiles);
 }
 
 constexpr LinearTable make_table() {
   LinearTable table{};
-  fill_floats(table);
+  fill_floats(table.floats[0], table.floats[1]);
+  fill_bf16(table.floats[2]);
   fill_codings(table);
   table.encode = encode_columns;
   return table;

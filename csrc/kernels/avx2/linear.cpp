@@ -9,7 +9,7 @@ namespace {
 using Floats = __m256;
 using Ints = __m256i;
 constexpr int kLanes = 8;
-constexpr int kFloatTokens = 3, kSimpleTokens = 2, kSuperTokens = 2;  // what 16 registers hold, or nearly
+constexpr int kFloatTokens = 3, kPairTokens = 2, kSimpleTokens = 2, kSuperTokens = 2;  // what 16 registers hold, or nearly
 constexpr bool kWideDotSubtracts128 = true;
 
 inline Floats zero_floats() { return _mm256_setzero_ps(); }
@@ -70,14 +70,20 @@ inline Ints shift_left16(Ints x) { return _mm256_slli_epi16(x, N); }
 template <int N>
 inline Ints shift_right16(Ints x) { return _mm256_srli_epi16(x, N); }
 
-// The products of adjacent bytes are added in 16 bits with saturation. With weights up to 127 and |codes| up to 127 that never happens.
-inline Ints dot_narrow(Ints sum, Ints weights, Ints codes) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, codes), _mm256_set1_epi16(1)));
+// The products of adjacent bytes are summed in 16 bits, with saturation. |codes| are at most 127, so a line adds at most 254 * (largest
+// weight): a run of as many lines as stay below 2^15 is summed in 16 bits, then widened.
+constexpr int run_lines(int largest_weight) {
+  int lines = 8;
+  while (lines > 1 && lines * 254 * largest_weight > 32767) lines /= 2;
+  return lines;
 }
-// Weights up to 255 would saturate. Less 128 they are signed; |weight| times the code with the weight's sign stays within 2 * 128 * 127.
-inline Ints dot_wide(Ints sum, Ints weights, Ints codes) {
+inline Ints begin_run(Ints) { return _mm256_setzero_si256(); }
+inline Ints end_run(Ints sum, Ints run) { return _mm256_add_epi32(sum, _mm256_madd_epi16(run, _mm256_set1_epi16(1))); }
+inline Ints add_products(Ints run, Ints weights, Ints codes) { return _mm256_add_epi16(run, _mm256_maddubs_epi16(weights, codes)); }
+// Weights up to 255 would saturate alone. Less 128 they are signed; |weight| times the code with the weight's sign is at most 2 * 128 * 127.
+inline Ints add_wide_products(Ints run, Ints weights, Ints codes) {
   const Ints value = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
-  return dot_narrow(sum, _mm256_abs_epi8(value), _mm256_sign_epi8(codes, value));
+  return add_products(run, _mm256_abs_epi8(value), _mm256_sign_epi8(codes, value));
 }
 
 template <Table T, int Zero>

@@ -11,7 +11,7 @@ namespace {
 using Floats = __m512;
 using Ints = __m512i;
 constexpr int kLanes = 16;
-constexpr int kFloatTokens = 6, kSimpleTokens = 6, kSuperTokens = 4;  // what 32 registers hold
+constexpr int kFloatTokens = 6, kPairTokens = 6, kSimpleTokens = 6, kSuperTokens = 4;  // what 32 registers hold
 constexpr bool kWideDotSubtracts128 = false;
 
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
@@ -61,9 +61,12 @@ inline Ints broadcast_bytes4(const void* p) {
   return all;
 }
 
-// Unsigned bytes times signed bytes, summed in fours: exact for all values.
-inline Ints dot_narrow(Ints sum, Ints weights, Ints codes) { return _mm512_dpbusd_epi32(sum, weights, codes); }
-inline Ints dot_wide(Ints sum, Ints weights, Ints codes) { return _mm512_dpbusd_epi32(sum, weights, codes); }
+// Unsigned bytes times signed bytes, summed in fours: exact for all values, so a run is the sum itself.
+constexpr int run_lines(int) { return 8; }
+inline Ints begin_run(Ints sum) { return sum; }
+inline Ints end_run(Ints, Ints run) { return run; }
+inline Ints add_products(Ints run, Ints weights, Ints codes) { return _mm512_dpbusd_epi32(run, weights, codes); }
+inline Ints add_wide_products(Ints run, Ints weights, Ints codes) { return _mm512_dpbusd_epi32(run, weights, codes); }
 
 template <Table T, int Zero>
 inline Ints table_bytes() {
