@@ -55,8 +55,8 @@ class Driver:
             table[i, : len(sequence.blocks)] = sequence.blocks
         rows = np.arange(len(ids)) if every_row else starts[1:] - 1
         context = [s.computed + n for s, n in work]
-        int32 = [np.array(a, np.int32) for a in (ids, positions, starts, context)]
-        return StepArrays(*int32, table, rows.astype(np.int32))
+        arrays = (np.array(a, np.int32) for a in (ids, positions, starts, context, table, rows))
+        return StepArrays(*arrays)
 
     def _logprobs(self, logits: object, rows: int) -> FloatArray:
         vocabulary = self._model.spec.vocab_size

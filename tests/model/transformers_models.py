@@ -42,7 +42,7 @@ def make(name: str, folder: Path, dtype: str = "float32") -> Any:
     kind, changes = CASES[name]
     config = AutoConfig.for_model(kind, **{**SIZES, **changes})
     torch.manual_seed(sum(map(ord, name)))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
@@ -60,7 +60,8 @@ def load(folder: Path, dtype: str) -> Any:
     """A saved model computing in `dtype`. Loaded afresh, as `Module.to` would also round the rotary frequencies, which loading does not."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    return model.eval()
 
 
 def logprobs(model: Any, tokens: list[int]) -> FloatArray:

@@ -26,6 +26,14 @@ class ReferenceKvCache:
         """Bytes really held."""
         return self._keys.nbytes + self._values.nbytes
 
+    def check(self, block_row: IntArray, context: int) -> None:
+        """ValueError unless `block_row` begins with the blocks of a context of this length."""
+        used = block_row[: -(-context // self.geometry.block_size)]
+        if len(used) * self.geometry.block_size < context or (len(used) and not 0 <= used.min() <= used.max() < self.blocks):
+            raise ValueError(
+                f"blocks {used.tolist()} do not hold a context of {context}: {self.blocks} of {self.geometry.block_size} exist"
+            )
+
     def store(self, layer: int, block_row: IntArray, positions: IntArray, keys: FloatArray, values: FloatArray) -> None:
         """Put keys and values [n, kv_heads * head_dim] of a sequence's `positions` where its `block_row` says."""
         size = self.geometry.block_size

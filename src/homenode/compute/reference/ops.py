@@ -89,6 +89,7 @@ class EagerOps:
         for i, context in enumerate(step.context_len):
             tokens = slice(step.query_start[i], step.query_start[i + 1])
             positions, block_row = step.positions[tokens], step.block_table[i]
+            cache.check(block_row, int(context))
             cache.store(layer, block_row, positions, k[tokens], v[tokens])
             keys, values = cache.gather(layer, block_row, int(context))
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):

@@ -13,6 +13,7 @@ from homenode.compute.ops import FloatArray, IntArray, SampledRows, SamplingArra
 DoubleArray = npt.NDArray[np.float64]
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_GREEDY_BELOW = 1e-5  # a smaller temperature would only turn differences into overflow
 
 
 def uniform(seed: int, counter: int) -> float:
@@ -62,10 +63,12 @@ def kept(logits: DoubleArray, top_k: int, top_p: float, min_p: float) -> IntArra
 
 
 def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
-    """The token for row i of the step's sampling parameters."""
+    """The token for row i of the step's sampling parameters. ValueError when nothing in the row can be drawn."""
     logits = penalised(row, how, i)
+    if not np.isfinite(logits.max()):
+        raise ValueError(f"row {i} of the logits has no finite largest value once biases and penalties are applied")
     temperature = float(how.temperature[i])
-    if temperature == 0:
+    if temperature < _GREEDY_BELOW:
         return int(np.argmax(logits))
     logits /= temperature
     ids = np.sort(kept(logits, int(how.top_k[i]), float(how.top_p[i]), float(how.min_p[i])))
@@ -75,8 +78,8 @@ def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
 
 
 def sample_rows(logits: FloatArray, how: SamplingArrays, num_logprobs: int) -> SampledRows:
-    """See `Backend.sample`. ValueError names the first row that holds a NaN."""
-    _refuse_nan(logits)
+    """See `Backend.sample`. ValueError names the first row that holds a NaN or nothing that can be drawn."""
+    _refuse_unusable(np.isnan(logits).any(axis=1))
     tokens = np.array([draw(row, how, i) for i, row in enumerate(logits)], np.int32)
     if num_logprobs < 0:
         nothing = np.empty((len(tokens), 0), np.float32)
@@ -85,8 +88,8 @@ def sample_rows(logits: FloatArray, how: SamplingArrays, num_logprobs: int) -> S
 
 
 def score_rows(logits: FloatArray, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
-    """See `Backend.score`. ValueError names the first row that holds a NaN."""
-    _refuse_nan(logits)
+    """See `Backend.score`. ValueError names the first of `rows` whose logits hold a NaN or have no finite largest value."""
+    _refuse_unusable(~np.isfinite(logits[rows].max(axis=1, initial=-np.inf)))
     width = min(max(num_logprobs, 0), logits.shape[1])
     logprobs = np.empty(len(rows), np.float32)
     top_tokens = np.empty((len(rows), width), np.int32)
@@ -99,7 +102,6 @@ def score_rows(logits: FloatArray, rows: IntArray, targets: IntArray, num_logpro
     return SampledRows(np.asarray(targets, np.int32), logprobs, top_tokens, top_logprobs)
 
 
-def _refuse_nan(logits: FloatArray) -> None:
-    bad = np.flatnonzero(np.isnan(logits).any(axis=1))
-    if len(bad):
-        raise ValueError(f"row {bad[0]} of the logits holds a NaN")
+def _refuse_unusable(bad: npt.NDArray[np.bool_]) -> None:
+    if bad.any():
+        raise ValueError(f"row {np.flatnonzero(bad)[0]} of the logits holds a NaN or no finite value")
