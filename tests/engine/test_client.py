@@ -129,9 +129,9 @@ async def test_a_killed_engine_is_noticed_at_once(toy: Path) -> None:
         ends = [(await collect(stream))[-1] for stream in streams]
         assert time.monotonic() - begin < 2
         assert {o.error_kind for o in ends} == {"PeerError"}
-        assert "killed by signal 9" in str(ends[0].error)
+        assert "killed (signal 9)" in str(ends[0].error)
         assert len(lost) == 1
-        with pytest.raises(PeerError, match="signal 9"):
+        with pytest.raises(PeerError, match="killed"):
             await client.heartbeat(1)
         late = await collect(client.submit(request(9)))
         assert late[-1].error_kind == "PeerError"

@@ -267,8 +267,9 @@ def test_steps_that_keep_failing_end_the_engine(caplog: pytest.LogCaptureFixture
     assert "broken" in str(front.failure)
 
 
-def test_lack_of_memory_never_ends_the_engine(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.CRITICAL), running(fault=failing(20, MemoryError())) as front:
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("a NaN")])
+def test_what_requests_can_cause_never_ends_the_engine(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL), running(fault=failing(20, error)) as front:
         for number in range(1, 21):
             front.core.post(Submit([request(number, [5])]))
             front.finish(number)

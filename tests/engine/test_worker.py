@@ -17,6 +17,7 @@ from homenode.engine.worker.batch import build_batch
 from homenode.engine.worker.runner import Runner
 from homenode.engine.worker.sampler import sampling_arrays
 from homenode.engine.worker.sequences import SequenceTable, TokenCounts
+from homenode.errors import UserError
 
 BLOCK = 32
 GREEDY = SamplingParams(temperature=0)
@@ -248,3 +249,27 @@ def test_sequences_of_a_failed_step_can_be_ended_and_started_anew() -> None:
         worker.execute(step)
     worker.execute(Step(1, [1, 55], [start(2, [2])], [StepItem(2, 0, 1, [0], True)]))
     assert worker.num_sequences == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.01}, "top_p is 1.01"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"min_p": 2.0}, "min_p is 2.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty is inf"),
+        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"logprobs": -1}, "logprobs is -1"),
+        ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ({"logit_bias": {3: float("inf")}}, "logit_bias of token 3"),
+        ({"logit_bias": {3: float("nan")}}, "logit_bias of token 3"),
+    ],
+)
+def test_sampling_parameters_out_of_range_are_named(changes: dict[str, Any], words: str) -> None:
+    SamplingParams(logit_bias={1: float("-inf")}, seed=-1, top_p=1e-45, max_tokens=0).check()
+    with pytest.raises(UserError, match=words):
+        SamplingParams(**changes).check()

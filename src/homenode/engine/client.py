@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -297,8 +298,10 @@ class AsyncEngineClient:
             code = await asyncio.to_thread(process.wait, _KILL_AFTER_S)
         except subprocess.TimeoutExpired:
             return "the engine process closed its connection"
+        if code == -signal.SIGKILL:
+            return "the engine process was killed (signal 9); the kernel does that when memory runs out"
         if code < 0:
-            return f"the engine process was killed by signal {-code}"
+            return f"the engine process was ended by signal {-code}"
         return f"the engine process ended with exit code {code}"
 
     def _lose(self, reason: str) -> None:

@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 _STATISTICS_EVERY_S = 0.1
 _LOG_EVERY_S = 10.0
 _LONGEST_WAIT_S = 3600.0
-_MOST_FAILURES = 5  # failed steps in a row, lack of memory apart, after which the engine gives up
+_MOST_FAILURES = 5  # failed steps in a row after which the engine gives up...
+_OF_REQUESTS = ("MemoryError", "ValueError")  # ...apart from those a request can cause: no client shall be able to end the engine
 
 
 class StepScheduler(Protocol):
@@ -157,7 +158,7 @@ class EngineCore:
 
     def _step_failed(self, error: StepError) -> None:
         _log.error("%s", error.message)
-        self._failures += error.kind != "MemoryError"
+        self._failures += error.kind not in _OF_REQUESTS
         self._apply(StepFailed(self._clock(), error.message))
         if error.fatal or self._failures >= _MOST_FAILURES:
             self._flush()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -56,6 +57,7 @@ class LLM:
         self.tokenizer = tokenizer or load_tokenizer(Path(str(config.model.path)), chat_template)
         self._ids = itertools.count(1)
         self._engine = LocalEngine(config, progress)
+        self._closed = weakref.finalize(self, self._engine.close)  # a forgotten one ends with its last reference or the program
 
     def __enter__(self) -> LLM:
         return self
@@ -65,7 +67,7 @@ class LLM:
 
     def close(self) -> None:
         """End the engine. Calling it again does nothing."""
-        self._engine.close()
+        self._closed()
 
     @property
     def ready(self) -> Ready:

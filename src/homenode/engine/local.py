@@ -52,7 +52,8 @@ class LocalEngine:
     def close(self) -> None:
         """End the engine and give its memory back. Calling it again does nothing."""
         self._core.stop()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # a finalizer may run anywhere
+            self._thread.join()
 
     def _run(self) -> None:
         reason = "it was closed"

@@ -8,6 +8,7 @@ stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -31,6 +32,7 @@ def main(arguments: list[str]) -> int:
     """Run an engine until the front drains or leaves it. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()  # a crash of the native core shows where it was called from
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s engine: %(message)s", datefmt="%H:%M:%S")
     descriptor, parent = (int(argument) for argument in arguments)
     front = FrameSocket(socket.socket(fileno=descriptor))
@@ -95,10 +97,11 @@ def _leave(code: int) -> NoReturn:
 
 
 def _tell(front: FrameSocket, error: BaseException) -> None:
-    kind = type(error).__name__ if isinstance(error, HomenodeError) else "InternalError"
-    if isinstance(error, MemoryError):
-        kind = "HostError"
-    text = error.message if isinstance(error, HomenodeError) else f"{type(error).__name__}: {error}"
+    kind, text = "InternalError", f"{type(error).__name__}: {error}"
+    if isinstance(error, HomenodeError):
+        kind, text = type(error).__name__, error.message
+    elif isinstance(error, MemoryError):
+        kind, text = "HostError", "memory ran out while the engine was being laid out; lower --kv-cache-memory or --max-num-batched-tokens"
     try:
         front.send(Fatal(kind, text))
     except HomenodeError:

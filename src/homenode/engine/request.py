@@ -17,6 +17,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("min_p", 0, 1),
     ("presence_penalty", -1e6, 1e6),
     ("frequency_penalty", -1e6, 1e6),
+    ("repetition_penalty", 1e-3, 1e3),
     ("seed", -(2**63), 2**64 - 1),
     ("logprobs", 0, _MOST),
     ("prompt_logprobs", 0, _MOST),
@@ -50,13 +51,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise UserError(f"{name} is {value}; it must be from {low:g} to {high:g}", param=name)
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1", param="top_p")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise UserError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0", param="repetition_penalty")
         for token, bias in self.logit_bias.items():
-            if bias != bias or bias == math.inf:
-                raise UserError(
-                    f"logit_bias of token {token} is {bias}; it must be a number, or minus infinity to forbid the token", param="logit_bias"
-                )
+            if not (-1e6 <= bias <= 1e6 or bias == -math.inf):
+                text = f"logit_bias of token {token} is {bias}; it must be from -1000000 to 1000000, or minus infinity to forbid the token"
+                raise UserError(text, param="logit_bias")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -87,11 +87,10 @@ def _bad_token(request: Request, vocab_size: int) -> UserError | None:
 
 
 def _bad_range(request: Request) -> UserError | None:
-    params = request.params
-    for name in ("max_tokens", "min_tokens", "logprobs", "prompt_logprobs"):
-        value = getattr(params, name)
-        if value is not None and value < 0:
-            return UserError(f"{name} is {value}; it must not be negative", param=name)
+    try:
+        request.params.check()
+    except UserError as error:
+        return error
     return None
 
 
