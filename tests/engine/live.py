@@ -1,0 +1,68 @@
+"""`homenode serve` as a user starts it: a process of its own, with the native engine behind it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import homenode
+from tests.paths import ROOT, STORIES
+
+BUILTIN = Path(homenode.__file__).parent / "builtin" / "model.safetensors"
+_PATIENCE_S = 60
+_READY = re.compile(rb"ready (http://\S+)")
+
+
+class LiveServer:
+    """A running server of the built-in model, or of the stories model where there is none yet. Clients call either `live`."""
+
+    def __init__(self, *flags: str) -> None:
+        self.chat = BUILTIN.is_file()
+        target = [] if self.chat else [str(STORIES)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "homenode.cli.main", "serve", *target, "--port", "0", "--served-model-name", "live", *flags],
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.log: list[bytes] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read)  # a full pipe would stop the server
+        self._reader.start()
+        if not self._ready.wait(_PATIENCE_S) or not self.url:
+            self.close()
+            raise AssertionError(f"the server was not ready: {b''.join(self.log).decode()[-3000:]}")
+
+    @classmethod
+    def possible(cls) -> bool:
+        """Whether there is a model to serve."""
+        return BUILTIN.is_file() or STORIES.is_dir()
+
+    @property
+    def url(self) -> str:
+        """Where it listens; empty before it does."""
+        found = _READY.search(b"".join(self.log))
+        return found[1].decode() if found else ""
+
+    def close(self) -> int:
+        """SIGTERM, as an operator ends it; the exit code, -9 when it had to be killed."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join()
+        return self.process.returncode
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                self.log.append(line)
+                if _READY.search(line):
+                    self._ready.set()
+        self._ready.set()  # it ended

@@ -1,0 +1,140 @@
+"""The whole of it: `homenode serve` with the native engine, asked by the official client, by lm-eval and by schemathesis."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.engine.live import LiveServer
+
+pytest.importorskip("homenode._native", reason="needs the compiled core")
+
+OPENINGS = ("Once upon a time", "The little dog", "One day, Tom", "She was happy because")
+NOISE = " qx zzv 93 jk#"
+
+
+@pytest.fixture(scope="module")
+def live_server() -> Iterator[LiveServer]:
+    if not LiveServer.possible():
+        pytest.skip("needs the built-in model or the data folder ../shared/data, and this clone has neither")
+    server = LiveServer("--max-num-queued-requests", "0")
+    yield server
+    assert server.close() == 0, b"".join(server.log).decode()[-3000:]
+    assert b"Traceback" not in b"".join(server.log), b"".join(server.log).decode()[-6000:]
+
+
+@pytest.fixture
+def client(live_server: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live_server.url}/v1", api_key="none", max_retries=0, timeout=60) as official:
+        yield official
+
+
+def continuation(client: openai.OpenAI, prompt: str, **fields: Any) -> Any:
+    settings = {"model": "live", "prompt": prompt, "temperature": 0, "max_tokens": 12, **fields}
+    return client.completions.create(**settings).choices[0]
+
+
+def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI) -> None:
+    whole = continuation(client, OPENINGS[0], max_tokens=40)
+    stream = client.completions.create(model="live", prompt=OPENINGS[0], temperature=0, max_tokens=40, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.text != ""
+
+
+def test_choices_share_a_prompt_and_differ_by_seed(client: openai.OpenAI) -> None:
+    def texts() -> list[str]:
+        answer = client.completions.create(model="live", prompt=OPENINGS[0], temperature=1.5, max_tokens=24, n=4, seed=7)
+        return [choice.text for choice in answer.choices]
+
+    first = texts()
+    assert len(set(first)) > 1 and texts() == first
+
+
+def test_scores_of_a_prompt_are_those_it_was_generated_with(client: openai.OpenAI) -> None:
+    made = continuation(client, OPENINGS[0], logprobs=1, extra_body={"return_token_ids": True})
+    ids = [*made.prompt_token_ids, *made.token_ids]
+    scored = continuation(client, ids, echo=True, max_tokens=0, logprobs=1)  # type: ignore[arg-type]
+    assert scored.logprobs.token_logprobs[len(made.prompt_token_ids) :] == pytest.approx(made.logprobs.token_logprobs, abs=1e-3)
+    assert scored.text.endswith(made.text)
+
+
+def test_stop_string(client: openai.OpenAI) -> None:
+    whole = continuation(client, OPENINGS[0], max_tokens=40).text
+    stop = whole[len(whole) // 2 :][:3]
+    cut = continuation(client, OPENINGS[0], max_tokens=40, stop=[stop])
+    assert cut.text == whole[: whole.index(stop)] and cut.finish_reason == "stop"
+
+
+def test_chat(client: openai.OpenAI, live_server: LiveServer) -> None:
+    if not live_server.chat:
+        with pytest.raises(openai.BadRequestError, match="template"):
+            client.chat.completions.create(model="live", messages=[{"role": "user", "content": "hello"}])
+        return
+    answer = client.chat.completions.create(model="live", messages=[{"role": "user", "content": "hello"}], temperature=0)
+    assert answer.choices[0].message.content and answer.choices[0].finish_reason == "stop"
+
+
+def test_abandoned_streams_leave_nothing(client: openai.OpenAI, live_server: LiveServer) -> None:
+    for _ in range(4):
+        with client.completions.create(
+            model="live", prompt=OPENINGS[0], max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        ) as stream:
+            next(iter(stream))
+    with httpx.Client(base_url=live_server.url, timeout=20) as http:
+        for _ in range(2000):
+            lines = [line for line in http.get("/metrics").text.splitlines() if line.startswith("homenode:num_requests_")]
+            if all(line.endswith(" 0.0") for line in lines):
+                return
+    raise AssertionError(lines)
+
+
+def write_task(folder: Path, name: str, docs: list[dict[str, Any]], **settings: Any) -> None:
+    data = folder / f"{name}.jsonl"
+    data.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    task = {"task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test", **settings}
+    (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
+
+
+def test_lm_eval_generates_and_scores(client: openai.OpenAI, live_server: LiveServer, tmp_path: Path) -> None:
+    """What the model says by itself must be what lm-eval makes it say, and likelier than noise."""
+    pytest.importorskip("lm_eval")
+    plain = {"add_special_tokens": False}  # lm-eval tokenises by itself and leaves special tokens out
+    docs = [{"prompt": opening, "said": continuation(client, opening, extra_body=plain).text, "noise": NOISE} for opening in OPENINGS]
+    write_task(
+        tmp_path, "says", docs, output_type="generate_until", doc_to_text="{{prompt}}", doc_to_target="{{said}}", target_delimiter="",
+        generation_kwargs={"until": ["<never>"], "max_gen_toks": 12, "temperature": 0}, metric_list=[{"metric": "exact_match"}],
+    )  # fmt: skip
+    write_task(
+        tmp_path, "prefers", docs, output_type="multiple_choice", doc_to_text="{{prompt}}", doc_to_choice="{{[said, noise]}}",
+        doc_to_target=0, target_delimiter="", metric_list=[{"metric": "acc"}],
+    )  # fmt: skip
+    arguments = (
+        f"model=live,base_url={live_server.url}/v1/completions,tokenizer_backend=remote,max_length=512,num_concurrent=2,max_retries=1"
+    )
+    command = [sys.executable, "-m", "lm_eval", "run", "--model", "local-completions", "--model_args", arguments, "--tasks", "says,prefers"]
+    command += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+    found = json.loads(next((tmp_path / "out").rglob("results_*.json")).read_text())["results"]
+    assert found["prefers"]["acc,none"] == 1.0
+    assert found["says"]["exact_match,none"] == 1.0
+
+
+def test_schemathesis_breaks_nothing(live_server: LiveServer) -> None:
+    """Texts longer than the context are refused, which a schema cannot say: whether valid data is accepted is checked elsewhere."""
+    pytest.importorskip("schemathesis")
+    program = "from schemathesis.cli import schemathesis; schemathesis()"
+    options = ["--max-examples", "5", "--phases", "fuzzing", "--seed", "1", "--no-color", "--exclude-checks", "positive_data_acceptance"]
+    command = [sys.executable, "-c", program, "run", f"{live_server.url}/openapi.json", *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert httpx.get(f"{live_server.url}/health", timeout=20).status_code == 200
