@@ -12,6 +12,7 @@ from pathlib import Path
 from homenode.compute.ops import Backend, KvGeometry
 from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.engine.executor.inline import InlineExecutor
+from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.sizing import Sizes, choose_cpus, kv_geometry, problems, resolve
@@ -19,7 +20,6 @@ from homenode.engine.worker.runner import Runner
 from homenode.errors import UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
-from homenode.model.locate import locate
 from homenode.model.weights.load import LoadedModel, load_model, plan_model
 
 Progress = Callable[[int, int], None]
@@ -32,14 +32,6 @@ class Engine:
     scheduler: Scheduler
     executor: InlineExecutor
     ready: Ready
-
-
-def located(config: EngineConfig) -> EngineConfig:
-    """The config with the path of its model filled in; fetches a Hub model that is not in the cache. Raises what `locate` raises."""
-    if config.model.path is not None:
-        return config
-    path = locate(config.model.model, revision=config.model.revision)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(path)))
 
 
 def make_backend(compute: ComputeConfig, allowance: Allowance) -> Backend:

@@ -18,11 +18,11 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from homenode.engine.build import located
 from homenode.engine.completion import Answer, Completion
 from homenode.engine.config import EngineConfig
 from homenode.engine.failures import named_error
 from homenode.engine.local import LocalEngine
+from homenode.engine.location import located
 from homenode.engine.messages import Output, Ready, Statistics
 from homenode.engine.request import Request, SamplingParams
 from homenode.errors import UserError

@@ -1,0 +1,16 @@
+"""Finding the model before anything heavy is imported: a front starts its engine sooner for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.engine.config import EngineConfig
+from homenode.model.locate import locate
+
+
+def located(config: EngineConfig) -> EngineConfig:
+    """The config with the path of its model filled in; fetches a Hub model that is not in the cache. Raises what `locate` raises."""
+    if config.model.path is not None:
+        return config
+    path = locate(config.model.model, revision=config.model.revision)
+    return replace(config, model=replace(config.model, path=str(path)))
