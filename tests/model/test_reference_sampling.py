@@ -22,8 +22,10 @@ def settings(rows: int = 1, **changes: Any) -> SamplingArrays:
         "frequency_penalty": 0.0, "presence_penalty": 0.0,
     }  # fmt: skip
     kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
-    filled = {k: np.broadcast_to(np.asarray(v), rows).astype(kinds.get(k, np.float32)) for k, v in (values | changes).items()}
-    lists = {
+    filled: dict[str, Any] = {
+        k: np.broadcast_to(np.asarray(v), rows).astype(kinds.get(k, np.float32)) for k, v in (values | changes).items()
+    }
+    lists: dict[str, Any] = {
         "bias_start": np.array([0] + [len(bias)] * rows, np.int32), "bias_token": np.array([b[0] for b in bias], np.int32),
         "bias_value": np.array([b[1] for b in bias], np.float32), "seen_start": np.array([0] + [len(seen)] * rows, np.int32),
         "seen_token": np.array([s[0] for s in seen], np.int32), "seen_count": np.array([s[1] for s in seen], np.int32),

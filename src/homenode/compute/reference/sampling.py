@@ -89,7 +89,7 @@ def sample_rows(logits: FloatArray, how: SamplingArrays, num_logprobs: int) -> S
 
 def score_rows(logits: FloatArray, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
     """See `Backend.score`. ValueError names the first of `rows` whose logits hold a NaN or have no finite largest value."""
-    _refuse_unusable(~np.isfinite(logits[rows].max(axis=1, initial=-np.inf)))
+    _refuse_unusable(np.array([not np.isfinite(logits[row].max()) for row in rows], np.bool_))
     width = min(max(num_logprobs, 0), logits.shape[1])
     logprobs = np.empty(len(rows), np.float32)
     top_tokens = np.empty((len(rows), width), np.int32)

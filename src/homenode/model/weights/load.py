@@ -35,12 +35,20 @@ class LoadedModel:
         return lambda ops: self.architecture.forward(ops, given)
 
     def kv_geometry(self, block_size: int, kv_dtype: str = "auto") -> KvGeometry:
-        """Shape of this model's KV memory. `auto`: f32 when every matrix is kept as float32, else bf16. UserError for other names."""
-        if kv_dtype not in KV_DTYPES:
-            raise UserError(f"--kv-cache-dtype {kv_dtype} is unknown; choose one of {', '.join(KV_DTYPES)}", param="kv_cache_dtype")
-        if kv_dtype == "auto":
-            kv_dtype = "f32" if all(m.target == "F32" for m in self.layout.matrices) else "bf16"
-        return KvGeometry(self.spec.num_layers, self.spec.num_kv_heads, self.spec.head_dim, block_size, kv_dtype)
+        """Shape of this model's KV memory: see `kv_geometry_of`."""
+        return kv_geometry_of(self.spec, self.layout, block_size, kv_dtype)
+
+
+def kv_geometry_of(spec: ModelSpec, layout: WeightLayout, block_size: int, kv_dtype: str = "auto") -> KvGeometry:
+    """Shape of the KV memory of a model laid out like this, loaded or not.
+
+    `auto`: f32 when every matrix is kept as float32, else bf16. UserError for another dtype than KV_DTYPES.
+    """
+    if kv_dtype not in KV_DTYPES:
+        raise UserError(f"--kv-cache-dtype {kv_dtype} is unknown; choose one of {', '.join(KV_DTYPES)}", param="kv_cache_dtype")
+    if kv_dtype == "auto":
+        kv_dtype = "f32" if all(m.target == "F32" for m in layout.matrices) else "bf16"
+    return KvGeometry(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, kv_dtype)
 
 
 def plan_model(checkpoint: Checkpoint, backend: Backend, *, quantize: str | None = None, dtype: str = "auto") -> WeightLayout:
