@@ -1,0 +1,125 @@
+"""Matrix products against float64, every format at every level; the same bits whatever the batch, the threads and the level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from homenode import _native
+from homenode.compute.native import NativeBackend, available_levels
+from homenode.compute.ops import FloatArray
+from tests.native.steps import Part, evaluate, limits, same_bits, step_of
+from tests.native.weights import ENCODED, FLOATS, FORMATS, SCALES, load, stored, unpacked, with_codes
+
+SHAPES = [(1, 256), (45, 768), (96, 512), (130, 256)]
+PADDED = [(67, 172), (33, 64), (70, 896), (5, 31), (2, 1)]  # for what we encode ourselves: rows that end inside a block
+
+
+def random(*shape: int, seed: int = 3) -> FloatArray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def make(backend: NativeBackend, file: Path, format: str, rows: int, columns: int) -> _native.Weight:
+    if format in ENCODED:
+        return backend.weight_from_array(random(rows, columns, seed=rows), format)
+    return load(backend, file, stored(format, rows, columns))
+
+
+def multiply(backend: NativeBackend, x: FloatArray, weight: _native.Weight) -> FloatArray:
+    return evaluate(backend, lambda ops: ops.linear(backend.constant(x), [weight]), len(x))
+
+
+def as_multiplied(x: FloatArray, format: str) -> FloatArray:
+    """The activations a kernel really multiplies: exact for float formats, else eight bits with a scale for each 32 columns."""
+    if format in FLOATS:
+        return x
+    rows, columns = x.shape
+    padded = np.zeros((rows, -(-columns // 32) * 32), np.float32)
+    padded[:, :columns] = x
+    parts = padded.reshape(rows, -1, 32)
+    largest = np.abs(parts).max(-1, keepdims=True)
+    codes = np.rint(parts * (np.float32(127) / largest))
+    return (codes * (largest / np.float32(127))).reshape(rows, -1)[:, :columns]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_products(backend: NativeBackend, tmp_path: Path, format: str) -> None:
+    for rows, columns in SHAPES + (PADDED if format in ENCODED else []):
+        weight = make(backend, tmp_path / "w", format, rows, columns)
+        w, x = unpacked(weight).astype(np.float64), random(7, columns)
+        seen = as_multiplied(x, format).astype(np.float64)
+        # No more than a rounding for each column, relative to the sum of magnitudes; a forgotten column or minimum is far more.
+        bound = (columns + 4) * 2.0**-24 * (np.abs(seen) @ np.abs(w.T)) + 1e-30
+        assert (np.abs(multiply(backend, x, weight) - seen @ w.T) <= bound).all(), (rows, columns)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_row_has_the_same_bits_alone_in_any_batch_and_at_any_place(level: str, tmp_path: Path, format: str) -> None:
+    backend = NativeBackend([-1], spin_us=20, level=level)
+    weight, x = make(backend, tmp_path / "w", format, 75, 1280), random(103, 1280)  # more tokens and columns than one cache block
+    whole = multiply(backend, x, weight)
+    for begin, end in [(0, 1), (102, 103), (3, 5), (50, 53), (10, 14), (7, 12), (20, 26), (90, 97), (35, 68), (1, 103)]:
+        assert same_bits(multiply(backend, x[begin:end], weight), whole[begin:end]), (begin, end)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_levels_and_threads_change_no_bit(tmp_path: Path, format: str) -> None:
+    x, found = random(33, 768), []
+    for level in available_levels():
+        for threads in (1, 2, 3, 5):  # five threads for three groups of rows: two have none
+            backend = NativeBackend([-1] * threads, spin_us=20, level=level)
+            found.append(multiply(backend, x, make(backend, tmp_path / "w", format, 80, 768)))
+    assert all(same_bits(other, found[0]) for other in found[1:])
+
+
+@pytest.mark.parametrize("formats", [("F32",), ("Q8_0", "Q8_0"), ("Q4_K", "Q6_K", "F16"), ("BF16", "Q5_1", "F32")])
+def test_several_weights_biases_and_a_residual(backend: NativeBackend, tmp_path: Path, formats: Sequence[str]) -> None:
+    heights = [70, 33, 6][: len(formats)]
+    weights = [make(backend, tmp_path / f, f, n, 256) for f, n in zip(formats, heights, strict=True)]
+    x, residual, biases = random(9, 256), random(9, sum(heights), seed=8), [random(n, seed=n) for n in heights]
+    biases_or_none = [None if i == 1 else backend.vector(b) for i, b in enumerate(biases)]
+    found = evaluate(backend, lambda ops: ops.linear(backend.constant(x), weights, biases_or_none, backend.constant(residual)), len(x))
+    parts = [multiply(backend, x, w) for w in weights]
+    wanted = np.hstack([p if i == 1 else p + b for i, (p, b) in enumerate(zip(parts, biases, strict=True))]) + residual
+    assert same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("format", ["F32", "BF16", "Q8_0", "Q4_K", "Q2_K", "MXFP4"])
+def test_what_is_not_finite_spoils_its_own_row_only(backend: NativeBackend, tmp_path: Path, format: str) -> None:
+    weight, x = make(backend, tmp_path / "w", format, 40, 256), random(8, 256)
+    clean = multiply(backend, x, weight)
+    x[1, 200], x[3, 0], x[6, 255] = np.nan, np.inf, -np.inf
+    found, bad = multiply(backend, x, weight), [1, 3, 6]
+    assert not np.isfinite(found[bad]).any()
+    assert same_bits(np.delete(found, bad, 0), np.delete(clean, bad, 0))
+
+
+@pytest.mark.parametrize("format", ["F32", "Q8_0", "Q5_K"])
+def test_extreme_activations(backend: NativeBackend, tmp_path: Path, format: str) -> None:
+    weight, x = make(backend, tmp_path / "w", format, 40, 256), random(4, 256)
+    x[0], x[1], x[2], x[3] = 0, 1e-38 * x[1], 1e30 * x[2], 1e-44
+    found, magnitude = multiply(backend, x, weight), np.abs(unpacked(weight)).sum(1).max()
+    assert not found[0].any() and np.abs(found[[1, 3]]).max() < 1e-36 * magnitude
+    assert np.isfinite(found[2]).all() and np.abs(found[2]).max() > 1e29
+
+
+@pytest.mark.parametrize("format", SCALES)
+@pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF])
+def test_codes_at_their_extremes_do_not_saturate(backend: NativeBackend, tmp_path: Path, format: str, fill: int) -> None:
+    """Against activations of largest magnitude, of one sign and of both: the largest sums an integer kernel meets."""
+    weight = load(backend, tmp_path / "w", with_codes(format, 32, 256, fill))
+    w, x = unpacked(weight).astype(np.float64), np.ones((3, 256), np.float32)
+    x[1], x[2, ::2] = -1, -1
+    bound = 260 * 2.0**-24 * np.abs(w).sum(1) + 1e-30
+    assert (np.abs(multiply(backend, x, weight) - x @ w.T) <= bound).all()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_embedding_is_the_stored_row(backend: NativeBackend, tmp_path: Path, format: str) -> None:
+    table = make(backend, tmp_path / "w", format, 50, 256)
+    ids = [0, 49, 31, 32, 7, 7, 48]
+    program = backend.compile(lambda ops: ops.embedding(table), limits(len(ids), blocks=0))
+    assert same_bits(program.run(step_of([Part(0, len(ids))], ids=ids)).numpy(), unpacked(table)[ids])
