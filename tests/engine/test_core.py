@@ -21,7 +21,7 @@ from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
-from homenode.errors import InternalError
+from homenode.errors import CapacityError, InternalError
 
 LIMITS = WorkerLimits(num_blocks=64, block_size=32, max_model_len=512, vocab_size=1000, max_sampled_rows=256)
 PATIENCE_S = 20.0
@@ -87,6 +87,7 @@ def running(
     fault: Callable[[Step], Exception | None] | None = None,
     gate: threading.Semaphore | None = None,
     lookahead: int = 1,
+    refuses: Callable[[ToFront], bool] = lambda message: False,
 ) -> Iterator[Front]:
     runner = ScriptedRunner(fault, gate)
     executor = InlineExecutor(runner, LIMITS)
@@ -94,7 +95,13 @@ def running(
         config or SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64), KvConfig(block_size=32), LIMITS, {EOS}, b"k" * 32, lookahead
     )
     sent: SimpleQueue[ToFront] = SimpleQueue()
-    core = EngineCore(scheduler, executor, sent.put)
+
+    def send(message: ToFront) -> None:
+        if refuses(message):
+            raise CapacityError("the frame is too large")
+        sent.put(message)
+
+    core = EngineCore(scheduler, executor, send)
     front = Front(core, sent, runner)
 
     def run() -> None:
@@ -276,6 +283,20 @@ def test_what_requests_can_cause_never_ends_the_engine(error: Exception, caplog:
         front.core.post(Submit([request(50, [5], 4)]))
         front.finish(50)
         assert front.tokens(50) == expected([5], 4)
+
+
+def test_an_output_too_large_for_a_frame_ends_its_request_only() -> None:
+    """Here: whatever holds a token of request 1, or outputs of more than two requests at once."""
+
+    def refuses(message: ToFront) -> bool:
+        return isinstance(message, Outputs) and (len(message.outputs) > 2 or any(o.id == 1 and o.tokens for o in message.outputs))
+
+    with running(refuses=refuses) as front:
+        front.core.post(Submit([request(i, [5, i], 20) for i in (1, 2, 3)]))
+        front.finish(1, 2, 3)
+        assert [o.error_kind for o in front.outputs[1]] == ["CapacityError"]
+        assert "too large" in str(front.outputs[1][0].error)
+        assert [front.tokens(i) for i in (2, 3)] == [expected([5, i], 20) for i in (2, 3)]
 
 
 def test_the_executor_gives_results_in_order_and_ends() -> None:

@@ -37,7 +37,7 @@ from homenode.engine.messages import (
 )
 from homenode.engine.request import Request
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
-from homenode.errors import InternalError, PeerError
+from homenode.errors import HostError, InternalError, PeerError
 
 _CHUNK = 256 * 1024
 _START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its time; a dead process is noticed at once
@@ -129,9 +129,7 @@ class AsyncEngineClient:
             raise InternalError("the engine was started already")
         loop = asyncio.get_running_loop()
         self._ready, self._progress = loop.create_future(), progress
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = self._spawn(theirs)
+        ours = self._spawn()
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._reading = loop.create_task(self._read(reader))
         self._writer.write(encode_frame(self._config))
@@ -145,14 +143,21 @@ class AsyncEngineClient:
             await self.close()
             raise
 
-    def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        descriptor = theirs.fileno()
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "homenode.engine.process", str(descriptor), str(os.getpid())],
-            pass_fds=(descriptor,),
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # a terminal's Ctrl-C is for the front
-        )
+    def _spawn(self) -> socket.socket:
+        """Start the process; our end of the connection. HostError when the machine refuses."""
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                descriptor = theirs.fileno()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "homenode.engine.process", str(descriptor), str(os.getpid())],
+                    pass_fds=(descriptor,),
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # a terminal's Ctrl-C is for the front
+                )
+        except OSError as error:
+            raise HostError(f"the engine process could not be started: {error.strerror}", errno=error.errno) from error
+        return ours
 
     async def close(self, timeout: float = _KILL_AFTER_S) -> None:
         """End the engine: it goes when its stream does, or is killed after `timeout` seconds. Pending requests get an error."""

@@ -25,7 +25,7 @@ from homenode.engine.schedule.events import (
     Warn,
 )
 from homenode.engine.schedule.step import Step
-from homenode.errors import InternalError
+from homenode.errors import CapacityError, InternalError
 
 _log = logging.getLogger(__name__)
 _STATISTICS_EVERY_S = 0.1
@@ -195,13 +195,36 @@ class EngineCore:
     def _flush(self) -> None:
         if self._outputs:
             outputs, self._outputs = self._outputs, []
-            self._send(Outputs(outputs))
+            self._send_outputs(outputs)
         now, rests = self._clock(), not self._scheduler.has_work()
         if self._changed and (rests or now - self._sent_at >= _STATISTICS_EVERY_S):
             self._changed, self._sent_at = False, now
             figures = self._scheduler.statistics()
             self._send(msgspec.structs.replace(figures, compute=self._executor.statistics()))
             self._log_figures(figures, now)
+
+    def _send_outputs(self, outputs: list[Output]) -> None:
+        """In one message; if that is too large for a frame one by one, and an output too large by itself ends its request."""
+        try:
+            self._send(Outputs(outputs))
+            return
+        except CapacityError:
+            ended: set[int] = set()
+        for output in outputs:
+            if output.id in ended:
+                continue
+            try:
+                self._send(Outputs([output]))
+            except CapacityError as error:
+                ended.add(output.id)
+                self._give_up(output.id, error)
+
+    def _give_up(self, request_id: int, error: CapacityError) -> None:
+        text = f"an output of this request is too large to be sent: {error.message} Ask for fewer log-probabilities."
+        self._send(Outputs([Output(request_id, finish_reason="error", error=text, error_kind="CapacityError")]))
+        self._live.discard(request_id)
+        self._apply(Aborted(self._clock(), request_id))
+        self._outputs = [output for output in self._outputs if output.id != request_id]  # its end has just been told
 
     def _log_figures(self, figures: Statistics, now: float) -> None:
         """One line every ten seconds, if something was computed meanwhile."""

@@ -19,8 +19,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("frequency_penalty", -1e6, 1e6),
     ("repetition_penalty", 1e-3, 1e3),
     ("seed", -(2**63), 2**64 - 1),
-    ("logprobs", 0, _MOST),
-    ("prompt_logprobs", 0, _MOST),
+    ("logprobs", 0, 1000),  # a Python object each: this many for every token are plenty
+    ("prompt_logprobs", 0, 1000),
 )
 
 
