@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import select
 import socket
 from typing import Any
 
@@ -189,6 +191,26 @@ def test_slow_senders_are_let_go(start: Start) -> None:
         answer = http.client.HTTPResponse(slow_body)
         answer.begin()
         assert answer.status == 408 and json.loads(answer.read())["error"]["code"] == "request_timeout"
+    with socket.create_connection((host, int(port)), timeout=20) as unwanted_body:
+        unwanted_body.sendall(b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        answer = http.client.HTTPResponse(unwanted_body)
+        answer.begin()
+        assert answer.status == 404 and answer.read() and unwanted_body.recv(100) == b""
+    assert server.complete().status_code == 200
+
+
+def test_many_large_bodies_together_do_not_fit(start: Start) -> None:
+    server = start(max_request_body=2000)
+    host, port = server.url.removeprefix("http://").split(":")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2000\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(9)]
+        for connection in connections:
+            connection.sendall(head + b" " * 1900)
+        ready, _, _ = select.select(connections, [], [], 20)
+        answer = http.client.HTTPResponse(ready[0])
+        answer.begin()
+        assert answer.status == 503 and answer.headers["retry-after"] == "1" and len(ready) == 1
     assert server.complete().status_code == 200
 
 

@@ -40,7 +40,7 @@ _decode = decode_as(ChatRequest)
 async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer the last message of a conversation."""
     config = state.config
-    body = await read_json(request, _decode, config.max_request_body, config.request_read_timeout)
+    body = await read_json(state, request, _decode)
     model = state.model(body.model)
     generation = await translate.chat(state, body)
     answer = _Answer(state, body, model, generation)

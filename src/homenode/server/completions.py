@@ -31,7 +31,7 @@ _decode = decode_as(CompletionRequest)
 async def completions(state: ServerState, request: Request) -> Response:
     """Continue one or several prompts."""
     config = state.config
-    body = await read_json(request, _decode, config.max_request_body, config.request_read_timeout)
+    body = await read_json(state, request, _decode)
     model = state.model(body.model)
     generation = await translate.completion(state, body)
     answer = _Answer(state, body, model, generation)

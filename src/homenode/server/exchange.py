@@ -12,6 +12,7 @@ from starlette.types import Receive
 
 from homenode.server.decoding import from_decoding
 from homenode.server.failures import ApiError
+from homenode.server.state import Lease, ServerState
 
 T = TypeVar("T")
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
@@ -21,14 +22,15 @@ class ClientGone(Exception):
     """Nobody is left to answer."""
 
 
-async def read_json(request: Request, decode: Callable[[bytes], T], limit: int, timeout_s: float) -> T:
-    """The request's body decoded. Raises ApiError 400, 408, 413 or 415; ClientGone when the client left while sending."""
+async def read_json(state: ServerState, request: Request, decode: Callable[[bytes], T]) -> T:
+    """The request's body decoded. Raises ApiError 400, 408, 413, 415 or 503; ClientGone when the client left while sending."""
     _check_type(request)
-    body = await _read(request, limit, timeout_s)
-    try:
-        return decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise from_decoding(error) from None
+    with state.bodies.lease() as lease:
+        body = await _read(request, lease, state.config.max_request_body, state.config.request_read_timeout)
+        try:
+            return decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise from_decoding(error) from None
 
 
 def _check_type(request: Request) -> None:
@@ -40,7 +42,7 @@ def _check_type(request: Request) -> None:
         )
 
 
-async def _read(request: Request, limit: int, timeout_s: float) -> bytes:
+async def _read(request: Request, lease: Lease, limit: int, timeout_s: float) -> bytes:
     too_large = ApiError(413, f"the body is larger than {limit} bytes (--max-request-body)", code="request_too_large", headers=_CLOSE)
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > limit:
@@ -56,6 +58,7 @@ async def _read(request: Request, limit: int, timeout_s: float) -> bytes:
                 size += len(chunk)
                 if size > limit:
                     raise too_large
+                lease.take(len(chunk))
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)

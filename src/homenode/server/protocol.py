@@ -15,7 +15,7 @@ LARGEST_HEAD = 64 * 1024  # bytes of request line and headers
 
 
 def bounded_protocol(head_timeout_s: float) -> type[H11Protocol]:
-    """A protocol class that closes connections which take longer than `head_timeout_s` to send a request's head."""
+    """A protocol class that drops connections whose client takes longer than `head_timeout_s` for a head, or for a body nobody wants."""
 
     class BoundedProtocol(H11Protocol):
         _head_timer: asyncio.TimerHandle | None = None
@@ -27,7 +27,7 @@ def bounded_protocol(head_timeout_s: float) -> type[H11Protocol]:
         def data_received(self, data: bytes) -> None:
             self._start_timer()
             super().data_received(data)
-            if self.conn.their_state is not h11.IDLE:  # the head is complete; the body has a deadline of its own
+            if not self._owes():
                 self._stop_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -37,6 +37,8 @@ def bounded_protocol(head_timeout_s: float) -> type[H11Protocol]:
         def on_response_complete(self) -> None:
             self._stop_timer()  # from here on the keep-alive timer runs
             super().on_response_complete()
+            if self.conn.their_state is h11.SEND_BODY:
+                self._start_timer()
 
         def send_400_response(self, msg: str) -> None:
             if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is on its way already
@@ -49,16 +51,21 @@ def bounded_protocol(head_timeout_s: float) -> type[H11Protocol]:
                 self.transport.write(self.conn.send(event) or b"")
             self.transport.close()
 
+        def _owes(self) -> bool:
+            """The client has to go on: with a head, or with a body that was answered already. Other bodies have their reader's deadline."""
+            unread = self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
+            return unread or self.conn.their_state is h11.IDLE
+
         def _start_timer(self) -> None:
             if self._head_timer is None:
-                self._head_timer = self.loop.call_later(head_timeout_s, self._head_too_slow)
+                self._head_timer = self.loop.call_later(head_timeout_s, self._too_slow)
 
         def _stop_timer(self) -> None:
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
 
-        def _head_too_slow(self) -> None:
+        def _too_slow(self) -> None:
             self._head_timer = None
             self.transport.abort()
 

@@ -18,6 +18,40 @@ from homenode.server.engine import EngineClient, Tokenizer
 from homenode.server.failures import ApiError
 from homenode.server.metrics import Metrics
 
+_BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together
+
+
+class Bodies:
+    """Counts the bytes of all bodies being read, so that many large ones together cannot take the memory either."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.held = limit, 0
+
+    @contextmanager
+    def lease(self) -> Iterator[Lease]:
+        """For the reading of one body; what was taken is given back at the end."""
+        lease = Lease(self)
+        try:
+            yield lease
+        finally:
+            self.held -= lease.taken
+
+
+class Lease:
+    """The bytes of one body."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self.taken = bodies, 0
+
+    def take(self, size: int) -> None:
+        """Raises ApiError 503 when all bodies together are too large."""
+        if self._bodies.held + size > self._bodies.limit:
+            raise ApiError(
+                503, "too many large request bodies at once", code="overloaded", retry_after_s=1, headers={"Connection": "close"}
+            )
+        self._bodies.held += size
+        self.taken += size
+
 
 class ServerState:
     """The engine client, the tokenizer, the settings, and the count of requests in flight."""
@@ -32,6 +66,7 @@ class ServerState:
         self.lost: str | None = None  # why the engine is gone
         self.active: set[int] = set()  # engine requests that have not ended
         self._drain_ends: float | None = None  # time.monotonic() at which a drain gives up
+        self.bodies = Bodies(_BODIES_AT_ONCE * config.max_request_body)
         self._ids = itertools.count(1)
         self._in_flight = 0
         self._idle = asyncio.Event()

@@ -20,7 +20,7 @@ _decode_detokenize = decode_as(DetokenizeRequest)
 
 async def tokenize(state: ServerState, request: Request) -> Response:
     """Token ids of a text or of a conversation."""
-    body = await read_json(request, _decode_tokenize, state.config.max_request_body, state.config.request_read_timeout)
+    body = await read_json(state, request, _decode_tokenize)
     state.model(body.model)
     ids = await _ids(state, body)
     texts = [state.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
@@ -30,7 +30,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 
 async def detokenize(state: ServerState, request: Request) -> Response:
     """Text of token ids, special tokens included unless they are to be skipped."""
-    body = await read_json(request, _decode_detokenize, state.config.max_request_body, state.config.request_read_timeout)
+    body = await read_json(state, request, _decode_detokenize)
     state.model(body.model)
     translate.check_token_ids(state, body.tokens, "tokens")
     text = state.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
