@@ -42,7 +42,8 @@ def as_multiplied(x: FloatArray, format: str) -> FloatArray:
     parts = padded.reshape(rows, -1, 32)
     largest = np.abs(parts).max(-1, keepdims=True)
     codes = np.rint(parts * (np.float32(127) / largest))
-    return (codes * (largest / np.float32(127))).reshape(rows, -1)[:, :columns]
+    multiplied: FloatArray = (codes * (largest / np.float32(127))).reshape(rows, -1)[:, :columns]
+    return multiplied
 
 
 @pytest.mark.parametrize("format", FORMATS)

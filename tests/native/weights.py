@@ -77,10 +77,9 @@ def decoded(format: str, data: Bytes) -> FloatArray:
 def load(backend: NativeBackend, file: Path, matrix: Stored, target: str | None = None, permuted_heads: int = 0) -> _native.Weight:
     """The matrix written into `file` at an odd offset, and read from it by the backend."""
     file.write_bytes(b"\xff" * 77 + matrix.bytes.tobytes())
+    rows, columns = matrix.values.shape
     with file.open("rb") as opened:
-        return backend.weight_from_file(
-            opened.fileno(), 77, BY_NAME[matrix.format], *matrix.values.shape, target or matrix.format, permuted_heads
-        )
+        return backend.weight_from_file(opened.fileno(), 77, BY_NAME[matrix.format], rows, columns, target or matrix.format, permuted_heads)
 
 
 def unpacked(weight: _native.Weight) -> FloatArray:
