@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.ops import Backend, StepArrays, StepLimits
+from homenode.compute.reference import ReferenceBackend
 from homenode.model.weights.load import LoadedModel, load_model
 from tests.model.driver import Driver, Sequence
 from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
@@ -62,6 +63,20 @@ def test_selected_rows_are_those_of_the_step(model: LoadedModel, backend: Backen
     _, every = Driver(model, backend).prefill(prompt)
     last = Driver(model, backend).step([(Sequence(prompt), len(prompt))])
     assert np.array_equal(every[-1:], last)
+
+
+@pytest.mark.parametrize("window", [None, 600])
+def test_long_contexts(backend: Backend, tmp_path: Path, window: int | None) -> None:
+    """Beyond what a kernel may hold at once: against the oracle, and bit for bit however it is cut."""
+    spec = replace(toy_spec("mistral"), sliding_window=window, max_position=2048)
+    checkpoint = array_checkpoint(tmp_path / "weights", spec, toy_arrays(spec))
+    prompt = np.random.default_rng(2).integers(0, 80, 1300).tolist()
+    model = load_model(checkpoint, backend)
+    found, cut = (Driver(model, backend).prefill(prompt, chunk=chunk)[1] for chunk in (512, 93))
+    assert np.array_equal(found, cut)
+    oracle = ReferenceBackend()
+    _, wanted = Driver(load_model(checkpoint, oracle), oracle).prefill(prompt)
+    assert np.abs(found - wanted).max() < 5e-6 * np.ptp(wanted)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
 from homenode.dtypes import BY_NAME, DType
+from homenode.model.architectures.rope import rope_of
 from homenode.model.checkpoint import open_checkpoint
 from homenode.model.checkpoint.fallback_decode import decode_rows
 from homenode.model.weights.load import load_model
@@ -146,3 +147,31 @@ def test_interleaved_heads_of_matrices_and_biases(tmp_path: Path, backend: Backe
             interleaved.add(name, stored.tobytes(), BY_NAME[dtype], array.shape, heads)
     rows = [Driver(load_model(c, backend), backend).prefill(PROMPT)[1] for c in (plain, interleaved)]
     assert np.array_equal(rows[0], rows[1])
+
+
+def test_models_in_several_files(tmp_path: Path, backend: Backend) -> None:
+    paths = [
+        make_folder(tmp_path / "one"),
+        make_folder(tmp_path / "three", shards=3),
+        make_gguf(tmp_path / "split.gguf", split_max_tensors=5),
+    ]
+    assert len(list(tmp_path.glob("split-*.gguf"))) > 2
+    rows = [Driver(load_model(open_checkpoint(path), backend), backend).prefill(PROMPT)[1] for path in paths]
+    assert np.array_equal(rows[0], rows[1]) and np.array_equal(rows[0], rows[2])
+
+
+def test_llama3_scaling_in_both_formats(tmp_path: Path, backend: Backend) -> None:
+    """A folder names the scaling, a GGUF file holds the divisors it amounts to."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    plain, scaled = (open_checkpoint(make_folder(tmp_path / n, rope_scaling=s)) for n, s in (("plain", None), ("scaled", scaling)))
+    divisors = rope_of(plain.spec).inverse_frequencies / rope_of(scaled.spec).inverse_frequencies
+    file = open_checkpoint(make_gguf(tmp_path / "model.gguf", extra={"rope_freqs.weight": divisors}))
+    rows = [Driver(load_model(c, backend), backend).prefill(PROMPT * 5)[1] for c in (plain, scaled, file)]
+    assert np.abs(rows[1] - rows[2]).max() < 1e-5 * np.ptp(rows[1])
+    assert np.abs(rows[0] - rows[1]).max() > 1e-2 * np.ptp(rows[1])

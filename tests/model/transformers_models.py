@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "odd-sizes": ("llama", {"intermediate_size": 75, "vocab_size": 163, "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3}),
 }
 
 

@@ -79,7 +79,7 @@ def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
 
 def sample_rows(logits: FloatArray, how: SamplingArrays, num_logprobs: int) -> SampledRows:
     """See `Backend.sample`. ValueError names the first row that holds a NaN or nothing that can be drawn."""
-    _refuse_unusable(np.isnan(logits).any(axis=1))
+    _refuse_unusable(np.asarray(np.isnan(logits).any(axis=1)))
     tokens = np.array([draw(row, how, i) for i, row in enumerate(logits)], np.int32)
     if num_logprobs < 0:
         nothing = np.empty((len(tokens), 0), np.float32)
