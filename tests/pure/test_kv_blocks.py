@@ -28,6 +28,13 @@ def test_a_sequence_lies_in_one_piece_and_grows_into_what_follows_it() -> None:
     assert pool.allocate(1, after=-1) == [21]
 
 
+def test_what_follows_is_taken_before_a_longer_run() -> None:
+    pool = BlockPool(20)
+    blocks = pool.allocate(10)
+    pool.release(blocks[2:6])
+    assert pool.allocate(5, after=1) == [2, 3, 4, 5, 10]
+
+
 def test_runs_fall_back_to_pieces_when_no_run_is_long_enough() -> None:
     pool = BlockPool(9)
     blocks = pool.allocate(9)

@@ -8,9 +8,11 @@ import pytest
 
 from homenode.engine.executor.scripted import scripted_logprob, scripted_token
 from homenode.engine.request import Request, SamplingParams
+from homenode.engine.schedule.budget import StepPlan, prefill_count
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.engine.schedule.events import Arrived, Emit, StepDone, Warn
 from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.schedule.sequence import Residency
 from homenode.engine.schedule.step import Sampled, Step, StepResult
 from homenode.errors import InternalError, UserError
 from tests.pure.schedule_bench import EOS, Bench, expected, limits_of
@@ -103,6 +105,26 @@ def test_a_prompt_lies_in_adjacent_blocks_and_the_worker_hears_of_them_as_it_nee
     new = [_turn(bench).items[0].new_blocks for _ in range(3)]
     assert [len(blocks) for blocks in new] == [2, 2, 1]
     assert [block for blocks in new for block in blocks] == list(range(5))
+
+
+def test_a_dropped_item_gives_its_tokens_and_rows_back() -> None:
+    plan = StepPlan(10, 4)
+    bench = Bench()
+    bench.submit([1] * 6, max_tokens=1)
+    sequence = bench.scheduler._live[0]
+    residency = Residency(seq=0, blocks=[], scheduled=0, goal=6, score_base=6)
+    plan.add(sequence, residency, 6)
+    assert (plan.tokens_left, plan.rows_left) == (4, 3)
+    plan.drop(residency)
+    plan.drop(residency)
+    assert (plan.tokens_left, plan.rows_left, plan.items) == (10, 4, {})
+
+
+def test_positions_scored_before_a_preemption_cost_no_rows() -> None:
+    bench = Bench()
+    bench.submit([1] * 20, max_tokens=1, prompt_logprobs=0)
+    again = Residency(seq=0, blocks=[], scheduled=0, goal=20, score_base=9)
+    assert prefill_count(bench.scheduler._live[0], again, StepPlan(32, 4), max_tokens=32, chunked=True) == 13
 
 
 # The prefix cache
@@ -236,6 +258,8 @@ def test_prompt_scores_come_once_within_the_row_budget_and_without_the_cache(max
     assert first.prompt_logprobs == [None, *(scripted_logprob(token, p) for p, token in enumerate(prompt) if p)]
     assert first.cached_tokens == 0
     assert len(bench.tokens(2)) == max_tokens and bench.final(2).finish_reason == "length"
+    computed = sum(item.count for step in bench.steps for item in step.items if item.seq == 2)
+    assert computed == (18 if max_tokens == 0 else 19 + 3)  # the last position is needed only to draw from
 
 
 def test_scores_survive_a_preemption() -> None:

@@ -164,6 +164,38 @@ def test_nobody_is_preempted_for_blocks_that_are_on_their_way_back() -> None:
     assert bench.scheduler.statistics().preemptions == 0
 
 
+def test_nor_while_the_last_token_of_another_is_being_drawn() -> None:
+    """As above, but the one that leaves does so by itself: its sixth and last token is drawn by the step in flight."""
+    bench = Bench(_CONFIG, limits=limits_of(num_blocks=9), lookahead=1)
+    for n, max_tokens in enumerate((10, 6, 10)):
+        bench.submit([n + 1] * 7, max_tokens=max_tokens, ignore_eos=True)
+    _ahead(bench, 6)
+    assert bench.step() is None
+    bench.finish_step()
+    assert [item.seq for item in _turn(bench).items] == [0, 2]
+    bench.run()
+    assert bench.scheduler.statistics().preemptions == 0
+
+
+def test_a_newcomer_leaves_a_block_for_the_others_to_grow_into() -> None:
+    for prompt, admitted in ((11, True), (12, False)):  # with the next token 3 and 4 of the 6 blocks; the first has 2
+        bench = Bench(_CONFIG, limits=limits_of(num_blocks=6))
+        bench.submit([1] * 6, max_tokens=2, ignore_eos=True)
+        bench.submit([2] * prompt, max_tokens=2, ignore_eos=True)
+        assert bool(_turn(bench).starts[1:]) is admitted
+        bench.run()
+
+
+def test_whole_prompts_only_does_not_lock_out_one_that_grew_beyond_a_step() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=12, max_num_seqs=4, enable_chunked_prefill=False)
+    bench = Bench(config, limits=limits_of(num_blocks=10), caching=False)
+    for n in range(2):
+        bench.submit([n + 1] * 7, max_tokens=30, ignore_eos=True)
+    bench.run()
+    again = [start for step in bench.steps for start in step.starts if len(start.token_ids) > 12]
+    assert again and [len(bench.tokens(n)) for n in range(2)] == [30, 30]
+
+
 def test_a_block_on_its_way_back_serves_one_only() -> None:
     """Four sequences: one takes the last free block, one waits for the block of the fourth, which leaves, the third gives way."""
     bench = Bench(_CONFIG, limits=limits_of(num_blocks=11), lookahead=1)
@@ -216,6 +248,15 @@ def test_no_victim_is_more_important_than_the_needy() -> None:
     assert choose_victim(last, running, first, 8, lambda s: s.order[2]) is last
     assert choose_victim(middle, running, first, 8, lambda s: 10 - s.order[2]) is last
     assert choose_victim(first, [first], first, 8, lambda s: 0) is None
+    last.preemptions = 8  # it may not be taken once more, but that is no reason to take the other
+    assert choose_victim(last, running, first, 8, lambda s: 5) is None
+
+
+def test_one_about_to_finish_is_no_victim() -> None:
+    first, middle, last = _sequence(0), _sequence(1), _sequence(2)
+    last.pending = 9  # all it may draw is being drawn
+    assert choose_victim(first, [first, middle, last], first, 8, lambda s: 5) is middle
+    assert choose_victim(first, [first, last], first, 8, lambda s: 5) is None
 
 
 def test_equal_costs_make_the_last_to_arrive_give_way() -> None:

@@ -89,6 +89,12 @@ def test_a_score_of_a_position_outside_the_step_is_named() -> None:
         _worker().submit(Step(1, [], [start], [StepItem(1, 4, 2, [0, 2], False, 3)]))
 
 
+def test_a_token_beyond_the_longest_sequence_is_named() -> None:
+    worker = ScriptedExecutor(limits_of(max_model_len=4))
+    with pytest.raises(InternalError, match="sampled beyond the longest sequence"):
+        worker.submit(Step(0, [], [_start(0, [1, 2, 3, 4])], [StepItem(0, 0, 4, [0], True)]))
+
+
 def test_a_lost_step_takes_the_later_ones_and_all_state_with_it() -> None:
     def fault(step: Step) -> Exception | None:
         return MemoryError("no room") if step.number == 0 else None

@@ -212,6 +212,7 @@ class ScriptedExecutor:
 
     def _draw(self, seq: int, state: _State) -> Sampled:
         position = state.computed - 1
+        self._demand(position + 1 < self._limits.max_model_len, f"sequence {seq} is sampled beyond the longest sequence")
         content = self._memory[state.table[position // self._limits.block_size]][position % self._limits.block_size]
         assert content is not None  # just written
         token = content[1] % self._limits.vocab_size
