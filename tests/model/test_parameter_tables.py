@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.ops import Backend
-from homenode.dtypes import BY_NAME
+from homenode.dtypes import BY_NAME, DType
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.architectures.registry import ARCHITECTURES
 from homenode.model.checkpoint.spec import RopeSpec
@@ -68,7 +68,7 @@ def test_rows_that_end_inside_a_block(checkpoint: ArrayCheckpoint, reference: Ba
 
 
 def test_a_format_nobody_knows(checkpoint: ArrayCheckpoint, reference: Backend) -> None:
-    checkpoint.tensors[Q] = replace(checkpoint.tensors[Q], dtype=replace(BY_NAME["F32"], name="GGUF_TYPE_99"))
+    checkpoint.tensors[Q] = replace(checkpoint.tensors[Q], dtype=DType("GGUF_TYPE_99", 1, 0, 99))
     with pytest.raises(UnsupportedError, match=r"q_proj\.weight is stored as GGUF_TYPE_99"):
         load_model(checkpoint, reference)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homenode.dtypes import BY_NAME, DType
-from homenode.errors import InternalError, UnsupportedError, UserError
+from homenode.errors import InternalError, UserError
 from homenode.model.weights.names import MatchedTensor
 from homenode.units import format_bytes
 
@@ -106,18 +106,12 @@ def plan_layout(
 
     quantize: None, `q8_0` or `q4_0`: quantise float matrices; with `q4_0` the embedding table and the output matrix get Q8_0.
     dtype: `auto` keeps float matrices as stored, `float32`, `bfloat16` and `float16` convert them.
-    Raises UserError for values outside these or both given, UnsupportedError for a tensor in a format homenode does not know.
+    Raises UserError for values outside these or both given.
     """
     _check_settings(quantize, dtype, weight_types)
     matrices, vector_bytes = [], 0
     for tensor in tensors:
         entry = tensor.entry
-        if entry.dtype.name not in BY_NAME:
-            raise UnsupportedError(
-                f"{entry.file}: tensor {entry.name} is stored as {entry.dtype.name}, a format this version does not know; "
-                f"known: {', '.join(BY_NAME)}",
-                tensor=entry.name,
-            )
         if tensor.expected.parameter.kind == "vector":
             vector_bytes += 4 * tensor.expected.shape[0]
             continue

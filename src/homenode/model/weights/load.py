@@ -12,7 +12,7 @@ from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.rope import Rope, rope_of
 from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
 from homenode.model.weights.layout import WeightLayout, plan_layout
-from homenode.model.weights.names import match_tensors
+from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.read import Progress, read_parameters
 
 KV_DTYPES = ("auto", "f32", "bf16")
@@ -51,10 +51,19 @@ def kv_geometry_of(spec: ModelSpec, layout: WeightLayout, block_size: int, kv_dt
     return KvGeometry(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, kv_dtype)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """All that is decided before the first weight is read."""
+
+    architecture: Architecture
+    rope: Rope
+    tensors: tuple[MatchedTensor, ...]
+    layout: WeightLayout
+
+
 def plan_model(checkpoint: Checkpoint, backend: Backend, *, quantize: str | None = None, dtype: str = "auto") -> WeightLayout:
     """How `load_model` would keep every matrix, without reading any. Raises what `load_model` raises before its first read."""
-    matched = match_tensors(architecture_of(checkpoint.spec.architecture), checkpoint)
-    return plan_layout(matched.tensors, backend.weight_types(), quantize=quantize, dtype=dtype, ignored=matched.ignored)
+    return _plan(checkpoint, backend, quantize, dtype).layout
 
 
 def load_model(
@@ -74,14 +83,18 @@ def load_model(
     All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or format, CheckpointError for
     missing, unknown or misshapen tensors, UserError for settings.
     """
-    spec = checkpoint.spec
-    architecture = architecture_of(spec.architecture)
-    rope = rope_of(spec)
-    length = _model_length(spec, max_model_len)
+    length = _model_length(checkpoint.spec, max_model_len)
+    plan = _plan(checkpoint, backend, quantize, dtype)
+    parameters = read_parameters(plan.tensors, plan.layout, backend, checkpoint.spec.num_layers, progress)
+    return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, length)
+
+
+def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype: str) -> _Plan:
+    architecture = architecture_of(checkpoint.spec.architecture)
+    rope = rope_of(checkpoint.spec)
     matched = match_tensors(architecture, checkpoint)
     layout = plan_layout(matched.tensors, backend.weight_types(), quantize=quantize, dtype=dtype, ignored=matched.ignored)
-    parameters = read_parameters(matched.tensors, layout, backend, spec.num_layers, progress)
-    return LoadedModel(spec, architecture, parameters, layout, rope, length)
+    return _Plan(architecture, rope, matched.tensors, layout)
 
 
 def _model_length(spec: ModelSpec, wanted: int | None) -> int:

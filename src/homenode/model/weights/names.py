@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from homenode.errors import CheckpointError
+from homenode.dtypes import BY_NAME
+from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.parameters import Architecture, ExpectedTensor, expected_tensors
 from homenode.model.checkpoint.spec import Checkpoint, TensorEntry
 
@@ -33,7 +34,8 @@ class MatchedTensors:
 def match_tensors(architecture: Architecture, checkpoint: Checkpoint) -> MatchedTensors:
     """Pair every parameter with its tensor.
 
-    CheckpointError, naming the tensors with what was seen and wanted, when some are missing, unknown or of another shape or size.
+    CheckpointError, naming the tensors with what was seen and wanted, when some are missing, unknown or of another shape or size;
+    UnsupportedError for a tensor the model needs in a format homenode does not know.
     """
     spec, tensors = checkpoint.spec, checkpoint.tensors
     wanted = list(expected_tensors(architecture.parameters, spec))
@@ -51,8 +53,14 @@ def match_tensors(architecture: Architecture, checkpoint: Checkpoint) -> Matched
 
 
 def _check(checkpoint: Checkpoint, match: MatchedTensor) -> None:
-    """The shape must be the expected one, whole blocks must make a row, and the byte count must be that of the shape."""
+    """The format must be known, the shape the expected one, a row whole blocks, and the byte count that of the shape."""
     entry, want = match.entry, match.expected
+    if entry.dtype.name not in BY_NAME:
+        raise UnsupportedError(
+            f"{entry.file}: tensor {entry.name} is stored as {entry.dtype.name}, a format this version does not know; "
+            f"known: {', '.join(BY_NAME)}",
+            tensor=entry.name,
+        )
     if tuple(entry.shape) != want.shape:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {entry.name} has shape {list(entry.shape)}, but the configuration asks for {list(want.shape)} "
