@@ -10,6 +10,7 @@ import socket
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -197,6 +198,13 @@ def test_slow_senders_are_let_go(start: Start) -> None:
         answer.begin()
         assert answer.status == 404 and answer.read() and unwanted_body.recv(100) == b""
     assert server.complete().status_code == 200
+
+
+def test_prompts_that_are_too_much_together(start: Start) -> None:
+    client = ScriptedClient()
+    client.ready = msgspec.structs.replace(client.ready, max_model_len=32768)
+    response = start(client).complete(prompt=[[1] * 20_000] * 2, n=128)
+    assert response.status_code == 400 and "5120000 prompt tokens" in error_of(response)["message"] and not client.requests
 
 
 def test_many_large_bodies_together_do_not_fit(start: Start) -> None:

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server import translate
+from homenode.server import prompts
 from homenode.server.decoding import decode_as
 from homenode.server.exchange import read_json
 from homenode.server.failures import ApiError
@@ -32,7 +32,7 @@ async def detokenize(state: ServerState, request: Request) -> Response:
     """Text of token ids, special tokens included unless they are to be skipped."""
     body = await read_json(state, request, _decode_detokenize)
     state.model(body.model)
-    translate.check_token_ids(state, body.tokens, "tokens")
+    prompts.check_token_ids(state, body.tokens, "tokens")
     text = state.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
     return Response(msgspec.json.encode(Detokenized(text)), media_type="application/json")
 
@@ -47,9 +47,9 @@ async def _ids(state: ServerState, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either `prompt` or `messages`", param="prompt", code="invalid_value")
     if body.prompt is not None:
-        return await translate.text_ids(state, body.prompt, body.add_special_tokens is not False)
+        return await prompts.text_ids(state, body.prompt, body.add_special_tokens is not False)
     assert body.messages is not None
-    return await translate.chat_ids(
+    return await prompts.chat_ids(
         state,
         body.messages,
         template_kwargs=body.chat_template_kwargs,

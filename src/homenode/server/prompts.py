@@ -1,0 +1,146 @@
+"""Prompts in every form the API has, turned into token ids and checked against the model's limits."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from homenode.server.failures import ApiError
+from homenode.server.openai import Content, Message, Messages
+from homenode.server.state import ServerState
+
+_LONG_TEXT = 8192  # characters; longer ones are tokenised off the event loop
+_OWN_VALUES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+def split_prompt(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The prompts in the four forms of the API's `prompt`. Raises ApiError 400 for an empty or mixed list."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(entry) for entry in prompt}
+    if not prompt:
+        raise ApiError(400, "`prompt` is an empty list; give a text, token ids or a list of either", param="prompt", code="invalid_value")
+    if kinds == {int}:
+        return [prompt]  # type: ignore[list-item]
+    if kinds in ({str}, {list}):
+        return prompt  # type: ignore[return-value]
+    raise ApiError(
+        400,
+        "`prompt` mixes kinds; its entries must be all texts, all token ids or all lists of token ids",
+        param="prompt",
+        code="invalid_value",
+    )
+
+
+async def prompt_ids(state: ServerState, prompt: str | list[int], param: str, add_special_tokens: bool) -> list[int]:
+    """Token ids of one prompt. Raises ApiError 400 under the name `param`."""
+    if isinstance(prompt, str):
+        ids = await text_ids(state, prompt, add_special_tokens)
+    else:
+        ids = prompt
+        check_token_ids(state, ids, param)
+    check_prompt(state, ids, param)
+    return ids
+
+
+async def chat_ids(
+    state: ServerState,
+    messages: Messages,
+    *,
+    template_kwargs: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final: bool = False,
+    add_special_tokens: bool = False,
+) -> list[int]:
+    """Token ids of a conversation. Templates write BOS themselves, so special tokens are not added unless asked for."""
+    values = dict(template_kwargs or {})
+    if taken := sorted(_OWN_VALUES & values.keys()):
+        raise ApiError(400, f"`chat_template_kwargs` may not set `{taken[0]}`", param="chat_template_kwargs", code="invalid_value")
+    if continue_final and add_generation_prompt:
+        raise ApiError(
+            400,
+            "`continue_final_message` and `add_generation_prompt` exclude each other",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    said = [_said(message) for message in messages]
+
+    def work() -> list[int]:
+        render = _render_open if continue_final else _render
+        text = render(state, said, values, add_generation_prompt is not False)
+        return state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    long = sum(len(message["content"]) for message in said) > _LONG_TEXT
+    return await asyncio.to_thread(work) if long else work()
+
+
+async def text_ids(state: ServerState, text: str, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text."""
+    if len(text) > _LONG_TEXT:
+        return await asyncio.to_thread(state.tokenizer.encode, text, add_special_tokens)
+    return state.tokenizer.encode(text, add_special_tokens)
+
+
+def check_token_ids(state: ServerState, ids: list[int], param: str) -> None:
+    """Raises ApiError 400 for an id outside the vocabulary."""
+    if ids and max(ids) >= state.ready.vocab_size:
+        place = next(i for i, token in enumerate(ids) if token >= state.ready.vocab_size)
+        raise ApiError(
+            400,
+            f"`{param}[{place}]` is token id {ids[place]}; this model's ids go from 0 to {state.ready.vocab_size - 1}",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def check_prompt(state: ServerState, ids: list[int], param: str) -> None:
+    """Raises ApiError 400 for a prompt without tokens, or with too many to leave room for one more."""
+    if not ids:
+        raise ApiError(
+            400,
+            f"`{param}` has no tokens, and none that begins a text is added; give at least one",
+            param=param,
+            code="invalid_value",
+        )
+    if len(ids) >= state.ready.max_model_len:
+        raise ApiError(
+            400,
+            f"`{param}` has {len(ids)} tokens; the context takes {state.ready.max_model_len} (--max-model-len), one of them for the answer",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def _said(message: Message) -> dict[str, str]:
+    """A message as templates know it. A developer's is a system message under its newer name, which few templates have heard of."""
+    role = str(message.__struct_config__.tag)
+    said = {"role": "system" if role == "developer" else role, "content": _text(message.content)}
+    return said | {"name": message.name} if message.name else said
+
+
+def _text(content: Content | None) -> str:
+    if isinstance(content, list):
+        return "\n".join(part.text for part in content)
+    return content or ""
+
+
+def _render(state: ServerState, said: list[dict[str, str]], values: dict[str, Any], add_generation_prompt: bool) -> str:
+    return state.tokenizer.render_chat(said, add_generation_prompt=add_generation_prompt, **values)
+
+
+def _render_open(state: ServerState, said: list[dict[str, str]], values: dict[str, Any], _: bool) -> str:
+    """The prompt up to the end of the last message's text: a mark at that end shows where the template would close the turn."""
+    mark = f"[{secrets.token_hex(16)}]"
+    marked = [*said[:-1], {**said[-1], "content": said[-1]["content"] + mark}]
+    text = _render(state, marked, values, False)
+    before, found, _after = text.rpartition(mark)
+    if not found:
+        raise ApiError(
+            400,
+            "the chat template does not show the last message, so it cannot be continued",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    return before
