@@ -31,6 +31,6 @@ def preemption_warning(victim: Sequence, needy: Sequence, num_blocks: int, cost:
     cause = "its own next token" if needy is victim else f"the next token of request {needy.id}"
     return (
         f"request {victim.id} was preempted: none of the {num_blocks} KV blocks was free for {cause}. Up to {cost} tokens of it will be "
-        f"computed again (preempted {victim.preemptions} times so far). If this happens often raise --kv-cache-memory or lower "
+        f"computed again (preemptions of this request: {victim.preemptions}). If this happens often raise --kv-cache-memory or lower "
         f"--max-num-seqs. Preemptions since the start: {total}"
     )
