@@ -82,6 +82,18 @@ inline void soften_row(const AttendArgs& a, int row) {
   a.sum[row] = sum_lanes(sum);
 }
 
+// Adds the values of keys key + First .. key + Last - 1, all within one load, to the sums. Every index is a constant, so sums stay in registers.
+template <class Stored, int R, int C, int First, int Last>
+inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int key, Lanes (&sums)[R][C]) {
+  for (int c = 0; c < C; ++c) {
+    Lanes v[Stored::kStep];
+    Stored::values(a.values[key / kTileKeys], a.head_dim, key % kTileKeys, d + 16 * c, v);
+    for (int s = First; s < Last; ++s) {
+      for (int r = 0; r < R; ++r) sums[r][c] = multiply_add(fill(weights[int64_t(r) * kChunkKeys + key + s]), v[s], sums[r][c]);
+    }
+  }
+}
+
 // Adds the values of keys begin .. end - 1 to the outputs of R rows, C vectors of lanes starting at element d.
 template <class Stored, int R, int C>
 inline void value_block(const AttendArgs& a, int row, int64_t d, int begin, int end) {
@@ -92,17 +104,13 @@ inline void value_block(const AttendArgs& a, int row, int64_t d, int begin, int 
     for (int c = 0; c < C; ++c) sums[r][c] = load(a.out + (row + r) * padded + d + 16 * c);
   }
   const float* weights = a.scores + int64_t(row) * kChunkKeys;
-  for (int key = begin; key < end;) {
-    const int token = key % kTileKeys, aligned = token / kStep * kStep;
-    Lanes v[C][kStep];
-    for (int c = 0; c < C; ++c) Stored::values(a.values[key / kTileKeys], a.head_dim, aligned, d + 16 * c, v[c]);
-    for (int s = token - aligned; s < kStep && key < end; ++s, ++key) {
-      for (int r = 0; r < R; ++r) {
-        const Lanes w = fill(weights[int64_t(r) * kChunkKeys + key]);
-        for (int c = 0; c < C; ++c) sums[r][c] = multiply_add(w, v[c][s], sums[r][c]);
-      }
-    }
+  int key = begin;
+  if (key % kStep) {
+    add_values<Stored, R, C, kStep - 1, kStep>(a, weights, d, key - 1, sums);
+    ++key;
   }
+  for (; key + kStep <= end; key += kStep) add_values<Stored, R, C, 0, kStep>(a, weights, d, key, sums);
+  if (key < end) add_values<Stored, R, C, 0, 1>(a, weights, d, key, sums);
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) store(a.out + (row + r) * padded + d + 16 * c, sums[r][c]);
   }
@@ -150,6 +158,10 @@ template <class Stored>
 void attend(const AttendArgs& a) {
   int row = 0;
   for (; row + kRowBlock <= a.rows; row += kRowBlock) attend_rows<Stored, kRowBlock>(a, row);
+  if constexpr (kRowBlock > 3) {
+    if (a.rows - row == 3) return attend_rows<Stored, 3>(a, row);
+    if (a.rows - row == 2) return attend_rows<Stored, 2>(a, row);
+  }
   for (; row < a.rows; ++row) attend_rows<Stored, 1>(a, row);
 }
 
