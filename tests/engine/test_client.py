@@ -86,9 +86,8 @@ async def test_start_stream_and_figures(toy: Path) -> None:
             await client.heartbeat(PATIENCE_S)
             assert client.statistics.generation_tokens == sum(range(10, 18))
         finally:
-            await client.close()
-        assert client.pid is not None
-        assert gone(client.pid, 0)
+            await client.close(timeout=PATIENCE_S)
+        assert client.exit_code == 0  # it went by itself when its stream ended
 
 
 @sync
@@ -110,10 +109,10 @@ async def test_leaving_a_stream_aborts(toy: Path) -> None:
         await client.abort(999)
         assert (await collect(stopped))[-1].finish_reason == "stop"
         await collect(client.submit(request(4, 1)))
-        while client.statistics.num_running or client.statistics.kv_usage:
+        while client.statistics.num_running or not client.statistics.generation_tokens:
             await client.heartbeat(PATIENCE_S)
-        assert client.statistics.num_waiting == 0
-        assert client.statistics.generation_tokens < 8000
+        assert (client.statistics.num_waiting, client.statistics.kv_usage) == (0, 0)
+        assert client.statistics.generation_tokens < 4000
 
 
 @sync
@@ -162,7 +161,7 @@ async def test_a_stopped_engine_fails_the_heartbeat_and_is_killed_in_the_end(toy
         waiting = client.submit(request(1))
         await client.close(timeout=0.1)
         assert (await collect(waiting))[-1].error_kind == "PeerError"
-        assert gone(client.pid, 0)
+        assert client.exit_code == -signal.SIGKILL
 
 
 @sync

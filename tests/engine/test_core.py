@@ -59,6 +59,7 @@ class Front:
         self.statistics: list[Statistics] = []
         self.outputs: dict[int, list[Output]] = {}
         self.failure: Exception | None = None
+        self.ended = threading.Event()
 
     def next(self, kind: type[Any]) -> Any:
         """The next message of a kind; everything before it is noted."""
@@ -109,6 +110,7 @@ def running(
             core.run()
         except Exception as error:
             front.failure = error
+        front.ended.set()
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -193,7 +195,7 @@ def test_an_aborted_request_ends_with_its_reason_and_others_go_on() -> None:
 def test_a_deadline_ends_a_request_without_any_other_event() -> None:
     gate = threading.Semaphore(0)
     with running(gate=gate) as front:
-        front.core.post(Submit([request(1, [5], 400, deadline=time.monotonic() + 0.05)]))
+        front.core.post(Submit([request(1, [5], 400, deadline=time.monotonic() + 0.3)]))
         front.finish(1)
         assert front.outputs[1][-1].error is not None
         assert "deadline" in front.outputs[1][-1].error
@@ -212,6 +214,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
         gate.release(1000)
         front.finish(1)
         assert front.tokens(1) == expected([5], 30)
+        assert front.ended.wait(PATIENCE_S)
     assert front.failure is None
 
 
@@ -224,6 +227,7 @@ def test_a_drain_whose_time_is_over_aborts() -> None:
         front.core.post(Drain(0.05))
         front.finish(1)
         assert front.outputs[1][-1].finish_reason == "abort"
+        assert front.ended.wait(PATIENCE_S)
 
 
 def failing(times: int, error: Exception) -> Callable[[Step], Exception | None]:
@@ -272,6 +276,15 @@ def test_steps_that_keep_failing_end_the_engine(caplog: pytest.LogCaptureFixture
             front.finish(number)
     assert isinstance(front.failure, InternalError)
     assert "broken" in str(front.failure)
+
+
+def test_failures_between_successes_do_not_add_up(caplog: pytest.LogCaptureFixture) -> None:
+    fault = lambda step: RuntimeError("now and then") if step.number % 3 else None  # noqa: E731
+    with caplog.at_level(logging.CRITICAL), running(fault=fault) as front:
+        for number in range(1, 40):
+            front.core.post(Submit([request(number, [5], 1)]))
+            front.finish(number)
+    assert front.failure is None
 
 
 @pytest.mark.parametrize("error", [MemoryError(), ValueError("a NaN")])

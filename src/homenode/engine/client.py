@@ -198,6 +198,11 @@ class AsyncEngineClient:
         return self._process.pid if self._process else None
 
     @property
+    def exit_code(self) -> int | None:
+        """How the engine's process ended, negative for a signal; None while it runs."""
+        return self._process.returncode if self._process else None
+
+    @property
     def ready(self) -> Ready:
         """What the engine loaded and what fits. InternalError before it is ready."""
         if self._ready is None or not self._ready.done():
