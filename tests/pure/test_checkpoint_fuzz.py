@@ -57,13 +57,18 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def use(entries: dict[str, TensorEntry]) -> None:
-    """Decode every tensor; a type nobody knows is the only excuse."""
-    for entry in entries.values():
+    """Decode every tensor; a type nobody knows is the only excuse. A header that was taken must hold: no tensor may end early or overlap."""
+    ends: dict[Path, int] = {}
+    for entry in sorted(entries.values(), key=lambda e: (e.offset, e.nbytes)):
+        assert ends.get(entry.file, 0) <= entry.offset and entry.offset + entry.nbytes <= entry.file.stat().st_size, entry
+        ends[entry.file] = entry.offset + entry.nbytes
         try:
             for _ in iter_decoded_rows(entry):
                 pass
         except UnsupportedError as error:
             assert not entry.dtype.bytes, error
+        except CheckpointError as error:
+            raise AssertionError(f"a header was taken that does not hold: {error}") from error
 
 
 def survive(action: Callable[[], object]) -> None:
@@ -87,6 +92,7 @@ def open_gguf(path: Path) -> None:
 def open_folder(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     use(checkpoint.tensors)
+    assert all(entry.file.parent == folder for entry in checkpoint.tensors.values())
     assert checkpoint.spec.num_layers <= 10_000 and checkpoint.spec.head_dim > 0
 
 
@@ -212,16 +218,23 @@ def test_configurations_of_any_json(architecture: str, changes: dict[str, Any], 
     survive(lambda: open_folder(model))
 
 
+PREFIXES = ("", "./", "../hf/", "a/../", "/", ".././hf/../hf/")
+
+
 @fuzz
 @given(
-    weight_map=st.one_of(JSON, st.dictionaries(st.sampled_from(["lm_head.weight", "x", ""]), JSON, max_size=3)),
-    whole=st.one_of(st.none(), JSON),
+    moved=st.dictionaries(st.sampled_from(["lm_head.weight", "model.norm.weight"]), st.sampled_from(PREFIXES), max_size=2),
+    added=st.dictionaries(st.sampled_from(["lm_head.weight", "x", ""]), JSON, max_size=2),
+    whole=st.one_of(st.none(), st.none(), JSON),
 )
-def test_indexes_of_any_json(weight_map: Any, whole: Any, tmp_path_factory: pytest.TempPathFactory, model: Path) -> None:
+def test_indexes_of_any_json(moved: dict[str, str], added: dict[str, Any], whole: Any, model: Path) -> None:
+    """The valid index with shards spelt in ways that may leave the folder, with entries of any JSON, or replaced by any JSON."""
     (model / "generation_config.json").unlink(missing_ok=True)
     (model / "config.json").write_text(json.dumps(toy_config(**TINY)))
     index = model / "model.safetensors.index.json"
     valid = index.read_bytes()
+    weight_map = json.loads(valid)["weight_map"]
+    weight_map |= {tensor: prefix + weight_map[tensor] for tensor, prefix in moved.items()} | added
     try:
         index.write_text(json.dumps({"weight_map": weight_map} if whole is None else whole))
         survive(lambda: open_folder(model))

@@ -6,6 +6,7 @@ What a missing key means is what the model's configuration class in transformers
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": _Family("qwen3", 32768, head_dim=128, window="some"),
 }
 _BY_MODEL_TYPE = {family.architecture: family for family in FAMILIES.values()}
-_SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty")
+_SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 
 
 def spec_from_config(path: Path, config: dict[str, object], generation: Fields, *, has_output: bool, storage: str) -> ModelSpec:
@@ -78,7 +79,7 @@ def spec_from_config(path: Path, config: dict[str, object], generation: Fields, 
         bos_token_id=_first(_token_ids(fields, generation, "bos_token_id", vocab, family)),
         eos_token_ids=_token_ids(fields, generation, "eos_token_id", vocab, family),
         storage=storage,
-        generation=_sampling_defaults(generation),
+        generation=sampling_defaults(generation, _SAMPLING),
     )
     limits.check_spec(spec, path)
     return spec
@@ -96,6 +97,19 @@ def extended_position(rope: RopeSpec, position: int) -> int:
     if rope.kind == "yarn" and rope.original_max_position:
         return min(max(position, math.floor(rope.original_max_position * rope.factor)), limits.MOST_POSITION)
     return position
+
+
+def sampling_defaults(fields: Fields, keys: Mapping[str, str]) -> dict[str, float | int]:
+    """The model's own way of drawing tokens: the values there are, by our names; `keys` maps those to the keys of the file."""
+    found: dict[str, float | int] = {}
+    for name, (least, most) in {"temperature": (0.0, 1e6), "min_p": (0.0, 1.0), "repetition_penalty": (1e-3, 1e3)}.items():
+        if (value := fields.optional_number(keys[name], least=least, most=most)) is not None:
+            found[name] = value
+    if (top_p := fields.optional_number(keys["top_p"], most=1.0)) is not None:
+        found["top_p"] = top_p
+    if (top_k := fields.optional_integer(keys["top_k"], minimum=-1)) is not None:
+        found["top_k"] = max(top_k, 0)  # -1 is another spelling of off
+    return found
 
 
 def _family(fields: Fields) -> _Family:
@@ -215,15 +229,3 @@ def _token_ids(fields: Fields, generation: Fields, key: str, vocab: int, family:
 
 def _first(ids: tuple[int, ...]) -> int | None:
     return ids[0] if ids else None
-
-
-def _sampling_defaults(generation: Fields) -> dict[str, float | int]:
-    found: dict[str, float | int] = {}
-    for key in _SAMPLING:
-        value = generation.optional_number(key, least=0.0, most=1e6)
-        if value is not None:
-            found[key] = value
-    top_k = generation.optional_integer("top_k", minimum=-1)
-    if top_k is not None:
-        found["top_k"] = max(top_k, 0)  # -1 is another spelling of off
-    return found

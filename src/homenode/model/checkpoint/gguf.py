@@ -27,6 +27,7 @@ _MOST_ELEMENTS = 2**24
 _MOST_TENSORS = 2**17
 _MOST_PAIRS = 2**16
 _MOST_NESTING = 8
+_MOST_NAME_BYTES = 1024  # the specification allows keys of 65535 and tensor names of 64
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -95,8 +96,8 @@ def _count(reader: HeaderReader, what: str, most: int, least_bytes: int) -> int:
 
 def _read_name(reader: HeaderReader, what: str) -> str:
     length: int = reader.unpack(_U64, what)
-    if not 0 < length <= 1024:
-        raise damaged(reader.path, f"length of a {what}", seen=length, wanted="1 to 1024 bytes")
+    if not 0 < length <= _MOST_NAME_BYTES:
+        raise damaged(reader.path, f"length of a {what}", seen=length, wanted=f"1 to {_MOST_NAME_BYTES} bytes")
     raw = reader.take(length, what)
     try:
         name = raw.decode()

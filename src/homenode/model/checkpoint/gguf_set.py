@@ -24,8 +24,11 @@ class GgufSet:
 
 
 def find_gguf(folder: Path) -> Path:
-    """The (first) file of the only GGUF model in `folder`; UserError when there is none or more than one."""
-    models = sorted({first_shard(file) for file in folder.glob("*.gguf")})
+    """The (first) file of the only GGUF model in `folder`; UserError when there is none or more than one.
+
+    Files called mmproj... hold the part of a model that sees images, never a whole model.
+    """
+    models = sorted({first_shard(file) for file in folder.glob("*.gguf") if not file.name.startswith("mmproj")})
     if len(models) != 1:
         names = ", ".join(model.name for model in models[:20]) or "none"
         raise UserError(f"{folder}: GGUF models seen: {names}; wanted exactly one: give the path of the file to use")

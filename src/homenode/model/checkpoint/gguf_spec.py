@@ -15,7 +15,7 @@ import numpy as np
 from homenode.errors import UnsupportedError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
-from homenode.model.checkpoint.folder_spec import derived_head_dim, extended_position
+from homenode.model.checkpoint.folder_spec import derived_head_dim, extended_position, sampling_defaults
 from homenode.model.checkpoint.reading import damaged, read_at
 from homenode.model.checkpoint.spec import ModelSpec, RopeSpec, TensorEntry
 
@@ -25,7 +25,7 @@ _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files often name the end of text only; a control token that ends a turn ends the text too. These are the ones in use.
 _END_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"))
 _CONTROL = 3
-_SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
+_SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "repetition_penalty": "penalty_repeat"}
 
 
 def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> str:
@@ -76,7 +76,7 @@ def spec_from_gguf(
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_eos_ids(tokenizer, metadata, vocab),
         storage=limits.main_storage(dict(tensors)),
-        generation=_sampling_defaults(Fields(path, metadata, "general.sampling.")),
+        generation=sampling_defaults(Fields(path, metadata, "general.sampling."), _SAMPLING),
     )
     limits.check_spec(spec, path)
     return spec
@@ -133,7 +133,7 @@ def _rope(fields: Fields, architecture: str, head_dim: int, position: int, facto
 
 
 def _yarn(fields: Fields, theta: float, rotary: int | None, factor: float, position: int, divisors: tuple[float, ...]) -> RopeSpec:
-    for key, plain in (("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0)):
+    for key, plain in (("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("yarn_log_multiplier", 0.0)):
         if (seen := fields.optional_number(f"rope.scaling.{key}", least=-1.0)) not in (None, plain, -1.0):
             raise UnsupportedError(f"{fields.path}: rope.scaling.{key} {seen:g} is not supported; homenode wants {plain:g}")
     scale = fields.number("rope.scaling.attn_factor", 1.0, least=0.0) or 1.0
@@ -163,15 +163,3 @@ def _eos_ids(tokenizer: Fields, metadata: Mapping[str, Any], vocab: int) -> tupl
     if isinstance(kinds, list) and len(kinds) == len(tokens):
         ids += [i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _CONTROL and token in _END_OF_TURN]
     return tuple(dict.fromkeys(ids))
-
-
-def _sampling_defaults(fields: Fields) -> dict[str, float | int]:
-    found: dict[str, float | int] = {}
-    for key, name in _SAMPLING.items():
-        value = fields.optional_number(key, least=0.0, most=1e6)
-        if value is not None:
-            found[name] = value
-    top_k = fields.optional_integer("top_k", minimum=-1)
-    if top_k is not None:
-        found["top_k"] = max(top_k, 0)
-    return found
