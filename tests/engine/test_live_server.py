@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +32,16 @@ def live_server() -> Iterator[LiveServer]:
     yield server
     assert server.close() == 0, b"".join(server.log).decode()[-3000:]
     assert b"Traceback" not in b"".join(server.log), b"".join(server.log).decode()[-6000:]
+
+
+@pytest.fixture
+def own_server() -> Iterator[LiveServer]:
+    """A server that the test may end."""
+    if not LiveServer.possible():
+        pytest.skip("needs the built-in model or the data folder ../shared/data, and this clone has neither")
+    server = LiveServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -94,6 +106,36 @@ def test_abandoned_streams_leave_nothing(client: openai.OpenAI, live_server: Liv
             if all(line.endswith(" 0.0") for line in lines):
                 return
     raise AssertionError(lines)
+
+
+@contextlib.contextmanager
+def long_stream(server: LiveServer) -> Iterator[Iterator[str]]:
+    """The lines of a stream that has begun and has a while to go."""
+    body = {"prompt": OPENINGS[0], "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 8}
+    with httpx.Client(base_url=server.url, timeout=60) as http, http.stream("POST", "/v1/completions", json=body) as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        assert response.status_code == 200 and '"finish_reason":null' in next(lines)
+        yield lines
+
+
+def test_sigterm_lets_a_stream_finish(own_server: LiveServer) -> None:
+    with long_stream(own_server) as lines:
+        own_server.process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2]
+    assert own_server.process.wait(60) == 0
+
+
+def test_a_killed_engine_is_told_to_clients_and_ends_the_server(own_server: LiveServer) -> None:
+    engines = [
+        int(pid) for task in Path(f"/proc/{own_server.process.pid}/task").iterdir() for pid in (task / "children").read_text().split()
+    ]
+    assert len(engines) == 1
+    with long_stream(own_server) as lines:
+        os.kill(engines[0], signal.SIGKILL)
+        rest = list(lines)
+    assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_lost"
+    assert own_server.process.wait(60) == 1
 
 
 def write_task(folder: Path, name: str, docs: list[dict[str, Any]], **settings: Any) -> None:

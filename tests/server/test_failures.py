@@ -296,7 +296,7 @@ def test_request_ids(server: Running) -> None:
     assert len(server.http.get("/version", headers={"X-Request-Id": "a b\x7f"}).headers["x-request-id"]) == 32
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(max_size=60) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["prompt", "messages", "role", "content", "n", "stop", "x"]), inner, max_size=4),
