@@ -207,7 +207,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
         front.core.post(Submit([request(1, [5], 30)]))
         gate.release()
         front.next(Outputs)
-        front.core.post(Drain(PATIENCE_S))
+        front.core.post(Drain(3600))
         front.core.post(Submit([request(2, [6])]))
         front.finish(2)
         assert front.outputs[2][-1].error_kind == "OverloadedError"
