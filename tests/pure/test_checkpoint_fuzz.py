@@ -6,6 +6,7 @@ What still opens is then used: figures are checked for sense and every tensor is
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from tests.memory import memory_headroom
 pytest.importorskip("gguf", reason="needs the gguf package to write files")
 
 HEADROOM = 256 * 2**20  # the inputs are below 200 KB: anything that needs more followed a number it should not have believed
-EXAMPLES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "80"))
 fuzz = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 TINY = {
@@ -62,6 +63,8 @@ def use(entries: dict[str, TensorEntry]) -> None:
     for entry in sorted(entries.values(), key=lambda e: (e.offset, e.nbytes)):
         assert ends.get(entry.file, 0) <= entry.offset and entry.offset + entry.nbytes <= entry.file.stat().st_size, entry
         ends[entry.file] = entry.offset + entry.nbytes
+        rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1] if entry.shape else 1
+        assert not entry.dtype.bytes or entry.nbytes == rows * entry.dtype.row_bytes(columns), entry
         try:
             for _ in iter_decoded_rows(entry):
                 pass

@@ -64,7 +64,7 @@ def test_no_name_is_the_built_in_model(tmp_path: Path, monkeypatch: pytest.Monke
         "./nothing",
         "/nothing/at/all",
         "a/b/c",
-        "~nobody/x",
+        "~no-such-user/x",
         "models/x.gguf",
         "a b/c",
         "org/",

@@ -43,7 +43,7 @@ def locate(
     """
     if model is None:
         return builtin_model()
-    path = Path(model).expanduser()
+    path = _expanded(model)
     if model and _exists(path):
         return path
     match = _HUB_ID.fullmatch(model)
@@ -60,6 +60,13 @@ def builtin_model() -> Path:
     if not (folder / "config.json").is_file():
         raise InternalError(f"the built-in model is missing from this installation ({folder}); install homenode again, or name a model")
     return folder
+
+
+def _expanded(model: str) -> Path:
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:  # ~name of nobody on this machine
+        return Path(model)
 
 
 def _exists(path: Path) -> bool:
@@ -145,7 +152,7 @@ def _explained(error: Exception, repository: str, revision: str | None, offline:
         return UserError(f"model {name}: the Hub answered with HTTP status {status}; try again later, or give a local path", param="model")
     if isinstance(error, ValueError):
         return UserError(f"model {name}: not a name the Hub accepts; {_EXPLAIN}", param="model")
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno is not None:  # the errors of HTTP clients are OSErrors too, but without a number
         return HostError(f"model {name}: fetching failed: {error}; check free space and permissions of the cache folder")
     return UserError(f"model {name}: fetching failed ({type(error).__name__}: {error}); check the connection and any proxy", param="model")
 

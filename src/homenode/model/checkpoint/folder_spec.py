@@ -13,6 +13,7 @@ from pathlib import Path
 from homenode.errors import UnsupportedError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
+from homenode.model.checkpoint.reading import quoted
 from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
 
 
@@ -120,7 +121,7 @@ def _family(fields: Fields) -> _Family:
         seen = named[0] if named else model_type or "none"
         known = ", ".join(FAMILIES)
         raise UnsupportedError(
-            f"{fields.path}: architecture {seen!r} is not supported; homenode runs {known}", architecture=seen, known=tuple(FAMILIES)
+            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {known}", architecture=seen, known=tuple(FAMILIES)
         )
     return family
 
@@ -130,12 +131,12 @@ def _refuse_unsupported(fields: Fields) -> None:
     if quantised is not None:
         method = quantised.text("quant_method", "unnamed")
         raise UnsupportedError(
-            f"{fields.path}: weights quantised by {method!r} are not supported in safetensors; use the original model "
+            f"{fields.path}: weights quantised by {quoted(method)} are not supported in safetensors; use the original model "
             "(with --quantize, if it is too large) or a GGUF of it"
         )
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise UnsupportedError(f"{fields.path}: hidden_act {activation!r} is not supported; homenode runs 'silu'")
+        raise UnsupportedError(f"{fields.path}: hidden_act {quoted(activation)} is not supported; homenode runs 'silu'")
 
 
 def _rope(fields: Fields, position: int, head_dim: int) -> RopeSpec:
@@ -170,7 +171,7 @@ def _rope(fields: Fields, position: int, head_dim: int) -> RopeSpec:
     if kind == "yarn":
         return _yarn(table, theta, rotary, original, position)
     raise UnsupportedError(
-        f"{fields.path}: rope scaling {kind!r} is not supported; homenode runs default, linear, llama3, yarn and dynamic", kind=kind
+        f"{fields.path}: rope scaling {quoted(kind)} is not supported; homenode runs default, linear, llama3, yarn and dynamic", kind=kind
     )
 
 

@@ -16,7 +16,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import derived_head_dim, extended_position, sampling_defaults
-from homenode.model.checkpoint.reading import damaged, read_at
+from homenode.model.checkpoint.reading import damaged, quoted, read_at
 from homenode.model.checkpoint.spec import ModelSpec, RopeSpec, TensorEntry
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -34,7 +34,9 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> str:
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedError(
-            f"{path}: architecture {name!r} is not supported; homenode runs GGUF files of {known}", architecture=name, known=ARCHITECTURES
+            f"{path}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {known}",
+            architecture=name,
+            known=ARCHITECTURES,
         )
     if Fields(path, metadata).optional_integer(f"{name}.expert_count", minimum=0):
         raise UnsupportedError(f"{path}: mixtures of experts are not supported in architecture {name!r}; homenode runs dense models")
@@ -128,7 +130,7 @@ def _rope(fields: Fields, architecture: str, head_dim: int, position: int, facto
     if kind == "yarn":
         return _yarn(fields, theta, part, factor, position, divisors)
     raise UnsupportedError(
-        f"{fields.path}: rope scaling {kind!r} is not supported; homenode runs none, linear and yarn in GGUF files", kind=kind
+        f"{fields.path}: rope scaling {quoted(kind)} is not supported; homenode runs none, linear and yarn in GGUF files", kind=kind
     )
 
 
