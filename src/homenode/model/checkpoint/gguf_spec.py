@@ -104,9 +104,11 @@ def _vocab_size(fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[st
         seen = "none (is this a vocabulary without a model?)" if embedding is None else list(embedding.shape)
         raise damaged(fields.path, "token_embd.weight", seen=seen, wanted=f"a matrix of at most {limits.MOST_VOCAB} rows")
     tokens = metadata.get("tokenizer.ggml.tokens", [])
-    if not isinstance(tokens, list) or len(tokens) > embedding.shape[0]:
-        seen = f"{len(tokens)} tokens" if isinstance(tokens, list) else type(tokens).__name__
-        raise damaged(fields.path, "tokenizer.ggml.tokens", seen=seen, wanted=f"at most the {embedding.shape[0]} rows of the embedding")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise damaged(fields.path, "tokenizer.ggml.tokens", seen=quoted(tokens), wanted="an array of strings")
+    if len(tokens) > embedding.shape[0]:
+        wanted = f"at most the {embedding.shape[0]} rows of the embedding"
+        raise damaged(fields.path, "tokenizer.ggml.tokens", seen=f"{len(tokens)} tokens", wanted=wanted)
     return embedding.shape[0]
 
 
