@@ -249,6 +249,8 @@ VALUES = st.one_of(
     st.tuples(st.just(U32), st.integers(0, 2**32 - 1)), st.tuples(st.just(U64), st.sampled_from(TELLING)), st.tuples(st.just(F32), st.floats(width=32)),
     st.tuples(st.just(STRING), st.text(max_size=8)), st.tuples(st.just(BOOL), st.booleans()),
     st.tuples(st.just(ARRAY), st.lists(st.integers(0, 2**32 - 1), max_size=4).map(lambda v: (U32, v))),
+    st.tuples(st.just(ARRAY), st.lists(st.text(max_size=3), max_size=4).map(lambda v: (STRING, v))),
+    st.tuples(st.just(ARRAY), st.sampled_from([(ARRAY, [(U32, [1])]), (ARRAY, [(STRING, ["x"])] * 2), (F32, [3.0]), (U32, [3])])),
 )  # fmt: skip
 FIGURES = (
     "embedding_length", "attention.head_count", "attention.head_count_kv", "block_count", "context_length", "feed_forward_length",
