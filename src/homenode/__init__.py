@@ -1,5 +1,11 @@
 """homenode: LLM serving for the machines people really have."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from homenode.engine.llm import LLM
+    from homenode.engine.request import SamplingParams
+
 __version__ = "0.1.0"
 
 __all__ = ["LLM", "SamplingParams", "__version__"]

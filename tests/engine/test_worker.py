@@ -166,6 +166,22 @@ def test_sampling_parameters_as_arrays() -> None:
     assert csr(how.seen_start, how.seen_token, how.seen_count) == [{}, {}, {5: (1,), 6: (0,), 9: (1,)}, {4: (1,)}]
 
 
+def test_what_would_stop_a_sequence_is_forbidden_until_min_tokens() -> None:
+    table = SequenceTable(BLOCK, eos_token_ids=(7,))
+    table.start(
+        start(1, [1, 2, 3], 2, SamplingParams(min_tokens=3, stop_token_ids=(5,), logit_bias={9: 1.0}))
+    )  # one token is drawn already
+    table.start(start(2, [1], params=SamplingParams(min_tokens=1, ignore_eos=True)))
+    slots = np.array([table.slot(1), table.slot(2)])
+    forbidden = [{9: (1.0,), 5: (-np.inf,), 7: (-np.inf,)}, {}]
+    for wanted in (forbidden, forbidden, [{9: (1.0,)}, {}]):
+        how = sampling_arrays(slots, table)
+        assert csr(how.bias_start, how.bias_token, how.bias_value) == wanted
+        table.append(slots, np.array([4, 4], np.int32))
+    table.end(1)
+    assert table.num_biased == 0
+
+
 def test_token_counts_against_a_plain_count() -> None:
     rng = random.Random(2)
     prompt, drawn = [rng.randrange(30) for _ in range(20)], [rng.randrange(200) for _ in range(500)]

@@ -125,7 +125,7 @@ class ScriptedClient:
     """Fulfils `homenode.server.engine.EngineClient`. Every request answers by `script`; `hold_after` tokens it waits for `release()`."""
 
     def __init__(self, script: Callable[[Request], list[Output]] = scripted, *, hold_after: int | None = None) -> None:
-        self.ready = Ready("/models/story-teller", MAX_MODEL_LEN, VOCAB, 100, 32, 2048, 128, True)
+        self.ready = Ready("/models/story-teller", MAX_MODEL_LEN, VOCAB, 100, 32, 2048, 128, chunked_prefill=True)
         self.statistics = Statistics(num_running=2, num_waiting=1, kv_usage=0.25, prefix_queries=10, prefix_hits=4, preemptions=3)
         self.on_engine_lost: Callable[[str], None] | None = None
         self.script, self.hold_after = script, hold_after

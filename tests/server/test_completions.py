@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.server.conftest import Running, Start
@@ -61,6 +62,19 @@ def test_parameters_reach_the_engine(server: Running) -> None:
         assert getattr(request.params, name) == (tuple(value) if isinstance(value, list) else value), name
     assert request.params.logit_bias == {65: -100.0} and request.params.prompt_logprobs == 2
     assert request.priority == 3 and request.cache_salt == "mine"
+
+
+def test_the_models_own_sampling_defaults_fill_what_is_left_open(start: Start) -> None:
+    own = {"temperature": 0.5, "top_p": 0.9, "top_k": 40.0, "repetition_penalty": 1.1}
+    found = []
+    for settings in ({}, {"generation_config": "none"}):
+        client = ScriptedClient()
+        client.ready = msgspec.structs.replace(client.ready, sampling_defaults=own)
+        server = start(client, **settings)
+        server.complete(top_p=0.25)
+        params = client.requests[-1].params
+        found.append((params.temperature, params.top_p, params.top_k, params.repetition_penalty))
+    assert found == [(0.5, 0.25, 40, 1.1), (1.0, 0.25, 0, 1.0)]
 
 
 def test_nulls_mean_the_defaults(server: Running) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from homenode.cli.report import OUT, loading_bar, plain_errors
+
+if TYPE_CHECKING:
+    from homenode.engine.config import EngineConfig
+    from homenode.model.tokenizer import Tokenizer
 
 
 @click.command()
@@ -28,14 +33,17 @@ from homenode.cli.report import OUT, loading_bar, plain_errors
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, token_ids, prompt_token_ids, finish_reason, timings.")
 def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, as_json: bool, **options: Any) -> None:
     """Continue one PROMPT with MODEL and print the result."""
+    from homenode.engine.config import EngineConfig
     from homenode.engine.llm import LLM
     from homenode.engine.request import SamplingParams
 
     settings = {name: options.pop(name) for name in ("threads", "quantize", "max_model_len")}
     with plain_errors():
-        with loading_bar("loading") as update:
-            llm = LLM(model, progress=update, max_num_seqs=1, **settings)
         params = SamplingParams(**options)
+        config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
+        config, tokenizer = _sized(config, prompt, chat, params.max_tokens)
+        with loading_bar("loading") as update:
+            llm = LLM(config=config, tokenizer=tokenizer, progress=update)
         with llm:
             if as_json:
                 _print_json(llm, prompt, chat, params, stop)
@@ -44,6 +52,23 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
             for piece in stream:
                 OUT.print(piece, end="", markup=False, highlight=False)
             OUT.print()
+
+
+def _sized(config: EngineConfig, prompt: str, chat: bool, max_tokens: int) -> tuple[EngineConfig, Tokenizer]:
+    """The config with room for this prompt and its continuation only: a model's whole context can take more memory than there is."""
+    from homenode.engine.location import located
+    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.tokenizer import load_tokenizer
+
+    config = located(config)
+    path = Path(str(config.model.path))
+    tokenizer = load_tokenizer(path)
+    if config.model.max_model_len is None:
+        text = tokenizer.render_chat([_user(prompt)]) if chat else prompt
+        needed = len(tokenizer.encode(text, add_special_tokens=not chat)) + max_tokens
+        length = min(needed, open_checkpoint(path).spec.max_position)
+        config = replace(config, model=replace(config.model, max_model_len=length))
+    return config, tokenizer
 
 
 def _user(prompt: str) -> dict[str, str]:

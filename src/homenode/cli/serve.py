@@ -49,16 +49,18 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
 
 async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     """Start the engine and read the vocabulary at the same time, then answer until told to stop."""
-    from homenode.engine.build import located
     from homenode.engine.client import AsyncEngineClient
-    from homenode.server.run import bind, serve
+    from homenode.engine.location import located
 
-    listener = bind(server)
     engine = located(engine)
     client = AsyncEngineClient(engine)
     try:
         with loading_bar("loading") as update:
             loading = asyncio.ensure_future(client.start(update))
+            await asyncio.sleep(0)  # the child is started first: it has the longer way to go
+            from homenode.server.run import bind, serve
+
+            listener = bind(server)
             tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
             ready = await loading
         return await serve(client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready))
@@ -81,7 +83,8 @@ def _announce(url: str, ready: Any) -> None:
 
 
 def _check(engine: EngineConfig, text: TextConfig) -> int:
-    from homenode.engine.build import check_config, located
+    from homenode.engine.build import check_config
+    from homenode.engine.location import located
 
     engine = located(engine)
     problems: list[HomenodeError] = list(check_config(engine))

@@ -113,7 +113,7 @@ def _check_model(config: EngineConfig, checkpoint: Checkpoint, allowance: Allowa
 def _make_runner(model: LoadedModel, backend: Backend, geometry: KvGeometry, sizes: Sizes) -> Runner:
     cache = backend.kv_cache(geometry, sizes.num_blocks)
     program = backend.compile(model.forward(cache), sizes.step_limits())
-    return Runner(program, backend, sizes.block_size)
+    return Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
 
 
 def _ready(config: EngineConfig, sizes: Sizes, geometry: KvGeometry, model: LoadedModel, backend: Backend, seconds: float) -> Ready:
@@ -126,6 +126,7 @@ def _ready(config: EngineConfig, sizes: Sizes, geometry: KvGeometry, model: Load
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_num_seqs=sizes.max_num_seqs,
         chunked_prefill=config.scheduler.enable_chunked_prefill,
+        sampling_defaults=dict(model.spec.generation),
         details={
             "architecture": model.spec.architecture,
             "load_seconds": round(seconds, 3),

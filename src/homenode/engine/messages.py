@@ -55,6 +55,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_num_batched_tokens: int
     max_num_seqs: int
     chunked_prefill: bool
+    sampling_defaults: dict[str, float] = {}  # the model's own: temperature, top_p, top_k, min_p, repetition_penalty
     details: dict[str, object] = {}
 
 

@@ -24,6 +24,11 @@ class ServerConfig:
         "Names clients may give for the model, separated by commas; the first is the one in answers. Default: the model's own.",
         parse=_names,
     )
+    generation_config: str = option(
+        "auto",
+        "Where sampling parameters a request leaves open come from; auto is the model's generation_config.json, none is neutral values.",
+        choices=("auto", "none"),
+    )
     api_key: tuple[str, ...] = option(
         (), "Keys clients must send as a Bearer token, separated by commas. Only /health answers without one.", parse=_names, secret=True
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from homenode.engine.request import Request, SamplingParams
@@ -92,7 +94,8 @@ def _sequences(
     _check_bias(state, body)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     room = state.ready.max_model_len - len(ids)
-    params = _params(body, min(wanted, room), logprobs, prompt_logprobs)
+    defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
+    params = _params(body, defaults, min(wanted, room), logprobs, prompt_logprobs)
     made = []
     for index in range(body.n or 1):
         recorder = state.metrics.recorder()
@@ -121,17 +124,20 @@ def _check_bias(state: ServerState, body: Sampling) -> None:
             )
 
 
-def _params(body: Sampling, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+def _params(
+    body: Sampling, defaults: Mapping[str, float], max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    """`defaults` stand in for what the request leaves open; neutral values for what neither says."""
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min(body.min_tokens or 0, max_tokens),
-        temperature=_or(body.temperature, 1.0),
-        top_p=max(_or(body.top_p, 1.0), _SMALLEST_TOP_P),
-        top_k=max(body.top_k or 0, 0),
-        min_p=_or(body.min_p, 0.0),
+        temperature=_or(body.temperature, defaults.get("temperature", 1.0)),
+        top_p=max(_or(body.top_p, defaults.get("top_p", 1.0)), _SMALLEST_TOP_P),
+        top_k=max(int(_or(body.top_k, defaults.get("top_k", 0))), 0),
+        min_p=_or(body.min_p, defaults.get("min_p", 0.0)),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        repetition_penalty=_or(body.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
         seed=body.seed,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),

@@ -93,7 +93,7 @@ class Sequence:
     def take_token(self, token: int, eos_token_ids: frozenset[int]) -> tuple[str | None, int | None]:
         """Append a drawn token. Returns the finish reason, or None to go on, and the token that stopped it, if one did.
 
-        A token that would stop the sequence is an ordinary one until `min_tokens` others were drawn.
+        A token that would stop the sequence is an ordinary one until `min_tokens` others were drawn; the worker does not draw it before.
         """
         self.tokens.append(token)
         stops = token in self.params.stop_token_ids or (not self.params.ignore_eos and token in eos_token_ids)

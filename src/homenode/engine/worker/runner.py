@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from homenode.compute.ops import Backend, Program
 from homenode.engine.schedule.step import Step, StepResult
@@ -15,10 +15,18 @@ from homenode.engine.worker.sequences import SequenceTable
 class Runner:
     """A worker without its process: keeps the sequences and runs steps on a compiled program. For one thread."""
 
-    def __init__(self, program: Program, backend: Backend, block_size: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        program: Program,
+        backend: Backend,
+        block_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        """`eos_token_ids` are what a sequence with `min_tokens` may not draw before it has them."""
         self._program = program
         self._backend = backend
-        self._table = SequenceTable(block_size)
+        self._table = SequenceTable(block_size, eos_token_ids)
         self._clock = clock
 
     @property

@@ -86,7 +86,7 @@ def sampling_arrays(slots: SlotArray, table: SequenceTable) -> SamplingArrays:
 def _biases(slots: SlotArray, table: SequenceTable) -> tuple[IntArray, IntArray, FloatArray]:
     if not table.num_biased:
         return np.zeros(len(slots) + 1, np.int32), _NO_TOKENS, _NO_VALUES
-    found = [table.bias[slot] or (_NO_TOKENS, _NO_VALUES) for slot in slots.tolist()]
+    found = [table.bias_of(slot) for slot in slots.tolist()]
     return _starts([tokens for tokens, _ in found]), _joined([t for t, _ in found]), np.concatenate([v for _, v in found])
 
 

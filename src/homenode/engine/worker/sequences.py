@@ -7,6 +7,7 @@ same handle.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +19,9 @@ from homenode.engine.schedule.step import StartSequence
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 SlotArray = npt.NDArray[np.intp]
+Bias = tuple[IntArray, FloatArray]  # token ids and what is added to their logits
 _NOTHING = np.zeros(0, np.int32)
+_NO_VALUES = np.zeros(0, np.float32)
 _FIRST_SLOTS = 16
 _FIRST_BLOCKS = 8
 _MASK64 = (1 << 64) - 1
@@ -61,12 +64,14 @@ class TokenCounts:
 class SequenceTable:
     """The sequences of one worker. Arrays are indexed by slot."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, eos_token_ids: Sequence[int] = ()) -> None:
         self.block_size = block_size
+        self._eos = tuple(eos_token_ids)
         self._slots: dict[int, int] = {}
         self._free = list(range(_FIRST_SLOTS - 1, 0, -1))
         self.known: list[IntArray] = [_NOTHING] * _FIRST_SLOTS  # tokens given at the start
-        self.bias: list[tuple[IntArray, FloatArray] | None] = [None] * _FIRST_SLOTS
+        self.bias: list[Bias | None] = [None] * _FIRST_SLOTS
+        self.stops: list[Bias | None] = [None] * _FIRST_SLOTS  # what may not be drawn yet (min_tokens)
         self.seen: list[TokenCounts | None] = [None] * _FIRST_SLOTS
         self.length = np.zeros(_FIRST_SLOTS, np.int32)  # tokens, drawn ones included
         self.last_token = np.zeros(_FIRST_SLOTS, np.int32)
@@ -83,7 +88,8 @@ class SequenceTable:
         self.presence = np.zeros(_FIRST_SLOTS, np.float32)
         self.logprobs = np.full(_FIRST_SLOTS, -1, np.int32)
         self.prompt_logprobs = np.full(_FIRST_SLOTS, -1, np.int32)
-        self.num_biased = 0  # sequences with a logit bias
+        self.min_length = np.zeros(_FIRST_SLOTS, np.int32)  # below it `stops` are forbidden
+        self.num_biased = 0  # sequences with a logit bias or with min_tokens
         self.num_counted = 0  # sequences with a penalty
 
     def __len__(self) -> int:
@@ -119,9 +125,9 @@ class SequenceTable:
         slot = self._slots.pop(seq, None)
         if slot is None:
             return
-        self.num_biased -= self.bias[slot] is not None
+        self.num_biased -= self.bias[slot] is not None or self.stops[slot] is not None
         self.num_counted -= self.seen[slot] is not None
-        self.known[slot], self.bias[slot], self.seen[slot] = _NOTHING, None, None
+        self.known[slot], self.bias[slot], self.stops[slot], self.seen[slot] = _NOTHING, None, None, None
         self._free.append(slot)
 
     def add_blocks(self, slot: int, new: list[int]) -> None:
@@ -145,6 +151,13 @@ class SequenceTable:
                 if counts is not None:
                     counts.add(token)
 
+    def bias_of(self, slot: int) -> Bias:
+        """What is added to a slot's logits for its next draw; -inf forbids a token."""
+        bias, stops = self.bias[slot], self.stops[slot]
+        if stops is None or self.length[slot] >= self.min_length[slot]:
+            return bias or (_NOTHING, _NO_VALUES)
+        return stops if bias is None else (np.concatenate((bias[0], stops[0])), np.concatenate((bias[1], stops[1])))
+
     def _set_sampling(self, slot: int, params: SamplingParams) -> None:
         self.temperature[slot] = params.temperature
         self.top_k[slot] = min(max(params.top_k, 0), 2**31 - 1)
@@ -159,7 +172,10 @@ class SequenceTable:
         if params.logit_bias:
             tokens = np.array(list(params.logit_bias), np.int32)
             self.bias[slot] = (tokens, np.array(list(params.logit_bias.values()), np.float32))
-            self.num_biased += 1
+        if stops := set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._eos)) if params.min_tokens else None:
+            self.stops[slot] = (np.array(sorted(stops), np.int32), np.full(len(stops), -np.inf, np.float32))
+            self.min_length[slot] = min(int(self.num_prompt[slot]) + params.min_tokens, 2**31 - 1)
+        self.num_biased += self.bias[slot] is not None or self.stops[slot] is not None
         if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
             self.seen[slot] = TokenCounts(self.known[slot], int(self.num_prompt[slot]))
             self.num_counted += 1
@@ -171,6 +187,7 @@ class SequenceTable:
                 setattr(self, name, _grown(value, 2 * old))
         self.known += [_NOTHING] * old
         self.bias += [None] * old
+        self.stops += [None] * old
         self.seen += [None] * old
         self._free = list(range(2 * old - 1, old - 1, -1))
 

@@ -16,7 +16,9 @@ _LARGEST_TEMPLATE = 1 << 20
 class TextConfig:
     """Where text becomes tokens. The defaults are the model's own."""
 
-    tokenizer: str | None = option(None, "Folder (with tokenizer.json) or GGUF file whose vocabulary stands in for the model's.", metavar="PATH")
+    tokenizer: str | None = option(
+        None, "Folder (with tokenizer.json) or GGUF file whose vocabulary stands in for the model's.", metavar="PATH"
+    )
     chat_template: str | None = option(None, "File with a jinja2 chat template that stands in for the model's.", metavar="FILE")
 
     def load(self, model: Path) -> Tokenizer:
@@ -29,7 +31,9 @@ class TextConfig:
         file = Path(self.chat_template)
         try:
             if file.stat().st_size > _LARGEST_TEMPLATE:
-                raise UserError(f"--chat-template {file} has {file.stat().st_size} bytes; at most {_LARGEST_TEMPLATE} are read", param="chat_template")
+                raise UserError(
+                    f"--chat-template {file} has {file.stat().st_size} bytes; at most {_LARGEST_TEMPLATE} are read", param="chat_template"
+                )
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--chat-template {file} cannot be read: {error}", param="chat_template") from error
