@@ -15,12 +15,12 @@ from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
 from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.sizing import Sizes, choose_cpus, kv_geometry, problems, resolve
+from homenode.engine.sizing import Sizes, choose_cpus, problems, resolve
 from homenode.engine.worker.runner import Runner
 from homenode.errors import UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
-from homenode.model.weights.load import LoadedModel, load_model, plan_model
+from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 
 Progress = Callable[[int, int], None]
 
@@ -57,7 +57,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     backend = make_backend(config.compute, Allowance.of_process())
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
-    geometry = kv_geometry(config, checkpoint.spec, layout)
+    geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
     foreseen = max(0, Allowance.of_process().memory_available - layout.target_bytes)
     resolve(config, checkpoint.spec, geometry, foreseen)
     model = load_model(
@@ -106,7 +106,7 @@ def _check_model(config: EngineConfig, checkpoint: Checkpoint, allowance: Allowa
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     except UserError as error:
         return [error]
-    geometry = kv_geometry(config, checkpoint.spec, layout)
+    geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
     return problems(config, checkpoint.spec, geometry, max(0, allowance.memory_available - layout.target_bytes))
 
 

@@ -11,7 +11,6 @@ from homenode.engine.schedule.step import WorkerLimits
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.model.checkpoint.spec import ModelSpec
-from homenode.model.weights.layout import WeightLayout
 from homenode.units import format_bytes
 
 _LOGITS_BYTES = 256 * 2**20
@@ -128,14 +127,6 @@ def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     columns = 4 * spec.hidden_size + heads + 3 * spec.intermediate_size
     return 4 * (config.scheduler.max_num_batched_tokens * columns + sampled_rows(config, spec.vocab_size) * spec.vocab_size)
-
-
-def kv_geometry(config: EngineConfig, spec: ModelSpec, layout: WeightLayout) -> KvGeometry:
-    """The KV memory's shape, known before a weight is read: `auto` is f32 when every matrix is kept as float32, else bf16."""
-    dtype = config.kv.kv_cache_dtype
-    if dtype == "auto":
-        dtype = "f32" if all(matrix.target == "F32" for matrix in layout.matrices) else "bf16"
-    return KvGeometry(spec.num_layers, spec.num_kv_heads, spec.head_dim, config.kv.block_size, dtype)
 
 
 def choose_cpus(threads: int | None, allowance: Allowance) -> tuple[int, ...]:

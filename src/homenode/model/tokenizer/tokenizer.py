@@ -113,12 +113,14 @@ def load_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer:
 
 
 def _gguf_file(path: Path) -> Path | None:
+    """The GGUF file that holds the vocabulary, the first of a split one; None for a folder with a tokenizer.json or without GGUF files."""
+    from homenode.model.checkpoint.gguf_set import find_gguf, first_shard
+
     if path.is_file():
-        return path if path.suffix == ".gguf" else None
-    if (path / "tokenizer.json").is_file():
+        return first_shard(path) if path.suffix == ".gguf" else None
+    if (path / "tokenizer.json").is_file() or not any(path.glob("*.gguf")):
         return None
-    files = sorted(path.glob("*.gguf"))
-    return files[0] if files else None
+    return find_gguf(path)
 
 
 def _from_gguf(path: Path, chat_template: str | None) -> Tokenizer:
