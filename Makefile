@@ -50,8 +50,8 @@ check: $(VENV)/tools  ## style, types and floors; nothing is run
 test: $(VENV)/torch  ## all tests that take seconds each
 	$(BIN)/pytest -m "not slow"
 
-test-all: $(VENV)/torch  ## all tests, the slow ones too
-	$(BIN)/pytest
+test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
+	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest
 
 docs: $(VENV)/installed  ## build the documentation into docs/_build
 	$(BIN)/pip install --quiet --group docs
