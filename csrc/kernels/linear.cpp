@@ -43,25 +43,31 @@ bool is_coded(const Weight& w) { return coding_of(w.format) != nullptr; }
 struct Rows {
   const uint8_t* data;
   size_t stride;
-  int64_t column_bytes_numerator, column_bytes_denominator;  // bytes of some columns: columns * numerator / denominator
-  int64_t columns;                                           // padded to whole parts when encoded
-  int64_t bytes_of(int64_t n) const { return n * column_bytes_numerator / column_bytes_denominator; }
+  int64_t part_bytes;  // of 32 columns
+  int64_t columns;     // padded to whole parts when encoded
 };
 
 Rows rows_for(const LinearArgs& a, const Weight& w) {
-  if (!is_coded(w)) return {reinterpret_cast<const uint8_t*>(a.x), size_t(a.x_stride) * sizeof(float), sizeof(float), 1, w.columns};
+  constexpr int64_t kFloat = sizeof(float);
+  if (!is_coded(w)) return {reinterpret_cast<const uint8_t*>(a.x), size_t(a.x_stride * kFloat), kPartColumns * kFloat, w.columns};
   const int64_t parts = parts_of(w.columns);
-  return {a.scratch, size_t(parts) * sizeof(EncodedPart), sizeof(EncodedPart), kPartColumns, parts * kPartColumns};
+  return {a.scratch, size_t(parts) * sizeof(EncodedPart), sizeof(EncodedPart), parts * kPartColumns};
+}
+
+// Columns multiplied with all the tokens at hand before the next: whole steps and whole parts.
+int64_t columns_at_once(PackedStep step) {
+  const int64_t columns = kBytesAtOnce / step.bytes * step.columns;
+  return std::max<int64_t>(columns / kPartColumns * kPartColumns, std::max(step.columns, kPartColumns));
 }
 
 // sums[n][32] = rows first .. first + n - 1 times one group.
 void multiply_group(const Tiles& tiles, PackedStep step, const uint8_t* group, const Rows& rows, int64_t first, int64_t n, float* sums) {
   std::fill_n(sums, n * kGroupRows, 0.0f);
-  const int64_t at_once = n <= tiles.max_tokens ? rows.columns : std::max<int64_t>(1, kBytesAtOnce / step.bytes) * step.columns;
+  const int64_t at_once = n <= tiles.max_tokens ? rows.columns : columns_at_once(step);
   for (int64_t column = 0; column < rows.columns; column += at_once) {
     const int64_t columns = std::min(at_once, rows.columns - column);
     const uint8_t* packed = group + column / step.columns * step.bytes;
-    const uint8_t* row = rows.data + size_t(first) * rows.stride + rows.bytes_of(column);
+    const uint8_t* row = rows.data + size_t(first) * rows.stride + column / kPartColumns * rows.part_bytes;
     for (int64_t token = 0, left = n; left > 0;) {
       const int64_t calls = (left + tiles.max_tokens - 1) / tiles.max_tokens, now = (left + calls - 1) / calls;  // about equal tiles
       tiles.tile[now - 1](packed, columns, row + size_t(token) * rows.stride, rows.stride, sums + token * kGroupRows);

@@ -1,5 +1,4 @@
 // Reading and packing of weights: every thread of the team brings in the rows it will multiply.
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,17 +28,25 @@ std::string shape_text(Format format, int64_t rows, int64_t columns) {
 }
 
 Error user_error(std::string message) { return Error{Fault::user, 0, std::move(message)}; }
+Error system_error(const std::string& call) {
+  const int code = errno;
+  return Error{Fault::host, code, call + " failed: " + std::strerror(code)};
+}
 
 std::optional<Error> check_request(Format source, int64_t rows, int64_t columns, Format target) {
   if (!can_decode(source)) return user_error("storage format " + std::to_string(int(source)) + " is not one that can be decoded");
   if (!has_kernel(target)) return user_error("no kernel for packed format " + std::to_string(int(target)));
   if (rows < 1 || rows > kMaxRows || columns < 1 || columns > kMaxColumns) {
-    return user_error("a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " is out of bounds: 1 .. 2^31 rows of 1 .. 2^24 columns");
+    return user_error("a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) +
+                      " is out of bounds: 1 .. 2^31 rows of 1 .. 2^24 columns");
   }
   const int block = file_block(source).columns;
-  if (columns % block) return user_error("a row of a " + shape_text(source, rows, columns) + " would end inside a block of " + std::to_string(block));
+  if (columns % block) {
+    return user_error("a row of a " + shape_text(source, rows, columns) + " would end inside a block of " + std::to_string(block));
+  }
   if (source != target && !can_encode(target)) {
-    return user_error(std::string(format_name(source)) + " cannot be kept as " + format_name(target) + ": only F32, F16, BF16, Q8_0 and Q4_0 are encoded");
+    return user_error(std::string(format_name(source)) + " cannot be kept as " + format_name(target) +
+                      ": only F32, F16, BF16, Q8_0 and Q4_0 are encoded");
   }
   return std::nullopt;
 }
@@ -117,8 +124,11 @@ struct FileRows {
     while (bytes > 0) {
       const ssize_t got = pread(fd, out, bytes, off_t(at));
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return Error{Fault::host, errno, "pread of " + std::to_string(bytes) + " bytes at offset " + std::to_string(at) + " failed: " + std::strerror(errno)};
-      if (got == 0) return user_error("the file ends at offset " + std::to_string(at) + ", inside a matrix: " + std::to_string(bytes) + " more bytes were wanted");
+      if (got < 0) return system_error("pread of " + std::to_string(bytes) + " bytes at offset " + std::to_string(at));
+      if (got == 0) {
+        return user_error("the file ends at offset " + std::to_string(at) + ", inside a matrix: " + std::to_string(bytes) +
+                          " more bytes were wanted");
+      }
       at += uint64_t(got);
       out += got;
       bytes -= size_t(got);
@@ -130,11 +140,12 @@ struct FileRows {
 // A regular file must hold the whole matrix before memory is set aside for it.
 std::optional<Error> check_file(const FileRows& file, int64_t rows, Format source, int64_t columns) {
   uint64_t end;
-  if (__builtin_mul_overflow(uint64_t(rows), uint64_t(file.row_bytes), &end) || __builtin_add_overflow(end, file.offset, &end) || end > INT64_MAX) {
+  if (__builtin_mul_overflow(uint64_t(rows), uint64_t(file.row_bytes), &end) || __builtin_add_overflow(end, file.offset, &end) ||
+      end > INT64_MAX) {
     return user_error("a " + shape_text(source, rows, columns) + " at offset " + std::to_string(file.offset) + " ends beyond any file");
   }
   struct stat status;
-  if (fstat(file.fd, &status)) return Error{Fault::host, errno, "fstat of file descriptor " + std::to_string(file.fd) + " failed: " + std::strerror(errno)};
+  if (fstat(file.fd, &status)) return system_error("fstat of file descriptor " + std::to_string(file.fd));
   if (S_ISREG(status.st_mode) && end > uint64_t(status.st_size)) {
     return user_error("the file has " + std::to_string(status.st_size) + " bytes; a " + shape_text(source, rows, columns) + " at offset " +
                       std::to_string(file.offset) + " ends at " + std::to_string(end));
@@ -169,7 +180,8 @@ Result<std::shared_ptr<Weight>> fill_pieces(Team& team, Result<std::shared_ptr<W
     try {
       errors[size_t(member)] = fill(weight, weight.pieces[size_t(member)]);
     } catch (const std::bad_alloc&) {
-      errors[size_t(member)] = Error{Fault::host, ENOMEM, "no memory for the buffers to read a " + shape_text(weight.format, weight.rows, weight.columns)};
+      errors[size_t(member)] =
+          Error{Fault::host, ENOMEM, "no memory for the buffers to read a " + shape_text(weight.format, weight.rows, weight.columns)};
     }
   });
   for (auto& error : errors) {

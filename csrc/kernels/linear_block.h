@@ -1,0 +1,44 @@
+// The values that a tile of activation rows accumulates, on the vectors a level defines. See linear_tiles.h.
+#pragma once
+#include "kernels/linear_table.h"
+
+#define HOMENODE_INLINE inline __attribute__((always_inline))
+
+namespace homenode {
+namespace {
+
+constexpr int kVectors = kGroupRows / kLanes;  // of a group's rows
+constexpr int kVectorBytes = 4 * kLanes;
+
+template <int M>
+using Block = Floats[M][kVectors];
+
+template <int M>
+HOMENODE_INLINE void load_sums(const float* sums, Block<M>& f) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) f[m][v] = load_floats(sums + kGroupRows * m + kLanes * v);
+  }
+}
+
+template <int M>
+HOMENODE_INLINE void store_sums(const Block<M>& f, float* sums) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) store_floats(sums + kGroupRows * m + kLanes * v, f[m][v]);
+  }
+}
+
+template <int M>
+HOMENODE_INLINE void set_zero(Block<M>& f) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) f[m][v] = zero_floats();
+  }
+}
+
+}  // namespace
+}  // namespace homenode
