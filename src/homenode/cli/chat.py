@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
 from homenode.errors import UserError
+
+if TYPE_CHECKING:
+    from homenode.engine.llm import LLM
+    from homenode.engine.request import SamplingParams
+
+Messages = list[dict[str, str]]
 
 
 @click.command()
@@ -19,6 +28,9 @@ from homenode.errors import UserError
 @click.option("--seed", type=int, help="Makes the answers repeatable.")
 @click.option("--threads", type=click.IntRange(1), help="Compute threads. Default: one for each physical core allowed.")
 @click.option("--quantize", type=click.Choice(["q8_0", "q4_0"]), help="Quantise float matrices while loading.")
+@click.option("--max-model-len", type=click.IntRange(1), help="Most tokens of the conversation. Default: the model's own.")
+@click.option("--tokenizer", help="Folder (with tokenizer.json) or GGUF file whose vocabulary stands in for the model's.")
+@click.option("--chat-template", help="File with a jinja2 chat template that stands in for the model's.")
 def chat(
     model: str | None,
     system: str | None,
@@ -28,20 +40,31 @@ def chat(
     seed: int | None,
     threads: int | None,
     quantize: str | None,
+    max_model_len: int | None,
+    tokenizer: str | None,
+    chat_template: str | None,
 ) -> None:
     """Talk to MODEL. An empty line or Ctrl-D ends the conversation; /new starts another; Ctrl-C stops an answer."""
+    from homenode.engine.config import EngineConfig
     from homenode.engine.llm import LLM
+    from homenode.engine.location import located
     from homenode.engine.request import SamplingParams
+    from homenode.model.tokenizer.config import TextConfig
 
     with plain_errors():
+        settings = {"threads": threads, "quantize": quantize, "max_model_len": max_model_len, "max_num_seqs": 1}
+        config = located(EngineConfig.of(model, settings))
+        text = TextConfig(tokenizer, chat_template).load(Path(str(config.model.path)))
+        if not text.has_chat_template:
+            raise UserError("this model has no chat template; give one with --chat-template, or use `homenode generate`")
         with loading_bar("loading") as update:
-            llm = LLM(model, threads=threads, quantize=quantize, progress=update)
+            llm = LLM(config=config, tokenizer=text, progress=update)
         with llm:
             params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
             _talk(llm, params, [{"role": "system", "content": system}] if system else [])
 
 
-def _talk(llm: object, params: object, opening: list[dict[str, str]]) -> None:
+def _talk(llm: LLM, params: SamplingParams, opening: Messages) -> None:
     messages = list(opening)
     ERR.print("[dim]Ask something. An empty line ends the conversation, /new starts another.[/]")
     while text := _ask():
@@ -53,7 +76,7 @@ def _talk(llm: object, params: object, opening: list[dict[str, str]]) -> None:
             messages.append({"role": "assistant", "content": _answer(llm, params, messages)})
         except UserError as error:
             messages.pop()
-            ERR.print(f"[red]{error.message}[/]", markup=True, highlight=False)
+            ERR.print(error.message, style="red", markup=False, highlight=False)
 
 
 def _ask() -> str:
@@ -64,17 +87,17 @@ def _ask() -> str:
         return ""
 
 
-def _answer(llm: object, params: object, messages: list[dict[str, str]]) -> str:
+def _answer(llm: LLM, params: SamplingParams, messages: Messages) -> str:
     """Print the answer while it comes and return what came; Ctrl-C cuts it short."""
     pieces: list[str] = []
     start = time.monotonic()
-    OUT.print("[bold green]homenode[/] ", end="")
-    stream = llm.stream_chat(messages, params)  # type: ignore[attr-defined]
-    try:
-        for piece in stream:
-            pieces.append(piece)
-            OUT.print(piece, end="", markup=False, highlight=False)
-    except KeyboardInterrupt:
-        stream.close()
+    with closing(llm.stream_chat(messages, params)) as stream:
+        OUT.print("[bold green]homenode[/] ", end="")
+        try:
+            for piece in stream:
+                pieces.append(piece)
+                OUT.print(piece, end="", markup=False, highlight=False)
+        except KeyboardInterrupt:
+            pass
     OUT.print(f"\n[dim]{time.monotonic() - start:.1f} s[/]", highlight=False)
     return "".join(pieces)

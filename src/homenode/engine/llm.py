@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -104,18 +104,18 @@ class LLM:
         ids = self._chat_prompt(messages, values)
         return self.generate([ids], params or self._rest_of_context(ids), stop=stop)[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()) -> Iterator[str]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()) -> Generator[str, None, None]:
         """The text of one continuation as it is made. Closing the iterator ends the request."""
         return self._stream(self._prompts(prompt)[0], params or SamplingParams(), stop)
 
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """The answer to a conversation as it is made. Closing the iterator ends the request."""
         ids = self._chat_prompt(messages, values)
         return self._stream(ids, params or self._rest_of_context(ids), stop)
 
-    def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> Iterator[str]:
+    def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> Generator[str, None, None]:
         number, sink = next(self._ids), SimpleQueue[Output]()
         answer = Answer(ids, self.tokenizer, stop)
         self._engine.submit([self._request(number, ids, params)], sink)
