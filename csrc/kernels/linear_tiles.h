@@ -1,7 +1,7 @@
 // Matrix products of a few activation rows with one packed group of 32 weight rows: the one source of all levels.
 //
 // A level's unit defines, in the anonymous namespace, vectors of kLanes 32-bit lanes (Floats, Ints) and the functions on them that are used
-// below, then includes this file and fills its LinearTable. All is in the anonymous namespace and uses nothing of the standard library:
+// in the files below, then includes this file and fills its LinearTable. All is in the anonymous namespace and uses nothing of the standard library:
 // no function compiled for one level can be linked into another.
 //
 // The value of an output, the same at every level and for every number of tokens:
@@ -9,7 +9,8 @@
 //   simple blocks    for each 32 columns: the exact integer sum of products, then fma(float(sum), d_weight * d_row, value);
 //                    with a minimum then fma(-minimum, d_row * float(-sum of row codes), value)
 //   super-blocks     for each 256 columns: eight times fma(float(sum of s * integer sums), d_row, inner), and for minimums
-//                    fma(float(m), d_row * float(-sum of row codes), inner_minimum); then value = fma(inner, d, value), fma(inner_minimum, dmin, value)
+//                    fma(float(m), d_row * float(-sum of row codes), inner_minimum);
+//                    then fma(inner, d, value), and for minimums fma(inner_minimum, dmin, value)
 #pragma once
 #include "kernels/linear_coded.h"
 #include "kernels/linear_encode.h"
