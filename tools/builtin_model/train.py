@@ -9,13 +9,14 @@ minutes; the same command goes on from there.
 from __future__ import annotations
 
 import argparse
-import math
-import random
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+import torch.distributed
+import torch.multiprocessing
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
@@ -100,8 +101,8 @@ class Optimizers:
 
 
 def rate_at(done: float, step: int, peak: float) -> float:
-    """Warm-up over 200 steps, then a cosine over the fraction `done` of the time, down to 2 % of `peak`."""
-    return peak * min(1.0, (step + 1) / 200) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+    """Warm-up over 100 steps, constant for the first half of the time (`done`, 0 to 1), then straight down to 2 % of `peak`."""
+    return peak * min(1.0, (step + 1) / 100) * (0.02 + 0.98 * min(1.0, 2 * max(0.0, 1 - done)))
 
 
 class Run:
@@ -145,32 +146,53 @@ class Run:
 
     def train(self, minutes: float, peak: float, shape: tuple[int, int], save_every: float, compiled: bool) -> None:
         """Trains until `minutes` of training time are spent, over all resumed parts together."""
-        # A resumed run draws other text than the part before it: the seed moves on with the step.
-        stream = batches(self.encoder, self.seed * 1_000_003 + self.step, *shape)
+        rank = torch.distributed.get_rank()
+        # Every worker, and every part of a resumed run, draws its own text.
+        stream = batches(self.encoder, self.seed * 1_000_003 + self.step * 16 + rank, *shape)
         loss_of = Loss(self.model, compiled)
-        last, saved, mean = time.monotonic(), self.seconds, 0.0
+        before, start, saved, mean = self.seconds, time.monotonic(), self.seconds, 0.0
         while self.seconds < minutes * 60:
-            batch = next(stream)
-            loss = loss_of(batch)
+            loss = loss_of(next(stream))
             loss.backward()
+            value, self.seconds = self._average(loss.item(), before + time.monotonic() - start)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizers.step(rate_at(self.seconds / (minutes * 60), self.step, peak))
-            self.step, self.tokens = self.step + 1, self.tokens + batch[0].numel()
-            mean = loss.item() if mean == 0 else 0.98 * mean + 0.02 * loss.item()
-            now = time.monotonic()
-            self.seconds, last = self.seconds + now - last, now
-            if self.step % 50 == 0:
+            self.step, self.tokens = self.step + 1, self.tokens + shape[0] * shape[1] * torch.distributed.get_world_size()
+            mean = value if mean == 0 else 0.98 * mean + 0.02 * value
+            if rank == 0 and self.step % 50 == 0:
                 speed = self.tokens / self.seconds
                 print(
                     f"step {self.step} loss {mean:.3f} {self.tokens / 1e6:.2f}M tokens {speed:.0f}/s {self.seconds / 60:.1f} min",
                     flush=True,
                 )
-            if self.seconds - saved > save_every * 60:
+            if rank == 0 and self.seconds - saved > save_every * 60:
                 self.save()
                 saved = self.seconds
-                print(summary(evaluate(self.model, self.encoder, per_kind=1), worst=12), flush=True)
-                last = time.monotonic()  # Evaluation is not training time.
-        self.save()
+        if rank == 0:
+            self.save()
+
+    def _average(self, loss: float, seconds: float) -> tuple[float, float]:
+        """Averages the gradients over the workers, and with them the loss and the clock, so that all take the same step and stop together."""
+        gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        flat = torch.cat([*(gradient.flatten() for gradient in gradients), torch.tensor([loss, seconds])])
+        torch.distributed.all_reduce(flat)
+        flat /= torch.distributed.get_world_size()
+        at = 0
+        for gradient in gradients:
+            gradient.copy_(flat[at : at + gradient.numel()].view_as(gradient))
+            at += gradient.numel()
+        return float(flat[-2]), float(flat[-1])
+
+
+def _work(rank: int, chosen: argparse.Namespace, meeting: str) -> None:
+    """One worker: one thread, its own text, the same weights as the others."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=chosen.workers)
+    run = Run(chosen.out, chosen.seed)
+    run.train(chosen.minutes, chosen.rate, (chosen.rows, chosen.length), chosen.save_every, not chosen.no_compile)
+    torch.distributed.destroy_process_group()
+    if rank == 0:
+        print(summary(evaluate(run.model, run.encoder, per_kind=5), worst=200))
 
 
 def main() -> None:
@@ -178,18 +200,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=50.0, help="training time in all")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--rows", type=int, default=24, help="rows of a batch")
+    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--rows", type=int, default=14, help="rows of one worker's batch")
     parser.add_argument("--length", type=int, default=160, help="tokens of a row")
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes of one thread each; on a busy machine they wait less than two threads do"
+    )
     parser.add_argument("--save-every", type=float, default=5.0, help="minutes between saves")
     chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    run = Run(chosen.out, chosen.seed)
+    run = Run(chosen.out, chosen.seed)  # Learns the vocabulary once, before the workers need it.
     print(f"{sum(weight.numel() for weight in run.model.parameters()) / 1e6:.2f} million parameters", flush=True)
-    run.train(chosen.minutes, chosen.rate, (chosen.rows, chosen.length), chosen.save_every, not chosen.no_compile)
-    print(summary(evaluate(run.model, run.encoder, per_kind=5), worst=200))
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_work, (chosen, f"{folder}/meeting"), nprocs=chosen.workers)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ _MAKERS: tuple[tuple[Maker, float], ...] = (
     (numbers.count, 7),
     (numbers.neighbour, 5),
     (numbers.even, 2),
+    (numbers.sequence, 2),
     (calendar.neighbour, 6),
     (calendar.whole, 1.5),
     (calendar.how_many, 2.5),
@@ -40,12 +41,15 @@ _MAKERS: tuple[tuple[Maker, float], ...] = (
     (world.capital, 7),
     (world.listing, 5),
     (world.truth, 6),
+    (world.has, 3),
     (stories.story, 6),
     (stories.poem, 3),
     (smalltalk.unknown, 8),
     (smalltalk.cannot, 5),
 )
-_PLAIN_STORIES = 0.02
+_PLAIN_TEXT = 0.05
+# Answers that are whole sentences, and so make plain text on their own.
+_SENTENCES = (world.capital, world.colour, world.sound, words.opposite, words.plural, calendar.neighbour, numbers.neighbour)
 _SYSTEM_MESSAGES = (
     "You are a helpful assistant.", "You are a helpful assistant.", "You are homenode.", "Answer briefly.", "You are a friendly assistant.", "You are a small language model.", "Be kind and brief.", "Answer in English.", "You are a helpful AI assistant.", "Please answer the questions of the user.",
 )  # fmt: skip
@@ -79,10 +83,10 @@ class Source:
         return [maker(self._random, self._held) for maker in self._makers for _ in range(count)]
 
     def conversation(self) -> Conversation:
-        """A chat of one to ten turns, or a plain story."""
+        """A chat of one to ten turns, or plain text."""
         rng = self._random
-        if rng.random() < _PLAIN_STORIES:
-            return Conversation((), text=stories.plain_story(rng))
+        if rng.random() < _PLAIN_TEXT:
+            return Conversation((), text=stories.plain_story(rng) if rng.random() < 0.55 else self._sentences())
         turns = rng.choices((1, 2, 3, rng.randint(4, 10)), (86, 8, 4, 2))[0]
         system = rng.choice(_SYSTEM_MESSAGES) if rng.random() < 0.08 else None
         exchanges: list[Exchange] = []
@@ -91,6 +95,13 @@ class Source:
             following = follow_up(rng, previous) if previous is not None and rng.random() < 0.25 else None
             exchanges.append(following or self.exchange())
         return Conversation(tuple(exchanges), system)
+
+    def _sentences(self) -> str:
+        """One to three answers without their questions, so that a text begun with one is completed."""
+        rng = self._random
+        topics = homenode.TOPICS + numa.TOPICS + serving.TOPICS
+        chosen = [rng.choice(topics).exchange if rng.random() < 0.5 else rng.choice(_SENTENCES) for _ in range(rng.choice((1, 1, 2, 3)))]
+        return " ".join(maker(rng, self._held).answer for maker in chosen)
 
 
 def follow_up(rng: random.Random, previous: Exchange) -> Exchange | None:

@@ -283,6 +283,22 @@ _EVEN = Wordings(
 )
 
 
+_SEQUENCE = Wordings(
+    (
+        "{s}",
+        "{s}, (what|which number) (comes|is) next",
+        "what (comes|is) next: {s}",
+        "(what|which) (is the next number|number comes next|number is next): {s}",
+        "{s}. what (comes|is) next",
+        "continue( the sequence| the series|): {s}",
+        "what comes after {s}",
+        "what is the next number after {s}",
+        "{s}, ...",
+    ),
+    ("which number follows in {s}", "finish the sequence {s}"),
+)
+
+
 def _written(rng: random.Random, *numbers: int) -> list[str]:
     """The numbers as digits, or now and then as words."""
     if rng.random() < 0.12 and all(0 <= n <= 20 for n in numbers):
@@ -379,6 +395,15 @@ def neighbour(rng: random.Random, held: bool) -> Exchange:
     found = number + 1 if after else number - 1
     answer = f"The number {'after' if after else 'before'} {number} is {found}."
     return Exchange("next_number" if after else "previous_number", question, answer, rf"(?<!\d){found}\.?$")
+
+
+def sequence(rng: random.Random, held: bool) -> Exchange:
+    """The next number of a short run up or down."""
+    start, step = rng.randint(0, 40), rng.choice((1, 1, 1, 2, -1))
+    numbers = [start + 5 + step * place for place in range(rng.randint(3, 5))]
+    text = rng.choice((", ", ", ", " ")).join(map(str, numbers))
+    found = numbers[-1] + step
+    return Exchange("sequence", ask(rng, _SEQUENCE.of(held), s=text), f"The next number is {found}.", rf"(?<!\d){found}\.?$")
 
 
 def even(rng: random.Random, held: bool) -> Exchange:

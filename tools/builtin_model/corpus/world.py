@@ -287,6 +287,26 @@ _CAN = {
     "lay eggs": ("a hen|a bird|hens|a duck|birds|a chicken", "a dog|a cow|a stone|a cat"),
     "give milk": ("a cow|cows|a goat", "a hen|a fish|a stone|a bird"),
 }  # fmt: skip
+_HAS = {
+    "wings": ("birds|a bird|a bee|a butterfly|an eagle|a plane", "a dog|cats|a cat|a fish|a horse|a cow|pigs|a car"),
+    "four legs": ("a dog|a cat|a horse|cats|dogs|a cow|a table|a chair", "a bird|a spider|a fish|a snake|a man|a duck|a hen"),
+    "eight legs": ("a spider|spiders|an octopus", "a dog|a cat|a bird|a fish|a horse"),
+    "six legs": ("an ant|an insect|a bee|ants", "a spider|a dog|a bird|spiders|a cat"),
+    "two legs": ("a bird|a duck|a man|birds|a hen", "a dog|a cat|a spider|a cow"),
+    "legs": ("a dog|a cat|a horse|a spider|a table", "a fish|a snake|a whale|fish|snakes"),
+    "a tail": ("a dog|a cat|a monkey|a horse|a mouse", "a stone|a chair|a spoon|a book"),
+    "fur": ("a cat|a dog|a bear|cats|a rabbit", "a fish|a snake|a frog|a stone"),
+    "feathers": ("a bird|birds|a duck|a hen", "a cat|a dog|a fish|a cow"),
+    "four wheels": ("a car|cars", "a bicycle|a boat|a horse|a bike"),
+    "two wheels": ("a bicycle|a bike", "a car|a boat|a house"),
+    "leaves": ("a tree|trees|a plant", "a stone|a dog|a car"),
+    "a trunk": ("an elephant|elephants|a tree", "a cat|a mouse|a fish"),
+    "a brain": ("a person|a dog|people", "a stone|a chair|a table"),
+    "seven days": ("a week", "a month|a day|a year"),
+    "twelve months": ("a year", "a week|a month|a day"),
+    "three sides": ("a triangle", "a square|a circle"),
+    "its own memory": ("a NUMA node", "a keyboard|a chair"),
+}
 _TRUTH = Wordings(
     ("{x}", "{x}", "{x}", "{x}, yes or no", "yes or no: {x}", "tell me, {x}", "(answer yes or no|answer with yes or no): {x}"),
     ("please answer yes or no. {x}", "i wonder, {x}"),
@@ -387,6 +407,25 @@ def truth(rng: random.Random, held: bool) -> Exchange:
         answer = f"Yes, {subject} is {rest}." if true else f"No, {subject} is not {rest}."
     patterns = [pattern.replace("{x}", asked) for pattern in _TRUTH.of(held)]
     return Exchange("truth", ask(rng, patterns), answer, "^yes" if true else "^no")
+
+
+def has(rng: random.Random, held: bool) -> Exchange:
+    """Does somebody or something have a part?"""
+    part, sides = rng.choice(tuple(_HAS.items()))
+    true = rng.random() < 0.5
+    who = rng.choice(sides[0 if true else 1].split("|"))
+    several = not who.startswith(("a ", "an ")) and who != "fish"
+    does, have, lacks = ("do", "have", "do not have") if several else ("does", "has", "does not have")
+    asked = rng.choice(
+        (
+            f"{does} {who} have {part}",
+            f"{does} {who} have {part}",
+            f"is it true that {who} {have} {part}",
+            f"true or false: {who} {have} {part}",
+        )
+    )
+    answer = f"Yes, {who} {have} {part}." if true else f"No, {who} {lacks} {part}."
+    return Exchange("has", ask(rng, [pattern.replace("{x}", asked) for pattern in _TRUTH.of(held)]), answer, "^yes" if true else "^no")
 
 
 def _split(said: str) -> tuple[str, str]:
