@@ -99,6 +99,7 @@ CASES = [
     Case(8, 2, 128, 300, "bf16", 64, 100),
     Case(4, 2, 16, 700, window=1),
     Case(4, 2, 16, 700, window=257),
+    Case(4, 2, 16, 700, window=250),  # position 504, the first of its tile, sees the last key of the first chunk
     Case(4, 2, 16, 100, window=4096),
 ]
 
