@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +37,14 @@ class Result:
 def answers(model: LlamaForCausalLM, encoder: Encoder, prompts: list[list[int]], most: int = _MOST_TOKENS) -> list[str]:
     """The greedy answers; prompts of the same length run as one batch, so no padding is needed."""
     found: dict[int, str] = {}
+    generate: Callable[..., torch.Tensor] = getattr(model, "generate")  # noqa: B009 - its own types refuse every model
     lengths = defaultdict(list)
     for at, prompt in enumerate(prompts):
         lengths[len(prompt)].append(at)
     for places in lengths.values():
         ids = torch.tensor([prompts[at] for at in places])
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False)[:, ids.shape[1] :]
+            made = generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False)[:, ids.shape[1] :]
         for at, row in zip(places, made.tolist(), strict=True):
             found[at] = encoder.decode(row[: row.index(encoder.end)] if encoder.end in row else row)
     return [found[at] for at in range(len(prompts))]
@@ -50,10 +52,10 @@ def answers(model: LlamaForCausalLM, encoder: Encoder, prompts: list[list[int]],
 
 def evaluate(model: LlamaForCausalLM, encoder: Encoder, per_kind: int, seed: int = 977) -> list[Result]:
     """`per_kind` held-out questions from every maker."""
-    model.eval()
+    model.train(False)
     asked = Source(seed, held=True).each_kind(per_kind)
     replies = answers(model, encoder, [encoder.prompt(exchange.question) for exchange in asked])
-    model.train()
+    model.train(True)
     return [Result(exchange, reply) for exchange, reply in zip(asked, replies, strict=True)]
 
 

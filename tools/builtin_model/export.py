@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from .model import CONTEXT, config
-from .tokens import CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL, load_tokenizer
+from .tokens import CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL, load_tokenizer, token_id
 
 
 def export(run: Path, out: Path) -> None:
@@ -38,7 +38,7 @@ def export(run: Path, out: Path) -> None:
 
 def _config(tokenizer: Tokenizer) -> dict[str, Any]:
     """The model's config with the keys that every reader knows: rope_theta as a number of its own, the type as torch_dtype."""
-    values = config(tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(END)).to_dict()
+    values = config(token_id(tokenizer, END_OF_TEXT), token_id(tokenizer, END)).to_dict()
     names = (
         "attention_bias", "bos_token_id", "eos_token_id", "hidden_act", "hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings",
         "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "pad_token_id", "rms_norm_eps", "tie_word_embeddings", "vocab_size",
@@ -49,13 +49,13 @@ def _config(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _generation(tokenizer: Tokenizer) -> dict[str, Any]:
-    end_of_text, end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(END)
+    end_of_text, end = token_id(tokenizer, END_OF_TEXT), token_id(tokenizer, END)
     return {"bos_token_id": end_of_text, "do_sample": False, "eos_token_id": [end, end_of_text], "pad_token_id": end_of_text}
 
 
 def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
     added = {
-        str(tokenizer.token_to_id(text)): {
+        str(token_id(tokenizer, text)): {
             "content": text,
             "lstrip": False,
             "normalized": False,

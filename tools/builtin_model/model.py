@@ -9,7 +9,9 @@ CONTEXT = 512
 
 
 def config(end_of_text: int, end: int) -> LlamaConfig:
-    """A Llama of 2.9 million parameters. Every row is a multiple of 256 long, so every quantised type can hold every matrix."""
+    """A Llama of 2.9 million parameters. Every row is a multiple of 256 long, so every quantised type can hold every matrix.
+    The rotary base is the default of all versions of transformers, 10000.
+    """
     return LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -19,7 +21,6 @@ def config(end_of_text: int, end: int) -> LlamaConfig:
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT,
         rms_norm_eps=1e-5,
-        rope_theta=10000.0,
         tie_word_embeddings=True,
         attention_bias=False,
         mlp_bias=False,

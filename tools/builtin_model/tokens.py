@@ -53,6 +53,14 @@ def _texts(seed: int, conversations: int) -> Iterator[str]:
             yield turn.answer
 
 
+def token_id(tokenizer: Tokenizer, text: str) -> int:
+    """The id of one of SPECIAL."""
+    found = tokenizer.token_to_id(text)
+    if found is None:
+        raise ValueError(f"the vocabulary has no {text}; train it again")
+    return int(found)
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
@@ -62,16 +70,17 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special = {text: tokenizer.token_to_id(text) for text in SPECIAL}
-        self._line = tokenizer.encode("\n").ids
+        self._special = {text: token_id(tokenizer, text) for text in SPECIAL}
+        self._line: list[int] = tokenizer.encode("\n").ids
 
     def encode(self, conversation: Conversation) -> tuple[list[int], list[float]]:
         """The ids of a whole conversation. Only answers weigh, and
         short ones more for each token, or the stories would drown the sums."""
         if not conversation.turns:
-            ids = [*self._text(conversation.text), self._special[END_OF_TEXT]]
-            return ids, [0.5] * len(ids)
-        ids, weights = [], []
+            plain = [*self._text(conversation.text), self._special[END_OF_TEXT]]
+            return plain, [0.5] * len(plain)
+        ids: list[int] = []
+        weights: list[float] = []
         if conversation.system:
             ids += self._message(SYSTEM, conversation.system)
         for turn in conversation.turns:
@@ -91,7 +100,7 @@ class Encoder:
 
     @property
     def end(self) -> int:
-        return int(self._special[END])
+        return self._special[END]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed
-import torch.multiprocessing
 from tokenizers import Tokenizer
+from torch.multiprocessing.spawn import spawn
 from transformers import LlamaForCausalLM
 
 from .corpus.conversation import Source
 from .evaluate import evaluate, summary
 from .model import VOCABULARY, config
-from .tokens import END, END_OF_TEXT, Encoder, load_tokenizer, train_tokenizer
+from .tokens import END, END_OF_TEXT, Encoder, load_tokenizer, token_id, train_tokenizer
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -74,7 +74,7 @@ class Loss:
 
 
 class Optimizers:
-    """Muon for the matrices inside the layers, AdamW for the embedding and the norms. Muon needs about half the tokens."""
+    """Muon for the matrices inside the layers, AdamW for the embedding and the norms. Muon learns more from each token, and tokens are what a CPU lacks."""
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         matrices = [weight for weight in model.model.layers.parameters() if weight.dim() == 2]
@@ -89,7 +89,7 @@ class Optimizers:
         for optimizer in self._all:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            optimizer.step()
+            optimizer.step()  # type: ignore[no-untyped-call]
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> list[dict[str, object]]:
@@ -114,7 +114,7 @@ class Run:
         self.tokenizer = self._tokenizer()
         self.encoder = Encoder(self.tokenizer)
         torch.manual_seed(seed)
-        self.model = LlamaForCausalLM(config(self.tokenizer.token_to_id(END_OF_TEXT), self.tokenizer.token_to_id(END)))
+        self.model = LlamaForCausalLM(config(token_id(self.tokenizer, END_OF_TEXT), token_id(self.tokenizer, END)))
         self.optimizers = Optimizers(self.model)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         if self._state.exists():
@@ -138,7 +138,7 @@ class Run:
 
     def save(self) -> None:
         """Writes the state beside itself first, so that an interrupted write loses nothing."""
-        state = {"model": self.model.state_dict(), "optimizers": self.optimizers.state()}
+        state: dict[str, object] = {"model": self.model.state_dict(), "optimizers": self.optimizers.state()}
         state |= {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
         beside = self._state.with_suffix(".tmp")
         torch.save(state, beside)
@@ -153,7 +153,7 @@ class Run:
         before, start, saved, mean = self.seconds, time.monotonic(), self.seconds, 0.0
         while self.seconds < minutes * 60:
             loss = loss_of(next(stream))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             value, self.seconds = self._average(loss.item(), before + time.monotonic() - start)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizers.step(rate_at(self.seconds / (minutes * 60), self.step, peak))
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--rows", type=int, default=14, help="rows of one worker's batch")
+    parser.add_argument("--rows", type=int, default=16, help="rows of one worker's batch")
     parser.add_argument("--length", type=int, default=160, help="tokens of a row")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument(
@@ -212,7 +212,7 @@ def main() -> None:
     run = Run(chosen.out, chosen.seed)  # Learns the vocabulary once, before the workers need it.
     print(f"{sum(weight.numel() for weight in run.model.parameters()) / 1e6:.2f} million parameters", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_work, (chosen, f"{folder}/meeting"), nprocs=chosen.workers)
+        spawn(_work, (chosen, f"{folder}/meeting"), nprocs=chosen.workers)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -308,7 +308,7 @@ def _written(rng: random.Random, *numbers: int) -> list[str]:
 
 def add(rng: random.Random, held: bool) -> Exchange:
     """a + b, mostly with both up to 20, sometimes up to 50."""
-    top = 20 if held or rng.random() < 0.9 else 50
+    top = 20 if held or rng.random() < 0.96 else 50
     a, b = rng.randint(0, top), rng.randint(0, top)
     x, y = _written(rng, a, b)
     question = ask(rng, _ADD.of(held), a=x, b=y, t=rng.choice(_THINGS), w=rng.choice(_WHO))
@@ -317,7 +317,7 @@ def add(rng: random.Random, held: bool) -> Exchange:
 
 def subtract(rng: random.Random, held: bool) -> Exchange:
     """a - b, with the larger first four times out of five."""
-    top = 20 if held or rng.random() < 0.85 else 40
+    top = 20 if held or rng.random() < 0.95 else 40
     a, b = rng.randint(0, top), rng.randint(0, top)
     if a < b and rng.random() < 0.6:
         a, b = b, a
