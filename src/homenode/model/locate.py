@@ -25,6 +25,8 @@ _SHARD = re.compile(r"-[0-9]{5}-of-(?P<count>[0-9]{5})\.gguf")
 
 _EXPLAIN = "give a folder, a .gguf file, or a Hub id such as Qwen/Qwen3-0.6B or org/name:Q4_K_M"
 
+BUILTIN_NAME = "homenode-builtin"  # what the model that comes with homenode is called in public
+
 
 def locate(
     model: str | None,
