@@ -50,8 +50,9 @@ def test_the_judge_can_say_no(answer: str, finish_reason: str, right: bool) -> N
 def test_ninety_of_a_hundred_answers_are_right() -> None:
     assert len(PROMPTS) == 100
     with LLM() as llm:
-        conversations = [[{"role": "user", "content": case["prompt"]}] for case in PROMPTS]
-        answers = llm.chat(conversations, SamplingParams(max_tokens=200, temperature=0))
+        texts = [llm.tokenizer.render_chat([{"role": "user", "content": case["prompt"]}]) for case in PROMPTS]
+        prompts = [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        answers = llm.generate(prompts, SamplingParams(max_tokens=200, temperature=0))
     right, wrong = 0, []
     kinds: dict[str, list[bool]] = defaultdict(list)
     for case, answer in zip(PROMPTS, answers, strict=True):
