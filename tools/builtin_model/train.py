@@ -37,6 +37,8 @@ def batches(encoder: Encoder, seed: int, rows: int, length: int) -> Iterator[Bat
         weights = torch.zeros(rows, length + 1)
         for row in range(rows):
             pool += [encoder.encode(source.conversation()) for _ in range(64 - len(pool))]
+            if row % 5 == 0:  # A prompt to be completed stands at the very start, with no chat before it, and so must some of the texts.
+                pool.insert(0, encoder.encode(source.plain()))
             at = 0
             while at <= length and (fitting := _longest(pool, at, length + 1)) is not None:
                 row_ids, row_weights = pool.pop(fitting)

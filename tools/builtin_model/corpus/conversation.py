@@ -86,7 +86,7 @@ class Source:
         """A chat of one to ten turns, or plain text."""
         rng = self._random
         if rng.random() < _PLAIN_TEXT:
-            return Conversation((), text=stories.plain_story(rng) if rng.random() < 0.55 else self._sentences())
+            return self.plain()
         turns = rng.choices((1, 2, 3, rng.randint(4, 10)), (86, 8, 4, 2))[0]
         system = rng.choice(_SYSTEM_MESSAGES) if rng.random() < 0.08 else None
         exchanges: list[Exchange] = []
@@ -95,6 +95,10 @@ class Source:
             following = follow_up(rng, previous) if previous is not None and rng.random() < 0.25 else None
             exchanges.append(following or self.exchange())
         return Conversation(tuple(exchanges), system)
+
+    def plain(self) -> Conversation:
+        """A text without a chat around it: a story, or a few sentences."""
+        return Conversation((), text=stories.plain_story(self._random) if self._random.random() < 0.55 else self._sentences())
 
     def _sentences(self) -> str:
         """One to three answers without their questions, so that a text begun with one is completed."""
