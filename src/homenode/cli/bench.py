@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from homenode.cli.options import with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
+from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,9 +45,8 @@ def bench() -> None:
 )
 @click.option("--batch", type=_Numbers(), default="1", show_default=True, help="Batch sizes to decode at, such as 1,4,8.")
 @click.option("--context", type=click.IntRange(0), default=0, show_default=True, help="Tokens already in the context when decoding begins.")
-@click.option("--threads", type=click.IntRange(1), help="Compute threads. Default: one for each physical core allowed.")
+@with_some_settings(EngineConfig, "threads", "isa", "quantize", "dtype")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Counted runs; the median is reported.")
-@click.option("--quantize", type=click.Choice(["q8_0", "q4_0"]), help="Quantise float matrices while loading.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def model(
     model: str | None,
@@ -54,14 +55,15 @@ def model(
     batch: tuple[int, ...],
     context: int,
     threads: int | None,
-    repeat: int,
+    isa: str | None,
     quantize: str | None,
+    dtype: str,
+    repeat: int,
     as_json: bool,
 ) -> None:
     """Prefill and decode speed of MODEL, through the same program the server runs."""
     from homenode.bench.model import Plan, measure
     from homenode.engine.build import make_backend
-    from homenode.engine.config import ComputeConfig
     from homenode.host.topology.allowance import Allowance
     from homenode.model.checkpoint import open_checkpoint
     from homenode.model.locate import locate
@@ -70,10 +72,10 @@ def model(
     with plain_errors():
         if prompt_tokens == 0 and gen_tokens == 0:
             raise UserError("nothing to measure: both --prompt-tokens and --gen-tokens are 0", param="--prompt-tokens")
-        backend = make_backend(ComputeConfig(threads=threads), Allowance.of_process())
+        backend = make_backend(ComputeConfig(threads=threads, isa=isa), Allowance.of_process())
         checkpoint = open_checkpoint(locate(model))
         with loading_bar("loading") as update:
-            loaded = load_model(checkpoint, backend, quantize=quantize, progress=update)
+            loaded = load_model(checkpoint, backend, quantize=quantize, dtype=dtype, progress=update)
         with ERR.status("measuring") as status:
             results = measure(
                 loaded, backend, Plan(prompt_tokens, gen_tokens, batch, context, repeat), started=lambda what: status.update(what)

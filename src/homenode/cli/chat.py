@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.options import with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
+from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
+from homenode.model.tokenizer.config import TextConfig
 
 if TYPE_CHECKING:
     from homenode.engine.llm import LLM
     from homenode.engine.request import SamplingParams
 
+_SETTINGS = ("threads", "isa", "quantize", "dtype", "max_model_len", "kv_cache_dtype")
 Messages = list[dict[str, str]]
 
 
@@ -26,11 +30,8 @@ Messages = list[dict[str, str]]
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0 takes the likeliest token every time.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Nucleus sampling.")
 @click.option("--seed", type=int, help="Makes the answers repeatable.")
-@click.option("--threads", type=click.IntRange(1), help="Compute threads. Default: one for each physical core allowed.")
-@click.option("--quantize", type=click.Choice(["q8_0", "q4_0"]), help="Quantise float matrices while loading.")
-@click.option("--max-model-len", type=click.IntRange(1), help="Most tokens of the conversation. Default: the model's own.")
-@click.option("--tokenizer", help="Folder (with tokenizer.json) or GGUF file whose vocabulary stands in for the model's.")
-@click.option("--chat-template", help="File with a jinja2 chat template that stands in for the model's.")
+@with_some_settings(EngineConfig, *_SETTINGS)
+@with_some_settings(TextConfig, "tokenizer", "chat_template")
 def chat(
     model: str | None,
     system: str | None,
@@ -38,22 +39,17 @@ def chat(
     temperature: float,
     top_p: float,
     seed: int | None,
-    threads: int | None,
-    quantize: str | None,
-    max_model_len: int | None,
     tokenizer: str | None,
     chat_template: str | None,
+    **settings: Any,
 ) -> None:
     """Talk to MODEL. An empty line or Ctrl-D ends the conversation; /new starts another; Ctrl-C stops an answer."""
-    from homenode.engine.config import EngineConfig
     from homenode.engine.llm import LLM
     from homenode.engine.location import located
     from homenode.engine.request import SamplingParams
-    from homenode.model.tokenizer.config import TextConfig
 
     with plain_errors():
-        settings = {"threads": threads, "quantize": quantize, "max_model_len": max_model_len, "max_num_seqs": 1}
-        config = located(EngineConfig.of(model, settings))
+        config = located(EngineConfig.of(model, {"max_num_seqs": 1, **settings}))
         text = TextConfig(tokenizer, chat_template).load(Path(str(config.model.path)))
         if not text.has_chat_template:
             raise UserError("this model has no chat template; give one with --chat-template, or use `homenode generate`")

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from homenode.cli.options import with_some_settings
 from homenode.cli.report import OUT, loading_bar, plain_errors
+from homenode.engine.config import EngineConfig
 
 if TYPE_CHECKING:
-    from homenode.engine.config import EngineConfig
     from homenode.model.tokenizer import Tokenizer
+
+_SETTINGS = ("threads", "isa", "quantize", "dtype", "max_model_len", "kv_cache_dtype")
 
 
 @click.command()
@@ -27,17 +30,17 @@ if TYPE_CHECKING:
 @click.option("--stop", multiple=True, help="Text that ends the continuation before it; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's end token.")
 @click.option("--chat", is_flag=True, help="Take the prompt as a user's message and apply the model's chat template.")
-@click.option("--threads", type=click.IntRange(1), help="Compute threads. Default: one for each physical core allowed.")
-@click.option("--quantize", type=click.Choice(["q8_0", "q4_0"]), help="Quantise float matrices while loading.")
-@click.option("--max-model-len", type=click.IntRange(1), help="Most tokens of prompt and continuation. Default: what both need.")
+@with_some_settings(EngineConfig, *_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, token_ids, prompt_token_ids, finish_reason, timings.")
 def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, as_json: bool, **options: Any) -> None:
-    """Continue one PROMPT with MODEL and print the result."""
-    from homenode.engine.config import EngineConfig
+    """Continue one PROMPT with MODEL and print the result.
+
+    Without --max-model-len there is room for the prompt and its continuation only, so that a model of long context needs little memory.
+    """
     from homenode.engine.llm import LLM
     from homenode.engine.request import SamplingParams
 
-    settings = {name: options.pop(name) for name in ("threads", "quantize", "max_model_len")}
+    settings = {name: options.pop(name) for name in _SETTINGS}
     with plain_errors():
         params = SamplingParams(**options)
         config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})

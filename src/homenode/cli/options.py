@@ -130,6 +130,18 @@ def with_settings(*configs: type[Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+def with_some_settings(config: type[Any], *names: str) -> Callable[[Any], Any]:
+    """Decorator for a click command that takes only these settings of a config class (flags and variables, no file)."""
+    by_name = {setting.name: setting for setting in settings_of(config)}
+
+    def decorate(command: Any) -> Any:
+        for name in reversed(names):
+            command = _click_option(by_name[name])(command)
+        return command
+
+    return decorate
+
+
 def _click_option(setting: Setting) -> Callable[[Any], Any]:
     common: dict[str, Any] = {"help": _help(setting), "envvar": setting.variable, "default": setting.default, "show_envvar": False}
     if setting.kind is bool:

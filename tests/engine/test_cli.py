@@ -1,0 +1,108 @@
+"""The commands as a person calls them: results on stdout, one sentence and exit code 2 for what the person can mend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from homenode.cli.main import main
+from tests.checkpoints import make_folder
+from tests.paths import STORIES, needs_data
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `homenode ARGUMENTS`."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    return (code if isinstance(code, int) else 0), out, err
+
+
+@needs_data
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+@pytest.mark.parametrize("source", [STORIES, STORIES / "stories260K-f32.gguf"], ids=["folder", "gguf"])
+def test_generate_the_golden_text_at_every_level(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, source: Path, isa: str
+) -> None:
+    from homenode.compute.native.capability import available_levels
+
+    if isa not in available_levels():
+        pytest.skip(f"this machine has no {isa}")
+    monkeypatch.setenv("HOMENODE_ISA", isa)
+    case = json.loads((STORIES / "golden.json").read_text())[1]
+    code, out, err = run(capsys, "generate", str(source), "--prompt", case["prompt"], "--max-tokens", "60", "--ignore-eos", "--json")
+    found = json.loads(out)
+    assert (code, found["token_ids"], found["prompt_token_ids"]) == (0, case["greedy_ids"][:60], case["prompt_ids"]), err
+    assert found["finish_reason"] == "length"
+    assert found["timings"]["total_s"] > 0
+
+
+def test_generate_prints_text_and_chat_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "generate", "--prompt", "What is 2 + 3?", "--chat", "--max-tokens", "20")
+    assert (code, "5" in out) == (0, True), err
+
+
+def test_chat_answers_and_ends_with_an_empty_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["Hello", "/new", "What is 2 + 3?", ""])
+    monkeypatch.setattr("builtins.input", lambda *_: next(lines))
+    code, out, err = run(capsys, "chat", "--temperature", "0")
+    assert code == 0, err
+    assert "ello" in out
+    assert "5" in out
+
+
+def test_bench_reports_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(
+        capsys, "bench", "model", "--prompt-tokens", "32", "--gen-tokens", "4", "--batch", "1,2", "--context", "40", "--repeat", "1", "--json"
+    )
+    assert code == 0, err
+    results = json.loads(out)["results"]
+    assert [(r["test"], r["batch"], r["tokens"], r["context"]) for r in results] == [
+        ("prefill", 1, 32, 0),
+        ("decode", 1, 4, 40),
+        ("decode", 2, 4, 40),
+    ]
+    assert all(r["tok_s"] > 0 for r in results)
+
+
+def test_check_config_and_show_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "serve", "--check-config")[0] == 0
+    code, out, _ = run(capsys, "serve", "--show-config", "--port", "1234", "--api-key", "hush")
+    assert (code, "1234" in out, "flag" in out, "hush" in out) == (0, True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("generate", "/nowhere/at/all", "--prompt", "x"), "no such file"),
+        (("generate", "--prompt", "x", "--max-tokens", "0"), "--max-tokens"),
+        (("generate", "--prompt", "x", "--threads", "100000"), "--threads"),
+        (("generate", "--prompt", "x", "--isa", "mmx"), "mmx"),
+        (("generate",), "--prompt"),
+        (("bench", "model", "--prompt-tokens", "100000"), "context"),
+        (("bench", "model", "--batch", "1,x"), "1,x"),
+        (("bench", "model", "--prompt-tokens", "0", "--gen-tokens", "0"), "nothing to measure"),
+        (("serve", "--check-config", "--max-model-len", "100000"), "--max-model-len"),
+        (("serve", "--check-config", "--kv-cache-memory", "1KiB"), "--kv-cache-memory"),
+        (("serve", "--check-config", "--max-num-batched-tokens", "128", "--no-enable-chunked-prefill"), "--max-num-batched-tokens"),
+        (("serve", "--port", "70000"), "65535"),
+        (("serve", "--sevred-model-name", "x"), "No such option"),
+        (("sreve",), "sreve"),
+        (("serve", "--chat-template", "/nowhere", "--check-config"), "--chat-template"),
+    ],
+)
+def test_what_the_user_can_mend_ends_with_2_and_one_clear_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert words in err + out
+    assert "Traceback" not in err
+
+
+def test_chat_without_a_template_says_so_before_loading(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run(capsys, "chat", str(make_folder(tmp_path)))
+    assert (code, "tokenizer.json" in err or "chat template" in err) == (2, True)
