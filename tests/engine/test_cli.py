@@ -56,7 +56,20 @@ def test_chat_answers_and_ends_with_an_empty_line(capsys: pytest.CaptureFixture[
 
 def test_bench_reports_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(
-        capsys, "bench", "model", "--prompt-tokens", "32", "--gen-tokens", "4", "--batch", "1,2", "--context", "40", "--repeat", "1", "--json"
+        capsys,
+        "bench",
+        "model",
+        "--prompt-tokens",
+        "32",
+        "--gen-tokens",
+        "4",
+        "--batch",
+        "1,2",
+        "--context",
+        "40",
+        "--repeat",
+        "1",
+        "--json",
     )
     assert code == 0, err
     results = json.loads(out)["results"]

@@ -1,0 +1,1 @@
+"""The Ops protocol and the backends that fulfil it."""

@@ -1,0 +1,1 @@
+"""Requests to tokens: settings, scheduler, worker, the loop that joins them, and the clients that reach it."""

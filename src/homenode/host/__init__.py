@@ -1,0 +1,1 @@
+"""The machine: what this process may use of it."""

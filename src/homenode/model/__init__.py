@@ -1,0 +1,1 @@
+"""Model files, tokenizers, architectures and weights: everything between a path and a forward function."""

@@ -1,0 +1,1 @@
+"""Where steps run: in this process, or scripted for tests."""

@@ -1,0 +1,1 @@
+"""Which request runs when. Pure: events in, steps and outputs out."""

@@ -1,0 +1,1 @@
+"""A step made into arrays, run, and sampled from."""
