@@ -9,7 +9,7 @@ import pytest
 
 from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
-from homenode.engine.sizing import choose_cpus, problems, resolve
+from homenode.engine.sizing import choose_cpus, problems, resolve, step_bytes
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
@@ -50,16 +50,17 @@ def test_two_mebibytes_hold_the_stories() -> None:
 
 def test_by_default_no_more_than_all_sequences_could_fill() -> None:
     assert resolve(config(), STORIES, geometry(STORIES), 64 * GIB).num_blocks == 128 * 8
-    sizes = resolve(config(kv_cache_fraction=0.25), LARGE, geometry(LARGE, dtype="bf16"), 128 * GIB)
+    sizes = resolve(config(kv_cache_fraction=0.25), LARGE, geometry(LARGE, dtype="bf16"), 128 * GIB + step_bytes(config(), LARGE))
     assert sizes.num_blocks == 32 * GIB // geometry(LARGE, dtype="bf16").block_bytes
 
 
 def test_one_sequence_of_full_length_must_fit() -> None:
-    (problem,) = problems(config(), LARGE, geometry(LARGE, dtype="bf16"), 8 * GIB)
+    room = 8 * GIB + step_bytes(config(), LARGE)  # the buffers of a step come first
+    (problem,) = problems(config(), LARGE, geometry(LARGE, dtype="bf16"), room)
     assert isinstance(problem, CapacityError)
     assert "--max-model-len 131072 needs 2048 KV blocks of 64 tokens (16GiB), but 4GiB of KV memory hold 512" in problem.message
     assert "set --max-model-len to 32768 or less, or give --kv-cache-memory at least 16GiB" in problem.message
-    assert problems(config(max_model_len=32768), LARGE, geometry(LARGE, dtype="bf16"), 8 * GIB) == []
+    assert problems(config(max_model_len=32768), LARGE, geometry(LARGE, dtype="bf16"), room) == []
     with pytest.raises(CapacityError, match=r"give --kv-cache-memory at least 80KiB"):
         resolve(config(kv_cache_memory=1000, max_model_len=64), STORIES, geometry(STORIES), GIB)
 
@@ -71,7 +72,7 @@ def test_one_sequence_of_full_length_must_fit() -> None:
         ({"max_num_seqs": 300, "max_num_batched_tokens": 299}, "--max-num-seqs 300"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 300}, "--max-num-batched-tokens 300"),
         ({"block_size": 48}, "--block-size 48"),
-        ({"kv_cache_memory": 2 * GIB}, "--kv-cache-memory 2GiB is more than the 1GiB"),
+        ({"kv_cache_memory": 2 * GIB}, "--kv-cache-memory 2GiB is more than the 1016"),
         ({"max_num_batched_tokens": 10**9}, "--max-num-batched-tokens 1000000000 needs about"),
     ],
 )

@@ -57,7 +57,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_
     return Sizes(
         max_model_len=length,
         block_size=config.kv.block_size,
-        num_blocks=num_blocks(config, geometry, length, memory_available),
+        num_blocks=num_blocks(config, geometry, length, memory_available - step_bytes(config, spec)),
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_sampled_rows=sampled_rows(config, spec.vocab_size),
@@ -87,7 +87,7 @@ def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory
                 param="max_num_batched_tokens",
             )
         )
-    if problem := _kv_problem(config, geometry, length, memory_available):
+    elif problem := _kv_problem(config, geometry, length, memory_available - buffers):
         found.append(problem)
     return found
 
@@ -152,7 +152,7 @@ def _kv_problem(config: EngineConfig, geometry: KvGeometry, max_model_len: int, 
     if config.kv.kv_cache_memory is not None and config.kv.kv_cache_memory > memory_available:
         return CapacityError(
             f"--kv-cache-memory {format_bytes(config.kv.kv_cache_memory)} is more than the {format_bytes(memory_available)} that are "
-            f"available beside the weights; lower it",
+            f"available beside the weights and the buffers of a step; lower it",
             param="kv_cache_memory",
         )
     needed = -(-max_model_len // geometry.block_size)
