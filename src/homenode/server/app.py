@@ -65,7 +65,7 @@ class Application:
             await self._router(scope, receive, stamped)
         except ClientGone:
             return
-        except Exception as error:
+        except Exception as error:  # the last resort of every request: the log keeps the reason, the client gets a body
             failure = _failure(error, request.state.request_id)
             if not started:  # otherwise the connection is closed: a cut answer must not look whole
                 await failure.response()(scope, receive, stamped)

@@ -56,7 +56,7 @@ wonderful xylophone yacht
 
 WORDS = tuple(_LIST.split())
 _ONSETS = (*"b bl br c ch cl cr d dr f fl fr g gl gr h j k l m n p pl pr qu r s sc sh sl sm sn sp st str t th tr v w wh y z".split(), "")
-_VOWELS = (*"a e i o u ai ea ee ie oa oo ou ue ay ow".split())
+_VOWELS = tuple("a e i o u ai ea ee ie oa oo ou ue ay ow".split())
 _CODAS = ("", "", *"b ck d f g k l ll m mp n nd ng nk nt p r rd rk rn rt s ss st t tch x le er ing ed y".split())
 
 

@@ -105,7 +105,7 @@ class InlineExecutor:
     def _outcome(self, step: Step) -> StepResult | StepError:
         try:
             return self._runner.execute(step)
-        except Exception as error:
+        except Exception as error:  # whatever a step can raise must end its requests, not the engine
             if not isinstance(error, _EXPECTED):
                 _log.exception("step %d of %d tokens failed", step.number, step.num_tokens)
             return step_error(step, error)
