@@ -62,7 +62,7 @@ class LocalEngine:
         except HomenodeError as error:
             reason = error.message
             _log.error("the engine failed: %s", reason)
-        except Exception as error:
+        except Exception as error:  # logged, and the reason every waiting request gets
             reason = f"{type(error).__name__}: {error}"
             _log.exception("the engine failed")
         finally:

@@ -17,9 +17,10 @@ from homenode.server.choices import Piece, Scored
 from homenode.server.completions import LEAST_LOGPROB
 from homenode.server.decoding import decode_as
 from homenode.server.engine import Tokenizer
-from homenode.server.exchange import read_json, unless_gone
+from homenode.server.exchange import read_json
 from homenode.server.generation import Generation
 from homenode.server.openai import ChatRequest, StreamOptions
+from homenode.server.respond import respond
 from homenode.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -31,7 +32,7 @@ from homenode.server.responses import (
     Delta,
     TopLogprob,
 )
-from homenode.server.sse import DONE, EventStream, event
+from homenode.server.sse import DONE, event
 from homenode.server.state import ServerState
 
 _decode = decode_as(ChatRequest)
@@ -39,15 +40,11 @@ _decode = decode_as(ChatRequest)
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer the last message of a conversation."""
-    config = state.config
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
     generation = await translate.chat(state, body)
     answer = _Answer(state, body, model, generation)
-    if body.stream:
-        return EventStream(request, answer.events(), keep_alive_s=config.sse_keep_alive, write_timeout_s=config.write_timeout)
-    whole = await unless_gone(request.receive, answer.whole())
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return await respond(state, request, answer, stream=bool(body.stream))
 
 
 class _Answer:

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,11 +15,12 @@ from homenode.server import translate
 from homenode.server.choices import Piece, Scored
 from homenode.server.decoding import decode_as
 from homenode.server.engine import Tokenizer
-from homenode.server.exchange import read_json, unless_gone
+from homenode.server.exchange import read_json
 from homenode.server.generation import Generation
 from homenode.server.openai import CompletionRequest, StreamOptions
+from homenode.server.respond import respond
 from homenode.server.responses import Completion, CompletionChoice, CompletionLogprobs
-from homenode.server.sse import DONE, EventStream, event
+from homenode.server.sse import DONE, event
 from homenode.server.state import ServerState
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot carry
@@ -30,15 +30,11 @@ _decode = decode_as(CompletionRequest)
 
 async def completions(state: ServerState, request: Request) -> Response:
     """Continue one or several prompts."""
-    config = state.config
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
     generation = await translate.completion(state, body)
     answer = _Answer(state, body, model, generation)
-    if body.stream:
-        return EventStream(request, answer.events(), keep_alive_s=config.sse_keep_alive, write_timeout_s=config.write_timeout)
-    whole = await unless_gone(request.receive, answer.whole())
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return await respond(state, request, answer, stream=bool(body.stream))
 
 
 class _Answer:

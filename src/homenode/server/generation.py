@@ -116,5 +116,5 @@ class Generation:
                 async for output in outputs:
                     queue.put_nowait((index, output))
             queue.put_nowait(None)
-        except Exception as error:
+        except Exception as error:  # raised again by the reader of the queue
             queue.put_nowait(error)

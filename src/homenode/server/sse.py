@@ -59,7 +59,7 @@ class EventStream(Response):
         except TimeoutError:
             _LOG.warning("request %s: the client left its stream unread for %g s; dropped", self._id, self._write_timeout_s)
             return
-        except Exception as error:
+        except Exception as error:  # a stream has begun: its client is told within it
             failure = failure_of(error, self._id)
             if not self._started:
                 self._started = True

@@ -1,0 +1,33 @@
+"""An answer sent as its request wants it: as a stream of events or as one body."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.server.exchange import unless_gone
+from homenode.server.sse import EventStream
+from homenode.server.state import ServerState
+
+
+class Answer(Protocol):
+    """What an endpoint makes of a generation."""
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, the last one included."""
+
+    async def whole(self) -> Any:
+        """Everything at once, fit for JSON. Raises ApiError when a sequence ends without a result."""
+
+
+async def respond(state: ServerState, request: Request, answer: Answer, *, stream: bool) -> Response:
+    """The response. Raises what `Answer.whole` raises, and ClientGone when nobody is left to answer."""
+    if stream:
+        config = state.config
+        return EventStream(request, answer.events(), keep_alive_s=config.sse_keep_alive, write_timeout_s=config.write_timeout)
+    whole = await unless_gone(request.receive, answer.whole())
+    return Response(msgspec.json.encode(whole), media_type="application/json")
