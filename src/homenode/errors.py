@@ -5,6 +5,7 @@
      |   +- CheckpointError   a model file is damaged, hostile or not what it says
      |   +- UnsupportedError  well formed, but not something homenode can do (yet)
      |   +- CapacityError     it can never fit; the numbers are in the message
+ |   +- PlacementError    no plan can be made, or none can be trusted; carries a code, what was seen, what was wanted and the remedy
      +- HostError       the machine refused (a system call, a missing tool, too little memory)
      +- PeerError       another process or machine went away, or broke the protocol
      |   +- OverloadedError   full for now: try again after `retry_after_s`
@@ -46,6 +47,26 @@ class UnsupportedError(UserError):
 
 class CapacityError(UserError):
     """A request or a setting that can never fit the memory or the limits there are."""
+
+
+class PlacementError(UserError):
+    """Nobody can be placed: the facts of the host, the allowance or the demand forbid it.
+
+    `code` is a word for programs (`insufficient_cpus`, `npu_map_unparseable`, ...; docs/placement-errors.md lists them all), `seen` and
+    `wanted` are the two sides of the trouble and `remedy` says what to do. The message holds all of it in one sentence or two.
+    """
+
+    def __init__(self, code: str, message: str, *, seen: str, wanted: str, remedy: str, param: str | None = None) -> None:
+        super().__init__(f"{message} (seen: {seen}; wanted: {wanted}). {remedy}", param=param, code=code, seen=seen, wanted=wanted)
+        self.code = code
+        self.summary = message
+        self.seen = seen
+        self.wanted = wanted
+        self.remedy = remedy
+
+    def to_dict(self) -> dict[str, str]:
+        """The JSON form: `{"code", "message", "seen", "wanted", "remedy"}`."""
+        return {"code": self.code, "message": self.summary, "seen": self.seen, "wanted": self.wanted, "remedy": self.remedy}
 
 
 class HostError(HomenodeError):

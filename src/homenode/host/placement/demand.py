@@ -1,0 +1,60 @@
+"""What is to be placed: given by flags and variables, checked before a policy sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """CPUs that a living process has been given, as the claims file tells. `devices`: logical ids it drives; empty for a CPU worker."""
+
+    pid: int
+    cpus: tuple[int, ...]
+    devices: tuple[int, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """The shape of a deployment on this host. Zero devices means: as many as are visible.
+
+    `data_parallel_rank`: this engine's rank among those of this host, for `numa-bind`.
+    """
+
+    devices: int = 0
+    data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    api_server_count: int | None = None  # None: one for each data-parallel rank
+    data_parallel_rank: int = 0
+    external_launcher: bool = False  # Ray and torchrun: the local rank alone is the index into the visible devices
+
+    @property
+    def ranks_per_engine(self) -> int:
+        """Workers of one data-parallel rank."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a policy is asked for.
+
+    `visible`: logical device ids in the user's order; None when nothing restricts them. `local_rank`: plan this rank only; None for all.
+    `before_start`: nothing runs yet, so the visible devices are taken instead of the running ones. `reserve_cpus`: physical cores kept for API
+    server, tokenizer, scheduler and KV transfer (`fair`, `cpu-threads`); None lets the policy's own rule decide.
+    """
+
+    device_type: str | None = None
+    visible: tuple[int, ...] | None = None
+    local_rank: int | None = None
+    before_start: bool = False
+    reserve_cpus: int | None = None
+    parallelism: Parallelism = Parallelism()
+    numa_bind_nodes: tuple[int, ...] | None = None
+    numa_bind_cpus: tuple[str, ...] | None = None
+    threads_bind: str = "auto"  # cpu-threads: auto | nobind | LIST|LIST|...
+    memory_nodes: tuple[int, ...] | None = None  # cpu-threads: memory nodes to consider
+    kv_transfer: bool = False  # cpu-threads: one more CPU is kept
+    workers: int | None = None  # CPU workers on a host without accelerators; None: one for each node with allowed CPUs
+    claims: tuple[Claim, ...] = ()

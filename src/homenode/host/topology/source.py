@@ -1,0 +1,208 @@
+"""Where facts come from: the live machine or a recording of one. The only door to /sys, /proc and the vendors' tools.
+
+A source answers three questions: what is in a file, what is in a folder, what does a command print. Everything else on this floor is parsing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+COMMAND_DEADLINE_S = 10.0
+_MOST_OUTPUT = 16 << 20  # bytes of a vendor tool's output that are looked at
+_MOST_TEXT = 8 << 20  # bytes of a file: /proc/interrupts of a machine with thousands of CPUs has a few
+_C_LOCALE = {"LC_ALL": "C", "LANG": "C", "LC_MESSAGES": "C"}
+
+# The variables that placement depends on. No other is ever read or recorded.
+VARIABLES = (
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "SLURM_CPU_BIND",
+    "SLURM_CPU_BIND_TYPE",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "LOCAL_RANK",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU",
+    "CPU_VISIBLE_MEMORY_NODES",
+    "HOMENODE_CPU_THREADS_BIND",
+    "HOMENODE_RESERVE_CPUS",
+    "HOMENODE_MEMORY_NODES",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What a command printed to standard output, and how it ended. `failure`: "" | "missing" | "timeout" | "failed" (exit code `rc`)."""
+
+    out: str
+    rc: int = 0
+    failure: str = ""
+
+
+class Source(Protocol):
+    """A machine to read. Paths are absolute, as on the machine itself."""
+
+    @property
+    def machine(self) -> str:
+        """`uname -m`: x86_64, aarch64, ppc64le, ..."""
+        ...
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The variables of VARIABLES that are set."""
+        ...
+
+    def read(self, path: str) -> str | None:
+        """Text of a file without surrounding white space and NULs; None when it cannot be read."""
+        ...
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Names in a folder, sorted; empty when there is no such folder."""
+        ...
+
+    def command(self, words: Sequence[str]) -> CommandResult:
+        """Run a vendor's tool (read only, in the C locale, with a deadline) and say what came. Never raises."""
+        ...
+
+
+class LiveSource:
+    """The machine this runs on. `root` stands in for `/` in tests; the process itself is always the calling one."""
+
+    def __init__(self, root: str = "/", env: Mapping[str, str] | None = None, command_deadline_s: float = COMMAND_DEADLINE_S) -> None:
+        self._root = root.rstrip("/")
+        given = os.environ if env is None else env
+        self._env = {name: given[name] for name in VARIABLES if name in given}
+        self._deadline_s = command_deadline_s
+
+    @property
+    def machine(self) -> str:
+        return platform.machine()
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return self._env
+
+    def read(self, path: str) -> str | None:
+        try:
+            with open(self._root + path, "rb") as file:
+                return _clean(file.read(_MOST_TEXT).decode("utf-8", "replace"))
+        except OSError:
+            return None
+
+    def names(self, folder: str) -> Sequence[str]:
+        try:
+            return sorted(os.listdir(self._root + folder))
+        except OSError:
+            return ()
+
+    def command(self, words: Sequence[str]) -> CommandResult:
+        if shutil.which(words[0]) is None:
+            return CommandResult("", 127, "missing")
+        try:
+            return _run(words, self._deadline_s)
+        except OSError:
+            return CommandResult("", 127, "missing")
+
+
+@dataclass
+class RecordedSource:
+    """A machine as it was: texts of files by path, outputs of commands by command line."""
+
+    machine: str
+    files: Mapping[str, str]
+    commands: Mapping[str, CommandResult] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._folders: dict[str, set[str]] = {}
+        known: set[str] = set()
+        for path in self.files:
+            while path not in known and (cut := path.rfind("/")) >= 0:
+                known.add(path)
+                folder, name = path[:cut], path[cut + 1 :]
+                self._folders.setdefault(folder, set()).add(name)
+                path = folder
+
+    def read(self, path: str) -> str | None:
+        text = self.files.get(path)
+        return None if text is None else _clean(text)
+
+    def names(self, folder: str) -> Sequence[str]:
+        return sorted(self._folders.get(folder.rstrip("/"), ()))
+
+    def command(self, words: Sequence[str]) -> CommandResult:
+        return self.commands.get(" ".join(words), CommandResult("", 127, "missing"))
+
+
+class RecordingSource:
+    """Passes every question on to another source and remembers the answers, so that they can be given again."""
+
+    def __init__(self, inner: Source) -> None:
+        self._inner = inner
+        self.files: dict[str, str] = {}
+        self.commands: dict[str, CommandResult] = {}
+
+    @property
+    def machine(self) -> str:
+        return self._inner.machine
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return self._inner.env
+
+    def read(self, path: str) -> str | None:
+        text = self._inner.read(path)
+        if text is not None:
+            self.files[path] = text
+        return text
+
+    def names(self, folder: str) -> Sequence[str]:
+        return self._inner.names(folder)
+
+    def command(self, words: Sequence[str]) -> CommandResult:
+        result = self._inner.command(words)
+        if result.failure != "missing":
+            self.commands[" ".join(words)] = result
+        return result
+
+
+def _clean(text: str) -> str:
+    # Some recorded trees pad files with NULs to the size that stat(2) gave.
+    return text.strip("\0").strip() if "\0" in text else text.strip()
+
+
+def _run(words: Sequence[str], deadline_s: float) -> CommandResult:
+    """Run in a process group of its own, so that a tool that hangs is ended with all it started."""
+    with subprocess.Popen(
+        list(words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **_C_LOCALE},
+        start_new_session=True,
+        cwd=Path("/"),
+    ) as child:
+        try:
+            out, _ = child.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            return CommandResult("", -signal.SIGKILL, "timeout")
+    text = out[:_MOST_OUTPUT].decode("utf-8", "replace")
+    return CommandResult(text, child.returncode, "failed" if child.returncode else "")
