@@ -61,13 +61,18 @@ struct alignas(kLine) Gate {
   }
 };
 
+// Room for 8192 CPUs, the most a Linux kernel is built for; one cpu_set_t has room for 1024 only.
+struct CpuMask {
+  cpu_set_t words[8192 / CPU_SETSIZE];
+};
+
 // 0, or the errno of the refusal.
 int pin_this_thread(int cpu) {
-  if (cpu >= CPU_SETSIZE) return EINVAL;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  return sched_setaffinity(0, sizeof set, &set) ? errno : 0;
+  if (cpu >= 8192) return EINVAL;
+  CpuMask mask;
+  CPU_ZERO_S(sizeof mask, mask.words);
+  CPU_SET_S(cpu, sizeof mask, mask.words);
+  return sched_setaffinity(0, sizeof mask, mask.words) ? errno : 0;
 }
 
 Error pin_error(int cpu, int code) {
@@ -78,18 +83,18 @@ Error pin_error(int cpu, int code) {
 class PinScope {
  public:
   explicit PinScope(int cpu) {
-    if (cpu < 0 || sched_getaffinity(0, sizeof before_, &before_)) return;
+    if (cpu < 0 || sched_getaffinity(0, sizeof before_, before_.words)) return;
     error_ = pin_this_thread(cpu);
     pinned_ = error_ == 0;
   }
   ~PinScope() {
-    if (pinned_) sched_setaffinity(0, sizeof before_, &before_);
+    if (pinned_) sched_setaffinity(0, sizeof before_, before_.words);
   }
   PinScope(const PinScope&) = delete;
   int error() const { return error_; }
 
  private:
-  cpu_set_t before_;
+  CpuMask before_;
   bool pinned_ = false;
   int error_ = 0;
 };
