@@ -1,0 +1,126 @@
+"""`topo-affinity`: CPUs that the vendor's tool reports as near, extended to the next node; documented for A2, Atlas 300 and all but A3.
+
+    affinity of NPUs 0 and 2: |== node 6 ==|                  one node only, so the next one is added
+    both extended:            |== node 6 ==|-- node 7 --|     identical, so it is split
+    pools:                    |-- NPU 0 ---|-- NPU 2 ---|
+
+An NPU whose affinity spans several nodes keeps exactly that, in the order reported. Pools that are not identical may still overlap; that is how
+the documented strategy behaves, and a finding says so. After the last node comes the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homenode.cpuset import format_cpu_list
+from homenode.errors import PlacementError
+from homenode.host.placement.demand import Demand
+from homenode.host.placement.plan import Plan
+from homenode.host.placement.policies import global_slice
+from homenode.host.placement.policies.ascend_plan import Npus, arm_gate, hidden_counted, npus_of
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Accelerator, Host
+
+STRATEGY = "topo-affinity"
+
+
+def plan(host: Host, demand: Demand) -> Plan:
+    """A plan of `global-slice` where the tool reports no affinity at all.
+
+    Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`, `topo_row_unparseable`, `no_numa_nodes`, `affinity_conflict`,
+    `pool_too_small`, `rank_out_of_range`.
+    """
+    npus = npus_of(host, demand)
+    for error in host.accelerators.errors:
+        if error.code == "topo_row_unparseable":
+            raise error
+    if not any(chip.local_cpus for chip in npus.chips):
+        return global_slice.plan(host, demand).with_findings([_fell_back(host)])
+    nodes = _nodes(host)
+    extended = {chip.id: _extended(npus, nodes, _near(chip, npus.allowed)) for chip in _candidates(npus)}
+    groups = _groups(extended)
+    shares = {device: share for pool, members in groups.items() for device, share in split(pool, members).items()}
+    pools = {device: shares[device] for device in npus.devices}
+    why = {device: _why(device, extended[device], groups[extended[device]], shares[device]) for device in pools}
+    hidden = tuple(device for members in groups.values() if set(members) & set(pools) for device in members if device not in pools)
+    return npus.plan(STRATEGY, pools, why, (*arm_gate(host.machine), *hidden_counted(sorted(hidden), "share the CPUs near them with it")))
+
+
+def split(pool: Sequence[int], members: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """`pool` in contiguous, equal parts, one for each member; what is left over goes to the last (14 CPUs for three: 4, 4, 6)."""
+    size = len(pool) // len(members)
+    ends = [size * number for number in range(1, len(members))] + [len(pool)]
+    return {member: tuple(pool[number * size : end]) for number, (member, end) in enumerate(zip(members, ends, strict=True))}
+
+
+def _candidates(npus: Npus) -> list[Accelerator]:
+    """Those to be placed, and hidden ones whose near CPUs this process may use: another process with these CPUs may drive them."""
+    allowed = set(npus.allowed)
+    return [chip for chip in npus.chips if chip.id in npus.devices or not allowed.isdisjoint(chip.local_cpus)]
+
+
+def _near(chip: Accelerator, allowed: Sequence[int]) -> tuple[int, ...]:
+    """The allowed CPUs of its affinity, in the order reported. Raises PlacementError `affinity_conflict` when there are none."""
+    usable = set(allowed)
+    near = tuple(dict.fromkeys(cpu for cpu in chip.local_cpus if cpu in usable))
+    if not near:
+        raise PlacementError(
+            "affinity_conflict",
+            f"no allowed CPU is near NPU {chip.id}",
+            seen=f"allowed CPUs {format_cpu_list(allowed) or 'none'}, CPU affinity {format_cpu_list(chip.local_cpus) or 'not reported'}",
+            wanted="allowed CPUs that are in the NPU's affinity",
+            remedy=f"{_widen(chip)}, clear a mask inherited by accident (OMP_PROC_BIND leaves one), or choose --strategy fair.",
+        )
+    return near
+
+
+def _widen(chip: Accelerator) -> str:
+    if not chip.local_cpus:
+        return "Use the NPUs whose affinity is reported"
+    return f"Allow CPUs of {format_cpu_list(chip.local_cpus)} (cpuset, taskset)"
+
+
+def _nodes(host: Host) -> list[int]:
+    """Nodes with CPUs, ascending; their numbers may have gaps. Raises PlacementError `no_numa_nodes`."""
+    nodes = sorted(node.id for node in host.nodes if node.cpus)
+    if not nodes:
+        raise PlacementError(
+            "no_numa_nodes",
+            "this host tells of no NUMA node with CPUs",
+            seen="no CPUs in any /sys/devices/system/node/node*/cpulist",
+            wanted="the NUMA node of every CPU",
+            remedy="Make /sys readable in this container, or choose --strategy global-slice or fair, which need no nodes.",
+        )
+    return nodes
+
+
+def _extended(npus: Npus, nodes: Sequence[int], near: tuple[int, ...]) -> tuple[int, ...]:
+    """With the allowed CPUs of the next node when all lie on one; the node after a single node is that node again."""
+    node_of = {cpu: npus.host.cpu_by_id[cpu].node for cpu in npus.allowed}
+    homes = {node_of[cpu] for cpu in near}
+    home = next(iter(homes))
+    if len(homes) > 1 or home not in nodes:
+        return near
+    following = nodes[(nodes.index(home) + 1) % len(nodes)]
+    return tuple(sorted({*near, *(cpu for cpu, node in node_of.items() if node == following)}))
+
+
+def _groups(extended: dict[int, tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for device, pool in extended.items():
+        groups.setdefault(pool, []).append(device)
+    return groups
+
+
+def _why(device: int, extended: tuple[int, ...], members: Sequence[int], share: tuple[int, ...]) -> str:
+    text = format_cpu_list(extended)
+    if len(members) == 1:
+        return f"the {len(share)} allowed CPUs {text} of its affinity, extended to the next node where that lies on one"
+    return f"{len(share)} of the {len(extended)} CPUs {text}, which NPUs {format_cpu_list(members)} share: part {members.index(device) + 1} of {len(members)}"
+
+
+def _fell_back(host: Host) -> Finding:
+    trouble = next((f" ({error.summary})" for error in host.accelerators.errors if error.code in ("tool_timeout", "tool_failed")), "")
+    message = f"NPU topo affinity not found{trouble}: global-slice is used instead"
+    remedy = "See what `npu-smi info -t topo` prints here; its CPU Affinity column is needed."
+    return Finding("warning", "topo_affinity_missing", message, remedy)

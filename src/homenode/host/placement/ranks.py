@@ -1,0 +1,139 @@
+"""Which devices take part, and which of them a local rank drives. Pure.
+
+A list of devices keeps the order in which the visible-devices variable names them: with `3,1` rank 0 drives device 3, as the runtime itself
+counts. Where nothing restricts the devices they come in ascending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.errors import PlacementError
+from homenode.host.placement.demand import Demand
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Accelerator, Accelerators
+
+# Errors of the parsers without which no list of NPUs can be trusted, the gravest first.
+_MAP_ERRORS = ("npu_map_empty", "npu_map_unparseable", "npu_map_duplicate")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """`devices`: the logical id that each local rank drives, by rank."""
+
+    devices: dict[int, int]
+    findings: tuple[Finding, ...] = ()
+
+
+def npu_inventory(accelerators: Accelerators, *, before_start: bool = False) -> tuple[Accelerator, ...]:
+    """All NPUs of the host, ascending by logical id. Their count is the total that slices are made of.
+
+    The documented order of sources for that total (the map, else the affinity rows, else the running devices) comes to this one list: a row of
+    either later table means nothing without the map. Raises PlacementError with the parsers' own codes: `npu_map_*`; `npu_unmapped` unless
+    nothing has started, when the table of processes is not looked at.
+    """
+    _raise_first(accelerators, _MAP_ERRORS if before_start else (*_MAP_ERRORS, "npu_unmapped"))
+    chips = accelerators.of_kind("npu")
+    if not chips and accelerators.errors and accelerators.kind is None:
+        raise accelerators.errors[0]
+    if not chips:
+        raise PlacementError(
+            "npu_map_empty",
+            "this host shows no Ascend NPU",
+            seen="no npu-smi, or one that lists nothing",
+            wanted="a map of NPUs from `npu-smi info -m`",
+            remedy="Make npu-smi and the device files available in this container, or choose --strategy fair, which needs neither.",
+        )
+    return chips
+
+
+def taking_part(accelerators: Accelerators, chips: Sequence[Accelerator], demand: Demand) -> tuple[int, ...]:
+    """The devices that local ranks count over: the running ones that are visible, or, before anything has started, all visible ones.
+
+    A device is running when any process at all runs on it. Raises PlacementError `no_running_npu`; before a start `bad_visible_devices`.
+    """
+    if demand.before_start:
+        return offered([chip.id for chip in chips], demand.visible)
+    running = {chip.id for chip in chips if chip.processes}
+    order = sorted(running) if demand.visible is None else demand.visible
+    found = tuple(device for device in order if device in running)
+    if not found:
+        _raise_first(accelerators, ("tool_timeout", "tool_failed"))
+        raise PlacementError(
+            "no_running_npu",
+            "no visible NPU has a process on it",
+            seen=f"processes on NPUs {_listed(sorted(running))}, visible {'all' if demand.visible is None else _listed(demand.visible)}",
+            wanted="at least one visible NPU with a running process in the table of `npu-smi info`",
+            remedy="Start the workers first or mend ASCEND_RT_VISIBLE_DEVICES; `homenode run` plans before a start.",
+        )
+    return found
+
+
+def offered(ids: Sequence[int], visible: Sequence[int] | None) -> tuple[int, ...]:
+    """The visible devices in the user's order, or all, ascending. Raises PlacementError `bad_visible_devices` for one that the host lacks."""
+    if visible is None:
+        return tuple(sorted(ids))
+    missing = [device for device in visible if device not in ids]
+    if missing or not visible:
+        raise PlacementError(
+            "bad_visible_devices",
+            f"the host has no device {_listed(missing)}" if missing else "no device is visible",
+            seen=f"visible {_listed(visible)}",
+            wanted=f"some of the devices {_listed(sorted(ids))}",
+            remedy="Mend --visible-devices or the vendor's variable (for Ascend ASCEND_RT_VISIBLE_DEVICES).",
+            param="--visible-devices",
+        )
+    return tuple(visible)
+
+
+def assign_ranks(devices: Sequence[int], local_rank: int | None, *, single: bool) -> Ranks:
+    """Rank i drives the i-th device; `local_rank` None asks for all ranks.
+
+    `single`: the process has been given exactly one device, as a launcher does that narrows the list for every rank; then each rank drives it,
+    whatever its number. Any other rank beyond the list raises PlacementError `rank_out_of_range`.
+    """
+    if local_rank is None:
+        return Ranks(dict(enumerate(devices)))
+    if 0 <= local_rank < len(devices):
+        return Ranks({local_rank: devices[local_rank]})
+    if single and len(devices) == 1 and local_rank > 0:
+        note = (
+            f"rank {local_rank} sees one device only, {devices[0]}, and is taken to drive it: its launcher gave each rank a list of its own"
+        )
+        return Ranks({local_rank: devices[0]}, (Finding("info", "rank_beyond_visible", note),))
+    raise PlacementError(
+        "rank_out_of_range",
+        f"there is no device for local rank {local_rank}",
+        seen=f"devices {_listed(devices)}",
+        wanted=f"a rank from 0 to {len(devices) - 1}",
+        remedy="Give --local-rank within the list of devices, or make more devices visible or running.",
+        param="--local-rank",
+    )
+
+
+def given_one(chips: Sequence[Accelerator], visible: Sequence[int] | None) -> bool:
+    """Whether the process has been given exactly one device, by the visible list or because there is no other."""
+    return len(chips if visible is None else visible) == 1
+
+
+def idle_visible(devices: Sequence[int], visible: Sequence[int] | None) -> tuple[Finding, ...]:
+    """A warning when visible devices take no part: ranks are counted without them, so rank and device may not belong together."""
+    idle = [device for device in visible or () if device not in devices]
+    if not idle:
+        return ()
+    message = f"visible NPUs {_listed(idle)} run nothing or do not exist; local ranks are counted over {_listed(devices)} only"
+    return (
+        Finding("warning", "visible_not_running", message, "Plan again when every worker has started, or take them off the visible list."),
+    )
+
+
+def _raise_first(accelerators: Accelerators, codes: Sequence[str]) -> None:
+    for code in codes:
+        for error in accelerators.errors:
+            if error.code == code:
+                raise error
+
+
+def _listed(devices: Sequence[int]) -> str:
+    return ",".join(map(str, devices)) or "none"
