@@ -18,6 +18,7 @@ from typing import Protocol
 COMMAND_DEADLINE_S = 10.0
 _MOST_OUTPUT = 16 << 20  # bytes of a vendor tool's output that are looked at
 _MOST_TEXT = 8 << 20  # bytes of a file: /proc/interrupts of a machine with thousands of CPUs has a few
+_PIECE = 1 << 16  # bytes asked of a file at once
 _C_LOCALE = {"LC_ALL": "C", "LANG": "C", "LC_MESSAGES": "C"}
 
 # The variables that placement depends on. No other is ever read or recorded.
@@ -101,8 +102,7 @@ class LiveSource:
 
     def read(self, path: str) -> str | None:
         try:
-            with open(self._root + path, "rb") as file:
-                return _clean(file.read(_MOST_TEXT).decode("utf-8", "replace"))
+            return _clean(_read_bytes(self._root + path).decode("utf-8", "replace"))
         except OSError:
             return None
 
@@ -157,6 +157,7 @@ class RecordingSource:
     def __init__(self, inner: Source) -> None:
         self._inner = inner
         self.files: dict[str, str] = {}
+        self.folders: dict[str, Sequence[str]] = {}
         self.commands: dict[str, CommandResult] = {}
 
     @property
@@ -174,13 +175,28 @@ class RecordingSource:
         return text
 
     def names(self, folder: str) -> Sequence[str]:
-        return self._inner.names(folder)
+        names = self._inner.names(folder)
+        self.folders[folder.rstrip("/")] = names
+        return names
 
     def command(self, words: Sequence[str]) -> CommandResult:
         result = self._inner.command(words)
         if result.failure != "missing":
             self.commands[" ".join(words)] = result
         return result
+
+
+def _read_bytes(path: str) -> bytes:
+    """At most _MOST_TEXT bytes, piece by piece: files below /proc/sys answer a large read with ENOMEM, as the kernel sets up a buffer for all."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        pieces, size = [], 0
+        while size < _MOST_TEXT and (piece := os.read(file, _PIECE)):
+            pieces.append(piece)
+            size += len(piece)
+        return b"".join(pieces)[:_MOST_TEXT]
+    finally:
+        os.close(file)
 
 
 def _clean(text: str) -> str:

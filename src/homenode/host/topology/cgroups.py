@@ -1,0 +1,98 @@
+"""Limits of the control groups this process is in: CPU time, memory, CPUs.
+
+Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/{cpusets,memory}.rst, scheduler/sched-bwc.rst; cgroups(7).
+Hierarchies are looked for where every distribution mounts them, below /sys/fs/cgroup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.host.topology.facts import FactReader, parse_number
+
+_MOUNT = "/sys/fs/cgroup"
+_CONTROLLERS = ("cpu", "cpuacct", "memory", "cpuset")
+_UNLIMITED = 1 << 60  # version 1 writes "no limit" as a huge number of bytes
+_MOST_GROUPS = 64  # from a group up to its root; the kernel's own limit on nesting is not reached by anyone
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """`cpu_quota`: CPUs' worth of time. `memory_limit`: bytes in all; `memory_room`: bytes of it that are left. `cpus`: the CPUs the cpuset
+    permits. None: no limit, and for `cpus` also: not told."""
+
+    cpu_quota: float | None
+    memory_limit: int | None
+    memory_room: int | None
+    cpus: tuple[int, ...] | None
+
+
+def read_group_limits(reader: FactReader) -> GroupLimits:
+    """The tightest limits of this process's groups and of all groups above them."""
+    folders = _folders(reader)
+    quotas = [quota for folder in folders if (quota := _cpu_quota(reader, folder)) is not None]
+    memory = [(limit, limit - _memory_used(reader, folder)) for folder in folders if (limit := _memory_limit(reader, folder)) is not None]
+    return GroupLimits(
+        cpu_quota=min(quotas, default=None),
+        memory_limit=min((limit for limit, _ in memory), default=None),
+        memory_room=max(0, min(room for _, room in memory)) if memory else None,
+        cpus=_cpuset(reader, folders),
+    )
+
+
+def _folders(reader: FactReader) -> list[str]:
+    """Folders of this process's groups, each followed by those above it.
+
+    In a container /proc/self/cgroup may name a path as the host sees it, which is not there: then only the mount's root has files.
+    """
+    folders: dict[str, None] = {}
+    for line in reader.text("/proc/self/cgroup").splitlines()[:_MOST_GROUPS]:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        parts = [] if ".." in path else [part for part in path.split("/") if part][:_MOST_GROUPS]
+        for mount in _mounts(number, controllers):
+            folders |= dict.fromkeys("/".join([mount, *parts[:depth]]) for depth in range(len(parts), -1, -1))
+    return list(folders)
+
+
+def _mounts(number: str, controllers: str) -> list[str]:
+    """Where a hierarchy may be mounted: version 2 has number 0 and no controllers; on hybrid systems it lies in `unified`."""
+    if number == "0" and not controllers:
+        return [_MOUNT, f"{_MOUNT}/unified"]
+    names = [name for name in controllers.split(",") if name in _CONTROLLERS]
+    joined = [",".join(names), ",".join(reversed(names))] if len(names) > 1 else []
+    return [f"{_MOUNT}/{name}" for name in dict.fromkeys([*joined, *names])]
+
+
+def _cpu_quota(reader: FactReader, folder: str) -> float | None:
+    words = reader.text(f"{folder}/cpu.max").split()
+    if len(words) != 2:
+        words = [reader.text(f"{folder}/cpu.cfs_quota_us"), reader.text(f"{folder}/cpu.cfs_period_us")]
+    quota, period = parse_number(words[0]), parse_number(words[1])
+    return quota / period if quota is not None and quota > 0 and period is not None and period > 0 else None
+
+
+def _memory_limit(reader: FactReader, folder: str) -> int | None:
+    limit = parse_number(reader.text(f"{folder}/memory.max") or reader.text(f"{folder}/memory.limit_in_bytes"))
+    return limit if limit is not None and 0 <= limit < _UNLIMITED else None
+
+
+def _memory_used(reader: FactReader, folder: str) -> int:
+    """Bytes charged to the group that cannot be given back at once: page cache on the inactive list can."""
+    used = parse_number(reader.text(f"{folder}/memory.current") or reader.text(f"{folder}/memory.usage_in_bytes")) or 0
+    for line in reader.text(f"{folder}/memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file"):
+            return max(0, used - (parse_number(value.strip()) or 0))
+    return max(0, used)
+
+
+def _cpuset(reader: FactReader, folders: Sequence[str]) -> tuple[int, ...] | None:
+    """CPUs that the nearest group with a cpuset permits. What a group has in effect is already cut to what is above it."""
+    for folder in folders:
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+            found = reader.cpus(f"{folder}/{name}")
+            if found:
+                return found
+    return None

@@ -1,0 +1,44 @@
+"""Memory as the kernel accounts for it: sizes, huge pages, and the settings that move pages about.
+
+Source: proc_meminfo(5); the kernel's Documentation/admin-guide/mm/{hugetlbpage,transhuge}.rst and Documentation/admin-guide/sysctl/kernel.rst.
+"""
+
+from __future__ import annotations
+
+from homenode.host.topology.facts import FactReader, parse_number
+
+_PREFIX, _SUFFIX = "hugepages-", "kB"
+
+
+def read_meminfo(reader: FactReader, path: str) -> dict[str, int]:
+    """Bytes by name: of /proc/meminfo, or of a node's meminfo, whose lines begin with `Node 0`. Lines of other kinds are left out."""
+    found = {}
+    for line in reader.text(path).splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB" and (size := parse_number(words[0])) is not None and size >= 0:
+            found[name.rpartition(" ")[2]] = size * 1024
+    return found
+
+
+def read_huge_pages(reader: FactReader, folder: str) -> dict[int, int]:
+    """Reserved huge pages in a `hugepages` folder: how many, by the size of one in bytes."""
+    found = {}
+    for name in reader.source.names(folder):
+        size = parse_number(name[len(_PREFIX) : -len(_SUFFIX)]) if name.startswith(_PREFIX) and name.endswith(_SUFFIX) else None
+        count = reader.number(f"{folder}/{name}/nr_hugepages") if size else None
+        if size and size > 0 and count is not None and count >= 0:
+            found[size * 1024] = count
+    return dict(sorted(found.items()))
+
+
+def read_numa_balancing(reader: FactReader) -> bool | None:
+    """Whether the kernel moves pages and tasks between nodes by itself; None where it cannot."""
+    mode = reader.number("/proc/sys/kernel/numa_balancing")
+    return None if mode is None else mode != 0
+
+
+def read_transparent_huge_pages(reader: FactReader) -> str:
+    """The word in brackets of `always [madvise] never`; empty where there is none."""
+    word = reader.text("/sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0]
+    return word if word in ("always", "madvise", "never") else ""

@@ -1,0 +1,67 @@
+"""NUMA nodes: CPUs, memory, distances.
+
+Source: the kernel's Documentation/ABI/stable/sysfs-devices-node; ACPI, System Locality Information Table (10 is local).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from homenode.host.topology.facts import FactReader, numbered, parse_number
+from homenode.host.topology.host import Node
+from homenode.host.topology.memory import read_huge_pages, read_meminfo
+
+NODE_FOLDER = "/sys/devices/system/node"
+_LOCAL, _REMOTE = 10, 20
+
+
+def read_nodes(reader: FactReader, online_cpus: Sequence[int]) -> tuple[Node, ...]:
+    """Online nodes, ascending; none where the kernel has no NUMA support (then policies take the host for one node)."""
+    ids = reader.cpus(f"{NODE_FOLDER}/online") or numbered(reader.source.names(NODE_FOLDER), "node")
+    here = frozenset(online_cpus)
+    distances = _read_distances(reader, ids)
+    return tuple(
+        Node(
+            id=node,
+            cpus=_node_cpus(reader, node, here),
+            memory=read_meminfo(reader, f"{NODE_FOLDER}/node{node}/meminfo").get("MemTotal"),
+            distances=distances[node],
+            huge_pages=read_huge_pages(reader, f"{NODE_FOLDER}/node{node}/hugepages"),
+        )
+        for node in ids
+    )
+
+
+def node_by_cpu(nodes: Iterable[Node]) -> dict[int, int]:
+    """The node of every CPU; the lowest where emulated nodes (numa=fake) list a CPU more than once."""
+    found: dict[int, int] = {}
+    for node in nodes:
+        for cpu in node.cpus:
+            found.setdefault(cpu, node.id)
+    return found
+
+
+def _node_cpus(reader: FactReader, node: int, online: frozenset[int]) -> tuple[int, ...]:
+    folder = f"{NODE_FOLDER}/node{node}"
+    listed = reader.cpus_or_mask(f"{folder}/cpulist", f"{folder}/cpumap") or ()
+    return listed if online.issuperset(listed) else tuple(cpu for cpu in listed if cpu in online)
+
+
+def _read_distances(reader: FactReader, ids: Sequence[int]) -> dict[int, dict[int, int]]:
+    """A row of `distance` holds one figure for every online node in ascending order, whatever their numbers are."""
+    found, odd = {}, []
+    for node in ids:
+        row = [parse_number(word) for word in reader.text(f"{NODE_FOLDER}/node{node}/distance").split()]
+        figures = [figure for figure in row if figure is not None and figure >= 0]
+        if len(row) == len(figures) == len(ids) and any(figures):
+            found[node] = dict(zip(ids, figures, strict=True))
+        else:
+            found[node] = {other: _LOCAL if other == node else _REMOTE for other in ids}
+            odd.append(node)
+    if odd and len(ids) > 1:
+        reader.note(
+            "no_distances",
+            f"node {', '.join(map(str, odd))}: no row of {len(ids)} distances; {_LOCAL} is taken for the node itself and {_REMOTE} for others",
+            "Nothing to do, unless some nodes are farther than others: then the firmware should say so (ACPI SLIT).",
+        )
+    return found
