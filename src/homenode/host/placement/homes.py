@@ -1,0 +1,110 @@
+"""Which nodes are a device's own, and where it belongs when they are unknown or not allowed. Pure.
+
+Arithmetic over all devices of the host, so that processes which see different devices come to the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from homenode.host.placement.cores import Core
+from homenode.host.topology.host import Accelerator, Host
+
+Homes = dict[int, tuple[int, ...]]
+
+
+def local_nodes(host: Host, chip: Accelerator) -> tuple[int, ...]:
+    """Nodes whose CPUs are near the device: those of which its reported affinity holds at least half, else its node; empty when unknown.
+
+    With sub-NUMA clustering the affinity spans all nodes of a socket, and all of them count. An affinity that spans every node of the host
+    tells nothing.
+    """
+    counts: dict[int, int] = {}
+    for cpu in chip.local_cpus:
+        known = host.cpu_by_id.get(cpu)
+        if known is not None and known.node is not None:
+            counts[known.node] = counts.get(known.node, 0) + 1
+    near = tuple(sorted(node for node, count in counts.items() if 2 * count >= len(host.node_by_id[node].cpus)))
+    if len(near) > 1 and all(node.id in near for node in host.nodes if node.cpus):
+        return ()
+    if near:
+        return near
+    return () if chip.node is None else (chip.node,)
+
+
+def taking_part(near: Mapping[int, Sequence[int]], asked: Iterable[int], nodes: Iterable[int]) -> tuple[int, ...]:
+    """Devices that get a share, ascending: those asked for, those with an allowed node of their own, and those whose node is unknown.
+
+    `near`: local nodes by device. A device that is not asked for and has no allowed CPU near it belongs to somebody else's cpuset.
+    """
+    wanted, allowed = set(asked), set(nodes)
+    return tuple(sorted(device for device, own in near.items() if device in wanted or not own or not allowed.isdisjoint(own)))
+
+
+def settle(host: Host, near: Mapping[int, Sequence[int]], cores: Mapping[int, Sequence[Core]]) -> Homes:
+    """The allowed nodes that each device has its share of: its own, else the nearest one, else, when unknown, an even spread in device order."""
+    homes: Homes = {}
+    for device, own in near.items():
+        if allowed := tuple(node for node in own if cores.get(node)):
+            homes[device] = allowed
+    for device, own in near.items():
+        if own and device not in homes:
+            homes[device] = (nearest(host, own, cores, homes),)
+    unknown = [device for device in near if device not in homes]
+    homes.update(zip(unknown, spread(host, cores, homes, len(unknown)), strict=True))
+    return homes
+
+
+def nearest(host: Host, own: Sequence[int], cores: Mapping[int, Sequence[Core]], homes: Homes) -> int:
+    """The node with cores that is nearest to `own`; among equally near ones that with most cores for each device at home there."""
+    load = _devices_at(homes)
+    return min((node for node in cores if cores[node]), key=lambda node: (gap(host, own, node), _crowd(load, cores, node), step(own, node)))
+
+
+def spread(host: Host, cores: Mapping[int, Sequence[Core]], homes: Homes, count: int) -> list[tuple[int, ...]]:
+    """Homes for `count` devices of unknown locality, in proportion to cores: each in turn where most cores are left for it, far from the others.
+
+    Ascending, so that device order follows node order (sixteen devices on eight equal nodes: two on each).
+    """
+    load = _devices_at(homes)
+    places = [node for node in cores if cores[node]]
+    found: list[int] = []
+    for _ in range(count):
+        seated = [node for node in places if load.get(node)]
+        node = min(places, key=lambda node: (_crowd(load, cores, node), *_closeness(host, places, seated, node), node))
+        load[node] = load.get(node, 0) + 1
+        found.append(node)
+    return [(node,) for node in sorted(found)]
+
+
+def gap(host: Host, own: Sequence[int], node: int) -> int:
+    """The distance from the nearest of `own` to `node` (ACPI SLIT: 10 is the node itself)."""
+    return min((host.distance(mine, node) for mine in own), default=255)
+
+
+def step(own: Sequence[int], node: int) -> tuple[int, int]:
+    """How far apart node numbers are, the next one up first: what is left to go by where distances are all alike.
+
+    Firmware counts nodes socket by socket, so neighbours in number are mostly neighbours on the board.
+    """
+    return min(((abs(node - mine), int(node < mine)) for mine in own), default=(0, 0))
+
+
+def _devices_at(homes: Homes) -> dict[int, int]:
+    load: dict[int, int] = {}
+    for nodes in homes.values():
+        for node in nodes:
+            load[node] = load.get(node, 0) + 1
+    return load
+
+
+def _crowd(load: Mapping[int, int], cores: Mapping[int, Sequence[Core]], node: int) -> float:
+    return (load.get(node, 0) + 1) / len(cores[node])
+
+
+def _closeness(host: Host, places: Sequence[int], seated: Sequence[int], node: int) -> tuple[int, int]:
+    """Lowest for the node that is farthest from all `seated`; where distances are alike, by place in the ring of node numbers."""
+    here = places.index(node)
+    around = [abs(here - places.index(other)) for other in seated]
+    ring = min((min(way, len(places) - way) for way in around), default=0)
+    return -min((host.distance(node, other) for other in seated), default=0), -ring
