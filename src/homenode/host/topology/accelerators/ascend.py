@@ -1,0 +1,141 @@
+"""Ascend NPUs, as `npu-smi` tells of them: the map of chips, what runs on them, and which CPUs are local."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homenode.host.topology.accelerators.ascend_tables import Info, MapRow, ProcessRow, family_of, parse_info, parse_map
+from homenode.host.topology.accelerators.ascend_topo import affinity_of, parse_topo
+from homenode.host.topology.accelerators.cells import Problems, node_of_cpus, node_of_device, noted, pci_address, tool_error
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Accelerator, Accelerators, Node, PciDevice
+from homenode.host.topology.source import Source
+
+_MAP = ("npu-smi", "info", "-m")
+_INFO = ("npu-smi", "info")
+_TOPO = ("npu-smi", "info", "-t", "topo")
+_BOARD = ("npu-smi", "info", "-t", "board")
+
+
+def read_ascend(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]) -> Accelerators:
+    """The NPUs of the host, ascending by logical number; nothing where there is no npu-smi.
+
+    The map is what everything else hangs on: without it only its errors come back, and a tool that hangs is not asked again. A missing or failing
+    topology costs a note only, as plans can be made without it.
+    """
+    answer = source.command(_MAP)
+    if answer.failure == "missing":
+        return Accelerators()
+    if answer.failure == "timeout":
+        return Accelerators(errors=(tool_error(_MAP, answer),))
+    problems = Problems()
+    notes: list[Finding] = []
+    if answer.failure:
+        notes.append(noted(tool_error(_MAP, answer)))
+    rows = parse_map(answer.out, problems)
+    if not rows:
+        return Accelerators(errors=tuple(problems.found), notes=tuple(notes))
+    info = _read_info(source, problems)
+    affinity = _read_affinity(source, rows, problems, notes)
+    running = _running(info.processes, rows, problems)
+    chips = {row.logical: row for row in reversed(rows)}
+    family = family_of(rows)
+    if family is None:
+        notes.append(_family_unknown(rows))
+    return Accelerators(
+        tuple(_chip(chips[logical], info, affinity, running, devices, nodes) for logical in sorted(chips)),
+        family,
+        tuple(problems.found),
+        tuple(notes),
+    )
+
+
+def board_address(source: Source, chip: Accelerator) -> str | None:
+    """The PCI address of an NPU from `npu-smi info -t board`, for where `npu-smi info` does not show it. Costs one call of the tool, or two.
+
+    Tools that do not know chips on a card (`-c`) are asked for the card alone, which is its first chip.
+    """
+    card = (*_BOARD, "-i", str(chip.card))
+    address = _board_line(source, (*card, "-c", str(chip.chip)))
+    return _board_line(source, card) if address is None and chip.chip == 0 else address
+
+
+def _board_line(source: Source, words: Sequence[str]) -> str | None:
+    answer = source.command(words)
+    for line in answer.out.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "pcie bus info" and (address := pci_address(value)):
+            return address
+    return None
+
+
+def _read_info(source: Source, problems: Problems) -> Info:
+    answer = source.command(_INFO)
+    if answer.failure in ("timeout", "failed"):
+        problems.found.append(tool_error(_INFO, answer))
+    return parse_info(answer.out, problems)
+
+
+def _read_affinity(source: Source, rows: tuple[MapRow, ...], problems: Problems, notes: list[Finding]) -> dict[int, tuple[int, ...]]:
+    if any(error.code == "tool_timeout" for error in problems.found):
+        return {}
+    answer = source.command(_TOPO)
+    if answer.failure in ("timeout", "failed"):
+        notes.append(noted(tool_error(_TOPO, answer)))
+    return affinity_of(parse_topo(answer.out, problems), rows, problems)
+
+
+def _running(processes: Sequence[ProcessRow], rows: tuple[MapRow, ...], problems: Problems) -> dict[int, set[int]]:
+    """Process ids by logical number. Adds `npu_unmapped` for processes on a chip that the map does not tell, or does not tell apart."""
+    by_npu: dict[int, dict[int, int]] = {}
+    for row in rows:
+        by_npu.setdefault(row.npu, {})[row.chip] = row.logical
+    found: dict[int, set[int]] = {}
+    for process in processes:
+        chips = by_npu.get(process.npu, {})
+        if process.chip is None and len(chips) == 1:
+            (logical,) = chips.values()
+        elif process.chip is not None and process.chip in chips:
+            logical = chips[process.chip]
+        else:
+            problems.add(
+                "npu_unmapped",
+                "a process runs on a chip whose logical id cannot be told",
+                seen=process.line,
+                wanted=f"an NPU and chip of `npu-smi info -m`, which has {len(chips)} chips for NPU {process.npu}",
+                remedy="Compare `npu-smi info` with `npu-smi info -m`; --strategy fair does not need the processes.",
+            )
+            continue
+        found.setdefault(logical, set()).add(process.pid)
+    return found
+
+
+def _chip(
+    row: MapRow,
+    info: Info,
+    affinity: dict[int, tuple[int, ...]],
+    running: dict[int, set[int]],
+    devices: Sequence[PciDevice],
+    nodes: Sequence[Node],
+) -> Accelerator:
+    address = info.addresses.get((row.npu, row.chip))
+    local = affinity.get(row.logical, ())
+    node = node_of_cpus(local, nodes)
+    return Accelerator(
+        kind="npu",
+        id=row.logical,
+        name=row.name,
+        address=address,
+        local_cpus=local,
+        node=node_of_device(address, devices, nodes) if node is None else node,
+        card=row.npu,
+        chip=row.chip,
+        physical=row.physical,
+        processes=tuple(sorted(running.get(row.logical, ()))),
+    )
+
+
+def _family_unknown(rows: tuple[MapRow, ...]) -> Finding:
+    names = ", ".join(sorted({row.name or "no name" for row in rows})[:4])
+    message = f"the Ascend device type cannot be told from the chip names: {names}"
+    return Finding("warning", "device_type_unknown", message, "Give --device-type (A2, A3, 310P or 950).")

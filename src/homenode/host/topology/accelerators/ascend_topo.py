@@ -1,0 +1,123 @@
+"""The table of `npu-smi info -t topo`: which CPUs the firmware calls local to an NPU. Pure parsing and matching.
+
+Rows are matched to chips by the number in their label. What it counts differs between products and versions, and containers renumber:
+
+- `Phy-ID<n>` (A3): the physical number, where the map has that column; else the logical one.
+- `NPU<n>`: the NPU ID, the logical or the physical number. The reading is taken, for the whole table, that gives rows to most chips, then the one
+  that explains most rows, then in the order just named. So ids such as 32768 (310P) are NPU IDs and both chips of a card share the row, while the
+  rows NPU0 to NPU15 over eight cards of two chips are logical numbers.
+
+Rows that belong to no chip of the map are those of devices hidden from this container, and are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from homenode.host.topology.accelerators.ascend_tables import MapRow
+from homenode.host.topology.accelerators.cells import Problems, reported_cpus
+
+_LABEL = re.compile(r"(NPU|Phy-ID)([0-9]{1,9})")
+_COLUMN = re.compile(r"(?:NPU|Phy-ID|NIC)[0-9]+")
+_SPACED_COMMA = re.compile(r", +")
+_UNKNOWN = ("NA", "N/A", "-")
+_LIST = "a CPU list such as 0-23 in the column CPU Affinity"
+_REMEDY = "Run `npu-smi info -t topo` by hand; --strategy global-slice and --strategy fair do without it."
+
+
+@dataclass(frozen=True, slots=True)
+class TopoRow:
+    """`physical`: whether the label says Phy-ID. `cpus`: in the order of the list."""
+
+    physical: bool
+    number: int
+    cpus: tuple[int, ...]
+
+
+def parse_topo(text: str, problems: Problems) -> tuple[TopoRow, ...]:
+    """Rows with the CPUs of their affinity; none when no header promises that column. Adds `topo_row_unparseable`."""
+    rows: list[TopoRow] = []
+    unknown: list[str] = []
+    at: int | None = None  # the word that is the affinity; None when none was promised
+    for line in text.splitlines():
+        words = _SPACED_COMMA.sub(",", line).split()
+        if not words or not _COLUMN.fullmatch(words[0]):
+            continue
+        if _is_header(words):
+            at = _affinity_column(words)
+            continue
+        label = _LABEL.fullmatch(words[0])
+        if at is None or not label:
+            continue
+        cell = words[at] if len(words) > at else ""
+        cpus = () if cell in _UNKNOWN else reported_cpus(cell)
+        if cpus is None:
+            _broken(line, problems)
+        elif cpus:
+            rows.append(TopoRow(label[1] == "Phy-ID", int(label[2]), cpus))
+        else:
+            unknown.append(line)
+    if rows:
+        # A host that knows no affinity has simply none; one missing among others would silently misplace that device.
+        for line in unknown:
+            _broken(line, problems)
+    return tuple(rows)
+
+
+def _is_header(words: Sequence[str]) -> bool:
+    """A header names columns only; a row has relations such as X, HCCS or SYS after its label."""
+    return all(_COLUMN.fullmatch(word) for word in words) or ("Affinity" in words and "X" not in words)
+
+
+def _affinity_column(header: Sequence[str]) -> int | None:
+    """The place of the affinity among the words of a row, whose first word is its label."""
+    relations = sum(_COLUMN.fullmatch(word) is not None for word in header)
+    return 1 + relations if list(header[relations : relations + 2]) == ["CPU", "Affinity"] else None
+
+
+def _broken(line: str, problems: Problems) -> None:
+    message = "a row of the NPU topology promises a CPU affinity and has none that can be read"
+    problems.add("topo_row_unparseable", message, seen=line, wanted=_LIST, remedy=_REMEDY)
+
+
+def affinity_of(rows: Sequence[TopoRow], chips: Sequence[MapRow], problems: Problems) -> dict[int, tuple[int, ...]]:
+    """CPUs by logical number, by the rule at the top of this module. Two unlike rows for one label add `topo_row_unparseable`."""
+    found: dict[int, tuple[int, ...]] = {}
+    for physical in (True, False):
+        table: dict[int, tuple[int, ...]] = {}
+        for row in rows:
+            if row.physical == physical and table.setdefault(row.number, row.cpus) != row.cpus:
+                _broken(f"{'Phy-ID' if physical else 'NPU'}{row.number}: two unlike rows", problems)
+        reading = _reading(table, chips, physical)
+        for chip in chips:
+            key = reading(chip)
+            if key is not None and key in table:
+                found.setdefault(chip.logical, table[key])
+    return found
+
+
+def _reading(numbers: Iterable[int], chips: Sequence[MapRow], physical: bool) -> Callable[[MapRow], int | None]:
+    """What the numbers of labels count."""
+    if physical:
+        return _physical if any(chip.physical is not None for chip in chips) else _logical
+    labels = set(numbers)
+
+    def fit(reading: Callable[[MapRow], int | None]) -> tuple[int, int]:
+        meant = [key for chip in chips if (key := reading(chip)) in labels]
+        return len(meant), len(set(meant))
+
+    return max((_npu, _logical, _physical), key=fit)
+
+
+def _npu(chip: MapRow) -> int | None:
+    return chip.npu
+
+
+def _logical(chip: MapRow) -> int | None:
+    return chip.logical
+
+
+def _physical(chip: MapRow) -> int | None:
+    return chip.physical
