@@ -35,9 +35,8 @@ def npu_inventory(accelerators: Accelerators, *, before_start: bool = False) -> 
     """
     _raise_first(accelerators, _MAP_ERRORS if before_start else (*_MAP_ERRORS, "npu_unmapped"))
     chips = accelerators.of_kind("npu")
-    if not chips and accelerators.errors and accelerators.kind is None:
-        raise accelerators.errors[0]
     if not chips:
+        _raise_tool_error(accelerators)
         raise PlacementError(
             "npu_map_empty",
             "this host shows no Ascend NPU",
@@ -59,7 +58,7 @@ def taking_part(accelerators: Accelerators, chips: Sequence[Accelerator], demand
     order = sorted(running) if demand.visible is None else demand.visible
     found = tuple(device for device in order if device in running)
     if not found:
-        _raise_first(accelerators, ("tool_timeout", "tool_failed"))
+        _raise_tool_error(accelerators)
         raise PlacementError(
             "no_running_npu",
             "no visible NPU has a process on it",
@@ -133,6 +132,13 @@ def _raise_first(accelerators: Accelerators, codes: Sequence[str]) -> None:
         for error in accelerators.errors:
             if error.code == code:
                 raise error
+
+
+def _raise_tool_error(accelerators: Accelerators) -> None:
+    """An npu-smi that hangs or fails is the cause; that nothing was learned from it is only the symptom."""
+    for error in accelerators.errors:
+        if error.code in ("tool_timeout", "tool_failed") and "npu-smi" in error.summary:
+            raise error
 
 
 def _listed(devices: Sequence[int]) -> str:

@@ -120,7 +120,7 @@ def _why(device: int, extended: tuple[int, ...], members: Sequence[int], share: 
 
 
 def _fell_back(host: Host) -> Finding:
-    trouble = next((f" ({error.summary})" for error in host.accelerators.errors if error.code in ("tool_timeout", "tool_failed")), "")
-    message = f"NPU topo affinity not found{trouble}: global-slice is used instead"
+    causes = [f" ({note.message})" for note in host.accelerators.notes if note.code in ("tool_timeout", "tool_failed")]
+    message = f"NPU topo affinity not found{''.join(causes)}: global-slice is used instead"
     remedy = "See what `npu-smi info -t topo` prints here; its CPU Affinity column is needed."
     return Finding("warning", "topo_affinity_missing", message, remedy)
