@@ -1,0 +1,182 @@
+"""Run a program bound: bind the calling process, then become the program. What the kernel inherits over execve needs nobody to look after it.
+
+Nothing escapes an inherited limit: CPUs outside the mask or cpuset that this process was started with are refused, never added. Exit codes
+and signals are the program's own, as it is the program that ends. Sources: sched_setaffinity(2), execve(2); POSIX on exit codes 126 and 127.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from homenode.cpuset import format_cpu_list
+from homenode.errors import HostError, PlacementError, UserError
+from homenode.host.binding.ladder import bind_memory
+from homenode.host.binding.report import Report, StepResult
+from homenode.host.binding.syscalls import Syscalls
+from homenode.host.binding.target import Target
+from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.facts import FactReader
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.online import read_node_ids, read_online
+from homenode.host.topology.source import LiveSource, Source
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of shells for a program that is not there, or that is no program
+_IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
+_ORIGINS = {
+    "cpuset": "its cpuset (container or cgroup)",
+    "inherited": "whoever started it (taskset, numactl, a batch system)",
+    "openmp": "an OpenMP runtime that pinned itself, by accident (OMP_PROC_BIND)",
+}
+_WIDEN = {
+    "cpuset": "Choose from them, or give the container or cgroup more CPUs (cpuset.cpus, docker run --cpuset-cpus).",
+    "inherited": "Choose from them, or start this without that limit (taskset, numactl --physcpubind, srun --cpu-bind).",
+    "openmp": "Choose from them, or unset OMP_PROC_BIND and OMP_PLACES where this is started.",
+}
+
+
+class ProgramError(UserError):
+    """The program to run cannot be: `exit_code` is what a shell would end with."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message, exit_code=exit_code)
+        self.exit_code = exit_code
+
+
+def find_program(name: str, env: Mapping[str, str]) -> str:
+    """The file that `name` runs: itself when it holds a slash, else the first executable of that name in PATH.
+
+    Raises ProgramError, with exit code 127 when there is none and 126 when there is one that may not be executed.
+    """
+    if not name or "\0" in name:
+        raise ProgramError(f"not the name of a program: {name!r}", NOT_FOUND)
+    places = [name] if "/" in name else [f"{folder or '.'}/{name}" for folder in os.get_exec_path(dict(env))]
+    there = [place for place in places if Path(place).exists()]
+    for place in there:
+        if os.access(place, os.X_OK) and stat.S_ISREG(Path(place).stat().st_mode):
+            return place
+    if there:
+        what = "is a folder" if Path(there[0]).is_dir() else "may not be executed; run `chmod +x` on it, or name its interpreter"
+        raise ProgramError(f"{there[0]}: {what}", NOT_EXECUTABLE)
+    where = "there is no such file" if "/" in name else "there is no such program in PATH"
+    raise ProgramError(f"{name}: {where}", NOT_FOUND)
+
+
+def check_target(target: Target, allowance: Allowance, source: Source | None = None) -> None:
+    """Refuse what the machine does not have, and CPUs outside `allowance`. Raises PlacementError, whose message names them."""
+    reader = FactReader(source or LiveSource())
+    online, nodes = read_online(reader), read_node_ids(reader) or (0,)
+    if not target.cpus:
+        raise PlacementError("no_cpus", "there are no CPUs to run on", seen="an empty list", wanted="at least one CPU", remedy="Give some.")
+    if absent := set(target.cpus) - set(online):
+        raise PlacementError(
+            "no_such_cpu",
+            f"CPU {format_cpu_list(absent)} is not on this machine, or is offline",
+            seen=f"online CPUs {format_cpu_list(online)}",
+            wanted=format_cpu_list(target.cpus),
+            remedy="Choose from the online ones (`homenode host` shows them).",
+        )
+    if outside := set(target.cpus) - set(allowance.cpus):
+        origin = allowance.mask_origin if allowance.mask_origin in _ORIGINS else "inherited"
+        raise PlacementError(
+            "cpus_not_allowed",
+            f"CPU {format_cpu_list(outside)} is outside the CPUs that this process has inherited from {_ORIGINS[origin]}",
+            seen=f"inherited CPUs {format_cpu_list(allowance.cpus)}",
+            wanted=format_cpu_list(target.cpus),
+            remedy=_WIDEN[origin],
+        )
+    if unknown := set(target.memory_nodes) - set(nodes):
+        raise PlacementError(
+            "no_such_node",
+            f"NUMA node {format_cpu_list(unknown)} is not on this machine",
+            seen=f"nodes {format_cpu_list(nodes)}",
+            wanted=format_cpu_list(target.memory_nodes),
+            remedy="Choose from its nodes (`homenode host` shows them).",
+        )
+
+
+def bind_self(target: Target, *, strict: bool = False, kernel: Syscalls | None = None) -> Report:
+    """Bind the calling thread, and what it starts or becomes, to a target that `check_target` has passed.
+
+    What the kernel refuses is left out, each with a finding; with `strict` the first refusal raises HostError.
+    """
+    kernel = kernel or Syscalls()
+    report = _bind_cpus(target.cpus, kernel, strict)
+    return report + bind_memory(target.memory_nodes, kernel, strict=strict) if target.memory_nodes else report
+
+
+def run_bound(
+    target: Target | None,
+    argv: Sequence[str],
+    *,
+    strict: bool = False,
+    allowance: Allowance | None = None,
+    env: Mapping[str, str] | None = None,
+    kernel: Syscalls | None = None,
+    say: Callable[[str], None] | None = None,
+) -> NoReturn:
+    """Bind the calling process to `target` and become the program `argv`; does not return. `target` None: run it unbound.
+
+    `allowance`: the inherited limit, read here when None. `say` gets one line for each thing that is not as asked; stderr when None. Raises
+    ProgramError, PlacementError (both before anything is changed) and, when the kernel refuses something and `strict` is set, HostError.
+    """
+    env = os.environ if env is None else env
+    if not argv:
+        raise UserError("there is no program to run; give one behind `--`")
+    program = find_program(argv[0], env)
+    if target is not None:
+        check_target(target, allowance or Allowance.of_process())
+        for finding in bind_self(target, strict=strict, kernel=kernel).findings:
+            (say or _to_stderr)(f"{finding.severity}: {finding.message}. {finding.remedy}")
+    execute(program, argv, env)
+
+
+def execute(program: str, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Become the program, with the signals that Python ignores as they were before Python. Raises ProgramError when the kernel refuses."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed before we started
+            stream.flush()
+    for name in _IGNORED_BY_PYTHON:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execve(program, list(argv), dict(env))
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise ProgramError(f"{program}: the interpreter in its first line, or its dynamic loader, is not there", NOT_FOUND) from error
+        if error.errno == errno.ENOEXEC:
+            raise ProgramError(f"{program}: no program for this machine, and no script with a #! line", NOT_EXECUTABLE) from error
+        raise ProgramError(f"{program}: cannot be executed: {error.strerror}", NOT_EXECUTABLE) from error
+    except ValueError as error:  # a NUL in an argument
+        raise ProgramError(f"{program}: cannot be executed: {error}", NOT_EXECUTABLE) from error
+
+
+def _bind_cpus(cpus: tuple[int, ...], kernel: Syscalls, strict: bool) -> Report:
+    wanted = format_cpu_list(cpus)
+    try:
+        kernel.set_affinity(0, cpus)
+        seen = kernel.affinity(0)
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or errno.EIO, str(error.errno))
+        remedy = "Look for a seccomp profile that forbids sched_setaffinity, or a cpuset that has just changed."
+        return _cpus_refused(f"the kernel refuses CPUs {wanted}: sched_setaffinity: {name}", remedy, strict)
+    if set(seen) != set(cpus):
+        remedy = "CPUs went offline or the cpuset changed at this moment; try again."
+        return _cpus_refused(f"the kernel made CPUs {wanted} into {format_cpu_list(seen)}", remedy, strict)
+    return Report((StepResult("affinity", "done", wanted),))
+
+
+def _cpus_refused(message: str, remedy: str, strict: bool) -> Report:
+    if strict:
+        raise HostError(f"{message}. {remedy}")
+    return Report((StepResult("affinity", "failed", message),), (Finding("error", "affinity_refused", message, remedy),))
+
+
+def _to_stderr(line: str) -> None:
+    print(f"homenode: {line}", file=sys.stderr)
