@@ -79,7 +79,7 @@ def test_a_visible_device_that_does_not_run_is_warned_of() -> None:
     host = npu_host({0: "0-39"}, double_chips(range(4), busy=[1]), style="A3")
     plan = global_slice.plan(host, Demand(visible=(3, 1)))
     (idle,) = [finding for finding in plan.findings if finding.code == "visible_not_running"]
-    assert (idle.severity, plan.devices_running) == ("warning", (1,)) and "NPUs 3 run nothing" in idle.message
+    assert (idle.severity, plan.devices_running) == ("warning", (1,)) and "visible NPU 3:" in idle.message
 
 
 NODES = {0: "0-39"}

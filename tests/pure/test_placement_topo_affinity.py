@@ -13,6 +13,7 @@ from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.policies import topo_affinity
 from homenode.host.topology.host import Host
+from homenode.host.topology.source import CommandResult
 from tests.npu_hosts import Chip, npu_host, single_chips
 from tests.pools import pools_of
 
@@ -64,7 +65,7 @@ def test_a_hidden_npu_with_the_same_affinity_keeps_its_share() -> None:
     assert pools_of(plan) == {2: "48-59"}
     assert plan.workers[0].device == 2
     (hidden,) = [finding for finding in plan.findings if finding.code == "hidden_devices_counted"]
-    assert "NPUs 0 " in hidden.message
+    assert "NPU 0," in hidden.message
 
 
 def test_two_single_card_services_of_one_affinity_do_not_overlap() -> None:
@@ -119,9 +120,10 @@ def test_offline_cpus_are_no_trouble() -> None:
     assert pools_of(topo_affinity.plan(host, Demand())) == {0: "0-4,6-15"}
 
 
-def test_an_affinity_of_several_nodes_is_taken_as_it_is_and_in_its_order() -> None:
-    host = npu_host(FOUR_NODES, single_chips({0: "0-31", 1: "0-31"}))
-    assert pools_of(topo_affinity.plan(host, Demand())) == {0: "0-15", 1: "16-31"}
+def test_an_affinity_of_several_nodes_is_taken_as_it_is_and_in_the_order_reported() -> None:
+    plan = topo_affinity.plan(npu_host(FOUR_NODES, single_chips({0: "32-47,0-15", 1: "32-47,0-15"})), Demand())
+    assert pools_of(plan) == {0: "32-47", 1: "0-15"}
+    assert [worker.memory_node for worker in plan.workers] == [2, 0]
 
 
 def test_pools_that_are_not_identical_may_overlap_as_documented() -> None:
@@ -152,6 +154,13 @@ def test_without_any_affinity_it_falls_back_to_global_slice() -> None:
     assert plan.strategy == "global-slice"
     assert pools_of(plan) == {0: "0-31", 1: "32-63"}
     assert [(finding.severity, finding.code) for finding in plan.findings] == [("warning", "topo_affinity_missing")]
+
+
+def test_the_fallback_says_when_the_tool_is_the_cause() -> None:
+    commands = {"npu-smi info -t topo": CommandResult("", 3, "failed")}
+    plan = topo_affinity.plan(npu_host(FOUR_NODES, single_chips({0: "0-15"}), commands=commands), Demand())
+    (fallback,) = plan.findings
+    assert fallback.code == "topo_affinity_missing" and "exit code 3" in fallback.message
 
 
 def test_an_affinity_outside_the_allowance_is_a_conflict() -> None:

@@ -121,7 +121,7 @@ def idle_visible(devices: Sequence[int], visible: Sequence[int] | None) -> tuple
     idle = [device for device in visible or () if device not in devices]
     if not idle:
         return ()
-    message = f"visible NPUs {_listed(idle)} run nothing or do not exist; local ranks are counted over {_listed(devices)} only"
+    message = f"no process runs on visible NPU {_listed(idle)}: local ranks are counted over NPU {_listed(devices)} only"
     return (
         Finding("warning", "visible_not_running", message, "Plan again when every worker has started, or take them off the visible list."),
     )

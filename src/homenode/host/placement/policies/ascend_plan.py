@@ -58,8 +58,9 @@ def arm_gate(machine: str) -> tuple[Finding, ...]:
     return (Finding("warning", "not_arm", f"CPU binding skipped: {machine or 'an unknown machine'} is not known to be Arm.", remedy),)
 
 
-def hidden_counted(devices: Sequence[int], how: str) -> tuple[Finding, ...]:
+def hidden_counted(devices: Sequence[int]) -> tuple[Finding, ...]:
     """Says which NPUs outside the plan took CPUs from it, so that a pool smaller than expected explains itself."""
     if not devices:
         return ()
-    return (Finding("info", "hidden_devices_counted", f"NPUs {format_cpu_list(devices)} are not placed by this plan but {how}"),)
+    message = f"CPUs are kept for NPU {format_cpu_list(devices)}, which this plan does not place: another process may drive them"
+    return (Finding("info", "hidden_devices_counted", message),)

@@ -29,7 +29,7 @@ def plan(host: Host, demand: Demand) -> Plan:
     pools = {device: cut[device] for device in npus.devices}
     why = {device: _why(npus, ids.index(device), len(pools[device])) for device in pools}
     hidden = tuple(device for device in ids if device not in pools)
-    return npus.plan(STRATEGY, pools, why, (*arm_gate(host.machine), *hidden_counted(hidden, "keep their slices of the allowed CPUs")))
+    return npus.plan(STRATEGY, pools, why, (*arm_gate(host.machine), *hidden_counted(hidden)))
 
 
 def slices(allowed: Sequence[int], ids: Sequence[int]) -> dict[int, tuple[int, ...]]:

@@ -37,13 +37,14 @@ def plan(host: Host, demand: Demand) -> Plan:
     if not any(chip.local_cpus for chip in npus.chips):
         return global_slice.plan(host, demand).with_findings([_fell_back(host)])
     nodes = _nodes(host)
-    extended = {chip.id: _extended(npus, nodes, _near(chip, npus.allowed)) for chip in _candidates(npus)}
+    near = {chip.id: _near(chip, npus.allowed) for chip in _candidates(npus)}
+    extended = {device: _extended(npus, nodes, cpus) for device, cpus in near.items()}
     groups = _groups(extended)
     shares = {device: share for pool, members in groups.items() for device, share in split(pool, members).items()}
     pools = {device: shares[device] for device in npus.devices}
-    why = {device: _why(device, extended[device], groups[extended[device]], shares[device]) for device in pools}
+    why = {device: _why(near[device], extended[device], device, groups[extended[device]], len(pools[device])) for device in pools}
     hidden = tuple(device for members in groups.values() if set(members) & set(pools) for device in members if device not in pools)
-    return npus.plan(STRATEGY, pools, why, (*arm_gate(host.machine), *hidden_counted(sorted(hidden), "share the CPUs near them with it")))
+    return npus.plan(STRATEGY, pools, why, (*arm_gate(host.machine), *hidden_counted(hidden)))
 
 
 def split(pool: Sequence[int], members: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -112,11 +113,12 @@ def _groups(extended: dict[int, tuple[int, ...]]) -> dict[tuple[int, ...], list[
     return groups
 
 
-def _why(device: int, extended: tuple[int, ...], members: Sequence[int], share: tuple[int, ...]) -> str:
-    text = format_cpu_list(extended)
+def _why(near: tuple[int, ...], extended: tuple[int, ...], device: int, members: Sequence[int], size: int) -> str:
+    added = format_cpu_list(set(extended) - set(near))
+    source = f"{format_cpu_list(near)} of its affinity" + (f" and {added} of the next node" if added else "")
     if len(members) == 1:
-        return f"the {len(share)} allowed CPUs {text} of its affinity, extended to the next node where that lies on one"
-    return f"{len(share)} of the {len(extended)} CPUs {text}, which NPUs {format_cpu_list(members)} share: part {members.index(device) + 1} of {len(members)}"
+        return f"all {size} allowed CPUs {source}"
+    return f"{size} of the {len(extended)} allowed CPUs {source}: part {members.index(device) + 1} of {len(members)}, shared by NPU {format_cpu_list(members)}"
 
 
 def _fell_back(host: Host) -> Finding:
