@@ -1,0 +1,272 @@
+"""`numa-bind`: vLLM's `--numa-bind [--numa-bind-nodes N... --numa-bind-cpus LIST...]`, one node and one CPU list for each visible device.
+
+A worker runs on the CPUs of its list, or on all allowed CPUs of its node, and takes its memory from that node alone. Without nodes given, the node
+is the one its device is on; a node that has memory but no CPUs (GH200, POWER9 with NVLink) is never taken for it. An engine core spans the nodes of
+its workers. API servers and the data-parallel coordinator are not bound. Everything is checked before anything starts; numactl is not needed, and
+nothing escapes an inherited limit. On hosts with NPUs it is the Ascend CPU binding, and the two lists are ignored. Without accelerators, worker r of
+our own CPU engine takes the r-th node that has memory and allowed CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from homenode.cpuset import format_cpu_list
+from homenode.errors import PlacementError
+from homenode.host.placement.demand import Demand
+from homenode.host.placement.memory_nodes import memory_nodes
+from homenode.host.placement.nodes import allowed_cpus, memory_of_cpus, nodes_of, permitted_nodes, working_nodes
+from homenode.host.placement.numactl import left_out, parse_cpus, refused_node
+from homenode.host.placement.parallelism import check_sizes, engines, worker_index, world_size
+from homenode.host.placement.plan import Place, Plan, Worker
+from homenode.host.placement.ranks import assign_ranks, given_one, offered
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Accelerator, Host, Node
+
+T = TypeVar("T")
+NODES, CPUS = "--numa-bind-nodes", "--numa-bind-cpus"
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """The two lists, read and checked; None where not given. `findings`: what was left out of them."""
+
+    nodes: tuple[int, ...] | None
+    cpus: tuple[tuple[int, ...], ...] | None
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """Where the worker of one device belongs: `node` says where; `memory`: the node its memory is bound to, None on a host without nodes."""
+
+    device: int
+    node: int
+    cpus: tuple[int, ...]
+    memory: int | None
+    why: str
+
+
+def plan(host: Host, demand: Demand) -> Plan:
+    """Place a worker on every visible device that the deployment uses.
+
+    Raises PlacementError: numa_node_unknown, numa_bind_too_short, no_such_node, nodes_not_allowed, bad_cpu_list, cpus_not_allowed,
+    affinity_conflict, rank_out_of_range, bad_visible_devices, bad_parallelism; on hosts with NPUs what the Ascend strategies raise.
+    """
+    check_sizes(demand)
+    if _has_npus(host):
+        return _ascend(host, demand)
+    lists = _read_lists(host, demand)
+    devices = _devices(host, demand)
+    asked, notes = _asked(host, devices, demand)
+    others = dict(enumerate(devices[: _used(len(devices), demand)]))
+    used = {**{index: device for index, device in others.items() if device not in asked.values()}, **asked}
+    seats = {index: _seat(host, device, index, lists) for index, device in sorted(used.items())}
+    return Plan(
+        strategy="numa-bind",
+        devices_total=len(host.accelerators.of_kind(host.accelerators.kind)) if host.accelerators.kind else len(devices),
+        devices_running=tuple(seat.device for seat in seats.values()),
+        pools={seat.device: seat.cpus for seat in seats.values()},
+        workers=tuple(_worker(seats[index], index if demand.local_rank is None else demand.local_rank) for index in asked),
+        processes=_processes(host, demand, seats),
+        findings=(*notes, *lists.findings, *_count_findings(devices, demand, lists), *_memory_findings(host, tuple(seats.values()))),
+    )
+
+
+def _has_npus(host: Host) -> bool:
+    """NPUs there are, or would be if the vendor's tool could be understood: the Ascend strategies then say what is wrong with it."""
+    kind = host.accelerators.kind
+    return kind == "npu" or (kind is None and any(error.code.startswith("npu_") for error in host.accelerators.errors))
+
+
+def _ascend(host: Host, demand: Demand) -> Plan:
+    from homenode.host.placement.policies import ascend
+
+    said = [Finding("info", "numa_bind_converted", "--numa-bind on a host with NPUs is the Ascend CPU binding (enable_cpu_binding)")]
+    for flag, given in ((NODES, demand.numa_bind_nodes), (CPUS, demand.numa_bind_cpus)):
+        if given is not None:
+            why = "Ascend pools come from the NPUs' affinity or their logical numbers"
+            said.append(Finding("info", flag.removeprefix("--").replace("-", "_") + "_ignored", f"{flag} is ignored: {why}"))
+    return ascend.plan(host, demand).with_findings(said)
+
+
+def _read_lists(host: Host, demand: Demand) -> _Lists:
+    """Both lists from end to end, also the entries that nobody uses."""
+    by_id = {node.id: node for node in nodes_of(host)}
+    for node in demand.numa_bind_nodes or ():
+        if node not in by_id or (by_id[node].memory != 0 and node not in permitted_nodes(host)):
+            raise refused_node(host, node, f"{NODES} {' '.join(map(str, demand.numa_bind_nodes or ()))}")
+    if demand.numa_bind_cpus is None:
+        return _Lists(demand.numa_bind_nodes, None, ())
+    online, allowed = tuple(host.cpu_by_id), host.allowance.cpus
+    cpus = tuple(parse_cpus(text, allowed, online) for text in demand.numa_bind_cpus)
+    findings = []
+    for text in demand.numa_bind_cpus:
+        if skipped := left_out(text, allowed, online):
+            message = f"{CPUS} {text}: CPUs {format_cpu_list(skipped)} are not allowed and are left out"
+            findings.append(Finding("warning", "cpus_left_out", message, "Name allowed CPUs only, or widen what this process inherits."))
+    return _Lists(demand.numa_bind_nodes, cpus, tuple(findings))
+
+
+def _devices(host: Host, demand: Demand) -> tuple[int, ...]:
+    """The visible devices in the user's order; on a host without accelerators the numbers of the CPU workers."""
+    if host.accelerators.kind is not None:
+        return offered([chip.id for chip in host.accelerators.of_kind(host.accelerators.kind)], demand.visible)
+    told = world_size(demand.parallelism)
+    given = max(len(demand.numa_bind_nodes or ()), len(demand.numa_bind_cpus or ()))
+    return tuple(range(demand.workers or (told if told > 1 else given or len(working_nodes(host)))))
+
+
+def _used(visible: int, demand: Demand) -> int:
+    """How many of the visible devices the deployment uses: as many as it has workers, all where nothing is told."""
+    told = world_size(demand.parallelism)
+    return min(visible, told if told > 1 else demand.parallelism.devices or visible)
+
+
+def _asked(host: Host, devices: Sequence[int], demand: Demand) -> tuple[dict[int, int], tuple[Finding, ...]]:
+    """The devices whose workers are asked for, by index into the lists."""
+    if demand.local_rank is None:
+        return dict(enumerate(devices[: _used(len(devices), demand)])), ()
+    chips = host.accelerators.of_kind(host.accelerators.kind) if host.accelerators.kind else ()
+    single = bool(chips) and given_one(chips, demand.visible)
+    ranks = assign_ranks(devices, worker_index(demand.parallelism, demand.local_rank), single=single)
+    return ranks.devices, ranks.findings
+
+
+def _seat(host: Host, device: int, index: int, lists: _Lists) -> _Seat:
+    given = _entry(CPUS, lists.cpus, index, device)
+    chosen = _entry(NODES, lists.nodes, index, device)
+    node, origin = _automatic_node(host, device, given) if chosen is None else (chosen, f"as {NODES} says")
+    memory = next(iter(memory_nodes(host, (node,))), None)
+    if given is not None:
+        return _Seat(device, node, given, memory, f"the CPUs that {CPUS} names; memory of node {node}, {origin}")
+    found = next(other for other in nodes_of(host) if other.id == node)
+    cpus = allowed_cpus(host, found)
+    if not cpus:
+        raise _no_cpus(host, device, found)
+    return _Seat(device, node, cpus, memory, f"the {len(cpus)} allowed CPUs of node {node}, {origin}")
+
+
+def _entry(flag: str, entries: tuple[T, ...] | None, index: int, device: int) -> T | None:
+    """One device's entry of a list; None when the list was not given."""
+    if entries is None or index < len(entries):
+        return None if entries is None else entries[index]
+    raise PlacementError(
+        "numa_bind_too_short",
+        f"{flag} has no entry for device {device}, worker {index}",
+        seen=f"{len(entries)} entries",
+        wanted=f"at least {index + 1}, one for each visible device in the same order",
+        remedy=f"Add the missing entries to {flag}, or leave it out.",
+        param=flag,
+    )
+
+
+def _automatic_node(host: Host, device: int, given: tuple[int, ...] | None) -> tuple[int, str]:
+    """The node a device is on, or that a CPU worker has, and how that is known."""
+    computing = [node for node in nodes_of(host) if node.cpus]
+    kind = host.accelerators.kind
+    if len(computing) == 1:
+        return computing[0].id, "the only one with CPUs"
+    if kind is None:
+        return _node_of_worker(host, device, given)
+    chip = next(chip for chip in host.accelerators.of_kind(kind) if chip.id == device)
+    node = _local_node(host, chip, computing)
+    if node is not None:
+        return node, f"where device {device} is"
+    raise PlacementError(
+        "numa_node_unknown",
+        f"nothing says which NUMA node device {device} ({chip.name or kind}) is on",
+        seen=f"PCI address {chip.address or 'unknown'}, local CPUs {format_cpu_list(chip.local_cpus) or 'unknown'}",
+        wanted=f"one of the nodes with CPUs: {format_cpu_list(node.id for node in computing)}",
+        remedy=f"Give {NODES}, one node for each visible device.",
+        param=NODES,
+    )
+
+
+def _local_node(host: Host, chip: Accelerator, computing: Sequence[Node]) -> int | None:
+    """The device's node where that has CPUs, else the node of the first of its local CPUs."""
+    if any(node.id == chip.node for node in computing):
+        return chip.node
+    return next((cpu.node for number in chip.local_cpus if (cpu := host.cpu_by_id.get(number)) and cpu.node is not None), None)
+
+
+def _node_of_worker(host: Host, worker: int, given: tuple[int, ...] | None) -> tuple[int, str]:
+    if given is not None and (homes := memory_of_cpus(host, given)):
+        return homes[0], "where most of them are"
+    nodes = working_nodes(host)
+    if worker < len(nodes):
+        return nodes[worker].id, f"the one that CPU worker {worker} has by its number"
+    raise PlacementError(
+        "numa_node_unknown",
+        f"there is no NUMA node for CPU worker {worker}",
+        seen=f"nodes with memory and allowed CPUs: {format_cpu_list(node.id for node in nodes) or 'none'}",
+        wanted=f"at least {worker + 1} of them",
+        remedy=f"Start fewer workers, give {NODES}, or take --strategy cpu-threads, which splits nodes.",
+        param=NODES,
+    )
+
+
+def _no_cpus(host: Host, device: int, node: Node) -> PlacementError:
+    return PlacementError(
+        "affinity_conflict",
+        f"no CPU of node {node.id}, where the worker of device {device} belongs, may be used by this process",
+        seen=f"node {node.id} has CPUs {format_cpu_list(node.cpus) or 'none'}, allowed are {format_cpu_list(host.allowance.cpus) or 'none'}",
+        wanted=f"at least one allowed CPU on node {node.id}",
+        remedy=f"Widen what this process inherits (taskset, Slurm, cpuset), or give {NODES} or {CPUS}.",
+    )
+
+
+def _worker(seat: _Seat, local_rank: int) -> Worker:
+    return Worker(local_rank, seat.device, seat.cpus, {"main": seat.cpus}, () if seat.memory is None else (seat.memory,), seat.why)
+
+
+def _processes(host: Host, demand: Demand, seats: dict[int, _Seat]) -> tuple[Place, ...]:
+    """Engine cores, API servers and the coordinator. Our own CPU engine schedules inside its worker and has no engine core apart."""
+    sizes = demand.parallelism
+    places = []
+    if host.accelerators.kind is not None:
+        for rank, indices in engines(sizes, 1 + max(seats)).items():
+            if own := [seats[index] for index in indices if index in seats]:
+                places.append(_engine_core(host, rank, own))
+    unbound = "left as it is: --numa-bind is for workers and engine cores"
+    names = [f"api_server_{number}" for number in range(sizes.api_server_count or sizes.data_parallel_size)]
+    names += ["dp_coordinator"] if sizes.data_parallel_size > 1 else []
+    return (*places, *(Place(name, (), (), unbound) for name in names))
+
+
+def _engine_core(host: Host, rank: int, own: Sequence[_Seat]) -> Place:
+    """All allowed CPUs of the nodes of its workers; lists given for the workers are not for it, as long as the nodes have CPUs."""
+    wanted = {seat.node for seat in own}
+    cpus = tuple(sorted({cpu for node in nodes_of(host) if node.id in wanted for cpu in allowed_cpus(host, node)}))
+    memory = tuple(dict.fromkeys(seat.memory for seat in own if seat.memory is not None))
+    why = f"spans the nodes of its {len(own)} worker(s): {format_cpu_list(wanted)}"
+    return Place(f"engine_core_dp{rank}", cpus or tuple(sorted({cpu for seat in own for cpu in seat.cpus})), memory, why)
+
+
+def _count_findings(devices: Sequence[int], demand: Demand, lists: _Lists) -> list[Finding]:
+    """More entries or more workers than devices."""
+    findings = []
+    for flag, given in ((NODES, lists.nodes), (CPUS, lists.cpus)):
+        if given is not None and len(given) > len(devices) > 1:
+            message = (
+                f"{flag} has {len(given)} entries for {len(devices)} visible devices; the last {len(given) - len(devices)} are for nobody"
+            )
+            findings.append(Finding("warning", "numa_bind_too_long", message, "Give one entry for each visible device, in the same order."))
+    told = world_size(demand.parallelism)
+    if told > len(devices) > 1:
+        message = f"the parallel sizes call for {told} workers, {len(devices)} devices are visible"
+        findings.append(Finding("warning", "too_few_devices", message, "Make more devices visible, or lower the parallel sizes."))
+    return findings
+
+
+def _memory_findings(host: Host, seats: Sequence[_Seat]) -> list[Finding]:
+    """Nodes whose memory cannot be taken, and what stands in for them."""
+    moved = {seat.node: seat.memory for seat in seats if host.nodes and seat.memory != seat.node}
+    findings = []
+    for node, memory in moved.items():
+        instead = "memory is not bound" if memory is None else f"node {memory} at distance {host.distance(node, memory)} gives it instead"
+        message = f"node {node} has no memory that this process may take; {instead}"
+        findings.append(Finding("warning", "memory_node_replaced", message, "Allow its memory (cpuset.mems), or name another node."))
+    return findings

@@ -1,0 +1,104 @@
+"""Compute threads of CPU workers: which CPUs of a core, which nodes for which rank, and what is kept for everything else. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homenode.cpuset import format_cpu_list
+from homenode.errors import PlacementError
+from homenode.host.placement.cores import Core, deal
+from homenode.host.topology.host import Host
+
+_LAST_SIBLING = ("x86_64", "i386", "i686", "amd64", "s390x")
+_ALL_SIBLINGS = ("aarch64", "arm64", "arm", "riscv")  # the beginnings of machine names
+
+
+def every_thread_computes(machine: str) -> bool:
+    """Arm and RISC-V, whose cores mostly have one thread: every CPU computes, and each rank gives one CPU of its own to the reserve."""
+    return machine.startswith(_ALL_SIBLINGS)
+
+
+def compute_cpus(host: Host, core: Core) -> tuple[int, ...]:
+    """The allowed CPUs of a core that compute, as in the field: x86 and s390x the last sibling, POWER the first four of eight (numbers with
+    id % 8 < 4), Arm and RISC-V all. Elsewhere the first. Empty only for a POWER core that is known by a single number of an upper half."""
+    if every_thread_computes(host.machine):
+        return core.cpus
+    if host.machine.startswith("ppc"):
+        lower = tuple(cpu for cpu in core.cpus if cpu % 8 < 4)
+        return lower or (core.cpus[:1] if len(host.cores[core.id]) > 1 else ())
+    return core.cpus[-1:] if host.machine in _LAST_SIBLING else core.cpus[:1]
+
+
+def computing_cores(host: Host, cores: Sequence[Core]) -> dict[Core, tuple[int, ...]]:
+    """The cores that compute, with their CPUs that do, in the order given."""
+    found = {core: cpus for core in cores if (cpus := compute_cpus(host, core))}
+    return found or {core: core.cpus[:1] for core in cores}
+
+
+def ranks_on_nodes(cores: Sequence[int], ranks: int) -> list[int]:
+    """How many ranks each node gets; `cores`: of each node. One for each while nodes last, then where most cores would be left for each.
+
+    Fewer ranks than nodes leave the last nodes without any. Raises PlacementError insufficient_cpus for more ranks than cores.
+    """
+    if sum(cores) < ranks:
+        raise insufficient_cpus(f"{ranks} CPU workers do not fit", f"{sum(cores)} allowed cores", f"a core for each of {ranks} workers")
+    given = [int(position < ranks) for position in range(len(cores))]
+    for _ in range(ranks - sum(given)):
+        given[max(range(len(cores)), key=lambda node: (cores[node] / (given[node] + 1), -node))] += 1
+    return given
+
+
+def rank_pools(nodes: Sequence[dict[Core, tuple[int, ...]]], ranks: int) -> list[tuple[int, list[int]]]:
+    """For each rank the position of its node and its compute CPUs; a node's ranks have contiguous runs of whole cores."""
+    pools = []
+    for position, here in enumerate(ranks_on_nodes([len(node) for node in nodes], ranks)):
+        for run in deal(list(nodes[position]), here) if here else ():
+            pools.append((position, [cpu for core in run for cpu in nodes[position][core]]))
+    return pools
+
+
+def take_reserve(pools: Sequence[list[int]], count: int) -> list[int]:
+    """Take `count` CPUs off the tails of the pools, one from each in turn, the last first. A pool's last CPU stays.
+
+    Raises PlacementError insufficient_cpus when there are not so many.
+    """
+    spare = sum(len(pool) - 1 for pool in pools)
+    if count > spare:
+        seen = f"{sum(map(len, pools))} compute CPUs for {len(pools)} workers"
+        wanted = f"one for each worker and {count} kept"
+        raise insufficient_cpus(f"{count} CPUs cannot be kept for other processes", seen, wanted, "lower --reserve-cpus (0 keeps none)")
+    taken: list[int] = []
+    turn = 0
+    while len(taken) < count:
+        turn -= 1
+        pool = pools[turn % len(pools)]
+        if len(pool) > 1:
+            taken.append(pool.pop())
+    return taken
+
+
+def with_idle_siblings(host: Host, taken: Sequence[int], busy: Sequence[int]) -> tuple[int, ...]:
+    """`taken` and the allowed siblings of these CPUs that nobody computes on, ascending."""
+    free = set(host.allowance.cpus) - set(busy)
+    siblings = {cpu for one in taken for cpu in host.cores[host.cpu_by_id[one].core]}
+    return tuple(sorted(free & siblings))
+
+
+def insufficient_cpus(message: str, seen: str, wanted: str, more: str = "") -> PlacementError:
+    """The refusal of a demand that the allowance is too small for."""
+    remedy = "Allow more CPUs, start fewer workers" + (f", or {more}." if more else ".")
+    return PlacementError("insufficient_cpus", message, seen=seen, wanted=wanted, remedy=remedy)
+
+
+def cpus_not_allowed(host: Host, worker: int, cpus: Sequence[int]) -> PlacementError:
+    """The refusal of a list with CPUs that are not there or not allowed."""
+    missing = [cpu for cpu in cpus if cpu not in host.cpu_by_id]
+    why = f"do not exist or are offline: {format_cpu_list(missing)}" if missing else "may not be used by this process"
+    return PlacementError(
+        "cpus_not_allowed",
+        f"CPUs {format_cpu_list(cpus)} of the list of worker {worker} " + why,
+        seen=f"CPUs {format_cpu_list(cpus)}",
+        wanted=f"CPUs among {format_cpu_list(host.allowance.cpus) or 'none'}",
+        remedy="Name allowed CPUs only, or widen what this process inherits (taskset, Slurm, cpuset).",
+        param="--cpu-threads-bind",
+    )

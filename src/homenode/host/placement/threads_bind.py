@@ -1,0 +1,62 @@
+"""The text that says which CPUs each CPU worker computes on: `auto`, `nobind`, or CPU lists joined by `|`, one for each worker.
+
+The field knows it as VLLM_CPU_OMP_THREADS_BIND. A list's order is the order of the threads and is kept: `5,2-4` is 5, 2, 3, 4.
+"""
+
+from __future__ import annotations
+
+import re
+
+from homenode.errors import PlacementError
+
+AUTO, NOBIND = "auto", "nobind"
+_LONGEST = 65536  # characters of all lists together
+_MOST_NAMED = 1 << 17  # CPUs in all lists, repeats counted: a bound on the work, above what any machine has
+_ITEM = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+
+ThreadLists = tuple[tuple[int, ...], ...]
+
+
+def parse_threads_bind(text: str) -> str | ThreadLists:
+    """AUTO, NOBIND, or the CPUs of each worker in the order of its threads, without repeats. Raises PlacementError bad_threads_bind."""
+    if text.strip() in (AUTO, NOBIND):
+        return text.strip()
+    if len(text) > _LONGEST:
+        raise bad_threads_bind(text, f"it is longer than {_LONGEST} characters")
+    lists, named = [], 0
+    for number, part in enumerate(text.split("|")):
+        cpus: dict[int, None] = {}
+        for low, high in _ranges(part, number, text):
+            named += high - low + 1
+            if named > _MOST_NAMED:
+                raise bad_threads_bind(text, f"it names more than {_MOST_NAMED} CPUs")
+            cpus.update(dict.fromkeys(range(low, high + 1)))
+        lists.append(tuple(cpus))
+    return tuple(lists)
+
+
+def _ranges(part: str, number: int, text: str) -> list[tuple[int, int]]:
+    if not part.strip():
+        raise bad_threads_bind(text, f"the list of worker {number} is empty")
+    found = []
+    for item in map(str.strip, part.split(",")):
+        match = _ITEM.fullmatch(item)
+        if not match:
+            raise bad_threads_bind(text, f"{item[:40]!r} in the list of worker {number} is neither a CPU nor a range")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low:
+            raise bad_threads_bind(text, f"the range {item} in the list of worker {number} descends")
+        found.append((low, high))
+    return found
+
+
+def bad_threads_bind(text: str, why: str, wanted: str = "", remedy: str = "") -> PlacementError:
+    """The refusal of a text that says which CPUs workers compute on."""
+    return PlacementError(
+        "bad_threads_bind",
+        f"the CPUs of the workers cannot be read: {why}",
+        seen=repr(text if len(text) <= 80 else text[:77] + "..."),
+        wanted=wanted or "auto, nobind, or one CPU list for each worker joined by |, such as 0-15|16-31",
+        remedy=remedy or "Mend --cpu-threads-bind, or the variable it came from.",
+        param="--cpu-threads-bind",
+    )
