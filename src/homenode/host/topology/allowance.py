@@ -5,12 +5,13 @@ Sources: sched(7), cpuset(7), sched_setaffinity(2), and those of `cgroups`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from homenode.host.topology.cgroups import read_group_limits
 from homenode.host.topology.facts import FactReader
 from homenode.host.topology.memory import read_meminfo
+from homenode.host.topology.online import read_node_ids, read_online
 from homenode.host.topology.siblings import read_cores
 from homenode.host.topology.source import LiveSource, Source
 from homenode.host.topology.status import process_cpus, process_memory_nodes
@@ -24,9 +25,10 @@ class Allowance:
     """`cpus`: allowed logical CPUs, online ones. `physical_cpus`: one of them for each core. `cpu_quota`: CPUs' worth of time, None for all.
 
     `memory_limit`: bytes this process's cgroups allow in all (None: no limit). `memory_available`: bytes it can still take without swapping;
-    it never rests and so takes no part in comparisons. `mems`: nodes it may take memory from. `cpuset`: CPUs that its cpuset permits, None when
-    unknown. `mask_origin`: "none" (every online CPU is allowed), "cpuset" (the mask is the cpuset), "inherited" (narrower: taskset, a batch
-    system, a parent), "openmp" (narrower by accident: the OpenMP library of some ancestor pinned itself to one place and the mask was inherited).
+    it never rests and so takes no part in comparisons. `mems`: nodes it may take memory from. `cpuset`: online CPUs that its cpuset permits,
+    None when unknown. `mask_origin`: "none" (every online CPU is allowed), "cpuset" (the mask is the cpuset), "inherited" (narrower: taskset,
+    a batch system, a parent), "openmp" (narrower by accident: an OpenMP library bound the first thread of this process or of one above it to
+    a single place, and threads and processes inherit masks). `beyond_accident`: what `widened` gives as `cpus` and `physical_cpus`.
     """
 
     cpus: tuple[int, ...]
@@ -37,17 +39,13 @@ class Allowance:
     mems: tuple[int, ...] = ()
     cpuset: tuple[int, ...] | None = None
     mask_origin: str = "none"
-    permitted: tuple[int, ...] = field(default=(), repr=False)  # `cpus` as they would be without an accidental mask
-    permitted_physical: tuple[int, ...] = field(default=(), repr=False)
+    beyond_accident: tuple[tuple[int, ...], tuple[int, ...]] | None = field(default=None, repr=False)
 
     @classmethod
     def of_process(cls, source: Source | None = None) -> Allowance:
         """Read it for the calling process, or for the one that made the recording."""
-        from homenode.host.topology.cpus import read_online
-
         reader = FactReader(source or LiveSource())
-        online = read_online(reader)
-        return read_allowance(reader, online, None)
+        return read_allowance(reader, read_online(reader), read_node_ids(reader))
 
     @property
     def usable_threads(self) -> int:
@@ -56,41 +54,48 @@ class Allowance:
         return max(1, min(len(self.physical_cpus), quota))
 
     def widened(self) -> Allowance:
-        """The same without an accidental mask: what the cpuset permits of the online CPUs. Any other mask is a limit and stays."""
-        if self.mask_origin != "openmp" or not self.permitted:
+        """The same without an accidental mask: what the cpuset permits of the online CPUs. Any other mask is a limit and stays.
+
+        A mask stays too where the cpuset is not known: it might be that narrow.
+        """
+        if self.beyond_accident is None:
             return self
-        origin = "cpuset" if self.cpuset is not None and self.permitted == self.cpuset else "none"
-        return replace(self, cpus=self.permitted, physical_cpus=self.permitted_physical, mask_origin=origin)
+        cpus, physical_cpus = self.beyond_accident
+        return replace(self, cpus=cpus, physical_cpus=physical_cpus, mask_origin="cpuset", beyond_accident=None)
 
 
 def read_allowance(
-    reader: FactReader, online: Sequence[int], cores: Mapping[int, int] | None, nodes: Sequence[int] | None = None
+    reader: FactReader, online: tuple[int, ...], nodes: Collection[int], cores: Mapping[int, int] | None = None
 ) -> Allowance:
-    """The allowance over the `online` CPUs. `cores`: names of cores by CPU, read here when None; `nodes`: online nodes, when known."""
+    """The allowance over the online CPUs and nodes. `cores`: names of cores by CPU; read here when None."""
     limits = read_group_limits(reader)
     mask = process_cpus(reader)
-    here = set(online)
-    cpus = tuple(online) if mask is None else tuple(cpu for cpu in mask if cpu in here)
-    cpuset = None if limits.cpus is None else tuple(cpu for cpu in limits.cpus if cpu in here)
-    permitted = cpuset or tuple(online)
+    if mask is None:
+        reader.note("no_affinity_mask", "/proc/self/status does not say which CPUs this process may use; every online one is taken")
+    cpus = _within(mask, online)
+    cpuset = None if limits.cpus is None else _within(limits.cpus, online)
+    permitted = cpuset or online
     cores = read_cores(reader, permitted) if cores is None else cores
-    origin = _mask_origin(cpus, permitted, tuple(online), cpuset, cores, reader.source.env)
+    origin = _mask_origin(cpus, online, permitted, cores, reader.source.env)
     free = read_meminfo(reader, "/proc/meminfo").get("MemAvailable", 0)
     mems = process_memory_nodes(reader) or ()
-    if nodes is not None:
-        mems = tuple(node for node in mems if node in set(nodes)) or tuple(nodes)
     return Allowance(
         cpus=cpus,
         physical_cpus=_one_per_core(cpus, cores),
         cpu_quota=limits.cpu_quota,
         memory_limit=limits.memory_limit,
         memory_available=free if limits.memory_room is None else min(free, limits.memory_room),
-        mems=mems,
+        mems=tuple(node for node in mems if node in nodes) or tuple(nodes) or mems,
         cpuset=cpuset,
         mask_origin=origin,
-        permitted=permitted if origin == "openmp" else (),
-        permitted_physical=_one_per_core(permitted, cores) if origin == "openmp" else (),
+        beyond_accident=(cpuset, _one_per_core(cpuset, cores)) if origin == "openmp" and cpuset else None,
     )
+
+
+def _within(cpus: tuple[int, ...] | None, online: tuple[int, ...]) -> tuple[int, ...]:
+    """The online ones of `cpus`; all that are online when nothing is told: the kernel lets a process run there."""
+    here = set(online)
+    return online if cpus is None else tuple(cpu for cpu in cpus if cpu in here)
 
 
 def _one_per_core(cpus: Sequence[int], cores: Mapping[int, int]) -> tuple[int, ...]:
@@ -102,20 +107,15 @@ def _one_per_core(cpus: Sequence[int], cores: Mapping[int, int]) -> tuple[int, .
 
 
 def _mask_origin(
-    cpus: tuple[int, ...],
-    permitted: tuple[int, ...],
-    online: tuple[int, ...],
-    cpuset: tuple[int, ...] | None,
-    cores: Mapping[int, int],
-    env: Mapping[str, str],
+    cpus: tuple[int, ...], online: tuple[int, ...], permitted: tuple[int, ...], cores: Mapping[int, int], env: Mapping[str, str]
 ) -> str:
     if cpus == online:
         return "none"
-    if cpuset is not None and cpus == permitted:
+    if cpus == permitted:
         return "cpuset"
     one_place = len({cores.get(cpu, cpu) for cpu in cpus}) == 1
-    narrower = cpuset is not None and set(cpus) < set(permitted)
-    return "openmp" if one_place and narrower and _openmp_binds(env) and not _launcher_binds(env) else "inherited"
+    accident = one_place and set(cpus) < set(permitted) and _openmp_binds(env) and not _launcher_binds(env)
+    return "openmp" if accident else "inherited"
 
 
 def _openmp_binds(env: Mapping[str, str]) -> bool:
@@ -131,5 +131,6 @@ def _openmp_binds(env: Mapping[str, str]) -> bool:
 
 def _launcher_binds(env: Mapping[str, str]) -> bool:
     """Whether a batch system or an MPI launcher may have set the mask: then it is meant, whatever OpenMP does besides."""
-    slurm = env.get("SLURM_CPU_BIND", "") + env.get("SLURM_CPU_BIND_TYPE", "")
-    return ("SLURM_LOCALID" in env and "none" not in slurm) or "OMPI_COMM_WORLD_LOCAL_RANK" in env or "MPI_LOCALRANKID" in env
+    slurm = [name for name in ("SLURM_LOCALID", "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE") if name in env]
+    unbound = any("none" in env[name].split(",") for name in slurm)
+    return (bool(slurm) and not unbound) or "OMPI_COMM_WORLD_LOCAL_RANK" in env or "MPI_LOCALRANKID" in env

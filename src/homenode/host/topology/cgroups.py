@@ -50,7 +50,8 @@ def _folders(reader: FactReader) -> list[str]:
     for line in reader.text("/proc/self/cgroup").splitlines()[:_MOST_GROUPS]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        parts = [] if ".." in path else [part for part in path.split("/") if part][:_MOST_GROUPS]
+        parts = [part for part in path.split("/") if part][:_MOST_GROUPS]
+        parts = [] if ".." in parts else parts  # a group outside this cgroup namespace
         for mount in _mounts(number, controllers):
             folders |= dict.fromkeys("/".join([mount, *parts[:depth]]) for depth in range(len(parts), -1, -1))
     return list(folders)
@@ -66,25 +67,35 @@ def _mounts(number: str, controllers: str) -> list[str]:
 
 
 def _cpu_quota(reader: FactReader, folder: str) -> float | None:
-    words = reader.text(f"{folder}/cpu.max").split()
-    if len(words) != 2:
-        words = [reader.text(f"{folder}/cpu.cfs_quota_us"), reader.text(f"{folder}/cpu.cfs_period_us")]
-    quota, period = parse_number(words[0]), parse_number(words[1])
+    """CPUs' worth of time: `cpu.max` holds quota and period in one line, version 1 has a file for each; "max" and -1 say no limit."""
+    text = reader.text(f"{folder}/cpu.max")
+    if not text:
+        quota, period = reader.number(f"{folder}/cpu.cfs_quota_us"), reader.number(f"{folder}/cpu.cfs_period_us")
+    elif text.split()[0] == "max":
+        return None
+    else:
+        first, _, second = text.partition(" ")
+        quota, period = parse_number(first), parse_number(second.strip())
+        if not quota or not period:
+            reader.note("fact_unreadable", f"{folder}/cpu.max: {text[:40]!r} is no quota and period")
     return quota / period if quota is not None and quota > 0 and period is not None and period > 0 else None
 
 
 def _memory_limit(reader: FactReader, folder: str) -> int | None:
-    limit = parse_number(reader.text(f"{folder}/memory.max") or reader.text(f"{folder}/memory.limit_in_bytes"))
+    version_2 = reader.text(f"{folder}/memory.max")
+    if version_2 == "max":
+        return None
+    limit = reader.number(f"{folder}/memory.max" if version_2 else f"{folder}/memory.limit_in_bytes")
     return limit if limit is not None and 0 <= limit < _UNLIMITED else None
 
 
 def _memory_used(reader: FactReader, folder: str) -> int:
     """Bytes charged to the group that cannot be given back at once: page cache on the inactive list can."""
-    used = parse_number(reader.text(f"{folder}/memory.current") or reader.text(f"{folder}/memory.usage_in_bytes")) or 0
+    used = reader.number(f"{folder}/memory.current") or reader.number(f"{folder}/memory.usage_in_bytes") or 0
     for line in reader.text(f"{folder}/memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file"):
-            return max(0, used - (parse_number(value.strip()) or 0))
+            return max(0, used - max(0, parse_number(value.strip()) or 0))
     return max(0, used)
 
 

@@ -1,54 +1,30 @@
-"""Logical CPUs: which are online, and which share a core, a cluster, a cache, a die, a socket.
+"""Logical CPUs: which share a core, a cluster, a cache, a die, a socket, and how fast they are.
 
 Source: the kernel's Documentation/admin-guide/cputopology.rst and Documentation/ABI/{testing,stable}/sysfs-devices-system-cpu.
-
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from homenode.host.topology.facts import FactReader, numbered
 from homenode.host.topology.host import Cpu
-from homenode.host.topology.siblings import CPU_FOLDER, groups, read_cores, shared_with
-from homenode.host.topology.status import process_cpus
+from homenode.host.topology.online import CPU_FOLDER
+from homenode.host.topology.siblings import groups, read_cores, shared_with
 
-_NODE_FOLDER = "/sys/devices/system/node"
 _FASTEST = 1024  # capacity of the fastest core: the scheduler's SCHED_CAPACITY_SCALE
-
-
-def read_online(reader: FactReader) -> tuple[int, ...]:
-    """Online CPUs: the kernel's list, else its cpu folders, else those of the nodes, else those this process may use."""
-    online = reader.cpus(f"{CPU_FOLDER}/online")
-    if online:
-        return online
-    found = tuple(cpu for cpu in numbered(reader.source.names(CPU_FOLDER), "cpu") if reader.text(f"{CPU_FOLDER}/cpu{cpu}/online") != "0")
-    if not found:
-        nodes = numbered(reader.source.names(_NODE_FOLDER), "node")
-        lists = (reader.cpus_or_mask(f"{_NODE_FOLDER}/node{node}/cpulist", f"{_NODE_FOLDER}/node{node}/cpumap") for node in nodes)
-        found = tuple(sorted({cpu for cpus in lists for cpu in cpus or ()}))
-    found = found or process_cpus(reader) or ()
-    if not found:
-        reader.note("no_online_cpus", f"{CPU_FOLDER}/online names no CPU, and nothing else does", "Check that /sys and /proc are mounted.")
-    return found
-
-
-def read_offline(reader: FactReader, online: Iterable[int]) -> tuple[int, ...]:
-    """CPUs that are present or possible but not online."""
-    known = reader.cpus(f"{CPU_FOLDER}/present") or reader.cpus(f"{CPU_FOLDER}/possible") or ()
-    return tuple(sorted(set(known) - set(online)))
 
 
 def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, int]) -> tuple[Cpu, ...]:
     """All online CPUs with what they share. Where the kernel tells no topology every CPU is a core of its own on socket 0."""
+    if not online:
+        return ()
     cores = read_cores(reader, online)
     clusters = _cluster_names(reader, online, cores)
     caches = groups(online, lambda cpu: _last_level_cache(reader, cpu))
-    sockets = _numbers(
-        reader, online, "physical_package_id", ("package_cpus_list", "core_siblings_list"), ("package_cpus", "core_siblings")
-    )
-    dies = _numbers(reader, online, "die_id", ("die_cpus_list",), ("die_cpus",))
+    sockets = _numbers(reader, online, cores, "physical_package_id", "package_cpus_list")
+    dies = _numbers(reader, online, cores, "die_id", "die_cpus_list")
     cpus = tuple(
         Cpu(cpu, cores.get(cpu, cpu), sockets[cpu], dies[cpu], clusters.get(cpu), caches.get(cpu), node_of.get(cpu)) for cpu in online
     )
@@ -59,17 +35,18 @@ def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, i
 def read_capacities(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]) -> dict[int, int]:
     """Capacity by CPU, 1024 for the fastest; empty when all are equal or nothing is told. Read once for each core.
 
-    In this order: `cpu_capacity` (Arm; x86 hybrids from Linux 6.12); and, on x86 parts with both core types and on Arm without that file,
-    `acpi_cppc/highest_perf`, then `cpufreq/cpuinfo_max_freq`; else, of x86 parts with both core types, 512 for the small ones, which says no
-    more than "slower". The first that every core has is taken. The small differences between equal cores of other x86 parts are turbo
-    preferences, not capacities, and are left out.
+    In this order: `cpu_capacity` (Arm; x86 from Linux 6.12, where it says 1024 throughout while SMT is on); then, on x86 parts with both core
+    types and on Arm without that file, `acpi_cppc/highest_perf` and `cpufreq/cpuinfo_max_freq`. The first that every core has is taken, but on
+    parts with both core types the first that tells cores apart. Where none does, their small cores get 512, which says no more than "slower".
+    The small differences between equal cores of other x86 parts are turbo preferences, not capacities, and are left out.
     """
     heads = [cpu for cpu in online if cores.get(cpu, cpu) == cpu]
     small = {cpu for kind in ("cpu_atom", "cpu_lowpower") for cpu in reader.cpus(f"/sys/devices/{kind}/cpus") or ()}
     files = ["cpu_capacity"]
     if small or reader.source.machine.startswith(("arm", "aarch64")):
         files += ["acpi_cppc/highest_perf", "cpufreq/cpuinfo_max_freq"]
-    found = next((figures for file in files if (figures := _figure_of_each(reader, heads, file))), {})
+    figures = (_figure_of_each(reader, heads, file) for file in files)
+    found = next((figure for figure in figures if figure and (not small or len(set(figure.values())) > 1)), {})
     if not found and small:
         found = {cpu: 1 if cpu in small else 2 for cpu in heads}
     most = max(found.values(), default=0)
@@ -90,7 +67,7 @@ def _figure_of_each(reader: FactReader, cpus: Sequence[int], file: str) -> dict[
 
 def _cluster_names(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]) -> dict[int, int]:
     """Clusters by their lowest CPU; none at all where no cluster is larger than a core: kernels without the fact repeat the core."""
-    clusters = groups(online, lambda cpu: shared_with(reader, cpu, ("cluster_cpus_list",), ("cluster_cpus",)))
+    clusters = groups(online, lambda cpu: shared_with(reader, cpu, "cluster_cpus_list", "cluster_cpus"))
     larger = any(cores.get(cpu, cpu) != cores.get(cluster, cluster) for cpu, cluster in clusters.items())
     return clusters if larger else {}
 
@@ -106,16 +83,21 @@ def _last_level_cache(reader: FactReader, cpu: int) -> tuple[int, ...] | None:
     return reader.cpus_or_mask(f"{where}/shared_cpu_list", f"{where}/shared_cpu_map") if where else None
 
 
-def _numbers(reader: FactReader, online: Sequence[int], file: str, lists: Sequence[str], masks: Sequence[str]) -> dict[int, int]:
-    """A number that all CPUs of a set have in common (socket, die), as the kernel gives it; 0 where it gives none or -1."""
+def _numbers(reader: FactReader, online: Sequence[int], cores: Mapping[int, int], file: str, members: str) -> dict[int, int]:
+    """A number that whole cores have in common (socket, die), as the kernel gives it; 0 where it gives none or -1.
+
+    Read once for each set that `members` lists, else once for each core: the older core_siblings_list is wrong on some machines.
+    """
+    if reader.number(f"{CPU_FOLDER}/cpu{online[0]}/topology/{file}") is None:
+        return dict.fromkeys(online, 0)
     here = set(online)
     found: dict[int, int] = {}
     for cpu in online:
-        if cpu in found:
-            continue
-        number = max(0, reader.number(f"{CPU_FOLDER}/cpu{cpu}/topology/{file}") or 0)
-        found[cpu] = number
-        for member in shared_with(reader, cpu, lists, masks) or ():
-            if member in here:
-                found.setdefault(member, number)
+        head = cores.get(cpu, cpu)
+        if cpu not in found and head in found:
+            found[cpu] = found[head]
+        elif cpu not in found:
+            number = max(0, reader.number(f"{CPU_FOLDER}/cpu{cpu}/topology/{file}") or 0)
+            found |= {member: number for member in shared_with(reader, cpu, members) if member in here and member not in found}
+            found[cpu] = number
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from homenode.cpuset import parse_cpu_list, parse_cpu_mask
 from homenode.errors import UserError
 from homenode.host.topology.finding import Finding
@@ -79,7 +81,7 @@ def parse_number(text: str) -> int | None:
         return None
 
 
-def numbered(names: tuple[str, ...] | list[str], prefix: str) -> tuple[int, ...]:
+def numbered(names: Sequence[str], prefix: str) -> tuple[int, ...]:
     """The numbers of those names that are `prefix` and a number: node0, node8 -> 0, 8; ascending."""
     rests = (name[len(prefix) :] for name in names if name.startswith(prefix))
     return tuple(sorted(int(rest) for rest in rests if rest.isascii() and rest.isdecimal() and len(rest) < 6))

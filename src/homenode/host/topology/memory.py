@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from homenode.host.topology.facts import FactReader, parse_number
 
+_TRANSPARENT = ("always", "madvise", "never")
 _PREFIX, _SUFFIX = "hugepages-", "kB"
 
 
@@ -40,5 +41,8 @@ def read_numa_balancing(reader: FactReader) -> bool | None:
 
 def read_transparent_huge_pages(reader: FactReader) -> str:
     """The word in brackets of `always [madvise] never`; empty where there is none."""
-    word = reader.text("/sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0]
-    return word if word in ("always", "madvise", "never") else ""
+    text = reader.text("/sys/kernel/mm/transparent_hugepage/enabled")
+    word = text.partition("[")[2].partition("]")[0]
+    if text and word not in _TRANSPARENT:
+        reader.note("fact_unreadable", f"/sys/kernel/mm/transparent_hugepage/enabled: {text[:40]!r} has none of its words in brackets")
+    return word if word in _TRANSPARENT else ""

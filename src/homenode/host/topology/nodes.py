@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from homenode.host.topology.facts import FactReader, numbered, parse_number
+from homenode.host.topology.facts import FactReader, parse_number
 from homenode.host.topology.host import Node
 from homenode.host.topology.memory import read_huge_pages, read_meminfo
+from homenode.host.topology.online import NODE_FOLDER, read_node_ids
 
-NODE_FOLDER = "/sys/devices/system/node"
 _LOCAL, _REMOTE = 10, 20
 
 
 def read_nodes(reader: FactReader, online_cpus: Sequence[int]) -> tuple[Node, ...]:
     """Online nodes, ascending; none where the kernel has no NUMA support (then policies take the host for one node)."""
-    ids = reader.cpus(f"{NODE_FOLDER}/online") or numbered(reader.source.names(NODE_FOLDER), "node")
+    ids = read_node_ids(reader)
     here = frozenset(online_cpus)
     distances = _read_distances(reader, ids)
     return tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 from homenode.host.topology.facts import FactReader, parse_number
 from homenode.host.topology.host import PciDevice
@@ -32,9 +33,15 @@ def _read_device(reader: FactReader, address: str, online: frozenset[int], nodes
         device=reader.number(f"{folder}/device") or 0,
         kind=reader.number(f"{folder}/class") or 0,
         node=node if node in nodes else None,
-        local_cpus=local if online.issuperset(local) else tuple(cpu for cpu in local if cpu in online),
+        local_cpus=_within(local, online),
         irqs=_read_irqs(reader, folder),
     )
+
+
+@lru_cache(maxsize=64)
+def _within(cpus: tuple[int, ...], online: frozenset[int]) -> tuple[int, ...]:
+    """The online ones of `cpus`; a host has hundreds of functions and a handful of lists."""
+    return tuple(cpu for cpu in cpus if cpu in online)
 
 
 def _read_irqs(reader: FactReader, folder: str) -> tuple[int, ...]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 
 from homenode.host.topology.allowance import read_allowance
-from homenode.host.topology.cpus import read_cpus, read_offline, read_online
+from homenode.host.topology.cpus import read_cpus
 from homenode.host.topology.describe import fingerprint
 from homenode.host.topology.facts import FactReader
 from homenode.host.topology.host import Accelerators, Host
 from homenode.host.topology.interrupts import read_interrupts
 from homenode.host.topology.memory import read_numa_balancing, read_transparent_huge_pages
 from homenode.host.topology.nodes import node_by_cpu, read_nodes
+from homenode.host.topology.online import CPU_FOLDER, read_offline, read_online
 from homenode.host.topology.pci import read_devices
-from homenode.host.topology.siblings import CPU_FOLDER
 from homenode.host.topology.source import Source
 
 __all__ = ["fingerprint", "read_host"]
@@ -44,7 +44,7 @@ def read_host(source: Source, *, accelerators: bool = True) -> Host:
         devices=devices,
         interrupts=read_interrupts(reader),
         accelerators=found,
-        allowance=read_allowance(reader, online, {cpu.id: cpu.core for cpu in cpus}, node_ids),
+        allowance=read_allowance(reader, online, node_ids, {cpu.id: cpu.core for cpu in cpus}),
         numa_balancing=read_numa_balancing(reader),
         transparent_huge_pages=read_transparent_huge_pages(reader),
         isolated=reader.cpus(f"{CPU_FOLDER}/isolated") or (),

@@ -5,16 +5,16 @@ A set is read once, from its first CPU, and holds for all its members: a large h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from homenode.host.topology.facts import FactReader
-
-CPU_FOLDER = "/sys/devices/system/cpu"
+from homenode.host.topology.online import CPU_FOLDER
 
 
 def read_cores(reader: FactReader, cpus: Sequence[int]) -> dict[int, int]:
     """The lowest of `cpus` on the same physical core, by CPU; a CPU whose siblings are not told is missing."""
-    return groups(cpus, lambda cpu: shared_with(reader, cpu, ("core_cpus_list", "thread_siblings_list"), ("core_cpus", "thread_siblings")))
+    files = ("core_cpus_list", "thread_siblings_list", "core_cpus", "thread_siblings")
+    return groups(cpus, lambda cpu: shared_with(reader, cpu, *files))
 
 
 def groups(cpus: Sequence[int], members_of: Callable[[int], Sequence[int] | None]) -> dict[int, int]:
@@ -30,12 +30,10 @@ def groups(cpus: Sequence[int], members_of: Callable[[int], Sequence[int] | None
     return found
 
 
-def shared_with(reader: FactReader, cpu: int, lists: Iterable[str], masks: Iterable[str]) -> tuple[int, ...] | None:
-    folder = f"{CPU_FOLDER}/cpu{cpu}/topology"
-    for name in lists:
-        if found := reader.cpus(f"{folder}/{name}"):
+def shared_with(reader: FactReader, cpu: int, *files: str) -> tuple[int, ...]:
+    """The first set among these files of the CPU's topology folder, lists and masks; empty when there is none."""
+    for name in files:
+        path = f"{CPU_FOLDER}/cpu{cpu}/topology/{name}"
+        if found := reader.cpus(path) if name.endswith("_list") else reader.mask(path):
             return found
-    for name in masks:
-        if found := reader.mask(f"{folder}/{name}"):
-            return found
-    return None
+    return ()
