@@ -48,7 +48,7 @@ def read_amd(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]
 def _compute_nodes(source: Source) -> Iterator[tuple[str, str, str, str]]:
     """Driver's id, name, PCI address and UUID of every GPU. A node whose properties cannot be read belongs to another container."""
     folder = f"{_KFD}/topology/nodes"
-    for node in sorted(filter(None.__ne__, map(number, source.names(folder)[:_MOST_NODES])), key=lambda one: one or 0):
+    for node in sorted(found for name in source.names(folder)[:_MOST_NODES] if (found := number(name)) is not None):
         facts: dict[str, int] = {}
         for line in (source.read(f"{folder}/{node}/properties") or "").splitlines():
             name, _, value = line.strip().partition(" ")

@@ -41,17 +41,18 @@ def parse_topo(text: str, problems: Problems) -> tuple[TopoRow, ...]:
     rows: list[TopoRow] = []
     unknown: list[str] = []
     at: int | None = None  # the word that is the affinity; None when none was promised
+    last = False  # whether nothing may come after it
     for line in text.splitlines():
         words = _SPACED_COMMA.sub(",", line).split()
         if not words or not _COLUMN.fullmatch(words[0]):
             continue
         if _is_header(words):
-            at = _affinity_column(words)
+            at, last = _affinity_column(words), words[-2:] == ["CPU", "Affinity"]
             continue
         label = _LABEL.fullmatch(words[0])
         if at is None or not label:
             continue
-        cell = words[at] if len(words) > at else ""
+        cell = " ".join(words[at:] if last else words[at : at + 1])
         cpus = () if cell in _UNKNOWN else reported_cpus(cell)
         if cpus is None:
             _broken(line, problems)
