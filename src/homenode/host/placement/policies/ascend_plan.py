@@ -18,13 +18,17 @@ _X86 = ("x86_64", "amd64", "i386", "i686")
 
 @dataclass(frozen=True, slots=True)
 class Npus:
-    """`chips`: all NPUs of the host, ascending. `devices`: those to be placed, in rank order. `allowed`: CPUs allowed and online, ascending."""
+    """`chips`: all NPUs of the host, ascending. `devices`: those to be placed, in rank order."""
 
     host: Host
     demand: Demand
     chips: tuple[Accelerator, ...]
     devices: tuple[int, ...]
-    allowed: tuple[int, ...]
+
+    @property
+    def allowed(self) -> tuple[int, ...]:
+        """CPUs that this process may use, ascending."""
+        return self.host.allowance.cpus
 
     def plan(self, strategy: str, pools: Mapping[int, tuple[int, ...]], why: Mapping[int, str], findings: Sequence[Finding]) -> Plan:
         """Roles, memory and ranks for the pools of `devices`. Raises PlacementError: `pool_too_small`, `rank_out_of_range`.
@@ -42,9 +46,7 @@ def npus_of(host: Host, demand: Demand) -> Npus:
     """Whom to place, and on what. Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`, `bad_visible_devices`."""
     chips = npu_inventory(host.accelerators, before_start=demand.before_start)
     devices = taking_part(host.accelerators, chips, demand)
-    # A task's mask may name CPUs that are offline: the kernel keeps them for their return.
-    allowed = tuple(sorted(cpu for cpu in set(host.allowance.cpus) if cpu in host.cpu_by_id))
-    return Npus(host, demand, chips, devices, allowed)
+    return Npus(host, demand, chips, devices)
 
 
 def arm_gate(machine: str) -> tuple[Finding, ...]:
