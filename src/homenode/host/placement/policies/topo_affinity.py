@@ -122,7 +122,11 @@ def _why(near: tuple[int, ...], extended: tuple[int, ...], device: int, members:
 
 
 def _fell_back(host: Host) -> Finding:
-    causes = [f" ({note.message})" for note in host.accelerators.notes if note.code in ("tool_timeout", "tool_failed")]
+    causes = [
+        f" ({note.message})"
+        for note in host.accelerators.notes
+        if note.code in ("tool_timeout", "tool_failed") and "npu-smi" in note.message
+    ]
     message = f"NPU topo affinity not found{''.join(causes)}: global-slice is used instead"
     remedy = "See what `npu-smi info -t topo` prints here; its CPU Affinity column is needed."
     return Finding("warning", "topo_affinity_missing", message, remedy)
