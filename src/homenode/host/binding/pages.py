@@ -1,0 +1,175 @@
+"""Existing private memory of a running process, moved to the nodes it is bound to, in bounded batches.
+
+Only ranges of the process's own memory are touched (memory_map.py says which): moving a table that several processes or a device share stalls
+all of them. Source: move_pages(2). Two habits of it matter here: a call that meets a page it cannot move may leave later pages untried, so
+places are asked for again afterwards, and a page that was never touched answers ENOENT or, on older kernels, EFAULT.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from homenode.host.binding.memory_map import MemoryMap, Range
+from homenode.host.binding.syscalls import Syscalls
+
+BATCH = 1024  # pages a call: 4 MiB of small pages, during which their users may have to wait
+Progress = Callable[[int, int], None]  # bytes looked after so far, bytes to look after
+
+_REASONS = {
+    errno.EBUSY: "busy or pinned",
+    errno.EACCES: "shared with other processes",
+    errno.EFAULT: "not ordinary memory",
+    errno.ENOMEM: "no free memory on the node",
+}
+_TRIES = 4  # of one batch, each of which must have moved something
+_HOPELESS = 4  # batches of one range in a row of which nothing moves: it is pinned as a whole, and the rest is not tried
+
+
+@dataclass
+class Moves:
+    """What came of it, in bytes. `stay`: those that could not be moved, `left`: those that were not to be touched, both by reason.
+
+    `stopped`: why it ended early; empty when all was looked after.
+    """
+
+    wanted: int = 0
+    moved: int = 0
+    stay: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
+    stopped: str = ""
+
+
+def move_private_pages(
+    pid: int,
+    memory: MemoryMap,
+    nodes: Sequence[int],
+    calls: Syscalls,
+    *,
+    batch: int = BATCH,
+    deadline_s: float = 60.0,
+    progress: Progress | None = None,
+) -> Moves:
+    """Move pages of process `pid` that lie on none of `nodes` to the first of them, or to the next where that is full.
+
+    Ranges with a memory policy of their own, other than the process's, were placed on purpose and stay. At most `batch` pages a call, and about
+    `deadline_s` seconds in all. What the kernel refuses as a whole (no permission, a node that is not allowed) is told in `stopped`.
+    """
+    moves = Moves()
+    work = []
+    for part in memory.ranges:
+        away = part.away(nodes) * part.placement.page_bytes
+        reason = _left_alone(part, memory, nodes)
+        if away and reason:
+            moves.left[reason] += away
+        elif away:
+            moves.wanted += away
+            work.append(part)
+    mover = _Mover(pid, tuple(nodes), calls, moves, batch, time.monotonic() + deadline_s, progress)
+    for part in work:
+        if moves.stopped:
+            break
+        mover.move_range(part)
+    return moves
+
+
+def _left_alone(part: Range, memory: MemoryMap, nodes: Sequence[int]) -> str:
+    policy = part.placement.policy
+    if part.kind != "private":
+        return {"file": "of files", "kernel": "of the kernel"}.get(part.kind, part.kind)
+    placed = policy != memory.policy and policy.nodes and not set(policy.nodes) <= set(nodes)
+    return "placed by a policy of its own" if placed else ""
+
+
+class _Mover:
+    """The nodes still worth trying, by page size, and the accounts; lives for one call of move_private_pages."""
+
+    def __init__(
+        self, pid: int, nodes: tuple[int, ...], calls: Syscalls, moves: Moves, batch: int, end: float, progress: Progress | None
+    ) -> None:
+        self._pid = pid
+        self._nodes = nodes
+        self._calls = calls
+        self._moves = moves
+        self._batch = max(1, batch)
+        self._end = end
+        self._progress = progress
+        self._room: dict[int, list[int]] = {}  # page size -> nodes that have not yet been found full
+        self._done = 0
+
+    def move_range(self, part: Range) -> None:
+        size, remaining, hopeless = part.placement.page_bytes, part.away(self._nodes), 0
+        try:
+            for first in range(part.start, part.end, size * self._batch):
+                if time.monotonic() > self._end:
+                    self._moves.stopped = "out of time"
+                    return
+                away = self._away(range(first, min(part.end, first + size * self._batch), size))
+                if not away:
+                    continue
+                remaining -= len(away)
+                moved, reason = self._move(away, size)
+                hopeless = 0 if moved else hopeless + 1
+                if hopeless == _HOPELESS or not self._room[size]:
+                    self._stay(reason, remaining * size)
+                    return
+                if remaining <= 0:
+                    return
+        except ProcessLookupError:
+            self._moves.stopped = "the process has ended"
+        except OSError as error:
+            self._moves.stopped = f"{errno.errorcode.get(error.errno or 0, '?')}, {os.strerror(error.errno or 0)}"
+
+    def _away(self, addresses: Sequence[int]) -> list[int]:
+        """Those that hold a page, elsewhere. Untouched ones answer an errno."""
+        places = self._calls.move_pages(self._pid, addresses, None)
+        return [address for address, node in zip(addresses, places, strict=True) if node >= 0 and node not in self._nodes]
+
+    def _move(self, addresses: list[int], size: int) -> tuple[int, str]:
+        """Move them, trying again as long as that moves more: how many have moved, and why the others (mostly) have not."""
+        away = addresses
+        codes: dict[int, int] = {}
+        for _ in range(_TRIES):
+            before = len(away)
+            codes, full = self._try(away, size)
+            away = self._away(list(codes)) if codes else []
+            if not away or (len(away) == before and not full):
+                break
+        reasons = Counter(_REASONS.get(-codes[address], _REASONS[errno.EBUSY]) for address in away)
+        for reason, count in reasons.items():
+            self._stay(reason, count * size)
+        moved = len(addresses) - len(away)
+        self._moves.moved += moved * size
+        self._tell(moved * size)
+        return moved, reasons.most_common(1)[0][0] if reasons else ""
+
+    def _try(self, addresses: list[int], size: int) -> tuple[dict[int, int], bool]:
+        """One call: what it said about pages that are not at home now, and whether the node was full."""
+        room = self._room.setdefault(size, list(self._nodes))
+        if not room:
+            return dict.fromkeys(addresses, -errno.ENOMEM), False
+        try:
+            places = self._calls.move_pages(self._pid, addresses, [room[0]] * len(addresses))
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            places = (-errno.ENOMEM,) * len(addresses)
+        codes = {address: place for address, place in zip(addresses, places, strict=True) if place not in self._nodes}
+        full = -errno.ENOMEM in codes.values()
+        if full:
+            room.pop(0)
+        return codes, full
+
+    def _stay(self, reason: str, size: int) -> None:
+        if size > 0:
+            self._moves.stay[reason] += size
+            self._tell(size)
+
+    def _tell(self, size: int) -> None:
+        self._done += size
+        if self._progress is not None and size:
+            self._progress(min(self._done, self._moves.wanted), self._moves.wanted)

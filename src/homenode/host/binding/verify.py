@@ -1,0 +1,98 @@
+"""Read a running process back from the kernel and compare it with its target: masks, memory policy, where its pages are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from homenode.cpuset import format_cpu_list
+from homenode.host.binding.masks import Cpus, describe, read_masks
+from homenode.host.binding.memory_map import MemoryMap, Policy, read_memory_map
+from homenode.host.binding.preflight import check_target
+from homenode.host.binding.report import Report, StepResult, skipped
+from homenode.host.binding.syscalls import Syscalls
+from homenode.host.binding.target import Target
+from homenode.host.binding.threads import Process, Thread, identify, wanted_cpus
+from homenode.host.topology.finding import Finding
+from homenode.units import format_bytes
+
+HOME_SHARE = 0.95  # of private memory that should lie on the planned nodes
+_MOST_NAMED = 16  # threads that get a finding of their own; a process may have thousands
+_UNBOUND = ("default", "local")  # policies that take memory from the node of the CPU that touches it first
+
+
+def verify(
+    pid: int,
+    target: Target,
+    *,
+    calls: Syscalls | None = None,
+    policy_expected: bool = False,
+    readers: Sequence[Callable[[], Report]] = (),
+) -> Report:
+    """What of `target` holds for process `pid` now: one step each for affinity, memory policy and pages, and findings where it does not.
+
+    Memory is looked at when the target has memory nodes. A process that was bound while it ran has kept its own memory policy, as nobody can set
+    that of another: the default one is accepted, and its pages alone are judged. `policy_expected`: it was started bound, so the default is
+    off the plan too. `readers`: further checks (of interrupts) whose reports are added.
+    Raises UserError for a process, CPUs or nodes that are not there, HostError for a process this user may not look into.
+    """
+    check_target(target)
+    process = identify(pid)
+    report = _affinity(process, target, calls or Syscalls())
+    if target.memory_nodes:
+        memory = read_memory_map(pid)
+        if memory is None:
+            report += Report((skipped("memory", "this kernel has no NUMA support, all memory is alike"),))
+        else:
+            report += _policy(pid, memory.policy, target, policy_expected) + _pages(pid, memory, target)
+    return sum((reader() for reader in readers), report)
+
+
+def off_plan(process: Process, target: Target, calls: Syscalls) -> list[tuple[Thread, Cpus, Cpus]]:
+    """Threads with other CPUs than the target gives them: thread, seen, wanted."""
+    compared = ((thread, seen, wanted_cpus(thread.name, target)) for thread, seen in read_masks(process, calls).values())
+    return [(thread, seen, wanted) for thread, seen, wanted in compared if wanted and set(seen) != set(wanted)]
+
+
+def drift_finding(pid: int, thread: Thread, seen: Cpus, wanted: Cpus) -> Finding:
+    """The finding for one thread that is not where it should be."""
+    message = f"thread {thread.tid} ({thread.name}) of process {pid} may run on CPUs {format_cpu_list(seen)}, planned are {format_cpu_list(wanted)}"
+    return Finding("error", "thread_off_plan", message, _bind_again(pid))
+
+
+def _affinity(process: Process, target: Target, calls: Syscalls) -> Report:
+    off = off_plan(process, target, calls)
+    findings = [drift_finding(process.pid, *each) for each in off[:_MOST_NAMED]]
+    if len(off) > _MOST_NAMED:
+        message = f"{len(off) - _MOST_NAMED} more threads of process {process.pid} are off the plan: {describe([seen for _, seen, _ in off[_MOST_NAMED:]])}"
+        findings.append(Finding("error", "thread_off_plan", message, _bind_again(process.pid)))
+    detail = describe([seen for _, seen in read_masks(process, calls).values()])
+    return Report((StepResult("affinity", "failed" if off else "done", detail),), tuple(findings))
+
+
+def _policy(pid: int, policy: Policy, target: Target, expected: bool) -> Report:
+    nodes = format_cpu_list(target.memory_nodes)
+    if policy.mode in _UNBOUND and not policy.nodes and not expected:
+        return Report((StepResult("memory policy", "done", f"{policy}: none of its own, as it was bound while it ran"),))
+    if policy.nodes and set(policy.nodes) <= set(target.memory_nodes):
+        return Report((StepResult("memory policy", "done", str(policy)),))
+    message = f"process {pid} takes new memory by the policy {policy}, planned are nodes {nodes}"
+    remedy = (
+        f"Start it again bound: homenode run --memory-nodes {nodes} -- ...; the policy of a running process cannot be changed from outside"
+    )
+    return Report((StepResult("memory policy", "failed", str(policy)),), (Finding("error", "policy_off_plan", message, remedy),))
+
+
+def _pages(pid: int, memory: MemoryMap, target: Target) -> Report:
+    homes = memory.homes()
+    total, home = sum(homes.values()), sum(size for node, size in homes.items() if node in target.memory_nodes)
+    spread = ", ".join(f"node {node}: {format_bytes(size)}" for node, size in homes.items()) or "none touched yet"
+    if home >= HOME_SHARE * total:
+        return Report((StepResult("pages", "done", spread),))
+    nodes = format_cpu_list(target.memory_nodes)
+    message = f"{home / total:.0%} of the private memory of process {pid} is on the planned nodes {nodes} ({spread})"
+    remedy = f"Move it: homenode bind --pid {pid} --memory-nodes {nodes} with its CPUs"
+    return Report((StepResult("pages", "degraded", spread),), (Finding("warning", "pages_off_plan", message, remedy),))
+
+
+def _bind_again(pid: int) -> str:
+    return f"Bind it again: homenode bind --pid {pid} with the same plan, or --watch if the program sets its own CPUs"

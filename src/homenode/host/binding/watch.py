@@ -1,0 +1,124 @@
+"""Keep an eye on a bound process: threads born late are bound as they appear, others that leave the plan are told and, if asked, put back."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from homenode.cpuset import format_cpu_list
+from homenode.host.binding.masks import Cpus, Masks, explain, one_pass
+from homenode.host.binding.report import Report, StepResult
+from homenode.host.binding.syscalls import Syscalls
+from homenode.host.binding.target import Target
+from homenode.host.binding.threads import Process, Thread, identify, wanted_cpus
+from homenode.host.binding.verify import drift_finding
+from homenode.host.topology.finding import Finding
+
+_SHORTEST_S = 0.01  # between two looks: a smaller wish would keep a CPU busy
+
+
+def watch(
+    pid: int,
+    target: Target,
+    *,
+    every_s: float = 1.0,
+    until: float | None = None,
+    on_report: Callable[[Report], None],
+    bind_late: bool = True,
+    repair: bool = False,
+    calls: Syscalls | None = None,
+) -> Report:
+    """Look at process `pid` every `every_s` seconds, until it ends or until `until` (a time of time.monotonic()); the last look's report.
+
+    `bind_late`: threads that are new, or have taken a name with a role of its own, are bound when they are off the plan. Any other thread off
+    the plan is told, once for each mask it is seen with, and put back if `repair`. With neither, nothing is touched. `on_report` gets a report
+    at once whenever there is something to tell. Raises UserError for a process that is not there.
+    """
+    watched = _Watched(identify(pid), target, calls or Syscalls(), bind_late, repair)
+    ending = _Ending(pid)
+    try:
+        while True:
+            report = watched.look()
+            if report.steps or report.findings:
+                on_report(report)
+            left = every_s if until is None else min(every_s, until - time.monotonic())
+            if watched.gone or (until is not None and left <= 0) or ending.wait(max(left, _SHORTEST_S)):
+                return report
+    finally:
+        ending.close()
+
+
+@dataclass
+class _Watched:
+    """What is known of the threads. `known`: the mask each is to have, by thread key; `told`: the masks that were off the plan and told."""
+
+    process: Process
+    target: Target
+    calls: Syscalls
+    bind_late: bool
+    repair: bool
+    known: dict[tuple[int, int], Cpus] = field(default_factory=dict)
+    told: dict[tuple[int, int], Cpus] = field(default_factory=dict)
+    refused: set[tuple[int, int]] = field(default_factory=set)
+    gone: bool = False
+    _drifted: list[tuple[Thread, Cpus, Cpus]] = field(default_factory=list)
+
+    def look(self) -> Report:
+        """One pass over all threads: what was done and found."""
+        journal = Masks(self.process)
+        self._drifted = []
+        one_pass(journal, self._wanted, self.calls)
+        self.gone = journal.gone
+        findings = [drift_finding(self.process.pid, *each) for each in self._drifted]
+        steps = []
+        for key, (thread, before) in journal.before.items():
+            if key in journal.checked:
+                detail = f"{thread.tid} ({thread.name}) from CPUs {format_cpu_list(before)} to {format_cpu_list(self.known[key])}"
+                steps.append(StepResult("affinity", "done", detail))
+        if journal.refusal is not None:
+            self.refused.add(journal.refusal.thread.key)
+            what, remedy = explain(self.process, journal.refusal)
+            steps.append(StepResult("affinity", "failed", what))
+            findings.append(Finding("error", "affinity_refused", what, remedy))
+        return Report(tuple(steps), tuple(findings))
+
+    def _wanted(self, thread: Thread, seen: Cpus) -> Cpus | None:
+        """The mask to give to a thread now; None where it is on the plan, or is not to be touched."""
+        cpus = wanted_cpus(thread.name, self.target)
+        fresh = self.known.get(thread.key) != cpus
+        self.known[thread.key] = cpus
+        if not cpus or set(cpus) == set(seen):
+            self.told.pop(thread.key, None)
+            return None
+        late = fresh and self.bind_late
+        if not late and self.told.get(thread.key) != seen:
+            self.told[thread.key] = seen
+            self._drifted.append((thread, seen, cpus))
+        return cpus if (late or self.repair) and thread.key not in self.refused else None
+
+
+class _Ending:
+    """Waits for a process to end through a pidfd (pidfd_open(2)), or just waits where the kernel is older than 5.3."""
+
+    def __init__(self, pid: int) -> None:
+        try:
+            self._descriptor: int | None = os.pidfd_open(pid)
+        except OSError:
+            self._descriptor = None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait that long, or until the process has ended; whether it is known to have."""
+        if self._descriptor is None:
+            time.sleep(seconds)
+            return False
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)

@@ -1,0 +1,239 @@
+"""Pages moved in bounded batches, and those that must not be touched left alone. Many nodes are simulated, ranges are real where they can be."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range, read_memory_map
+from homenode.host.binding.pages import BATCH, Moves, move_private_pages
+from homenode.host.binding.syscalls import NOT_TRIED, Syscalls
+from tests.host.children import child, numa
+
+PAGE = 4096
+DEFAULT = Policy("default")
+
+
+class SimulatedNodes(Syscalls):
+    """A process's pages by address on a machine of many nodes. `stuck`: errno by address; `room`: pages that still fit, by node."""
+
+    def __init__(self, pages: dict[int, int], stuck: dict[int, int] | None = None, room: dict[int, int] | None = None) -> None:
+        super().__init__()
+        self.pages = pages
+        self.stuck = stuck or {}
+        self.room = room or {}
+        self.asked: list[int] = []
+        self.moving: list[int] = []
+        self.touched: set[int] = set()
+
+    def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+        if nodes is None:
+            self.asked.append(len(addresses))
+            return tuple(self.pages.get(address, -errno.ENOENT) for address in addresses)
+        self.moving.append(len(addresses))
+        self.touched.update(addresses)
+        return tuple(self._move(address, node) for address, node in zip(addresses, nodes, strict=True))
+
+    def _move(self, address: int, node: int) -> int:
+        if address in self.stuck:
+            return -self.stuck[address]
+        if self.room.get(node, 1 << 40) <= 0:
+            return -errno.ENOMEM
+        self.room[node] = self.room.get(node, 1 << 40) - 1
+        self.pages[address] = node
+        return node
+
+
+def block(start: int, nodes: Sequence[int], *, kind: str = "private", policy: Policy = DEFAULT, size: int = PAGE) -> tuple[Range, dict[int, int]]:
+    """A range whose pages lie on `nodes`, one after the other (-1: never touched)."""
+    pages = {start + index * size: node for index, node in enumerate(nodes) if node >= 0}
+    counts = {node: list(nodes).count(node) for node in set(nodes) if node >= 0}
+    return Range(start, start + len(nodes) * size, kind, Placement(policy, counts, size)), pages
+
+
+def move(blocks: Sequence[tuple[Range, dict[int, int]]], nodes: Sequence[int], calls: SimulatedNodes, **options: int | float) -> Moves:
+    memory = MemoryMap(tuple(part for part, _ in blocks), DEFAULT)
+    return move_private_pages(17, memory, nodes, calls, **options)  # type: ignore[arg-type]
+
+
+def test_pages_elsewhere_move_in_bounded_batches_and_pages_at_home_are_not_touched() -> None:
+    one = block(0x10000000, [0, 1, 2, -1] * 2000)
+    calls = SimulatedNodes(one[1])
+    moves = move([one], [2], calls)
+    assert set(calls.pages.values()) == {2}
+    assert moves.moved == moves.wanted == 4000 * PAGE
+    assert not moves.stay and not moves.left and not moves.stopped
+    assert max(calls.asked) == BATCH and max(calls.moving) <= BATCH
+    assert calls.touched == {address for address in one[1] if (address - 0x10000000) // PAGE % 4 in (0, 1)}
+
+
+def test_a_smaller_batch_is_kept_to() -> None:
+    one = block(0x10000000, [0] * 100)
+    calls = SimulatedNodes(one[1])
+    move([one], [1], calls, batch=7)
+    assert max(calls.moving) == 7 and sum(calls.moving) == 100
+
+
+def test_nothing_is_called_when_all_is_at_home() -> None:
+    one = block(0x10000000, [0] * 100)
+    calls = SimulatedNodes(one[1])
+    assert move([one], [0], calls) == Moves()
+    assert not calls.asked and not calls.moving
+
+
+def test_the_scan_of_a_large_range_ends_with_its_last_page_elsewhere() -> None:
+    part, pages = block(0x10000000, [0, 0, 0])
+    calls = SimulatedNodes(pages)
+    vast = Range(part.start, part.start + (1 << 40), "private", part.placement)
+    assert move([(vast, pages)], [1], calls).moved == 3 * PAGE
+    assert len(calls.asked) == 1
+
+
+def test_pages_that_stay_are_counted_by_reason() -> None:
+    one = block(0x10000000, [0] * 10)
+    stuck = {0x10000000: errno.EBUSY, 0x10001000: errno.EBUSY, 0x10002000: errno.EACCES, 0x10003000: errno.EFAULT}
+    calls = SimulatedNodes(one[1], stuck)
+    moves = move([one], [1], calls)
+    assert moves.moved == 6 * PAGE
+    assert moves.stay == {"busy or pinned": 2 * PAGE, "shared with other processes": PAGE, "not ordinary memory": PAGE}
+
+
+def test_shared_device_file_and_deliberately_placed_ranges_are_left_alone_and_counted() -> None:
+    kinds = [block(0x10000000 * (2 + index), [0] * 4, kind=kind) for index, kind in enumerate(("shared", "device", "file"))]
+    placed = block(0x90000000, [3] * 5, policy=Policy("bind", (3,)))
+    wide = block(0xA0000000, [0] * 2, policy=Policy("preferred", (1,)))
+    own = block(0x10000000, [0] * 3)
+    blocks = [own, *kinds, placed, wide]
+    calls = SimulatedNodes({address: node for _, pages in blocks for address, node in pages.items()})
+    moves = move(blocks, [1], calls)
+    assert moves.left == {"shared": 4 * PAGE, "device": 4 * PAGE, "of files": 4 * PAGE, "placed by a policy of its own": 5 * PAGE}
+    assert calls.touched == {*own[1], *wide[1]}
+
+
+def test_a_range_pinned_as_a_whole_is_given_up_and_the_next_one_moves() -> None:
+    pinned, free = block(0x10000000, [0] * 50 * BATCH), block(0x90000000, [0] * 10)
+    calls = SimulatedNodes({**pinned[1], **free[1]}, dict.fromkeys(pinned[1], errno.EBUSY))
+    moves = move([pinned, free], [1], calls)
+    assert moves.stay == {"busy or pinned": 50 * BATCH * PAGE}
+    assert moves.moved == 10 * PAGE
+    assert len(calls.moving) <= 6
+
+
+def test_a_full_node_hands_over_to_the_next_and_the_last_one_ends_it() -> None:
+    one, two = block(0x10000000, [0] * 3 * BATCH), block(0x90000000, [0] * 3 * BATCH)
+    calls = SimulatedNodes({**one[1], **two[1]}, room={1: 1500, 2: 1000})
+    moves = move([one, two], [1, 2], calls)
+    places = list(calls.pages.values())
+    assert (places.count(1), places.count(2)) == (1500, 1000)
+    assert moves.moved == 2500 * PAGE
+    assert moves.stay == {"no free memory on the node": (6 * BATCH - 2500) * PAGE}
+
+
+def test_huge_pages_without_room_do_not_keep_small_ones_from_moving() -> None:
+    huge, small = block(0x40000000, [0] * 4, size=2 << 20), block(0x10000000, [0] * 4)
+
+    class NoHugePages(SimulatedNodes):
+        def _move(self, address: int, node: int) -> int:
+            return -errno.ENOMEM if address >= 0x40000000 else super()._move(address, node)
+
+    calls = NoHugePages({**huge[1], **small[1]})
+    moves = move([huge, small], [1], calls)
+    assert moves.moved == 4 * PAGE
+    assert moves.stay == {"no free memory on the node": 4 * (2 << 20)}
+
+
+def test_pages_that_a_call_did_not_come_to_are_tried_again() -> None:
+    one = block(0x10000000, [0] * 600)
+
+    class Lazy(SimulatedNodes):
+        def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+            if nodes is None:
+                return super().move_pages(pid, addresses, nodes, flags)
+            done = super().move_pages(pid, addresses[:250], nodes[:250], flags)
+            return done + (NOT_TRIED,) * (len(addresses) - len(done))
+
+    calls = Lazy(one[1])
+    assert move([one], [1], calls).moved == 600 * PAGE
+    assert calls.moving == [250, 250, 100]
+
+
+def test_the_deadline_ends_it_between_two_batches() -> None:
+    one = block(0x10000000, [0] * 10 * BATCH)
+    calls = SimulatedNodes(one[1])
+    moves = move([one], [1], calls, deadline_s=-1.0)
+    assert moves.stopped == "out of time"
+    assert not calls.moving
+
+
+@pytest.mark.parametrize(("code", "why"), [(errno.EPERM, "EPERM"), (errno.EACCES, "EACCES"), (errno.ESRCH, "the process has ended")])
+def test_a_call_refused_as_a_whole_ends_it_with_the_reason(code: int, why: str) -> None:
+    one, two = block(0x10000000, [0] * 10), block(0x90000000, [0] * 10)
+
+    class Refusing(SimulatedNodes):
+        def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+            self.asked.append(len(addresses))
+            raise OSError(code, "move_pages")
+
+    calls = Refusing({**one[1], **two[1]})
+    moves = move([one, two], [1], calls)
+    assert moves.stopped.startswith(why)
+    assert len(calls.asked) == 1
+
+
+def test_progress_rises_to_the_whole() -> None:
+    one = block(0x10000000, [0] * 3000)
+    told: list[tuple[int, int]] = []
+    memory = MemoryMap((one[0],), DEFAULT)
+    move_private_pages(17, memory, [1], SimulatedNodes(one[1]), progress=lambda done, whole: told.append((done, whole)))
+    assert told[-1] == (3000 * PAGE, 3000 * PAGE)
+    assert all(before[0] < after[0] for before, after in itertools.pairwise(told))
+
+
+@numa
+def test_on_this_machine_the_kernel_says_where_the_private_pages_of_a_child_are() -> None:
+    with child() as running:
+        address = int(running.tell("private", 1 << 20))
+        pages = range(address, address + (1 << 20), PAGE)
+        places = Syscalls().move_pages(running.pid, pages, None)
+        memory = read_memory_map(running.pid)
+        assert memory is not None
+        part = next(part for part in memory.private() if part.start <= address < part.end)
+        for node in set(places):
+            assert part.placement.pages[node] >= places.count(node)
+        assert set(places) <= set(memory.homes())
+        assert move_private_pages(running.pid, memory, sorted(memory.homes()), Syscalls()) == Moves()
+
+
+@numa
+def test_shared_and_device_mappings_of_a_real_process_are_left_alone() -> None:
+    with child() as running:
+        own, table = int(running.tell("private", 1 << 20)), int(running.tell("memfd", 1 << 20))
+        device = int(running.tell("device"))
+        memory = read_memory_map(running.pid)
+        assert memory is not None
+        calls = Recorder()
+        moves = move_private_pages(running.pid, memory, [1023], calls)  # a node that is not there: every page counts as elsewhere
+        assert set(range(own, own + (1 << 20), PAGE)) <= calls.touched
+        assert not set(range(table, table + (1 << 20), PAGE)) & calls.touched
+        assert moves.left["shared"] >= 1 << 20
+        if not device:
+            pytest.skip("io_uring is not permitted here, so there is no memory of a driver to map")
+        assert device not in calls.touched
+        assert moves.left["device"] >= PAGE
+
+
+class Recorder(Syscalls):
+    """Asks the real kernel, moves nothing and keeps the addresses it was to move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.touched: set[int] = set()
+
+    def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+        if nodes is None:
+            return super().move_pages(pid, addresses, None, flags)
+        self.touched.update(addresses)
+        return tuple(nodes)
