@@ -107,17 +107,17 @@ def test_wrong_lists_of_older_kernels_do_not_merge_sockets() -> None:
 
 
 def test_a_socket_is_read_once_and_holds_for_its_members() -> None:
-    class Counting(RecordedSource):
-        asked: list[str] = []
+    asked: list[str] = []
 
+    class Counting(RecordedSource):
         def read(self, path: str) -> str | None:
-            self.asked.append(path)
+            asked.append(path)
             return super().read(path)
 
     files = socketed(dict.fromkeys(range(64), "3"), {"cpu0/topology/package_cpus_list": "0-63"})
     source = Counting("x86_64", tree(files).files)
     assert {cpu.socket for cpu in read_host(source, accelerators=False).cpus} == {3}
-    assert len([path for path in source.asked if path.endswith("physical_package_id")]) <= 2
+    assert len([path for path in asked if path.endswith("physical_package_id")]) <= 2
 
 
 def test_dies() -> None:

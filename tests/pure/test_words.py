@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.cpuset import format_cpu_list, parse_cpu_list
+from homenode.cpuset import format_cpu_list, format_cpu_mask, parse_cpu_list, parse_cpu_mask
 from homenode.dtypes import BY_GGUF_ID, BY_NAME
 from homenode.errors import UserError
 from homenode.units import format_bytes, parse_bytes, parse_seconds
@@ -56,10 +58,59 @@ def test_cpu_lists_round_trip(cpus: set[int]) -> None:
     assert parse_cpu_list(format_cpu_list(cpus)) == tuple(sorted(cpus))
 
 
-@pytest.mark.parametrize("text", ["a", "1-", "3-1", "-1", "0-99999999"])
+@pytest.mark.parametrize("text", ["a", "1-", "3-1", "-1", "0-99999999", "1" * 5000, "٣", "0-3:2", "0x1"])
 def test_what_is_no_cpu_list(text: str) -> None:
     with pytest.raises(UserError, match="not a CPU list"):
         parse_cpu_list(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("", ()),
+        (" 0-2, 8\n", (0, 1, 2, 8)),
+        ("5,2-4,3", (2, 3, 4, 5)),
+        ("0-3,1-2,3-4", (0, 1, 2, 3, 4)),
+        (",,7,", (7,)),
+        ("65535", (65535,)),
+    ],
+)
+def test_cpu_lists_come_out_ascending_and_once(text: str, cpus: tuple[int, ...]) -> None:
+    assert parse_cpu_list(text) == cpus
+
+
+def test_a_large_range_repeated_takes_no_longer_than_once() -> None:
+    assert len(parse_cpu_list("0-65535," * 20_000)) == 65536
+
+
+@given(st.sets(st.integers(0, 5000)))
+def test_cpu_masks_round_trip(cpus: set[int]) -> None:
+    assert parse_cpu_mask(format_cpu_mask(cpus)) == tuple(sorted(cpus))
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("3", (0, 1)), ("00000000,000000ff\n", tuple(range(8))), ("1,00000000,80000000", (31, 64)), ("00000000", ()), ("F", (0, 1, 2, 3))],
+)
+def test_cpu_masks(text: str, cpus: tuple[int, ...]) -> None:
+    assert parse_cpu_mask(text) == cpus
+
+
+def test_masks_are_written_in_whole_groups() -> None:
+    assert [format_cpu_mask(cpus) for cpus in ((), (0, 1), (32, 0), (31,))] == ["00000000", "00000003", "00000001,00000001", "80000000"]
+
+
+@pytest.mark.parametrize("text", ["", "g", "0x3", "000000001", "1,", "-1", "1 2", "٣", "0," * 2048 + "1"])
+def test_what_is_no_cpu_mask(text: str) -> None:
+    with pytest.raises(UserError, match="not a CPU mask"):
+        parse_cpu_mask(text)
+
+
+@given(st.text(alphabet="0123456789abf,- \n", max_size=40))
+def test_any_text_is_a_set_of_cpus_or_a_users_error(text: str) -> None:
+    for parse in (parse_cpu_list, parse_cpu_mask):
+        with contextlib.suppress(UserError):
+            assert list(parse(text)) == sorted(set(parse(text)))
 
 
 def test_block_sizes_agree_with_the_gguf_package() -> None:

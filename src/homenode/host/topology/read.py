@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from homenode.host.topology.allowance import read_allowance
 from homenode.host.topology.cpus import read_cpus
 from homenode.host.topology.describe import fingerprint
@@ -31,7 +29,7 @@ def read_host(source: Source, *, accelerators: bool = True) -> Host:
     cpus = read_cpus(reader, online, node_by_cpu(nodes))
     devices = read_devices(reader, online, node_ids)
     found = Accelerators()
-    if accelerators and importlib.util.find_spec("homenode.host.topology.accelerators.read"):
+    if accelerators:
         from homenode.host.topology.accelerators.read import read_accelerators
 
         found = read_accelerators(source, devices, nodes, online)
