@@ -22,6 +22,7 @@ $(VENV)/pip:
 # Compiling takes most of the time, so it is repeated only when the native core or the package's description changed.
 $(VENV)/installed: $(VENV)/pip $(NATIVE)
 	$(BIN)/pip install --quiet --editable .
+	@$(BIN)/python -c 'import homenode._native' || { echo "The native core was not compiled; see above, or run: $(BIN)/pip install -v ."; exit 1; }
 	@touch $@
 
 $(VENV)/tools: $(VENV)/installed pyproject.toml

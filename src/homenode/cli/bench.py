@@ -64,6 +64,7 @@ def model(
     """Prefill and decode speed of MODEL, through the same program the server runs."""
     from homenode.bench.model import Plan, measure
     from homenode.engine.build import make_backend
+    from homenode.engine.sizing import choose_cpus
     from homenode.host.topology.allowance import Allowance
     from homenode.model.checkpoint import open_checkpoint
     from homenode.model.locate import locate
@@ -72,7 +73,7 @@ def model(
     with plain_errors():
         if prompt_tokens == 0 and gen_tokens == 0:
             raise UserError("nothing to measure: both --prompt-tokens and --gen-tokens are 0", param="--prompt-tokens")
-        backend = make_backend(ComputeConfig(threads=threads, isa=isa), Allowance.of_process())
+        backend = make_backend(ComputeConfig(threads=threads, isa=isa), choose_cpus(threads, Allowance.of_process()))
         checkpoint = open_checkpoint(locate(model))
         with loading_bar("loading") as update:
             loaded = load_model(checkpoint, backend, quantize=quantize, dtype=dtype, progress=update)

@@ -1,19 +1,32 @@
-"""How the command line speaks: results to stdout, everything else to stderr, errors as one sentence and an exit code."""
+"""How the command line speaks: results to stdout, everything else to stderr, errors as one sentence and an exit code.
+
+`OUT` and `ERR` are made when they are first asked for: rich takes longer to import than many a command takes to run.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.text import Text
+from homenode.errors import HomenodeError, InternalError, PlacementError, UserError
 
-from homenode.errors import HomenodeError, InternalError, UserError
+if TYPE_CHECKING:
+    from rich.console import Console
 
-OUT = Console(soft_wrap=True)
-ERR = Console(stderr=True, soft_wrap=True)
+    OUT: Console
+    ERR: Console
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("OUT", "ERR"):
+        raise AttributeError(name)
+    from rich.console import Console
+
+    globals()[name] = Console(stderr=name == "ERR", soft_wrap=True)
+    return globals()[name]
 
 
 def exit_code(error: HomenodeError) -> int:
@@ -39,12 +52,44 @@ def plain_errors() -> Iterator[None]:
 
 def print_error(error: HomenodeError) -> None:
     """One line on stderr."""
+    from rich.text import Text
+
+    from homenode.cli.report import ERR
+
     ERR.print(Text.assemble(("homenode: error: ", "bold red"), error.message), highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on one line of stdout."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+@contextmanager
+def json_errors(as_json: bool) -> Iterator[None]:
+    """Like `plain_errors`; with `as_json` the error is also one JSON object on stdout, for programs."""
+    with plain_errors():
+        try:
+            yield
+        except HomenodeError as error:
+            if as_json:
+                print_json({"error": _error_dict(error)})
+            raise
+
+
+def _error_dict(error: HomenodeError) -> dict[str, str]:
+    if isinstance(error, PlacementError):
+        return error.to_dict()
+    code = "bad_input" if isinstance(error, UserError) else "host_refused"
+    return {"code": code, "message": error.message, "seen": "", "wanted": "", "remedy": ""}
 
 
 @contextmanager
 def loading_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for weights: yields a function (bytes done, bytes in all). Shown only on a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from homenode.cli.report import ERR
+
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as progress:
         task = progress.add_task(what, total=None)

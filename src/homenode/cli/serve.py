@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from homenode.cli.options import build, shown_settings, with_settings
+from homenode.cli.placement_options import ManyValuesCommand
 from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error
 from homenode.engine.config import EngineConfig
 from homenode.errors import HomenodeError
@@ -20,7 +21,7 @@ from homenode.server.config import ServerConfig
 from homenode.units import format_bytes
 
 
-@click.command()
+@click.command(cls=ManyValuesCommand)
 @click.argument("model", required=False)
 @click.option(
     "--check-config", is_flag=True, help="Validate all settings against the model and this machine, then exit: 0, or 2 with the reasons."
@@ -70,7 +71,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -
 
 def _announce(url: str, ready: Any) -> None:
     details = ready.details
-    for note in details.get("weight_notes", ()):
+    for note in details.get("notes", ()):
         ERR.print(f"[yellow]note:[/] {note}", highlight=False)
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,16 @@ from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
+from homenode.engine.placement import UNPINNED, place_engine, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.sizing import Sizes, choose_cpus, problems, resolve
+from homenode.engine.settle import settle
+from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
-from homenode.errors import UserError
+from homenode.errors import HostError, UserError
 from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 
@@ -34,14 +39,21 @@ class Engine:
     ready: Ready
 
 
-def make_backend(compute: ComputeConfig, allowance: Allowance) -> Backend:
-    """What computes, on the CPUs the settings and the allowance give. UserError for an unknown level or too many threads."""
-    cpus = choose_cpus(compute.threads, allowance)
+def make_backend(compute: ComputeConfig, cpus: tuple[int, ...]) -> Backend:
+    """What computes, one thread on each of `cpus` (-1: not pinned). UserError for an unknown level."""
     if compute.backend == "reference":
         from homenode.compute.reference import ReferenceBackend
 
         return ReferenceBackend()
-    from homenode.compute.native import NativeBackend  # needs the compiled core, which the reference backend does without
+    try:
+        from homenode.compute.native import NativeBackend  # needs the compiled core, which the reference backend does without
+    except ModuleNotFoundError as error:
+        if error.name != "homenode._native":
+            raise
+        raise HostError(
+            "the native core was not built when homenode was installed, so no model can be computed; install g++ and the Python headers "
+            "(python3-dev) and reinstall homenode, or take --backend reference, which is slow"
+        ) from error
 
     return NativeBackend(cpus, spin_us=compute.spin_us, level=compute.isa)
 
@@ -55,7 +67,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     begin = time.monotonic()
     config = located(config)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
-    backend = make_backend(config.compute, Allowance.of_process())
+    host = read_host(LiveSource(), accelerators=False)
+    place = place_engine(config.placement, config.compute.threads, host)
+    findings = (*place.findings, *too_few_cores(host, place), *settle(place))
+    backend = make_backend(config.compute, place.team)
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
     foreseen = max(0, Allowance.of_process().memory_available - layout.target_bytes)
@@ -79,7 +94,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         lookahead=lookahead,
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
     )
-    ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin)
+    ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin, findings)
     return Engine(scheduler, executor, ready)
 
 
@@ -89,20 +104,19 @@ def check_config(config: EngineConfig) -> list[UserError]:
     Raises what opening the model raises: without its figures nothing can be said.
     """
     config = located(config)
-    allowance = Allowance.of_process()
+    host = read_host(LiveSource(), accelerators=False)
     found: list[UserError] = []
     try:
-        choose_cpus(config.compute.threads, allowance)
+        place_engine(config.placement, config.compute.threads, host)
     except UserError as error:
         found.append(error)
-        config = dataclasses.replace(config, compute=dataclasses.replace(config.compute, threads=None))
     checkpoint = open_checkpoint(Path(str(config.model.path)))
-    return found + _check_model(config, checkpoint, allowance)
+    return found + _check_model(config, checkpoint, host.allowance)
 
 
 def _check_model(config: EngineConfig, checkpoint: Checkpoint, allowance: Allowance) -> list[UserError]:
     try:
-        backend = make_backend(dataclasses.replace(config.compute, threads=1), allowance)
+        backend = make_backend(config.compute, (UNPINNED,))
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     except UserError as error:
         return [error]
@@ -116,7 +130,15 @@ def _make_runner(model: LoadedModel, backend: Backend, geometry: KvGeometry, siz
     return Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
 
 
-def _ready(config: EngineConfig, sizes: Sizes, geometry: KvGeometry, model: LoadedModel, backend: Backend, seconds: float) -> Ready:
+def _ready(
+    config: EngineConfig,
+    sizes: Sizes,
+    geometry: KvGeometry,
+    model: LoadedModel,
+    backend: Backend,
+    seconds: float,
+    findings: Sequence[Finding],
+) -> Ready:
     return Ready(
         model=config.model_name,
         max_model_len=sizes.max_model_len,
@@ -131,7 +153,7 @@ def _ready(config: EngineConfig, sizes: Sizes, geometry: KvGeometry, model: Load
             "architecture": model.spec.architecture,
             "load_seconds": round(seconds, 3),
             "weight_bytes": model.layout.target_bytes,
-            "weight_notes": list(model.layout.notes),
+            "notes": [*model.layout.notes, *(f"{f.message} {f.remedy}".rstrip() for f in findings if f.severity != "info")],
             "kv_bytes": sizes.num_blocks * geometry.block_bytes,
             "kv_dtype": geometry.dtype,
             "compute": backend.statistics(),

@@ -43,6 +43,29 @@ class ComputeConfig:
 
 
 @dataclass(frozen=True)
+class PlacementConfig:
+    """Where the engine runs. The same flags mean the same to `homenode plan`; without any the whole allowance is used."""
+
+    numa_bind: bool = option(False, "Bind the engine's threads and memory to one NUMA node (its device's, or the first usable one).")
+    numa_bind_nodes: tuple[int, ...] = option((), "The node to bind to, one for each worker; needs --numa-bind.", minimum=0, metavar="N...")
+    numa_bind_cpus: tuple[str, ...] = option(
+        (), "The CPUs to bind to, one list (numactl's grammar) for each worker; needs --numa-bind.", metavar="LIST..."
+    )
+    cpu_threads_bind: str | None = option(
+        None, "CPUs of the compute threads: auto (one memory node), nobind, or lists joined by |.", metavar="auto|nobind|LIST"
+    )
+    memory_nodes: str | None = option(None, "Memory nodes that --cpu-threads-bind auto may take.", metavar="LIST")
+    reserve_cpus: int | None = option(
+        None, "Physical cores kept free of compute threads, for HTTP, tokens and scheduling.", minimum=0, maximum=4096
+    )
+
+    @property
+    def given(self) -> bool:
+        """Whether anything was asked for."""
+        return self != PlacementConfig()
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """All of it. Fit for msgpack: the front sends it to the engine's process as its first frame."""
 
@@ -50,6 +73,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv: KvConfig = field(default_factory=KvConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
 
     @property

@@ -1,0 +1,198 @@
+"""From flags to what one process is to look like: the step that `run`, `bind` and `verify` share.
+
+Planning and claiming are one critical section, so that two commands started at the same moment do not both take the same CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from homenode.cli.placement_options import PlanFlags, demand_from_flags, plan_for, with_plan_flags
+from homenode.errors import HostError, PlacementError, UserError
+
+if TYPE_CHECKING:
+    from homenode.host.binding.claims import ClaimTable
+    from homenode.host.binding.target import Target
+    from homenode.host.placement.demand import Claim, Demand
+    from homenode.host.placement.plan import Plan, Worker
+    from homenode.host.topology.host import Host
+
+# Strategies that reproduce the documented Ascend binding, with its switch and its gate.
+ASCEND = ("ascend", "global-slice", "topo-affinity")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """`target`: None when the process is to stay unbound. `workers`: all that the plan has for it, more than one when it starts them itself.
+
+    `lines`: what is to be told before anything is done.
+    """
+
+    target: Target | None
+    host: Host
+    plan: Plan | None = None
+    workers: tuple[Worker, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+def with_target_flags(command: Any) -> Any:
+    """Decorator: the plan's flags and `--cpus LIST`."""
+    command = click.option("--cpus", metavar="LIST", help="Bind to these CPUs instead of a plan's; --memory-nodes then says where memory goes.")(command)
+    return with_plan_flags(command)
+
+
+def warn(line: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"homenode: {line}\n")
+
+
+def aim(flags: PlanFlags, cpus: str | None, *, strict: bool, pid: int, claims: bool = True, before_start: bool = False) -> Aim:
+    """Decide for process `pid`. Raises UserError and PlacementError where that process must not be started or touched."""
+    if cpus is not None or (flags.memory_nodes is not None and flags.strategy is None and flags.cpu_threads_bind is None):
+        return _direct(flags, cpus)
+    with _claim_table(claims, strict) as table:
+        others = tuple(claim for claim in table.claims if claim.pid != pid) if table else ()
+        host, demand = demand_from_flags(flags, before_start=before_start, claims=others)
+        demand = replace(demand, local_rank=_rank(flags, host))
+        if line := _switched_off(flags, host):
+            return Aim(None, host, lines=(line,))
+        try:
+            plan = plan_for(flags, host, demand)
+        except PlacementError as error:
+            return _unplanned(flags, host, demand, error, strict)
+        found = _planned(flags, host, demand, plan)
+        if table is not None and found.target is not None and _exists(pid):
+            table.add(_claim(pid, found))
+        return found
+
+
+def _direct(flags: PlanFlags, cpus: str | None) -> Aim:
+    from homenode.cpuset import parse_cpu_list
+    from homenode.host.binding.target import Target
+    from homenode.host.placement.variables import memory_nodes
+    from homenode.host.topology.read import read_host
+    from homenode.host.topology.source import LiveSource
+
+    if flags.strategy is not None or flags.numa_bind:
+        raise UserError("--cpus says where to run, and so does a strategy; give one of them", param="--cpus")
+    host = read_host(LiveSource(), accelerators=False)
+    if cpus is not None:
+        wanted = parse_cpu_list(cpus)
+        if not wanted:
+            raise UserError("--cpus: the list is empty; write numbers and ranges, such as 0-3,8", param="--cpus")
+    else:
+        wanted = host.allowance.cpus
+    return Aim(Target(wanted, memory_nodes=memory_nodes(flags.memory_nodes, {}) or ()), host)
+
+
+def _rank(flags: PlanFlags, host: Host) -> int | None:
+    from homenode.host.placement.variables import rank_of_environment
+
+    return flags.local_rank if flags.local_rank is not None else rank_of_environment(host.variables)
+
+
+def _switched_off(flags: PlanFlags, host: Host) -> str:
+    """Why the Ascend binding is not applied at all, if so: the switch, or the documented gate."""
+    from homenode.host.placement.additional_config import cpu_binding_enabled
+    from homenode.host.placement.policies.ascend_plan import arm_gate
+
+    enabled = cpu_binding_enabled(flags.additional_config, flags.cpu_binding)
+    ascend = flags.chosen_strategy in ASCEND or (flags.chosen_strategy == "numa-bind" and host.accelerators.kind == "npu")
+    if not ascend:
+        return ""
+    if not enabled:
+        return "CPU binding is switched off (enable_cpu_binding is false)."
+    return next((finding.message for finding in arm_gate(host.machine)), "")
+
+
+def _unplanned(flags: PlanFlags, host: Host, demand: Demand, error: PlacementError, strict: bool) -> Aim:
+    """A rank that cannot be planned runs unbound, with one warning; what the user wrote wrongly is refused before anything starts."""
+    if strict or flags.chosen_strategy in ("numa-bind", "cpu-threads") or error.code.startswith(("bad_", "no_such")):
+        raise error
+    rank = "" if demand.local_rank is None else f" in rank {demand.local_rank}"
+    return Aim(None, host, lines=(f"warning: not bound{rank}: {error.message}",))
+
+
+def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
+    from homenode.host.binding.target import Target, target_of
+
+    lines = [f"{finding.severity}: {finding.message} {finding.remedy}" for finding in plan.findings if finding.severity != "info"]
+    if flags.chosen_strategy in ASCEND and plan.workers:
+        from homenode.host.placement.policies.ascend import log_lines
+
+        mode = "topo-affinity" if any(finding.code == "topo_affinity_missing" for finding in plan.findings) else plan.strategy
+        lines += log_lines(plan, mode, plan.workers[0].local_rank, demand.visible or plan.devices_running)
+    bound = tuple(worker for worker in plan.workers if worker.bound)
+    if not bound:
+        return Aim(None, host, plan, plan.workers, (*lines, "not bound, as the plan says"))
+    if len(bound) == 1:
+        return Aim(target_of(bound[0], chip_of(host, bound[0])), host, plan, bound, tuple(lines))
+    # A program that starts its ranks itself: it may use what all of them have; memory is theirs to place.
+    everything = {cpu for worker in bound for cpu in worker.cpus} | {cpu for place in plan.processes for cpu in place.cpus}
+    return Aim(Target(tuple(sorted(everything))), host, plan, bound, tuple(lines))
+
+
+def chip_of(host: Host, worker: Worker) -> Any:
+    """The accelerator that a worker drives; None for CPU workers. Its PCI address is asked for where the tool has not told it yet."""
+    from homenode.host.topology.accelerators.ascend import board_address
+    from homenode.host.topology.source import LiveSource
+
+    kind = host.accelerators.kind
+    chip = next((chip for chip in host.accelerators.of_kind(kind or "") if chip.id == worker.device), None)
+    if chip is not None and chip.kind == "npu" and chip.address is None:
+        return replace(chip, address=board_address(LiveSource(), chip))
+    return chip
+
+
+@contextmanager
+def _claim_table(wanted: bool, strict: bool) -> Iterator[ClaimTable | None]:
+    """The claims of this host, held alone; None where there is no folder for them: then the arithmetic alone keeps processes apart."""
+    if not wanted:
+        yield None
+        return
+    from homenode.host.binding.claims import exclusive
+    from homenode.host.binding.state import open_state
+
+    try:
+        state = open_state()
+    except HostError as error:
+        if strict:
+            raise
+        warn(f"warning: claims of CPUs are not seen: {error.message}")
+        yield None
+        return
+    with exclusive(state) as table:
+        for finding in table.findings:
+            warn(f"{finding.severity}: {finding.message}. {finding.remedy}")
+        yield table
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _claim(pid: int, found: Aim) -> Claim:
+    from homenode.host.placement.demand import Claim
+
+    devices = tuple(worker.device for worker in found.workers) if found.host.accelerators.kind else ()
+    cpus = tuple(sorted({cpu for worker in found.workers for cpu in worker.cpus}))
+    return Claim(pid, cpus, devices, found.plan.strategy if found.plan else "")
+
+
+def told(lines: tuple[str, ...], say: Callable[[str], None] = warn) -> None:
+    """Say all the lines of an aim."""
+    for line in lines:
+        say(line)

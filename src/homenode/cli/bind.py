@@ -1,0 +1,114 @@
+"""`homenode bind`: a process that runs already, its threads by role and the memory it has."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from homenode.cli.aim import Aim, aim, told, with_target_flags
+from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
+from homenode.cli.report import json_errors, print_json
+from homenode.cli.run import dry
+
+if TYPE_CHECKING:
+    from homenode.host.binding.report import Report
+
+
+@click.command(cls=ManyValuesCommand)
+@click.option("--pid", type=click.IntRange(1), required=True, help="The process.")
+@with_target_flags
+@click.option("--children", is_flag=True, help="The processes it has started as well, to the same CPUs.")
+@click.option("--memory/--no-memory", default=True, help="Move the private memory it has to the planned nodes (on by default).")
+@click.option("--irqs/--no-irqs", default=True, help="Route its device's interrupts (on by default).")
+@click.option("--strict", is_flag=True, help="Put everything back when a step cannot be done entirely.")
+@click.option("--watch", "watch_s", type=click.FloatRange(0), is_flag=False, flag_value=0.0, metavar="[SECONDS]", help="Stay, and bind threads that are born later; 0 or nothing: until it ends.")  # fmt: skip
+@click.option("--undo", is_flag=True, help="Put back what was before the first binding.")
+@click.option("--dry-run", is_flag=True, help="Say what would be bound to what, and change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bind(
+    pid: int,
+    cpus: str | None,
+    children: bool,
+    memory: bool,
+    irqs: bool,
+    strict: bool,
+    watch_s: float | None,
+    undo: bool,
+    dry_run: bool,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    """Bind process PID by a plan, or to --cpus and --memory-nodes: all its threads, and the memory it has already.
+
+    What was before is remembered, so that --undo can put it back. Exit code 1 when something of the plan does not hold.
+    """
+    from homenode.host.binding.state import open_state
+    from homenode.host.binding.threads import descendants, identify
+
+    flags = PlanFlags.taken_from(values)
+    with json_errors(as_json):
+        state = open_state()
+        if undo:
+            _finish(_undo(pid, state), as_json)
+        identify(pid)
+        found = aim(flags, cpus, strict=strict, pid=pid, claims=not dry_run)
+        if not as_json:
+            told(found.lines)
+        if dry_run or found.target is None:
+            print_json(dry(found))
+            return
+        report = _apply(pid, found, memory, irqs, strict, state)
+        for child in descendants(pid) if children else ():
+            report += _apply(child, found, memory, False, strict, state)
+        if watch_s is not None and report.ok:
+            _watch(pid, found, watch_s)
+        _finish(report, as_json)
+
+
+def _apply(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: Any) -> Report:
+    from homenode.host.binding.apply import apply
+
+    assert found.target is not None
+    report = apply(pid, found.target, memory=memory, strict=strict, state=state)
+    if irqs and found.target.irqs and report.ok:
+        from homenode.host.binding.irq import route_target
+
+        report += route_target(pid, found.target, found.host, state)
+    return report
+
+
+def _undo(pid: int, state: Any) -> Report:
+    from homenode.host.binding.claims import release
+    from homenode.host.binding.irq import restore
+    from homenode.host.binding.undo import undo
+
+    report = undo(pid, state, restore_irqs=restore)
+    release(state, pid)
+    return report
+
+
+def _watch(pid: int, found: Aim, seconds: float) -> None:
+    from homenode.host.binding.watch import watch
+
+    assert found.target is not None
+    until = time.monotonic() + seconds if seconds else None
+    watch(pid, found.target, until=until, on_report=lambda report: show(report, err=True), repair=True)
+
+
+def _finish(report: Report, as_json: bool) -> None:
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        show(report)
+    sys.exit(0 if report.ok else 1)
+
+
+def show(report: Report, err: bool = False) -> None:
+    """A report as lines."""
+    for step in report.steps:
+        click.echo(f"{step.outcome:9} {step.what}" + (f": {step.detail}" if step.detail else ""), err=err)
+    for finding in report.findings:
+        click.echo(f"{finding.severity} {finding.code}: {finding.message}. {finding.remedy}", err=err)

@@ -1,0 +1,62 @@
+"""`homenode plan`: who would run where, and why; nothing is changed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from homenode.cli.placement_options import ManyValuesCommand, PlanFlags, demand_from_flags, plan_for, with_plan_flags
+from homenode.cli.report import json_errors, print_json
+
+if TYPE_CHECKING:
+    from homenode.host.placement.demand import Demand
+    from homenode.host.topology.host import Host
+
+
+@click.command(cls=ManyValuesCommand)
+@with_plan_flags
+@click.option("--requirements", is_flag=True, help="Say how many cores the deployment needs, and whether this host has them.")
+@click.option("--before-start", is_flag=True, help="Plan for the visible devices although nothing runs on them yet.")
+@click.option("--explain", is_flag=True, help="Say for each worker where its CPUs and its memory lie, and why.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(requirements: bool, before_start: bool, explain: bool, as_json: bool, **values: Any) -> None:
+    """Plan who runs where on this host, or on a recorded one.
+
+    Exit code 0: a plan without trouble; 1: a plan with findings of severity error; 2: no plan, and the reason.
+    """
+    from homenode.host.topology.finding import worst
+
+    flags = PlanFlags.taken_from(values)
+    with json_errors(as_json):
+        host, demand = demand_from_flags(flags, before_start=before_start)
+        if requirements:
+            sys.exit(_requirements(host, demand, as_json))
+        made = plan_for(flags, host, demand)
+        if as_json:
+            print_json(made.to_dict())
+        elif explain:
+            from homenode.host.placement.explain import explain as explained
+
+            click.echo("\n".join(explained(host, made)))
+        else:
+            from homenode.cli.draw_plan import draw_plan
+            from homenode.cli.report import OUT
+
+            OUT.print(draw_plan(host, made), soft_wrap=False)
+        sys.exit(1 if worst(made.findings) == "error" else 0)
+
+
+def _requirements(host: Host, demand: Demand, as_json: bool) -> int:
+    from homenode.host.placement.requirements import requirements
+
+    needed = requirements(host, demand)
+    if as_json:
+        print_json(needed.to_dict())
+    else:
+        from homenode.cli.draw_plan import draw_requirements
+        from homenode.cli.report import OUT
+
+        OUT.print(draw_requirements(needed), soft_wrap=False)
+    return 0 if needed.met else 1

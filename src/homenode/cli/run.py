@@ -1,0 +1,66 @@
+"""`homenode run`: any program, bound before it starts; then this process becomes that program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from homenode.cli.aim import Aim, aim, told, warn, with_target_flags
+from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
+from homenode.cli.report import plain_errors, print_error, print_json
+
+
+@click.command(cls=ManyValuesCommand, context_settings={"allow_interspersed_args": False})
+@with_target_flags
+@click.option("--strict", is_flag=True, help="Refuse to start when something cannot be bound as planned.")
+@click.option("--dry-run", is_flag=True, help="Say what would be bound to what, and start nothing.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...], **values: Any) -> None:
+    """Bind this process by a plan, or to --cpus and --memory-nodes, and become COMMAND.
+
+    The rank is --local-rank, or what torchrun, MPI or Slurm put into the variables. A program that starts its ranks itself gets the CPUs of all
+    of them, and each rank is bound to its own as soon as it shows which it is. Nothing escapes a limit that was inherited. Exit codes are
+    the program's own; 127 when it is not there, 2 when what was asked for cannot be.
+    """
+    from homenode.host.binding.launch import ProgramError, find_program, run_bound
+
+    flags = PlanFlags.taken_from(values)
+    with plain_errors():
+        try:
+            find_program(command[0], os.environ)
+            found = aim(flags, cpus, strict=strict, pid=os.getpid(), claims=not dry_run, before_start=True)
+            told(found.lines)
+            if dry_run:
+                print_json(dry(found, command))
+                return
+            _follow(found)
+            run_bound(found.target, command, strict=strict, allowance=found.host.allowance, say=warn)
+        except ProgramError as error:
+            print_error(error)
+            sys.exit(error.exit_code)
+
+
+def dry(found: Aim, command: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What would be done, as JSON."""
+    from homenode.cpuset import format_cpu_list
+
+    target = found.target
+    if target is None:
+        return {"command": list(command), "bound": False}
+    routes = [{"device": route.address, "action": route.action, "cpus": format_cpu_list(route.cpus)} for route in target.irqs]
+    return {
+        "command": list(command),
+        "bound": True,
+        "cpus": format_cpu_list(target.cpus),
+        "threads": {name: format_cpu_list(cpus) for name, cpus in target.threads.items()},
+        "memory_nodes": list(target.memory_nodes),
+        "irqs": routes,
+        "plan": found.plan.to_dict() if found.plan else None,
+    }
+
+
+def _follow(found: Aim) -> None:
+    """Leave a follower behind when the program is going to start several ranks."""

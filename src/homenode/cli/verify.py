@@ -1,0 +1,63 @@
+"""`homenode verify`: whether a process is where it should be, as the kernel tells it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from homenode.cli.aim import aim, with_target_flags
+from homenode.cli.bind import show
+from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
+from homenode.cli.report import json_errors, print_json
+from homenode.errors import UserError
+
+if TYPE_CHECKING:
+    from homenode.host.binding.report import Report
+
+
+@click.command(cls=ManyValuesCommand)
+@click.option("--pid", type=click.IntRange(1), required=True, help="The process.")
+@with_target_flags
+@click.option("--started-bound", is_flag=True, help="It was started by `homenode run`, so its memory policy must be the plan's as well.")
+@click.option("--watch", "watch_s", type=click.FloatRange(0), is_flag=False, flag_value=0.0, metavar="[SECONDS]", help="Go on looking, and tell of drift as it comes; 0 or nothing: until it ends.")  # fmt: skip
+@click.option("--repair", is_flag=True, help="With --watch: put back what has drifted.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(
+    pid: int, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool, as_json: bool, **values: Any
+) -> None:
+    """Compare process PID with a plan, or with --cpus and --memory-nodes: masks of all threads, memory policy, where pages lie, interrupts.
+
+    Exit code 0: all as planned; 1: something is off the plan, and the findings say what.
+    """
+    flags = PlanFlags.taken_from(values)
+    with json_errors(as_json):
+        if repair and watch_s is None:
+            raise UserError("--repair needs --watch; to bind it once more use `homenode bind`", param="--repair")
+        report = _verify(pid, flags, cpus, started_bound, watch_s, repair)
+        if as_json:
+            print_json({"pid": pid, **report.to_dict()})
+        else:
+            show(report)
+        sys.exit(0 if report.ok else 1)
+
+
+def _verify(pid: int, flags: PlanFlags, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool) -> Report:
+    from homenode.host.binding.irq import verify_target
+    from homenode.host.binding.verify import verify as read_back
+    from homenode.host.binding.watch import watch
+
+    found = aim(flags, cpus, strict=True, pid=pid, claims=False)
+    target = found.target
+    if target is None:
+        raise UserError("there is nothing to compare with: the plan leaves this process unbound", param="--strategy")
+    readers = [lambda: verify_target(target, found.host)] if target.irqs else []
+    report = read_back(pid, target, policy_expected=started_bound, readers=readers)
+    if watch_s is None:
+        return report
+    show(report, err=True)
+    until = time.monotonic() + watch_s if watch_s else None
+    watch(pid, target, until=until, on_report=lambda seen: show(seen, err=True), bind_late=repair, repair=repair)
+    return read_back(pid, target, policy_expected=started_bound, readers=readers)

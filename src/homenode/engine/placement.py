@@ -1,0 +1,120 @@
+"""Where an engine runs: from its placement settings and the host to the CPUs of its threads and the nodes of its memory. Pure.
+
+The strategies are those of `homenode plan`; an engine is one CPU worker to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from homenode.engine.config import PlacementConfig
+from homenode.engine.sizing import choose_cpus
+from homenode.errors import UserError
+from homenode.host.placement.demand import Demand
+from homenode.host.placement.plan import Plan, Worker
+from homenode.host.placement.requirements import requirements
+from homenode.host.placement.select import make_plan
+from homenode.host.placement.variables import memory_nodes, reserve_cpus, threads_bind
+from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Host
+
+UNPINNED = -1
+
+
+@dataclass(frozen=True)
+class EnginePlace:
+    """`team`: the CPU of each compute thread, UNPINNED for a thread that may run anywhere.
+
+    `others`: CPUs of the engine's remaining threads, empty: wherever they are. `memory_nodes`: nodes its memory is bound to, empty: not bound.
+    """
+
+    team: tuple[int, ...]
+    others: tuple[int, ...] = ()
+    memory_nodes: tuple[int, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+def place_engine(config: PlacementConfig, threads: int | None, host: Host) -> EnginePlace:
+    """Decide. UserError and PlacementError for settings that contradict each other or that this host cannot meet."""
+    _check(config)
+    lists = threads_bind(config.cpu_threads_bind, host.variables)
+    nodes = memory_nodes(config.memory_nodes, host.variables)
+    reserve = reserve_cpus(config.reserve_cpus, host.variables, cpu_workers=True)
+    demand = Demand(local_rank=0, reserve_cpus=reserve, threads_bind=lists or "auto", memory_nodes=nodes, workers=1)
+    if config.numa_bind:
+        given = replace(demand, numa_bind_nodes=config.numa_bind_nodes or None, numa_bind_cpus=config.numa_bind_cpus or None)
+        plan = make_plan("numa-bind", host, given)
+        return _within(plan, plan.workers[0], threads, host, reserve)
+    if lists is None and nodes is None:
+        return _free(threads, host, host.allowance, reserve)
+    plan = make_plan("cpu-threads", host, demand)
+    return _on_list(plan, plan.workers[0], threads, host)
+
+
+def _check(config: PlacementConfig) -> None:
+    if (config.numa_bind_nodes or config.numa_bind_cpus) and not config.numa_bind:
+        raise UserError("--numa-bind-nodes and --numa-bind-cpus say where to bind; give --numa-bind as well", param="numa_bind")
+    if config.numa_bind and config.cpu_threads_bind:
+        raise UserError("--numa-bind and --cpu-threads-bind are two ways to say the same; give one", param="cpu_threads_bind")
+
+
+def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | None) -> EnginePlace:
+    """The whole allowance; a reserve of whole cores is taken from its end."""
+    if reserve is None:
+        return EnginePlace(choose_cpus(threads, allowance))
+    cores = allowance.physical_cpus
+    if reserve >= len(cores):
+        raise UserError(
+            f"--reserve-cpus {reserve}: this process may use {len(cores)} physical cores, so none would be left to compute; "
+            f"give {len(cores) - 1} or less",
+            param="reserve_cpus",
+        )
+    kept = {_core(host, cpu) for cpu in cores[len(cores) - reserve :]}
+    left = _cut(host, allowance, tuple(cpu for cpu in allowance.cpus if _core(host, cpu) not in kept))
+    others = tuple(cpu for cpu in allowance.cpus if cpu not in left.cpus)
+    return EnginePlace(choose_cpus(threads if threads is not None else left.usable_threads, left), others)
+
+
+def _within(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EnginePlace:
+    """The worker's CPUs are its whole world."""
+    place = _free(threads, host, _cut(host, host.allowance, worker.cpus), reserve)
+    return replace(place, others=place.others or worker.cpus, memory_nodes=worker.memory_nodes, findings=plan.findings)
+
+
+def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> EnginePlace:
+    """One thread for each CPU of the worker's list, in its order."""
+    if not worker.bound:
+        count = threads if threads is not None else len(choose_cpus(None, host.allowance))
+        return EnginePlace((UNPINNED,) * count, findings=plan.findings)
+    if threads is not None and threads > len(worker.cpus):
+        raise UserError(
+            f"--threads {threads}: --cpu-threads-bind gives {len(worker.cpus)} CPUs; give {len(worker.cpus)} or less", param="threads"
+        )
+    kept = tuple(cpu for process in plan.processes for cpu in process.cpus)
+    return EnginePlace(worker.cpus[:threads], kept or worker.cpus, worker.memory_nodes, plan.findings)
+
+
+def _cut(host: Host, allowance: Allowance, cpus: tuple[int, ...]) -> Allowance:
+    """The allowance with these CPUs only."""
+    first_of_core = {_core(host, cpu): cpu for cpu in sorted(cpus, reverse=True)}
+    return replace(allowance, cpus=tuple(sorted(cpus)), physical_cpus=tuple(sorted(first_of_core.values())))
+
+
+def _core(host: Host, cpu: int) -> int:
+    known = host.cpu_by_id.get(cpu)
+    return known.core if known else cpu
+
+
+def too_few_cores(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
+    """A warning when the front, the scheduler and the compute threads have to share physical cores."""
+    needed = requirements(host, Demand(workers=1)).homenode
+    if needed.met:
+        return ()
+    cores = len(host.allowance.physical_cpus)
+    message = (
+        f"{needed.physical_cores} physical cores are the least for this engine ({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and "
+        f"this process may use {cores}"
+    )
+    remedy = f"Give it more CPUs, or expect its {len(place.team)} compute threads to be interrupted by HTTP and scheduling."
+    return (Finding("warning", "too_few_cores", message, remedy),)

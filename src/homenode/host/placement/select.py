@@ -1,0 +1,43 @@
+"""The strategies by name. Pure: a policy's module is imported when it is asked for, so that a plan costs no more than it needs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from homenode.errors import PlacementError
+from homenode.host.placement.check import check
+from homenode.host.placement.demand import Demand
+from homenode.host.placement.plan import Plan
+from homenode.host.topology.host import Host
+
+STRATEGIES = {
+    "fair": "disjoint pools of whole cores, each device its share of its own node first (default)",
+    "ascend": "the documented Ascend selection: global-slice on A3, topo-affinity on every other type",
+    "global-slice": "the allowed CPUs cut evenly by logical NPU number",
+    "topo-affinity": "CPUs that the vendor's tool reports as near, extended to the next node",
+    "numa-bind": "vLLM's --numa-bind: one node or CPU list for each visible device",
+    "cpu-threads": "one CPU worker for each memory node, or the lists given (VLLM_CPU_OMP_THREADS_BIND)",
+}
+
+
+def make_plan(strategy: str, host: Host, demand: Demand) -> Plan:
+    """The plan of one strategy with everything a person should know about it as findings. Raises PlacementError when it must refuse."""
+    made = _policy(strategy)(host, demand)
+    known = {(finding.code, finding.message) for finding in made.findings}
+    return made.with_findings([finding for finding in check(host, made) if (finding.code, finding.message) not in known])
+
+
+def _policy(strategy: str) -> Callable[[Host, Demand], Plan]:
+    if strategy not in STRATEGIES:
+        raise PlacementError(
+            "no_such_strategy",
+            f"there is no strategy {strategy!r}",
+            seen=strategy,
+            wanted=" | ".join(STRATEGIES),
+            remedy="Name one of them with --strategy.",
+            param="--strategy",
+        )
+    module = importlib.import_module(f"homenode.host.placement.policies.{strategy.replace('-', '_')}")
+    policy: Callable[[Host, Demand], Plan] = module.plan
+    return policy

@@ -1,0 +1,55 @@
+"""Which value a placement setting has: the flag's, else that of our variable, else that of the field's. Pure over a mapping of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from homenode.cpuset import parse_cpu_list
+from homenode.errors import PlacementError, UserError
+
+# Where launchers tell a process its rank on this host, in the order they are asked.
+RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+
+def threads_bind(given: str | None, env: Mapping[str, str]) -> str | None:
+    """CPUs of CPU workers: HOMENODE_CPU_THREADS_BIND, VLLM_CPU_OMP_THREADS_BIND. None when nobody says."""
+    return _first(given, env, "HOMENODE_CPU_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")
+
+
+def memory_nodes(given: str | None, env: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Memory nodes that CPU workers may take: HOMENODE_MEMORY_NODES, CPU_VISIBLE_MEMORY_NODES. PlacementError bad_node_list."""
+    text = _first(given, env, "HOMENODE_MEMORY_NODES", "CPU_VISIBLE_MEMORY_NODES")
+    if text is None:
+        return None
+    try:
+        return parse_cpu_list(text)
+    except UserError as error:
+        raise PlacementError(
+            "bad_node_list",
+            "the list of memory nodes cannot be read",
+            seen=text,
+            wanted="numbers and ranges, such as 0,2-3",
+            remedy="Mend --memory-nodes, or the variable it came from.",
+        ) from error
+
+
+def reserve_cpus(given: int | None, env: Mapping[str, str], *, cpu_workers: bool) -> int | None:
+    """Physical cores to keep: HOMENODE_RESERVE_CPUS, and for CPU workers, whom alone the field means, VLLM_CPU_NUM_OF_RESERVED_CPU."""
+    if given is not None:
+        return given
+    names = ("HOMENODE_RESERVE_CPUS", "VLLM_CPU_NUM_OF_RESERVED_CPU")[: 2 if cpu_workers else 1]
+    name = next((name for name in names if env.get(name)), None)
+    if name is None:
+        return None
+    if not env[name].isdecimal() or int(env[name][:9]) > 4096:
+        raise UserError(f"the variable {name} is {env[name][:40]!r}; it must be a number of CPUs from 0 to 4096", param=name)
+    return int(env[name])
+
+
+def rank_of_environment(env: Mapping[str, str]) -> int | None:
+    """The local rank that a launcher has put into the variables; None when there is none."""
+    return next((int(env[name]) for name in RANK_VARIABLES if env.get(name, "").isdecimal() and len(env[name]) < 5), None)
+
+
+def _first(given: str | None, env: Mapping[str, str], *names: str) -> str | None:
+    return given if given is not None else next((env[name] for name in names if env.get(name)), None)
