@@ -66,7 +66,7 @@ A2_INFO = """
 +===========================+===============+====================================================+
 """
 TOPO = """
-	   NPU0       NPU1       CPU Affinity
+\t   NPU0       NPU1       CPU Affinity
 NPU0       X          HCCS       24-31
 NPU1       HCCS       X          0-7,16-17
 
@@ -75,7 +75,7 @@ Legend:
   X    = Self
   SYS  = Path traversing PCIe and NUMA nodes. Nodes are connected through SMP, such as QPI, UPI.
 """
-NODES = tuple(Node(node, tuple(range(node * 8, node * 8 + 8)), 1 << 30, {}) for node in range(4)) + (Node(9, (), 1 << 30, {}),)
+NODES = (*(Node(node, tuple(range(node * 8, node * 8 + 8)), 1 << 30, {}) for node in range(4)), Node(9, (), 1 << 30, {}))
 
 
 def read(

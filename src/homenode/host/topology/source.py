@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import platform
+import select
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 COMMAND_DEADLINE_S = 10.0
+_END_S = 0.5  # how long a killed tool may take to be gone
 _MOST_OUTPUT = 16 << 20  # bytes of a vendor tool's output that are looked at
 _MOST_TEXT = 8 << 20  # bytes of a file: /proc/interrupts of a machine with thousands of CPUs has a few
 _PIECE = 1 << 16  # bytes asked of a file at once
@@ -205,8 +208,9 @@ def _clean(text: str) -> str:
 
 
 def _run(words: Sequence[str], deadline_s: float) -> CommandResult:
-    """Run in a process group of its own, so that a tool that hangs is ended with all it started."""
-    with subprocess.Popen(
+    """Run in a process group of its own, so that a tool that hangs, or never stops printing, is ended with all it started."""
+    end = time.monotonic() + deadline_s
+    child = subprocess.Popen(
         list(words),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -214,11 +218,42 @@ def _run(words: Sequence[str], deadline_s: float) -> CommandResult:
         env={**os.environ, **_C_LOCALE},
         start_new_session=True,
         cwd=Path("/"),
-    ) as child:
-        try:
-            out, _ = child.communicate(timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            return CommandResult("", -signal.SIGKILL, "timeout")
+    )
+    assert child.stdout is not None
+    try:
+        with child.stdout:
+            out = _output(child.stdout.fileno(), end)
+        if len(out) <= _MOST_OUTPUT:
+            child.wait(max(0.0, end - time.monotonic()))
+    except (TimeoutError, subprocess.TimeoutExpired):
+        return CommandResult("", -signal.SIGKILL, "timeout")
+    finally:
+        if child.returncode is None:
+            _end(child)
     text = out[:_MOST_OUTPUT].decode("utf-8", "replace")
-    return CommandResult(text, child.returncode, "failed" if child.returncode else "")
+    rc = -signal.SIGKILL if child.returncode is None else child.returncode
+    return CommandResult(text, rc, "failed" if rc else "")
+
+
+def _output(pipe: int, end: float) -> bytearray:
+    """What comes through the pipe until it is closed, or until one byte more than is looked at. Raises TimeoutError."""
+    poll = select.poll()  # select(2) cannot watch descriptors above 1023, and a server has many
+    poll.register(pipe, select.POLLIN)
+    out = bytearray()
+    while len(out) <= _MOST_OUTPUT:
+        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            raise TimeoutError
+        part = os.read(pipe, 1 << 16)
+        if not part:
+            break
+        out += part
+    return out
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill the whole group. A tool that is stuck inside its driver dies only when the driver lets go of it: it is not waited for."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait(_END_S)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        pass
