@@ -15,28 +15,28 @@ from homenode.host.placement.cores import Core, cpus_of
 
 Roles = dict[str, tuple[int, ...]]
 
-_ROLES_APART = 5  # CPUs from which on roles have CPUs of their own: two for interrupts, one each for acl and release, one for the process
+ROLES_APART = 5  # CPUs from which on roles have CPUs of their own: two for interrupts, one each for acl and release, one for the process
 _CORES_APART = 6  # cores from which on the driver's threads have theirs with all SMT siblings: these five, and one more for the process
 _SPECIAL_CORES = 4  # cores that the roles beside main can take
 
 
-def assign_roles(kind: str | None, pool: Sequence[Core], home: Sequence[Core]) -> tuple[Roles, bool]:
-    """CPUs by role, and whether roles share CPUs because the pool is small. `home`: the cores of the pool that are on the device's own nodes."""
+def assign_roles(kind: str | None, pool: Sequence[Core], home: Sequence[Core]) -> Roles:
+    """CPUs by role; all of the pool is `main` where it is too small for more. `home`: the cores of the pool that are on the device's own nodes."""
     cpus = cpus_of(pool)
     if kind is None:
-        return {"main": cpus}, False
+        return {"main": cpus}
     near = home if len(home) >= _SPECIAL_CORES else pool[: max(_SPECIAL_CORES, len(home))]
     ranked = sorted(near, key=lambda core: core.speed_band)
-    if len(cpus) < _ROLES_APART:
-        return _shared(kind, cpus, cpus_of(ranked)), True
+    if len(cpus) < ROLES_APART:
+        return _shared(kind, cpus, cpus_of(ranked))
     if kind != "npu":
         irq = ranked[0].cpus[:1]
-        return {"irq": irq, "main": _rest(cpus, irq)}, False
+        return {"irq": irq, "main": _rest(cpus, irq)}
     acl, release = _driver_cpus(ranked, whole=len(pool) >= _CORES_APART)
     irq = _rest(cpus_of(ranked), acl, release)[:2]
     if len(irq) < 2:
         irq = _rest(cpus, acl, release)[:2]
-    return {"irq": irq, "main": _rest(cpus, irq, acl, release), "acl": acl, "release": release}, False
+    return {"irq": irq, "main": _rest(cpus, irq, acl, release), "acl": acl, "release": release}
 
 
 def _shared(kind: str, cpus: tuple[int, ...], ranked: tuple[int, ...]) -> Roles:

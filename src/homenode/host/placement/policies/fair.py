@@ -17,7 +17,7 @@ from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.cores import Core, allowed_cores, cpus_of
 from homenode.host.placement.demand import Claim, Demand
-from homenode.host.placement.fair_roles import assign_roles
+from homenode.host.placement.fair_roles import ROLES_APART, assign_roles
 from homenode.host.placement.homes import local_nodes, settle, taking_part
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.plan import Place, Plan, Worker
@@ -59,15 +59,15 @@ def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[A
     near = {chip.id: local_nodes(host, chip) for chip in chips}
     shares = _shared_out(host, demand, near, devices, allowed_cores(host))
     pools, claimed = _without_claims(host, demand.claims, {device: shares.pools[device] for device in devices})
-    workers = [_worker(host, kind, rank, device, pools[device], shares) for rank, device in ranks.devices.items()]
+    workers = tuple(_worker(host, kind, rank, device, pools[device], shares) for rank, device in ranks.devices.items())
     unknown = [chip.id for chip in chips if not chip.local_cpus and chip.node is None and chip.id in shares.pools]
-    findings = (*_fact_findings(host), *_unknown(unknown), *ranks.findings, *claimed, *(note for _, note in workers if note))
+    findings = (*_fact_findings(host), *_unknown(unknown), *ranks.findings, *claimed, *_roles_shared(workers))
     return Plan(
         strategy=STRATEGY,
         devices_total=len(chips),
         devices_running=devices,
         pools={device: cpus_of(pools[device]) for device in devices},
-        workers=tuple(worker for worker, _ in workers),
+        workers=workers,
         processes=shares.reserve,
         findings=findings,
     )
@@ -88,14 +88,14 @@ def _for_workers(host: Host, demand: Demand) -> Plan:
     workers = tuple(range(count))
     ranks = assign_ranks(workers, demand.local_rank, single=False)
     shares = _shared_out(host, demand, dict.fromkeys(workers, ()), workers, cores)
-    placed = [_worker(host, None, rank, worker, shares.pools[worker], shares)[0] for rank, worker in ranks.devices.items()]
+    placed = tuple(_worker(host, None, rank, worker, shares.pools[worker], shares) for rank, worker in ranks.devices.items())
     note = f"no accelerator was found: {count} CPU {'worker' if count == 1 else 'workers'} on the nodes with allowed CPUs"
     return Plan(
         strategy=STRATEGY,
         devices_total=0,
         devices_running=(),
         pools={worker: cpus_of(shares.pools[worker]) for worker in workers},
-        workers=tuple(placed),
+        workers=placed,
         processes=shares.reserve,
         findings=(Finding("info", "no_accelerators", note), *_kept_clear(host, demand.claims)),
     )
@@ -125,16 +125,20 @@ def _too_few(total: int, reserve: int, among: Sequence[int], devices: bool) -> P
     )
 
 
-def _worker(host: Host, kind: str | None, rank: int, device: int, pool: Sequence[Core], shares: _Shares) -> tuple[Worker, Finding | None]:
-    own = shares.near[device]
-    home = own or shares.homes[device]
+def _worker(host: Host, kind: str | None, rank: int, device: int, pool: Sequence[Core], shares: _Shares) -> Worker:
+    home = shares.near[device] or shares.homes[device]
     local = [core for core in pool if core.node in home]
-    roles, shared = assign_roles(kind, pool, local)
     cpus = cpus_of(pool)
     memory = memory_nodes(host, _most_first(pool if kind is None else local) or home)
-    note = f"the pool of device {device} has {len(cpus)} CPUs: its interrupts and driver threads share CPUs with the process"
-    finding = Finding("info", "roles_shared", note, "Allow more CPUs on its node for roles apart; five is the least.") if shared else None
-    return Worker(rank, device, cpus, roles, memory, _why(kind, device, cpus, len(cpus_of(local)), shares)), finding
+    return Worker(rank, device, cpus, assign_roles(kind, pool, local), memory, _why(kind, device, cpus, len(cpus_of(local)), shares))
+
+
+def _roles_shared(workers: Sequence[Worker]) -> list[Finding]:
+    crowded = [worker.device for worker in workers if set(worker.main_cpus) == set(worker.cpus)]
+    if not crowded:
+        return []
+    message = f"the pools of devices {format_cpu_list(crowded)} are small: interrupts and driver threads share CPUs with the process"
+    return [Finding("info", "roles_shared", message, f"Roles lie apart in pools of {ROLES_APART} CPUs or more.")]
 
 
 def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, shares: _Shares) -> str:

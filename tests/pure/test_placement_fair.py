@@ -1,0 +1,446 @@
+"""`fair` by example: whose share lies where, what is kept back, which role is on which core, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from homenode.cpuset import format_cpu_list, parse_cpu_list
+from homenode.errors import PlacementError
+from homenode.host.placement.check import check
+from homenode.host.placement.demand import Claim, Demand
+from homenode.host.placement.plan import Plan
+from homenode.host.placement.policies import fair
+from homenode.host.topology.host import Accelerators, Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import CommandResult, RecordedSource
+from tests.host_values import Shape, host_of
+from tests.paths import SHARED
+from tests.pools import pools_of
+
+CASES = SHARED / "checks/placement-cases.json"
+
+
+def four_nodes(cores: int = 8, **more: Any) -> list[Shape]:
+    """Two sockets of two nodes."""
+    return [Shape(node, cores, socket=node // 2, **more) for node in range(4)]
+
+
+def made(host: Host, **demand: Any) -> Plan:
+    return fair.plan(host, Demand(**demand))
+
+
+def roles_of(plan: Plan, rank: int = 0) -> dict[str, str]:
+    worker = plan.worker_of(rank)
+    assert worker is not None
+    return {role: format_cpu_list(cpus) for role, cpus in worker.roles.items()}
+
+
+def memory_of(plan: Plan) -> dict[int, tuple[int, ...]]:
+    return {worker.device: worker.memory_nodes for worker in plan.workers}
+
+
+def codes(plan: Plan) -> list[str]:
+    return [finding.code for finding in plan.findings]
+
+
+def refusal(host: Host, **demand: Any) -> PlacementError:
+    with pytest.raises(PlacementError) as caught:
+        made(host, **demand)
+    assert caught.value.remedy and caught.value.seen and caught.value.wanted
+    return caught.value
+
+
+# Whose share lies where.
+
+
+def test_devices_of_one_node_have_equal_runs_of_it_and_of_the_free_node_beside_it() -> None:
+    plan = made(host_of(four_nodes(), {0: (1,), 1: (1,), 2: (3,), 3: (3,)}))
+    assert pools_of(plan) == {0: "0-3,8-11", 1: "4-7,12-15", 2: "16-19,24-27", 3: "20-23,28-31"}
+    assert memory_of(plan) == {0: (1,), 1: (1,), 2: (3,), 3: (3,)}
+
+
+def test_devices_that_share_every_node_have_half_of_theirs() -> None:
+    plan = made(host_of(four_nodes(), {device: (device // 2,) for device in range(8)}))
+    assert pools_of(plan) == {device: f"{4 * device}-{4 * device + 3}" for device in range(8)}
+
+
+def test_a_single_device_gets_all_that_is_allowed_its_own_node_first() -> None:
+    plan = made(host_of([Shape(0, 4), Shape(1, 4)], {0: (1,)}, offline=(5,)))
+    assert plan.pools[0] == (4, 6, 7, 0, 1, 2, 3)
+
+
+def test_the_core_left_over_goes_to_the_first_device() -> None:
+    plan = made(host_of([Shape(0, 14)], {0: (0,), 1: (0,), 2: (0,)}))
+    assert pools_of(plan) == {0: "0-4", 1: "5-9", 2: "10-13"}
+
+
+def test_free_cores_go_to_those_with_the_fewest() -> None:
+    plan = made(host_of([Shape(0, 8), Shape(1, 2), Shape(2, 6)], {0: (0,), 1: (1,)}))
+    assert pools_of(plan) == {0: "0-7", 1: "8-15"}
+
+
+def test_free_nodes_are_given_whole_where_that_is_even() -> None:
+    plan = made(host_of([Shape(node, 4) for node in range(6)], {0: (0,), 1: (0,)}))
+    split = [node for node in range(1, 6) if all(set(range(4 * node, 4 * node + 4)) & set(pool) for pool in plan.pools.values())]
+    assert len(split) == 1
+    assert sorted(map(len, plan.pools.values())) == [12, 12]
+
+
+def test_sparse_node_ids_and_positional_distances_lead_to_the_nearest_free_node() -> None:
+    shapes = [Shape(0, 4), Shape(8, 4, socket=1), Shape(16, 4), Shape(24, 4, socket=1)]
+    far = {(0, 8): 40, (0, 16): 40, (0, 24): 20, (8, 16): 20, (8, 24): 40, (16, 24): 40}
+    plan = made(host_of(shapes, {0: (0,), 1: (8,)}, distances=far))
+    assert pools_of(plan) == {0: "0-3,12-15", 1: "4-11"}
+
+
+def test_all_nodes_of_a_clustered_socket_are_home() -> None:
+    plan = made(host_of(four_nodes(), {0: (0, 1), 1: (0, 1), 2: (2, 3)}))
+    assert pools_of(plan) == {0: "0-7", 1: "8-15", 2: "16-31"}
+    assert memory_of(plan) == {0: (0,), 1: (1,), 2: (2, 3)}
+
+
+def test_an_affinity_of_a_few_cpus_of_a_node_means_that_node() -> None:
+    plan = made(host_of([Shape(0, 8), Shape(1, 8)], {0: (0,), 1: (1,)}, affinity={0: "0-1"}))
+    assert pools_of(plan) == {0: "0-7", 1: "8-15"}
+
+
+def test_an_affinity_of_all_nodes_tells_nothing() -> None:
+    plan = made(host_of([Shape(0, 8), Shape(1, 8)], {0: (0, 1), 1: (0, 1)}))
+    assert pools_of(plan) == {0: "0-7", 1: "8-15"}
+    assert memory_of(plan) == {0: (0,), 1: (1,)}
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes", "pools"),
+    [
+        (4, 2, {0: "0-3", 1: "4-7", 2: "8-11", 3: "12-15"}),
+        (3, 2, {0: "0-3", 1: "4-7", 2: "8-15"}),
+        (2, 4, {0: "0-15", 1: "16-31"}),
+        (1, 2, {0: "0-15"}),
+    ],
+)
+def test_unknown_places_are_spread_in_device_order(devices: int, nodes: int, pools: dict[int, str]) -> None:
+    plan = made(host_of(four_nodes()[:nodes], dict.fromkeys(range(devices), ())))
+    assert pools_of(plan) == pools
+    assert "locality_unknown" in codes(plan)
+
+
+def test_devices_of_unknown_place_keep_out_of_the_way_of_known_ones() -> None:
+    plan = made(host_of([Shape(0, 8), Shape(1, 8)], {0: (), 1: (0,)}))
+    assert pools_of(plan) == {0: "8-15", 1: "0-7"}
+
+
+def test_where_distances_are_alike_the_next_node_number_is_nearest() -> None:
+    flat = {(a, b): 20 for a in range(8) for b in range(a + 1, 8)}
+    plan = made(host_of([Shape(node, 2) for node in range(8)], dict.fromkeys(range(4), ()), distances=flat))
+    assert pools_of(plan) == {0: "0-3", 1: "4-7", 2: "8-11", 3: "12-15"}
+
+
+def test_runs_keep_last_level_caches_together() -> None:
+    # Cores 0, 2, 4, 6 share one cache, the others another, as interleaved numbering has it.
+    host = host_of([Shape(0, 8)], {0: (0,), 1: (0,)})
+    host = replace(host, cpus=tuple(replace(cpu, l3=cpu.id % 2) for cpu in host.cpus))
+    assert {device: set(cpus) for device, cpus in made(host).pools.items()} == {0: {0, 2, 4, 6}, 1: {1, 3, 5, 7}}
+
+
+def test_nobody_gets_only_slow_cores() -> None:
+    plan = made(host_of([Shape(0, 8, capacities=(1024, 1024, 400, 400))], {0: (0,), 1: (0,)}))
+    assert pools_of(plan) == {0: "0-3", 1: "4-7"}
+    plan = made(host_of([Shape(0, 6, capacities=(1024, 1024, 1024, 400, 400, 400))], {0: (0,), 1: (0,)}))
+    assert pools_of(plan) == {0: "0-1,3", 1: "2,4-5"}
+
+
+def test_turbo_bins_are_no_other_kind_of_core() -> None:
+    plan = made(host_of([Shape(0, 4, capacities=(1024, 980, 1024, 980))], {0: (0,), 1: (0,)}))
+    assert pools_of(plan) == {0: "0-1", 1: "2-3"}
+
+
+def test_siblings_numbered_apart_stay_together() -> None:
+    plan = made(host_of([Shape(0, 4, smt=2)], {0: (0,), 1: (0,)}, siblings_apart=True))
+    assert pools_of(plan) == {0: "0-1,4-5", 1: "2-3,6-7"}
+
+
+def test_a_mask_through_cores_leaves_what_is_allowed_of_them() -> None:
+    plan = made(host_of([Shape(0, 4, smt=2)], {0: (0,), 1: (0,)}, allowed="1-4,6-7"))
+    assert pools_of(plan) == {0: "1-3", 1: "4,6-7"}
+
+
+def test_more_devices_than_cores_on_a_node_move_to_the_next_with_room() -> None:
+    plan = made(host_of([Shape(0, 8), Shape(1, 8)], {0: (0,), 1: (0,), 2: (1,)}, allowed="0,8-15"))
+    assert pools_of(plan) == {0: "0", 1: "8-11", 2: "12-15"}
+    assert "pool_not_local" in {finding.code for finding in check(host_of([Shape(0, 8), Shape(1, 8)], {0: (0,), 1: (0,), 2: (1,)}), plan)}
+
+
+def test_homes_that_cannot_all_be_had_are_given_up_rather_than_a_device() -> None:
+    shapes = [Shape(node, 1) for node in range(4)]
+    near = {0: (0, 1), 1: (0, 2), 2: (0, 1, 2), 3: (1, 2)}
+    plan = made(host_of(shapes, near))
+    assert sorted(cpu for pool in plan.pools.values() for cpu in pool) == [0, 1, 2, 3]
+
+
+# Processes that do not know of each other.
+
+
+def test_processes_that_see_different_devices_agree() -> None:
+    host = host_of(four_nodes(), {device: (device // 2,) for device in range(6)})
+    everyone = made(host).pools
+    for device in range(6):
+        assert made(host, visible=(device,)).pools == {device: everyone[device]}
+
+
+def test_visible_order_is_rank_order() -> None:
+    host = host_of([Shape(0, 8)], dict.fromkeys(range(4), (0,)))
+    plan = made(host, visible=(3, 1))
+    assert [(worker.local_rank, worker.device) for worker in plan.workers] == [(0, 3), (1, 1)]
+    assert pools_of(plan) == {3: "6-7", 1: "2-3"}
+    assert [worker.device for worker in made(host, visible=(3, 1), local_rank=1).workers] == [1]
+
+
+def test_one_visible_device_serves_any_rank() -> None:
+    plan = made(host_of([Shape(0, 8)], {0: (0,), 1: (0,)}), visible=(1,), local_rank=3)
+    assert [(worker.local_rank, worker.device) for worker in plan.workers] == [(3, 1)]
+    assert "rank_beyond_visible" in codes(plan)
+
+
+def test_hidden_devices_of_another_cpuset_take_nothing() -> None:
+    plan = made(host_of(four_nodes(), {device: (device,) for device in range(4)}, allowed="0-15"), visible=(0,))
+    assert pools_of(plan) == {0: "0-7"}
+
+
+def test_hidden_devices_of_unknown_place_count() -> None:
+    assert pools_of(made(host_of([Shape(0, 8)], {0: (), 1: ()}), visible=(1,))) == {1: "4-7"}
+
+
+def test_a_visible_device_without_local_cpus_goes_to_the_nearest_node() -> None:
+    host = host_of(four_nodes(), {0: (0,), 1: (3,)}, allowed="0-7,16-23")
+    plan = made(host)
+    assert pools_of(plan) == {0: "0-7", 1: "16-23"}
+    assert memory_of(plan)[1] == (3,)
+    found = [finding for finding in check(host, plan) if finding.code == "pool_not_local"]
+    assert [finding.severity for finding in found] == ["warning"]
+    assert "24-31" in found[0].remedy
+
+
+# Memory.
+
+
+def test_a_home_without_memory_takes_the_nearest() -> None:
+    shapes = [Shape(0, 4), Shape(1, 4, memory=0), Shape(2, 4, socket=1), Shape(3, 0)]
+    host = host_of(shapes, {0: (1,)}, distances={(0, 1): 16, (1, 3): 16})
+    assert memory_of(made(host)) == {0: (0,)}
+    assert [finding.code for finding in check(host, made(host))] == ["pool_not_local", "memory_remote"]
+
+
+def test_memory_that_is_not_allowed_is_not_planned_for() -> None:
+    assert memory_of(made(host_of(four_nodes(), {0: (0,)}, mems=(1, 2)))) == {0: (1,)}
+
+
+def test_an_accelerators_own_memory_is_no_place_for_a_process() -> None:
+    host = host_of([Shape(0, 4, memory=0), Shape(1, 0), Shape(2, 4, socket=1)], {0: (0,)}, kind="cuda")
+    chips = tuple(replace(chip, memory_node=1) for chip in host.accelerators.chips)
+    assert memory_of(made(replace(host, accelerators=Accelerators(chips)))) == {0: (2,)}
+
+
+def test_a_host_without_nodes_binds_no_memory() -> None:
+    host = host_of([Shape(0, 6)], {0: (), 1: ()})
+    host = replace(host, nodes=(), cpus=tuple(replace(cpu, node=None) for cpu in host.cpus))
+    plan = made(host)
+    assert pools_of(plan) == {0: "0-2", 1: "3-5"}
+    assert memory_of(plan) == {0: (), 1: ()}
+
+
+# Roles.
+
+
+def test_roles_of_an_npu() -> None:
+    assert roles_of(made(host_of([Shape(0, 8)], {0: (0,)}))) == {"irq": "0-1", "main": "2-5", "acl": "6", "release": "7"}
+
+
+def test_roles_of_an_npu_lie_on_its_own_node() -> None:
+    roles = roles_of(made(host_of([Shape(0, 8), Shape(1, 8)], {0: (1,)})))
+    assert roles == {"irq": "8-9", "main": "0-7,10-13", "acl": "14", "release": "15"}
+
+
+def test_dispatch_is_on_fast_cores_and_interrupts_on_slow_ones() -> None:
+    roles = roles_of(made(host_of([Shape(0, 8, capacities=(1024, 1024, 400, 400))], {0: (0,)})))
+    assert roles == {"irq": "2-3", "main": "0-1,6-7", "acl": "4", "release": "5"}
+
+
+def test_with_siblings_the_driver_threads_have_whole_cores() -> None:
+    roles = roles_of(made(host_of([Shape(0, 6, smt=2)], {0: (0,)})))
+    assert roles == {"irq": "0-1", "main": "2-7", "acl": "8-9", "release": "10-11"}
+
+
+def test_with_few_cores_the_driver_threads_have_one_cpu_each_on_cores_of_their_own() -> None:
+    roles = roles_of(made(host_of([Shape(0, 3, smt=2)], {0: (0,)})))
+    assert roles == {"irq": "0-1", "main": "2,4", "acl": "3", "release": "5"}
+
+
+def test_roles_overlap_in_a_small_pool() -> None:
+    plan = made(host_of([Shape(0, 4)], {0: (0,)}))
+    assert roles_of(plan) == {"irq": "0-1", "main": "0-3", "acl": "2", "release": "3"}
+    assert codes(plan) == ["roles_shared"]
+    assert roles_of(made(host_of([Shape(0, 1)], {0: (0,)}))) == {"irq": "0", "main": "0", "acl": "0", "release": "0"}
+
+
+@pytest.mark.parametrize("kind", ["cuda", "rocm"])
+def test_roles_of_a_gpu(kind: str) -> None:
+    assert roles_of(made(host_of([Shape(0, 8)], {0: (0,)}, kind=kind))) == {"irq": "0", "main": "1-7"}
+    assert roles_of(made(host_of([Shape(0, 2)], {0: (0,)}, kind=kind))) == {"irq": "0", "main": "0-1"}
+
+
+# The reserve.
+
+
+def test_reserved_cores_come_from_where_there_are_most_for_each_device() -> None:
+    plan = made(host_of([Shape(0, 8), Shape(1, 8)], {0: (0,), 1: (0,), 2: (1,)}), reserve_cpus=3)
+    assert [(place.name, format_cpu_list(place.cpus), place.memory_nodes) for place in plan.processes] == [("reserved", "13-15", (1,))]
+    assert pools_of(plan) == {0: "0-3", 1: "4-7", 2: "8-12"}
+
+
+def test_reserved_cores_come_from_nobodys_node_first_and_are_slow_ones() -> None:
+    plan = made(host_of([Shape(0, 4), Shape(1, 4, capacities=(500, 1024))], {0: (0,)}), reserve_cpus=2)
+    assert [format_cpu_list(place.cpus) for place in plan.processes] == ["4,6"]
+
+
+def test_reserved_cores_are_physical() -> None:
+    plan = made(host_of([Shape(0, 4, smt=2)], {0: (0,)}, siblings_apart=True), reserve_cpus=1)
+    assert [place.cpus for place in plan.processes] == [(3, 7)]
+    assert pools_of(plan) == {0: "0-2,4-6"}
+
+
+# Claims.
+
+
+def test_cores_that_others_hold_are_left_out_whole() -> None:
+    host = host_of([Shape(0, 4, smt=2)], {0: (0,), 1: (0,)})
+    plan = made(host, visible=(0,), claims=(Claim(77, (1, 4), (1,), "engine"),))
+    assert pools_of(plan) == {0: "2-3"}
+    (finding,) = [finding for finding in plan.findings if finding.code == "claim_overlap"]
+    assert finding.severity == "warning" and "77 (engine)" in finding.message and "0-1" in finding.message
+
+
+def test_a_claim_for_the_same_device_is_no_obstacle() -> None:
+    host = host_of([Shape(0, 4)], {0: (0,), 1: (0,)})
+    assert pools_of(made(host, visible=(0,), claims=(Claim(77, (0, 1), (0,)),))) == {0: "0-1"}
+
+
+def test_a_pool_that_is_claimed_entirely_is_refused() -> None:
+    error = refusal(host_of([Shape(0, 4)], {0: (0,)}), claims=(Claim(77, (0, 1)), Claim(78, (2, 3))))
+    assert error.code == "insufficient_cpus" and "78" in error.remedy
+
+
+def test_cpu_workers_are_planned_around_claims() -> None:
+    plan = made(host_of([Shape(0, 4), Shape(1, 4)]), claims=(Claim(77, (0, 1)),), workers=2)
+    assert pools_of(plan) == {0: "2-3", 1: "4-7"}
+    assert codes(plan) == ["no_accelerators", "claim_overlap"]
+
+
+# CPU workers.
+
+
+def test_without_accelerators_every_node_has_a_worker() -> None:
+    plan = made(host_of([Shape(0, 4), Shape(1, 0), Shape(2, 4)]))
+    assert pools_of(plan) == {0: "0-3", 1: "4-7"}
+    assert memory_of(plan) == {0: (0,), 1: (2,)}
+    assert roles_of(plan, 1) == {"main": "4-7"}
+    assert plan.devices_total == 0 and codes(plan) == ["no_accelerators"]
+
+
+def test_workers_are_placed_where_cpus_are_allowed() -> None:
+    plan = made(host_of([Shape(0, 4), Shape(1, 4)], allowed="4-6"))
+    assert pools_of(plan) == {0: "4-6"}
+    assert memory_of(plan) == {0: (1,)}
+
+
+def test_more_workers_than_nodes_split_them() -> None:
+    plan = made(host_of([Shape(0, 4), Shape(1, 8)]), workers=3)
+    assert pools_of(plan) == {0: "0-3", 1: "4-7", 2: "8-11"}
+
+
+def test_fewer_workers_than_nodes_have_several_with_the_memory_of_all() -> None:
+    plan = made(host_of(four_nodes()), workers=2)
+    assert pools_of(plan) == {0: "0-15", 1: "16-31"}
+    assert memory_of(plan) == {0: (0, 1), 1: (2, 3)}
+
+
+# Refusals.
+
+
+def test_fewer_cores_than_devices_are_refused() -> None:
+    host = host_of([Shape(0, 4, smt=2)], dict.fromkeys(range(4), (0,)), allowed="0-5")
+    error = refusal(host)
+    assert error.code == "insufficient_cpus" and "3 allowed cores" in error.seen
+    assert refusal(host_of([Shape(0, 4)], {0: (0,)}), reserve_cpus=4).code == "insufficient_cpus"
+    assert refusal(host_of([Shape(0, 4)]), workers=5).code == "insufficient_cpus"
+
+
+@pytest.mark.parametrize(
+    ("demand", "code"),
+    [
+        ({"visible": (0, 7)}, "bad_visible_devices"),
+        ({"local_rank": 2}, "rank_out_of_range"),
+    ],
+)
+def test_what_is_not_there_is_refused(demand: dict[str, Any], code: str) -> None:
+    assert refusal(host_of([Shape(0, 8)], {0: (0,), 1: (0,)}), **demand).code == code
+
+
+def test_a_map_of_npus_that_cannot_be_trusted_is_refused() -> None:
+    broken = PlacementError("npu_map_duplicate", "twice", seen="0 0", wanted="once", remedy="Mend it.")
+    host = host_of([Shape(0, 8)], {0: (0,)})
+    assert refusal(replace(host, accelerators=replace(host.accelerators, errors=(broken,)))).code == "npu_map_duplicate"
+    assert refusal(replace(host, accelerators=Accelerators(errors=(broken,)))).code == "npu_map_duplicate"
+
+
+def test_other_facts_that_cannot_be_read_are_findings() -> None:
+    broken = PlacementError("topo_row_unparseable", "a row is broken", seen="0-", wanted="a list", remedy="Report it.")
+    host = host_of([Shape(0, 8)], {0: ()})
+    plan = made(replace(host, accelerators=replace(host.accelerators, errors=(broken,))))
+    assert codes(plan) == ["topo_row_unparseable", "locality_unknown"]
+
+
+# The whole.
+
+
+def test_a_plan_survives_json() -> None:
+    plan = made(host_of(four_nodes(smt=2), {0: (1,), 1: (1,)}, siblings_apart=True), reserve_cpus=1)
+    again = Plan.from_dict(json.loads(plan.to_json()))
+    assert again.to_dict() == plan.to_dict()
+
+
+def test_a_large_host_is_planned_in_milliseconds() -> None:
+    host = host_of([Shape(node, 40, smt=2, socket=node // 2) for node in range(8)], dict.fromkeys(range(16), ()))
+    made(host)
+    start = time.process_time()
+    plan = made(host)
+    # 3 ms where nothing else runs; the limit leaves room for a busy machine.
+    assert time.process_time() - start < 0.05
+    assert {len(pool) for pool in plan.pools.values()} == {40}
+
+
+@pytest.mark.skipif(not CASES.is_file(), reason="needs the recorded cases in ../shared/checks, which this clone does not have")
+def test_recorded_cases() -> None:
+    for case in json.loads(CASES.read_text()):
+        raw = case["host"]
+        commands = {line: CommandResult(out) if isinstance(out, str) else CommandResult(**out) for line, out in raw["commands"].items()}
+        host = read_host(RecordedSource(raw["machine"], raw["files"], commands, raw["env"]))
+        visible = raw["env"].get("ASCEND_RT_VISIBLE_DEVICES")
+        demand = Demand(visible=None if visible is None else tuple(map(int, visible.split(","))))
+        better = case.get("better") or {}
+        try:
+            plan = fair.plan(host, demand)
+        except PlacementError as error:
+            assert "error_code" in (case["expect"] or case["today"]), (case["name"], error)
+            continue
+        taken = [cpu for pool in plan.pools.values() for cpu in pool]
+        assert len(taken) == len(set(taken)) and set(taken) <= set(host.allowance.cpus), case["name"]
+        for device, cpus in (better.get("pools") or {}).items():
+            assert sorted(plan.pools[int(device)]) == list(parse_cpu_list(cpus)), case["name"]
+        for device, node in (better.get("memory_nodes") or {}).items():
+            assert memory_of(plan)[int(device)][0] == node, case["name"]
