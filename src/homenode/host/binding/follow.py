@@ -1,0 +1,233 @@
+"""Bind the workers that a program starts itself, as they appear: `vllm serve` on eight devices is one command and eight workers.
+
+The launcher leaves a small process of its own behind before it becomes the program. That follower looks at the program's descendants, and
+binds each to its own pool as soon as its title or environment says which rank it is (`rank_hints`). It ends with the program, which it waits
+for through a pidfd (pidfd_open(2)), and holds nothing of the program's but its standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from homenode.errors import HomenodeError, UserError
+from homenode.host.binding.rank_hints import RANK_VARIABLES, RankHint, worker_rank_of
+from homenode.host.binding.report import Report
+from homenode.host.binding.target import Target
+from homenode.host.binding.threads import Process, identify, parse_stat
+
+TargetOf = Callable[[RankHint], Target | None]
+Bind = Callable[[int, Target], Report]
+Say = Callable[[str], None]
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S, _GROWTH = 0.05, 2.0, 1.15
+_MOST_TITLE, _MOST_ENVIRONMENT = 4096, 1 << 20  # bytes read of a process's command line and environment
+_PROC = Path("/proc")
+
+
+@dataclass
+class Descendants:
+    """The processes that come from `root`, found anew at each look. Orphans stay, once seen.
+
+    A process that is no descendant when it appears never becomes one, so only new numbers are looked at: machines with hundreds of CPUs have
+    thousands of kernel threads in /proc.
+    """
+
+    root: Process
+    living: dict[int, Process] = field(default_factory=dict)
+    _strangers: set[int] = field(default_factory=set)
+
+    def look(self) -> tuple[Process, ...]:
+        """Those alive now, ascending by number; not the root itself, nor the calling process."""
+        numbers = {int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()}
+        self._strangers &= numbers
+        fresh = {}
+        for pid in sorted(numbers - self._strangers - {self.root.pid, os.getpid()}):
+            stat = parse_stat(_read(_PROC / str(pid) / "stat", 4096).decode("utf-8", "replace"))
+            if stat is None or stat.state in ("Z", "X", "x"):
+                self.living.pop(pid, None)
+            elif self.living.get(pid) != Process(pid, stat.start):
+                fresh[pid] = (stat.parent, Process(pid, stat.start))
+        self.living = {pid: process for pid, process in self.living.items() if pid in numbers and pid not in fresh}
+        self._adopt(fresh)
+        return tuple(self.living[pid] for pid in sorted(self.living))
+
+    def _adopt(self, fresh: dict[int, tuple[int, Process]]) -> None:
+        while found := [pid for pid, (parent, _) in fresh.items() if parent == self.root.pid or parent in self.living]:
+            self.living.update({pid: fresh.pop(pid)[1] for pid in found})
+        self._strangers.update(fresh)
+
+
+@dataclass
+class Follower:
+    """Binds what it recognises, once; again when it says it is somebody else, or when it has new threads that the target has names for."""
+
+    root: Process
+    target_of: TargetOf
+    bind: Bind
+    say: Say
+    _tree: Descendants = field(init=False)
+    _inherited: dict[str, str] = field(init=False)
+    _titles: dict[Process, tuple[bytes, RankHint | None]] = field(default_factory=dict)
+    _bound: dict[Process, tuple[RankHint, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tree = Descendants(self.root)
+        self._inherited = _environment(self.root.pid)
+
+    def look(self) -> bool:
+        """Look once at all descendants. True when there was anything to do, so that the next look should come soon."""
+        living = self._tree.look()
+        changed = False
+        for process in living:
+            hint, is_new = self._hint(process)
+            changed = changed or is_new
+            if hint is not None and self._is_due(process, hint):
+                changed = True
+                self._bind(process, hint)
+        for process in self._titles.keys() - set(living):
+            self._titles.pop(process)
+            self._bound.pop(process, None)
+        return changed
+
+    def _hint(self, process: Process) -> tuple[RankHint | None, bool]:
+        """What the process tells of itself, and whether it had not told this before."""
+        title = _read(_PROC / str(process.pid) / "cmdline", _MOST_TITLE)
+        known = self._titles.get(process)
+        if known is not None and known[0] == title:
+            return known[1], False
+        # A rank that the program itself was given is no news about its children.
+        environ = {name: value for name, value in _environment(process.pid).items() if self._inherited.get(name) != value}
+        hint = worker_rank_of(title.split(b"\0", 1)[0].decode("utf-8", "replace"), environ)
+        self._titles[process] = (title, hint)
+        return hint, True
+
+    def _is_due(self, process: Process, hint: RankHint) -> bool:
+        before = self._bound.get(process)
+        if before is None or before[0] != hint:
+            return True
+        target = self.target_of(hint)
+        return target is not None and bool(target.threads) and before[1] != _thread_count(process.pid)
+
+    def _bind(self, process: Process, hint: RankHint) -> None:
+        is_new = self._bound.get(process, (None, 0))[0] != hint
+        self._bound[process] = (hint, _thread_count(process.pid))
+        target = self.target_of(hint)
+        if target is None:
+            return
+        try:
+            report = self.bind(process.pid, target)
+        except UserError as error:
+            if is_new and _thread_count(process.pid):  # else it has ended meanwhile
+                self.say(f"process {process.pid} is not bound: {error.message}")
+        except HomenodeError as error:
+            if is_new:
+                self.say(f"process {process.pid} is not bound: {error.message}")
+        else:
+            for finding in report.findings if is_new else ():
+                self.say(f"process {process.pid}: {finding.severity}: {finding.message}. {finding.remedy}")
+
+
+def follow(follower: Follower, pidfd: int | None = None, until: float = float("inf")) -> None:
+    """Look until the program ends, often while things change and rarely when they do not; at the latest until time.monotonic() is `until`.
+
+    `pidfd`: of the program; where there is none its start time is looked at instead.
+    """
+    pause = FIRST_PAUSE_S
+    while time.monotonic() < until:
+        pause = FIRST_PAUSE_S if follower.look() else min(pause * _GROWTH, LONGEST_PAUSE_S)
+        if _has_ended(follower.root, pidfd, pause):
+            return
+
+
+def leave_follower(target_of: TargetOf, bind: Bind, say: Say | None = None) -> None:
+    """Leave a follower of the calling process behind, to be called before it executes the program.
+
+    Call it from the main thread, before binding and outside of any lock: the follower keeps the affinity of this moment.
+    """
+    root = identify(os.getpid())
+    pidfd = _open_pidfd(root.pid)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    child = os.fork()
+    if child == 0:
+        _become_follower(Follower(root, target_of, bind, say or _to_stderr), pidfd)
+    os.waitpid(child, 0)  # the one in between, so that the program has no child that it does not know
+    if pidfd is not None:
+        os.close(pidfd)
+
+
+def _become_follower(follower: Follower, pidfd: int | None) -> NoReturn:
+    """In the forked process: nothing may return from here into the launcher's code, whatever happens."""
+    try:
+        os.setsid()  # a Ctrl-C in the terminal is meant for the program
+        if os.fork() == 0:
+            _let_go({2, pidfd} if pidfd is not None else {2})
+            follow(follower, pidfd)
+    except BaseException as error:  # said here, as there is nobody above to say it
+        follower.say(f"workers are not bound any more: {error!r}")
+    finally:
+        os._exit(0)
+
+
+def _let_go(keep: Iterable[int]) -> None:
+    """Hold no file, pipe, lock or folder of the program's, so that nobody waits for this process."""
+    os.chdir("/")
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor not in keep:
+            with suppress(OSError):  # the folder that was being listed
+                os.close(descriptor)
+    for _ in range(2):
+        os.open(os.devnull, os.O_RDWR)  # the lowest free numbers: standard input and output
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # Linux before 5.3, or a sandbox
+        return None
+
+
+def _has_ended(root: Process, pidfd: int | None, pause_s: float) -> bool:
+    if pidfd is not None:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(pause_s * 1000))
+    time.sleep(pause_s)
+    stat = parse_stat(_read(_PROC / str(root.pid) / "stat", 4096).decode("utf-8", "replace"))
+    return stat is None or stat.start != root.start or stat.state in ("Z", "X", "x")
+
+
+def _thread_count(pid: int) -> int:
+    try:
+        return sum(1 for _ in (_PROC / str(pid) / "task").iterdir())
+    except OSError:
+        return 0
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """The variables of RANK_VARIABLES that the process was started with; others are not looked at."""
+    entries = _read(_PROC / str(pid) / "environ", _MOST_ENVIRONMENT).split(b"\0")
+    pairs = (entry.decode("utf-8", "replace").partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs if name in RANK_VARIABLES}
+
+
+def _read(file: Path, most: int) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(most)
+    except OSError:
+        return b""
+
+
+def _to_stderr(line: str) -> None:
+    with suppress(OSError):  # whoever read it has gone
+        os.write(2, f"homenode: {line}\n".encode())
