@@ -123,7 +123,7 @@ def _unplanned(flags: PlanFlags, host: Host, demand: Demand, error: PlacementErr
 def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
     from homenode.host.binding.target import Target, target_of
 
-    lines = [f"{finding.severity}: {finding.message} {finding.remedy}" for finding in plan.findings if finding.severity != "info"]
+    lines = [f"{finding.severity}: {finding.text}" for finding in plan.findings if finding.severity != "info"]
     if flags.chosen_strategy in ASCEND and plan.workers:
         from homenode.host.placement.policies.ascend import log_lines
 
@@ -170,7 +170,7 @@ def _claim_table(wanted: bool, strict: bool) -> Iterator[ClaimTable | None]:
         return
     with exclusive(state) as table:
         for finding in table.findings:
-            warn(f"{finding.severity}: {finding.message}. {finding.remedy}")
+            warn(f"{finding.severity}: {finding.text}")
         yield table
 
 

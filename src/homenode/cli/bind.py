@@ -111,4 +111,4 @@ def show(report: Report, err: bool = False) -> None:
     for step in report.steps:
         click.echo(f"{step.outcome:9} {step.what}" + (f": {step.detail}" if step.detail else ""), err=err)
     for finding in report.findings:
-        click.echo(f"{finding.severity} {finding.code}: {finding.message}. {finding.remedy}", err=err)
+        click.echo(f"{finding.severity} {finding.code}: {finding.text}", err=err)

@@ -153,7 +153,7 @@ def _ready(
             "architecture": model.spec.architecture,
             "load_seconds": round(seconds, 3),
             "weight_bytes": model.layout.target_bytes,
-            "notes": [*model.layout.notes, *(f"{f.message} {f.remedy}".rstrip() for f in findings if f.severity != "info")],
+            "notes": [*model.layout.notes, *(finding.text for finding in findings if finding.severity != "info")],
             "kv_bytes": sizes.num_blocks * geometry.block_bytes,
             "kv_dtype": geometry.dtype,
             "compute": backend.statistics(),

@@ -122,15 +122,14 @@ def _threads_per_core(host: Host) -> int:
 
 
 def _engine_need(demand: Demand, servers: int, cores: int) -> EngineNeed:
-    """Front processes, and for each engine its scheduler and its workers, each with one compute thread at least.
+    """Front processes, and workers with one compute thread each at least: the scheduler lives in a worker's process and rests while it computes.
 
     Without --workers there is one CPU worker for each rank of the parallel sizes.
     """
-    engines = demand.parallelism.data_parallel_size
     workers = demand.workers or world_size(demand.parallelism)
-    parts = (("front", servers), ("schedulers", engines), ("compute threads, one for each worker at least", workers))
-    needed = servers + engines + workers
-    return EngineNeed(needed, cores >= needed, max(0, cores - servers - engines) // workers if cores >= needed else 0, parts)
+    parts = (("front", servers), ("compute threads, one for each worker at least", workers))
+    needed = servers + workers
+    return EngineNeed(needed, cores >= needed, (cores - servers) // workers if cores >= needed else 0, parts)
 
 
 def _findings(host: Host, demand: Demand, needed: int, cores: int) -> tuple[Finding, ...]:

@@ -17,6 +17,11 @@ class Finding:
     message: str
     remedy: str = ""
 
+    @property
+    def text(self) -> str:
+        """What and what to do, as sentences."""
+        return " ".join(part.rstrip(".") + "." for part in (self.message, self.remedy) if part)
+
     def to_dict(self) -> dict[str, str]:
         """The JSON form: `{"severity", "code", "message", "remedy"}`."""
         return {"severity": self.severity, "code": self.code, "message": self.message, "remedy": self.remedy}

@@ -1,0 +1,142 @@
+"""Where an engine runs: settings and hosts to CPUs and nodes, and the same on the real kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.engine.config import PlacementConfig
+from homenode.engine.placement import UNPINNED, EnginePlace, place_engine, too_few_cores
+from homenode.engine.settle import settle
+from homenode.errors import PlacementError, UserError
+from homenode.host.topology.host import Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.synthetic import synthetic
+
+TWO_NODES = "1s/2n/8c/smt2"  # node 0: cores 0-3 (siblings 8-11), node 1: cores 4-7 (siblings 12-15)
+
+
+def host(text: str = TWO_NODES, **variables: str) -> Host:
+    return replace(read_host(synthetic(text)), variables=variables)
+
+
+def place(config: PlacementConfig, text: str = TWO_NODES, threads: int | None = None, **variables: str) -> EnginePlace:
+    return place_engine(config, threads, host(text, **variables))
+
+
+def test_without_settings_every_core_but_one_and_nothing_is_bound() -> None:
+    assert place(PlacementConfig()) == EnginePlace((0, 1, 2, 3, 4, 5, 6))
+
+
+def test_numa_bind_keeps_threads_and_memory_on_one_node() -> None:
+    seen = place(PlacementConfig(numa_bind=True))
+    assert (seen.team, seen.memory_nodes) == ((0, 1, 2), (0,))
+    assert set(seen.others) == {0, 1, 2, 3, 8, 9, 10, 11}
+
+
+def test_numa_bind_nodes_names_the_node() -> None:
+    seen = place(PlacementConfig(numa_bind=True, numa_bind_nodes=(1,)))
+    assert (seen.team, seen.memory_nodes) == ((4, 5, 6), (1,))
+
+
+def test_numa_bind_cpus_narrow_the_node() -> None:
+    seen = place(PlacementConfig(numa_bind=True, numa_bind_nodes=(1,), numa_bind_cpus=("12-13",)))
+    assert (seen.team, seen.memory_nodes) == ((12, 13), (1,)), "siblings count as cores when only they are given"
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        (PlacementConfig(numa_bind_nodes=(1,)), "--numa-bind"),
+        (PlacementConfig(numa_bind=True, cpu_threads_bind="auto"), "--cpu-threads-bind"),
+        (PlacementConfig(numa_bind=True, numa_bind_nodes=(5,)), "5"),
+        (PlacementConfig(numa_bind=True, numa_bind_cpus=("0-99",)), "99"),
+        (PlacementConfig(cpu_threads_bind="0-3|4-7"), "2"),
+        (PlacementConfig(cpu_threads_bind="0-99"), "99"),
+        (PlacementConfig(memory_nodes="7"), "7"),
+        (PlacementConfig(memory_nodes="x"), "x"),
+        (PlacementConfig(reserve_cpus=8), "--reserve-cpus 8"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(config: PlacementConfig, word: str) -> None:
+    with pytest.raises(UserError) as caught:
+        place(config)
+    assert word in caught.value.message
+
+
+def test_threads_beyond_the_list_are_refused() -> None:
+    with pytest.raises(UserError, match="--threads 3: --cpu-threads-bind gives 2 CPUs"):
+        place(PlacementConfig(cpu_threads_bind="4,5"), threads=3)
+
+
+def test_a_list_is_taken_as_written() -> None:
+    seen = place(PlacementConfig(cpu_threads_bind="5,4"))
+    assert (seen.team, seen.memory_nodes) == ((5, 4), (1,))
+
+
+def test_auto_takes_one_memory_node_and_keeps_a_core() -> None:
+    seen = place(PlacementConfig(cpu_threads_bind="auto", memory_nodes="1"))
+    assert seen.memory_nodes == (1,)
+    assert len(seen.team) == 3, "four cores, one of them kept"
+    assert {cpu % 8 for cpu in seen.team} < {4, 5, 6, 7}
+
+
+def test_nobind_leaves_every_thread_where_the_kernel_puts_it() -> None:
+    assert place(PlacementConfig(cpu_threads_bind="nobind"), threads=3).team == (UNPINNED,) * 3
+
+
+def test_the_fields_variable_is_read_and_ours_wins() -> None:
+    assert place(PlacementConfig(), VLLM_CPU_OMP_THREADS_BIND="4-5").team == (4, 5)
+    assert place(PlacementConfig(), VLLM_CPU_OMP_THREADS_BIND="4-5", HOMENODE_CPU_THREADS_BIND="6-7").team == (6, 7)
+    assert place(PlacementConfig(cpu_threads_bind="0-1"), HOMENODE_CPU_THREADS_BIND="6-7").team == (0, 1)
+
+
+def test_a_reserve_is_whole_cores_for_everything_but_computing() -> None:
+    seen = place(PlacementConfig(reserve_cpus=2))
+    assert (seen.team, seen.others) == ((0, 1, 2, 3, 4, 5), (6, 7, 14, 15))
+
+
+def test_too_few_cores_is_said() -> None:
+    assert too_few_cores(host("1s/1n/2c"), EnginePlace((0,))) == ()
+    (finding,) = too_few_cores(host("1s/1n/1c"), EnginePlace((0,)))
+    assert (finding.severity, finding.code) == ("warning", "too_few_cores")
+
+
+def test_a_placement_error_is_a_users_error() -> None:
+    assert issubclass(PlacementError, UserError), "so that the command line ends with exit code 2"
+
+
+def test_settling_binds_this_process_and_its_threads() -> None:
+    """In a child, as a memory policy of its own cannot be taken off the test process."""
+    import subprocess
+    import sys
+
+    code = (
+        "import os, pathlib, threading\n"
+        "from homenode.engine.placement import EnginePlace\n"
+        "from homenode.engine.settle import settle\n"
+        "hold = threading.Event()\n"
+        "threading.Thread(target=hold.wait, daemon=True).start()\n"
+        "cpu = max(os.sched_getaffinity(0))\n"
+        "assert settle(EnginePlace((cpu,), (cpu,), (0,))) == ()\n"
+        "for task in pathlib.Path('/proc/self/task').iterdir():\n"
+        "    assert os.sched_getaffinity(int(task.name)) == {cpu}, task\n"
+        "print([line.split()[1] for line in open('/proc/self/numa_maps')][0])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "bind:0"
+
+
+def test_a_refused_policy_becomes_a_finding() -> None:
+    from homenode.host.binding.syscalls import Syscalls
+
+    class Refusing(Syscalls):
+        def set_mempolicy(self, mode: int, nodes: object = ()) -> None:
+            raise PermissionError(1, "set_mempolicy")
+
+    findings = settle(EnginePlace((0,), (), (0,)), Refusing())
+    assert {finding.code for finding in findings} == {"memory_policy_refused"}
+    assert "bind" not in Path("/proc/self/numa_maps").read_text().split("\n")[0]
