@@ -142,6 +142,30 @@ def test_the_very_first_mask_refused_is_an_error_and_changes_nothing(state: Stat
 
 
 @two_cpus
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_the_process_of_another_user_is_refused_with_the_remedy() -> None:
+    with child() as running:
+        reading, writing = os.pipe()
+        stranger = os.fork()
+        if stranger == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            try:
+                apply(running.pid, Target((ONE,)))
+            except HostError as error:
+                os.write(writing, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        os.waitpid(stranger, 0)
+        with os.fdopen(reading) as said:
+            message = said.read()
+        assert f"process {running.pid}" in message and "EPERM" in message and "as root" in message
+        assert masks(running.pid) == {running.pid: CPUS}
+
+
+@two_cpus
 def test_what_cannot_be_rolled_back_is_named(state: State) -> None:
     class Stubborn(FailsAt):
         def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
@@ -240,7 +264,9 @@ def test_a_later_process_of_the_same_number_is_not_undone(state: State) -> None:
         mine = recall(identify(running.pid), state)
         assert mine is not None
         state.remove(mine.name)
-        other = Remembered(Process(running.pid, mine.process.start - 1), mine.boot, CPUS, {(running.pid, mine.process.start - 1): CPUS}, ((ONE,),))
+        other = Remembered(
+            Process(running.pid, mine.process.start - 1), mine.boot, CPUS, {(running.pid, mine.process.start - 1): CPUS}, ((ONE,),)
+        )
         state.save(other.name, other.to_dict())
         report = undo(running.pid, state)
         assert outcomes(report) == [("affinity", "skipped")]

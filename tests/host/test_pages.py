@@ -47,7 +47,9 @@ class SimulatedNodes(Syscalls):
         return node
 
 
-def block(start: int, nodes: Sequence[int], *, kind: str = "private", policy: Policy = DEFAULT, size: int = PAGE) -> tuple[Range, dict[int, int]]:
+def block(
+    start: int, nodes: Sequence[int], *, kind: str = "private", policy: Policy = DEFAULT, size: int = PAGE
+) -> tuple[Range, dict[int, int]]:
     """A range whose pages lie on `nodes`, one after the other (-1: never touched)."""
     pages = {start + index * size: node for index, node in enumerate(nodes) if node >= 0}
     counts = {node: list(nodes).count(node) for node in set(nodes) if node >= 0}

@@ -62,7 +62,9 @@ def test_a_process_that_has_ended_and_was_not_waited_for_has_ended() -> None:
         process.wait(10)
 
 
-@pytest.mark.skipif(not Path("/proc/2/stat").exists() or "kthreadd" not in Path("/proc/2/stat").read_text(), reason="no kernel threads in sight")
+@pytest.mark.skipif(
+    not Path("/proc/2/stat").exists() or "kthreadd" not in Path("/proc/2/stat").read_text(), reason="no kernel threads in sight"
+)
 def test_a_kernel_thread_is_refused() -> None:
     with pytest.raises(UserError, match="thread of the kernel"):
         identify(2)

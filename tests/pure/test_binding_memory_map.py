@@ -12,7 +12,7 @@ from homenode.host.binding.memory_map import KINDS, Policy, join, kind_of, parse
 MAPS = """\
 00400000-00452000 r-xp 00000000 08:02 173521                             /usr/bin/python3.11
 00e03000-00e24000 rw-p 00000000 00:00 0                                  [heap]
-7f0000000000-7f0000400000 rw-p 00000000 00:00 0 
+7f0000000000-7f0000400000 rw-p 00000000 00:00 0
 7f1000000000-7f1000200000 rw-s 00000000 00:05 1234                       /dev/davinci_manager
 7f2000000000-7f2000100000 rw-s 00000000 00:01 2048                       /memfd:table (deleted)
 7f3000000000-7f3000800000 rw-p 00000000 00:0f 77                         /anon_hugepage (deleted)
@@ -103,7 +103,9 @@ def test_ranges_that_only_one_of_the_two_files_has_are_left_out() -> None:
     assert [part.start for part in memory.ranges] == [0x1000]
 
 
-_WORDS = st.sampled_from(["default", "bind:0", "bind=static:1-2", "prefer (many):0", "anon=3", "N0=4", "N1=99", "N=1", "N0=", "kernelpagesize_kB=0"])
+_WORDS = st.sampled_from(
+    ["default", "bind:0", "bind=static:1-2", "prefer (many):0", "anon=3", "N0=4", "N1=99", "N=1", "N0=", "kernelpagesize_kB=0"]
+)
 
 
 @given(st.one_of(st.text(max_size=200), st.lists(_WORDS, max_size=8).map(lambda words: "7f0000000000 " + " ".join(words))))

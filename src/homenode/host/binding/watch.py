@@ -76,6 +76,7 @@ class _Watched:
         steps = []
         for key, (thread, before) in journal.before.items():
             if key in journal.checked:
+                self.told.pop(key, None)  # put back: should it leave again, that is news
                 detail = f"{thread.tid} ({thread.name}) from CPUs {format_cpu_list(before)} to {format_cpu_list(self.known[key])}"
                 steps.append(StepResult("affinity", "done", detail))
         if journal.refusal is not None:
