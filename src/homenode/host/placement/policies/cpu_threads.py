@@ -109,31 +109,11 @@ def _listed(host: Host, demand: Demand, count: int, lists: ThreadLists) -> _Layo
     for worker, cpus in enumerate(lists):
         if outside := [cpu for cpu in cpus if cpu not in allowed]:
             raise cpus_not_allowed(host, worker, outside)
-    findings = _overlaps(lists)
+    findings: tuple[Finding, ...] = ()
     if demand.reserve_cpus:
         message = f"--reserve-cpus {demand.reserve_cpus} is ignored: CPU lists are taken as they are"
-        findings.append(Finding("warning", "reserve_ignored", message, "Leave the CPUs that are to be kept out of the lists."))
-    return _Layout(lists, ("the CPUs listed for it",) * count, (), tuple(findings))
-
-
-def _overlaps(lists: ThreadLists) -> list[Finding]:
-    users: dict[int, list[int]] = {}
-    for worker, cpus in enumerate(lists):
-        for cpu in cpus:
-            users.setdefault(cpu, []).append(worker)
-    shared: dict[tuple[int, ...], list[int]] = {}
-    for cpu, workers in users.items():
-        if len(workers) > 1:
-            shared.setdefault(tuple(workers), []).append(cpu)
-    return [
-        Finding(
-            "warning",
-            "threads_overlap",
-            f"workers {format_cpu_list(workers)} all compute on CPUs {format_cpu_list(cpus)}",
-            "Give each worker CPUs of its own.",
-        )
-        for workers, cpus in shared.items()
-    ]
+        findings = (Finding("warning", "reserve_ignored", message, "Leave the CPUs that are to be kept out of the lists."),)
+    return _Layout(lists, ("the CPUs listed for it",) * count, (), findings)
 
 
 def _automatic(host: Host, demand: Demand, count: int) -> _Layout:

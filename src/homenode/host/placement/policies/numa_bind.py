@@ -35,7 +35,25 @@ class _Lists:
 
     nodes: tuple[int, ...] | None
     cpus: tuple[tuple[int, ...], ...] | None
-    findings: tuple[Finding, ...]
+    devices: int  # visible ones
+    findings: tuple[Finding, ...] = ()
+
+    def entry(self, flag: str, entries: tuple[T, ...] | None, index: int, device: int) -> T | None:
+        """What a list says about worker `index`; None when the list was not given. Raises PlacementError numa_bind_too_short."""
+        if entries is None:
+            return None
+        if index < len(entries):
+            return entries[index]
+        if len(entries) == self.devices == 1:
+            return entries[0]  # a launcher shows each rank one device, and each rank got its own entry
+        raise PlacementError(
+            "numa_bind_too_short",
+            f"{flag} has no entry for device {device}, worker {index}",
+            seen=f"{len(entries)} entries",
+            wanted=f"at least {index + 1}, one for each visible device in the same order",
+            remedy=f"Add the missing entries to {flag}, or leave it out.",
+            param=flag,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +76,11 @@ def plan(host: Host, demand: Demand) -> Plan:
     check_sizes(demand)
     if _has_npus(host):
         return _ascend(host, demand)
-    lists = _read_lists(host, demand)
     devices = _devices(host, demand)
+    lists = _read_lists(host, demand, len(devices))
     asked, notes = _asked(host, devices, demand)
-    others = dict(enumerate(devices[: _used(len(devices), demand)]))
-    used = {**{index: device for index, device in others.items() if device not in asked.values()}, **asked}
-    seats = {index: _seat(host, device, index, lists) for index, device in sorted(used.items())}
+    others = {index: device for index, device in enumerate(_used(host, devices, demand)) if device not in asked.values()}
+    seats = {index: _seat(host, device, index, lists) for index, device in sorted({**others, **asked}.items())}
     return Plan(
         strategy="numa-bind",
         devices_total=len(host.accelerators.of_kind(host.accelerators.kind)) if host.accelerators.kind else len(devices),
@@ -92,14 +109,14 @@ def _ascend(host: Host, demand: Demand) -> Plan:
     return ascend.plan(host, demand).with_findings(said)
 
 
-def _read_lists(host: Host, demand: Demand) -> _Lists:
+def _read_lists(host: Host, demand: Demand, devices: int) -> _Lists:
     """Both lists from end to end, also the entries that nobody uses."""
     by_id = {node.id: node for node in nodes_of(host)}
     for node in demand.numa_bind_nodes or ():
         if node not in by_id or (by_id[node].memory != 0 and node not in permitted_nodes(host)):
             raise refused_node(host, node, f"{NODES} {' '.join(map(str, demand.numa_bind_nodes or ()))}")
     if demand.numa_bind_cpus is None:
-        return _Lists(demand.numa_bind_nodes, None, ())
+        return _Lists(demand.numa_bind_nodes, None, devices)
     online, allowed = tuple(host.cpu_by_id), host.allowance.cpus
     cpus = tuple(parse_cpus(text, allowed, online) for text in demand.numa_bind_cpus)
     findings = []
@@ -107,7 +124,7 @@ def _read_lists(host: Host, demand: Demand) -> _Lists:
         if skipped := left_out(text, allowed, online):
             message = f"{CPUS} {text}: CPUs {format_cpu_list(skipped)} are not allowed and are left out"
             findings.append(Finding("warning", "cpus_left_out", message, "Name allowed CPUs only, or widen what this process inherits."))
-    return _Lists(demand.numa_bind_nodes, cpus, tuple(findings))
+    return _Lists(demand.numa_bind_nodes, cpus, devices, tuple(findings))
 
 
 def _devices(host: Host, demand: Demand) -> tuple[int, ...]:
@@ -119,16 +136,18 @@ def _devices(host: Host, demand: Demand) -> tuple[int, ...]:
     return tuple(range(demand.workers or (told if told > 1 else given or len(working_nodes(host)))))
 
 
-def _used(visible: int, demand: Demand) -> int:
-    """How many of the visible devices the deployment uses: as many as it has workers, all where nothing is told."""
+def _used(host: Host, devices: Sequence[int], demand: Demand) -> Sequence[int]:
+    """The devices that the deployment uses: as many as it has workers, all where nothing is told."""
     told = world_size(demand.parallelism)
-    return min(visible, told if told > 1 else demand.parallelism.devices or visible)
+    if host.accelerators.kind is None:
+        return devices
+    return devices[: told if told > 1 else demand.parallelism.devices or None]
 
 
 def _asked(host: Host, devices: Sequence[int], demand: Demand) -> tuple[dict[int, int], tuple[Finding, ...]]:
     """The devices whose workers are asked for, by index into the lists."""
     if demand.local_rank is None:
-        return dict(enumerate(devices[: _used(len(devices), demand)])), ()
+        return dict(enumerate(_used(host, devices, demand))), ()
     chips = host.accelerators.of_kind(host.accelerators.kind) if host.accelerators.kind else ()
     single = bool(chips) and given_one(chips, demand.visible)
     ranks = assign_ranks(devices, worker_index(demand.parallelism, demand.local_rank), single=single)
@@ -136,8 +155,8 @@ def _asked(host: Host, devices: Sequence[int], demand: Demand) -> tuple[dict[int
 
 
 def _seat(host: Host, device: int, index: int, lists: _Lists) -> _Seat:
-    given = _entry(CPUS, lists.cpus, index, device)
-    chosen = _entry(NODES, lists.nodes, index, device)
+    given = lists.entry(CPUS, lists.cpus, index, device)
+    chosen = lists.entry(NODES, lists.nodes, index, device)
     node, origin = _automatic_node(host, device, given) if chosen is None else (chosen, f"as {NODES} says")
     memory = next(iter(memory_nodes(host, (node,))), None)
     if given is not None:
@@ -147,20 +166,6 @@ def _seat(host: Host, device: int, index: int, lists: _Lists) -> _Seat:
     if not cpus:
         raise _no_cpus(host, device, found)
     return _Seat(device, node, cpus, memory, f"the {len(cpus)} allowed CPUs of node {node}, {origin}")
-
-
-def _entry(flag: str, entries: tuple[T, ...] | None, index: int, device: int) -> T | None:
-    """One device's entry of a list; None when the list was not given."""
-    if entries is None or index < len(entries):
-        return None if entries is None else entries[index]
-    raise PlacementError(
-        "numa_bind_too_short",
-        f"{flag} has no entry for device {device}, worker {index}",
-        seen=f"{len(entries)} entries",
-        wanted=f"at least {index + 1}, one for each visible device in the same order",
-        remedy=f"Add the missing entries to {flag}, or leave it out.",
-        param=flag,
-    )
 
 
 def _automatic_node(host: Host, device: int, given: tuple[int, ...] | None) -> tuple[int, str]:
@@ -268,5 +273,5 @@ def _memory_findings(host: Host, seats: Sequence[_Seat]) -> list[Finding]:
     for node, memory in moved.items():
         instead = "memory is not bound" if memory is None else f"node {memory} at distance {host.distance(node, memory)} gives it instead"
         message = f"node {node} has no memory that this process may take; {instead}"
-        findings.append(Finding("warning", "memory_node_replaced", message, "Allow its memory (cpuset.mems), or name another node."))
+        findings.append(Finding("info", "memory_node_replaced", message, "Allow its memory (cpuset.mems), or name another node."))
     return findings
