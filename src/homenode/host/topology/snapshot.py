@@ -55,7 +55,7 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedSource:
 def parse_recording(raw: object, name: str = "recording") -> RecordedSource:
     """The machine in the parsed JSON of a recording; `name` is what errors call it. Raises UserError when it is no recorded host."""
     if not isinstance(raw, dict):
-        raise _bad(name, f"it holds a {_kind(raw)}, not an object")
+        raise _bad(name, f"it holds {_kind(raw)}, not an object")
     if raw.get("format") != FORMAT:
         raise _bad(name, f'its "format" is {_shown(raw.get("format"))}, wanted "{FORMAT}"')
     machine = raw.get("machine")
@@ -167,7 +167,7 @@ def _result(name: str, words: str, value: object) -> CommandResult:
     if isinstance(value, str):
         return CommandResult(_text(name, f"the output of {_shown(words)}", value))
     if not isinstance(value, dict) or not isinstance(value.get("out", ""), str):
-        raise _bad(name, f'"commands" has for {_shown(words)} a {_kind(value)}, wanted the output or {{"out": output, "rc": exit code}}')
+        raise _bad(name, f'"commands" has for {_shown(words)} {_kind(value)}, wanted the output or {{"out": output, "rc": exit code}}')
     rc = value.get("rc", 0)
     if not isinstance(rc, int) or isinstance(rc, bool) or abs(rc) > 0xFFFF_FFFF:
         raise _bad(name, f"the exit code of {_shown(words)} is {_shown(rc)}, wanted a whole number")
@@ -187,7 +187,7 @@ def _texts(name: str, key: str, raw: object, most: int) -> dict[str, str]:
 
 def _mapping(name: str, key: str, raw: object, most: int) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise _bad(name, f'it has no object "{key}"' if raw is None else f'its "{key}" is a {_kind(raw)}, not an object')
+        raise _bad(name, f'it has no object "{key}"' if raw is None else f'its "{key}" is {_kind(raw)}, not an object')
     if len(raw) > most:
         raise _bad(name, f'its "{key}" has {len(raw)} entries, wanted at most {most}')
     for word in raw:
@@ -198,7 +198,7 @@ def _mapping(name: str, key: str, raw: object, most: int) -> dict[str, Any]:
 def _text(name: str, what: str, value: object) -> str:
     """`value` as text that can be printed: JSON can hold half a surrogate pair, which no encoding can."""
     if not isinstance(value, str):
-        raise _bad(name, f"{what} is a {_kind(value)}, not a text")
+        raise _bad(name, f"{what} is {_kind(value)}, not a text")
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise _bad(name, f"{what} holds half a surrogate pair")
     return value
@@ -209,8 +209,8 @@ def _bad(name: str, fault: str) -> UserError:
 
 
 def _kind(value: object) -> str:
-    kinds = {dict: "object", list: "list", str: "text", bool: "truth value", int: "number", float: "number", type(None): "null"}
-    return kinds.get(type(value), type(value).__name__)
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+    return kinds.get(type(value), "null")
 
 
 def _shown(value: object) -> str:
