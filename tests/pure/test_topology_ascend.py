@@ -163,6 +163,15 @@ def test_950_has_no_logical_column_and_no_chip_in_its_process_table() -> None:
     assert [(chip.id, chip.card, chip.physical, chip.processes) for chip in found.chips] == [(0, 0, 0, ()), (1, 1, 1, (88,))]
 
 
+def test_several_chips_without_numbers_of_their_own_are_one_device() -> None:
+    text = A5_MAP.replace("-              Mcu", "2              Ascend950PR")
+    found = read(text, processes("| 1                         | 88            | python3                  | 3 |", "NPU ID  "))
+    assert [(chip.id, chip.chip) for chip in found.chips] == [(0, 0), (1, 0)]
+    assert codes(found) == ["npu_unmapped"]  # which of the two chips is running cannot be told
+    found = read(text, processes("| 1       1                 | 88            | python3                  | 3 |"))
+    assert codes(found) == [] and found.chips[1].processes == (88,)
+
+
 def test_process_table_of_five_columns_and_unknown_process_ids() -> None:
     text = """| NPU     Chip              | Process id    | Process name       | Process memory(MB)    | Process id in container |
 | 0       0                 | 632268        | python3.1          | 197                   | NA                      |
@@ -333,6 +342,9 @@ def test_board_address() -> None:
     assert board_address(source, chip) is None  # that of the card is that of its first chip
     assert board_address(source, Accelerator("npu", 2, "Ascend910", card=5, chip=0)) == "0000:c1:00.0"
     assert board_address(RecordedSource("aarch64", {}), chip) is None
+    hung = {"npu-smi info -t board -i 5 -c 0": CommandResult("", -9, "timeout"), "npu-smi info -t board -i 5": CommandResult(board)}
+    assert board_address(RecordedSource("aarch64", {}, hung), Accelerator("npu", 2, "Ascend910", card=5, chip=0)) is None  # not asked again
+    assert board_address(source, Accelerator("cuda", 0, "NVIDIA L4")) is None
 
 
 lines = st.lists(st.sampled_from((A2_MAP + A3_MAP + DUO_MAP + A5_MAP + A2_INFO + TOPO).splitlines()), max_size=30)

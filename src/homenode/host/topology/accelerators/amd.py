@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from homenode.host.topology.accelerators.cells import node_of_cpus, node_of_device, number
+from homenode.host.topology.accelerators.cells import label, node_of_cpus, node_of_device, number, pci_order
 from homenode.host.topology.host import Accelerator, Accelerators, Node, PciDevice
 from homenode.host.topology.source import Source
 
@@ -23,7 +23,7 @@ def read_amd(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]
     found = list(_compute_nodes(source))
     if not found:
         found = [("", f"AMD {one.device:04x}", one.address, "") for one in devices if one.vendor == _VENDOR and one.kind >> 8 in _CLASSES]
-        found.sort(key=lambda one: one[2])
+        found.sort(key=lambda one: pci_order(one[2]))
     by_address = {device.address: device for device in devices}
     chips = []
     for index, (gpu, name, address, uuid) in enumerate(found):
@@ -59,7 +59,7 @@ def _compute_nodes(source: Source) -> Iterator[tuple[str, str, str, str]]:
         location = facts.get("location_id", 0)
         address = f"{facts.get('domain', 0) & 0xFFFFFFFF:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
         unique = facts.get("unique_id", 0)
-        name = (source.read(f"{folder}/{node}/name") or "AMD GPU")[:80]
+        name = label(source.read(f"{folder}/{node}/name") or "AMD GPU")
         yield source.read(f"{folder}/{node}/gpu_id") or "", name, address, f"GPU-{unique:016x}" if unique else ""
 
 

@@ -55,14 +55,18 @@ def board_address(source: Source, chip: Accelerator) -> str | None:
 
     Tools that do not know chips on a card (`-c`) are asked for the card alone, which is its first chip.
     """
+    if chip.card is None:
+        return None
     card = (*_BOARD, "-i", str(chip.card))
-    address = _board_line(source, (*card, "-c", str(chip.chip)))
-    return _board_line(source, card) if address is None and chip.chip == 0 else address
+    answer = source.command((*card, "-c", str(chip.chip)))
+    address = _board_line(answer.out)
+    if address is None and chip.chip == 0 and answer.failure != "timeout":
+        address = _board_line(source.command(card).out)
+    return address
 
 
-def _board_line(source: Source, words: Sequence[str]) -> str | None:
-    answer = source.command(words)
-    for line in answer.out.splitlines():
+def _board_line(text: str) -> str | None:
+    for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip().lower() == "pcie bus info" and (address := pci_address(value)):
             return address

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from homenode.host.topology.accelerators.cells import Problems, number, pci_address, quoted
+from homenode.host.topology.accelerators.cells import Problems, label, number, pci_address, quoted
 
 _GAP = re.compile(r"\t[\t ]*| {2,}[\t ]*")
 _NO_NUMBER = ("-", "NA", "N/A")
@@ -95,7 +95,7 @@ def _map_header(lines: list[str]) -> tuple[list[str], int]:
 def _map_row(line: str, columns: list[str], problems: Problems) -> MapRow | None:
     """One chip; None for a controller and, with a problem added, for what is no row. A name, the last column, may hold spaces."""
     cells = dict(zip(columns, line.split(None, len(columns) - 1), strict=False))
-    name = cells.get("chip name", "").strip()
+    name = label(cells.get("chip name", ""))
     npu_text = cells["npu id"]
     logical_text = cells.get("chip logic id", "" if "chip logic id" in columns else npu_text)
     if name.lower() == "mcu" or logical_text in _NO_NUMBER:

@@ -57,11 +57,22 @@ def pci_address(text: str) -> str | None:
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else None
 
 
+def pci_order(address: str) -> tuple[int, str]:
+    """Sorts addresses as the bus counts them: domains of five digits come after those of four."""
+    domain, _, rest = address.partition(":")
+    return len(domain), f"{domain}:{rest}"
+
+
+def label(text: str) -> str:
+    """`text` fit for a terminal: cut at 120 characters, with control characters escaped."""
+    text = text.strip()
+    cut = text if len(text) <= _MOST_QUOTED else text[: _MOST_QUOTED - 3] + "..."
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in cut)
+
+
 def quoted(line: str) -> str:
-    """`line` for a message: cut at 120 characters, with control characters escaped."""
-    line = line.strip()
-    cut = line if len(line) <= _MOST_QUOTED else line[: _MOST_QUOTED - 3] + "..."
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in cut) or "nothing"
+    """A line of a tool's output for a message."""
+    return label(line) or "nothing"
 
 
 def node_of_cpus(cpus: Sequence[int], nodes: Sequence[Node]) -> int | None:

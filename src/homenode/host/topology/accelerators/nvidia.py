@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from homenode.host.topology.accelerators.cells import Problems, node_of_cpus, node_of_device, noted, number, pci_address, tool_error
+from homenode.host.topology.accelerators.cells import (
+    Problems,
+    label,
+    node_of_cpus,
+    node_of_device,
+    noted,
+    number,
+    pci_address,
+    pci_order,
+    tool_error,
+)
 from homenode.host.topology.accelerators.nvidia_topo import TopoRow, parse_topo
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators, Node, PciDevice
@@ -25,9 +35,7 @@ _NO_DEVICES = "no devices were found"  # nvidia-smi's way of saying that the dri
 
 def read_nvidia(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]) -> Accelerators:
     """The NVIDIA GPUs, ascending by nvidia-smi's index; nothing on a host without the tool and without devices."""
-    ours = sorted(
-        (device for device in devices if device.vendor == _VENDOR and _usable(device, source)), key=lambda one: _order(one.address)
-    )
+    ours = sorted((one for one in devices if one.vendor == _VENDOR and _usable(one, source)), key=lambda one: pci_order(one.address))
     problems = Problems()
     notes: list[Finding] = []
     chips, listed = _from_tool(source, problems, notes, expected=bool(ours))
@@ -52,11 +60,6 @@ def _usable(device: PciDevice, source: Source) -> bool:
     """A data-centre GPU, or a graphics card that NVIDIA's own driver holds (another driver's card runs no CUDA)."""
     kind = device.kind >> 8
     return kind == _COMPUTE or (kind == _DISPLAY and source.read(f"{_DRIVER}/version") is not None)
-
-
-def _order(address: str) -> tuple[int, str]:
-    domain, _, rest = address.partition(":")
-    return int(domain, 16), rest
 
 
 def _from_tool(source: Source, problems: Problems, notes: list[Finding], *, expected: bool) -> tuple[list[Accelerator], bool]:
@@ -86,8 +89,8 @@ def parse_query(text: str, problems: Problems) -> list[Accelerator]:
         if index is None or index in chips or address is None:
             _unparseable(line, problems)
             continue
-        uuid = cells[1] if cells[1].startswith("GPU-") else ""  # a broken GPU answers [Unknown Error]
-        chips[index] = Accelerator("cuda", index, cells[3] if len(cells) > 3 else "", address=address, uuid=uuid)
+        uuid = label(cells[1]) if cells[1].startswith("GPU-") else ""  # a broken GPU answers [Unknown Error]
+        chips[index] = Accelerator("cuda", index, label(cells[3]) if len(cells) > 3 else "", address=address, uuid=uuid)
     return list(chips.values())
 
 
@@ -131,7 +134,7 @@ def _from_pci(index: int, device: PciDevice, source: Source) -> Accelerator:
         facts[name.strip().lower()] = value.strip()
     uuid = facts.get("gpu uuid", "")
     uuid = uuid if uuid.startswith("GPU-") and "?" not in uuid else ""  # question marks until the GPU has been opened once
-    return Accelerator("cuda", index, facts.get("model", f"NVIDIA {device.device:04x}"), address=device.address, uuid=uuid)
+    return Accelerator("cuda", index, label(facts.get("model", f"NVIDIA {device.device:04x}")), address=device.address, uuid=uuid)
 
 
 def _located(chip: Accelerator, row: TopoRow | None, devices: Sequence[PciDevice], nodes: Sequence[Node]) -> Accelerator:
@@ -150,9 +153,6 @@ def _located(chip: Accelerator, row: TopoRow | None, devices: Sequence[PciDevice
 
 
 def _order_note() -> Finding:
-    message = (
-        "the GPUs are of different kinds, and CUDA numbers them by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the ids here are nvidia-smi's"
-    )
-    return Finding(
-        "warning", "cuda_device_order", message, "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID in CUDA_VISIBLE_DEVICES."
-    )
+    message = "the GPUs are of different kinds: CUDA numbers them by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID, nvidia-smi by PCI address"
+    remedy = "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID in CUDA_VISIBLE_DEVICES."
+    return Finding("warning", "cuda_device_order", message, remedy)

@@ -21,7 +21,7 @@ def visible_devices(accelerators: Accelerators, env: Mapping[str, str], given: s
     """Logical ids in the user's order; None when nothing restricts them. `given`, the text of the flag, wins over the variable.
 
     - Ascend: numbers only. Ones that the host lacks are passed on: which of them run is for the policy to say. An empty variable is no restriction.
-    - NVIDIA: numbers, UUIDs or unique beginnings of them, or names of MIG instances, which stand for their GPU. The variable's list ends
+    - NVIDIA: numbers, UUIDs or unique beginnings of them, or names of MIG instances, which stand for their GPU (once). The variable's list ends
       before the first negative number, as in CUDA; an empty one means no device.
     - AMD: ROCR_VISIBLE_DEVICES first, then HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) counts within what that left.
 
@@ -47,7 +47,7 @@ def _cuda(text: str | None, chips: Sequence[Accelerator]) -> tuple[int, ...] | N
     if text.strip() in ("", _NONE):
         return ()
     kept: list[str] = []
-    for entry in text[:_MOST_TEXT].split(","):
+    for entry in text.split(","):
         if entry.strip().startswith("-") and number(entry.strip()[1:]) is not None:
             break  # as CUDA does; a number that is too large ends its list too, but is a mistake more often than a wish, and refused
         kept.append(entry)
@@ -104,13 +104,6 @@ def _by_uuid(word: str, origin: str, text: str, chips: Sequence[Accelerator]) ->
 
 def _refuse(origin: str, text: str, message: str, ids: set[int] | None = None) -> NoReturn:
     some = f" of {','.join(map(str, sorted(ids)))}" if ids else ", such as 3,1"
-    raise PlacementError(
-        "bad_visible_devices",
-        f"{origin}: {message}",
-        seen=quoted(text),
-        wanted=f"device numbers separated by commas{some}, each once",
-        remedy=f"Mend {origin}; ranges are not understood by the vendors' runtimes either."
-        if origin != _FLAG
-        else "Name each device: 0,1,2,3.",
-        param=origin,
-    )
+    mend = "Name each device: 0,1,2,3." if origin == _FLAG else f"Mend {origin}; ranges are not understood by the vendors' runtimes either."
+    wanted = f"device numbers separated by commas{some}, each once"
+    raise PlacementError("bad_visible_devices", f"{origin}: {message}", seen=quoted(text), wanted=wanted, remedy=mend, param=origin)
