@@ -190,9 +190,17 @@ def test_capacity_of_x86_parts_with_two_kinds_of_cores(files: dict[str, str], sm
     assert capacities_of(files) == [1024, 1024, small, small]
 
 
+def two_cores(frequencies: tuple[str, str], performances: tuple[str, str]) -> dict[str, str]:
+    files = {f"cpu{cpu}/cpufreq/cpuinfo_max_freq": text for cpu, text in enumerate(frequencies)}
+    return {"online": "0-1", **files, **{f"cpu{cpu}/acpi_cppc/highest_perf": text for cpu, text in enumerate(performances)}}
+
+
 def test_turbo_preferences_of_equal_x86_cores_are_no_capacities() -> None:
-    files = {"online": "0-1", "cpu0/acpi_cppc/highest_perf": "46", "cpu1/acpi_cppc/highest_perf": "41"}
-    assert capacities_of(files) == [1024, 1024]
+    assert capacities_of(two_cores(("4600000", "3900000"), ("46", "39"))) == [1024, 1024]
+
+
+def test_two_kinds_of_cores_without_folders_for_them_are_told_by_frequency() -> None:
+    assert capacities_of(two_cores(("5000000", "3900000"), ("64", "32"))) == [1024, 512]
 
 
 def test_more_than_a_thousand_cpus() -> None:

@@ -35,24 +35,31 @@ def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, i
 def read_capacities(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]) -> dict[int, int]:
     """Capacity by CPU, 1024 for the fastest; empty when all are equal or nothing is told. Read once for each core.
 
-    In this order: `cpu_capacity` (Arm; x86 from Linux 6.12, where it says 1024 throughout while SMT is on); then, on x86 parts with both core
-    types and on Arm without that file, `acpi_cppc/highest_perf` and `cpufreq/cpuinfo_max_freq`. The first that every core has is taken, but on
-    parts with both core types the first that tells cores apart. Where none does, their small cores get 512, which says no more than "slower".
+    In this order: `cpu_capacity` (Arm; x86 from Linux 6.12, where it says 1024 throughout while SMT is on); then, on x86 parts with cores of
+    two kinds and on Arm without that file, `acpi_cppc/highest_perf` and `cpufreq/cpuinfo_max_freq`. The first that every core has is taken, but
+    on parts with two kinds the first that tells cores apart. Where none does, their small cores get 512, which says no more than "slower".
     The small differences between equal cores of other x86 parts are turbo preferences, not capacities, and are left out.
     """
     heads = [cpu for cpu in online if cores.get(cpu, cpu) == cpu]
     small = {cpu for kind in ("cpu_atom", "cpu_lowpower") for cpu in reader.cpus(f"/sys/devices/{kind}/cpus") or ()}
+    two_kinds = bool(small) or _frequencies_differ(reader, heads)
     files = ["cpu_capacity"]
-    if small or reader.source.machine.startswith(("arm", "aarch64")):
+    if two_kinds or reader.source.machine.startswith(("arm", "aarch64")):
         files += ["acpi_cppc/highest_perf", "cpufreq/cpuinfo_max_freq"]
     figures = (_figure_of_each(reader, heads, file) for file in files)
-    found = next((figure for figure in figures if figure and (not small or len(set(figure.values())) > 1)), {})
+    found = next((figure for figure in figures if figure and (not two_kinds or len(set(figure.values())) > 1)), {})
     if not found and small:
         found = {cpu: 1 if cpu in small else 2 for cpu in heads}
     most = max(found.values(), default=0)
     if most == min(found.values(), default=0):
         return {}
     return {cpu: max(1, found[cores.get(cpu, cpu)] * _FASTEST // most) for cpu in online}
+
+
+def _frequencies_differ(reader: FactReader, heads: Sequence[int]) -> bool:
+    """Whether the last core is slower than the first by more than a turbo step: what is left to tell two kinds by without cpu_atom."""
+    first, last = (reader.number(f"{CPU_FOLDER}/cpu{cpu}/cpufreq/cpuinfo_max_freq") or 0 for cpu in (heads[0], heads[-1]))
+    return 0 < last * 5 < first * 4
 
 
 def _figure_of_each(reader: FactReader, cpus: Sequence[int], file: str) -> dict[int, int]:
