@@ -1,6 +1,6 @@
 """Hosts made up from one line, such as `2s/4n/64c/smt2/gpu=8`: for tests, for trying a plan out, for showing what a setting does.
 
-A line is parts with `/`, spaces, or (before a letter) commas between them, in any order:
+A line is parts in any order with `/`, spaces or commas between them:
 
     2s 4n 64c smt2     sockets, NUMA nodes and cores, each in all, and threads per core. Without: 1s, as many nodes as sockets, smt1. `0n`: a
                        kernel without NUMA. Cores go to the nodes and nodes to the sockets in order, the first taking what does not divide.
@@ -32,7 +32,7 @@ from homenode.host.topology.synthetic_shape import NPU_FAMILIES, NUMBERINGS, Sha
 from homenode.host.topology.synthetic_tools import tool_outputs
 from homenode.units import parse_bytes
 
-_SEPARATOR = re.compile(r"[/\s]+|,(?=[a-z])")
+_SEPARATOR = re.compile(r"[/\s]+|,(?=[a-z]|[0-9]+[snc](?:[/,\s]|$))")
 _COUNTED = re.compile(r"([0-9]{1,6})([snc])|(smt)([0-9]{1,3})")
 _FIRST_PART = re.compile(r"\s*(?:[0-9]+[snc]|smt[0-9]+|(?:big|little)=[0-9]+)(?:[/,\s]|$)")
 _MOST_LETTERS = 4096
