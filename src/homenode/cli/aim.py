@@ -44,7 +44,9 @@ class Aim:
 
 def with_target_flags(command: Any) -> Any:
     """Decorator: the plan's flags and `--cpus LIST`."""
-    command = click.option("--cpus", metavar="LIST", help="Bind to these CPUs instead of a plan's; --memory-nodes then says where memory goes.")(command)
+    command = click.option(
+        "--cpus", metavar="LIST", help="Bind to these CPUs instead of a plan's; --memory-nodes then says where memory goes."
+    )(command)
     return with_plan_flags(command)
 
 

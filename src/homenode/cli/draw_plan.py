@@ -47,10 +47,7 @@ def draw_requirements(needed: Requirements) -> RenderableType:
 
 def draw_findings(findings: Sequence[Finding]) -> list[Text]:
     """One line each: severity, what, and the remedy."""
-    return [
-        Text.assemble((f"{finding.severity} {finding.code}: ", _COLOURS[finding.severity]), finding.text)
-        for finding in findings
-    ]
+    return [Text.assemble((f"{finding.severity} {finding.code}: ", _COLOURS[finding.severity]), finding.text) for finding in findings]
 
 
 def _nodes(nodes: Sequence[int]) -> str:

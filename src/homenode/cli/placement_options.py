@@ -139,9 +139,7 @@ def open_source(text: str | None) -> Source:
 
         if looks_synthetic(text):
             return synthetic(text)
-        raise UserError(
-            f"--from {text}: there is no such file, and it is no one-line host such as 2s/4n/64c/smt2", param="--from"
-        )
+        raise UserError(f"--from {text}: there is no such file, and it is no one-line host such as 2s/4n/64c/smt2", param="--from")
     from homenode.host.topology.snapshot import load_recording
 
     return load_recording(Path(text))

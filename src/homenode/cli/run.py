@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from homenode.cli.aim import Aim, aim, told, warn, with_target_flags
+from homenode.cli.aim import Aim, aim, chip_of, told, warn, with_target_flags
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
 from homenode.cli.report import plain_errors, print_error, print_json
+
+if TYPE_CHECKING:
+    from homenode.host.binding.rank_hints import RankHint
+    from homenode.host.binding.target import Target
 
 
 @click.command(cls=ManyValuesCommand, context_settings={"allow_interspersed_args": False})
@@ -36,7 +40,7 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
             if dry_run:
                 print_json(dry(found, command))
                 return
-            _follow(found)
+            _follow(found, command)
             run_bound(found.target, command, strict=strict, allowance=found.host.allowance, say=warn)
         except ProgramError as error:
             print_error(error)
@@ -62,5 +66,20 @@ def dry(found: Aim, command: tuple[str, ...] = ()) -> dict[str, Any]:
     }
 
 
-def _follow(found: Aim) -> None:
-    """Leave a follower behind when the program is going to start several ranks."""
+def _follow(found: Aim, command: tuple[str, ...]) -> None:
+    """Leave a follower behind when the program is going to start several ranks; the shape is read from its own flags."""
+    if len(found.workers) < 2:
+        return
+    from homenode.host.binding.apply import apply
+    from homenode.host.binding.follow import leave_follower
+    from homenode.host.binding.rank_hints import local_rank_of, parallelism_of
+    from homenode.host.binding.target import target_of
+
+    shape = parallelism_of(command)
+    targets = {worker.local_rank: target_of(worker, chip_of(found.host, worker)) for worker in found.workers}
+
+    def target_for(hint: RankHint) -> Target | None:
+        rank = local_rank_of(hint, shape)
+        return None if rank is None else targets.get(rank)
+
+    leave_follower(target_for, apply)

@@ -15,7 +15,11 @@ from homenode.cli.report import json_errors, print_json
 from homenode.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from homenode.host.binding.report import Report
+    from homenode.host.binding.target import Target
+    from homenode.host.topology.host import Host
 
 
 @click.command(cls=ManyValuesCommand)
@@ -25,9 +29,7 @@ if TYPE_CHECKING:
 @click.option("--watch", "watch_s", type=click.FloatRange(0), is_flag=False, flag_value=0.0, metavar="[SECONDS]", help="Go on looking, and tell of drift as it comes; 0 or nothing: until it ends.")  # fmt: skip
 @click.option("--repair", is_flag=True, help="With --watch: put back what has drifted.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def verify(
-    pid: int, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool, as_json: bool, **values: Any
-) -> None:
+def verify(pid: int, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool, as_json: bool, **values: Any) -> None:
     """Compare process PID with a plan, or with --cpus and --memory-nodes: masks of all threads, memory policy, where pages lie, interrupts.
 
     Exit code 0: all as planned; 1: something is off the plan, and the findings say what.
@@ -45,7 +47,6 @@ def verify(
 
 
 def _verify(pid: int, flags: PlanFlags, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool) -> Report:
-    from homenode.host.binding.irq import verify_target
     from homenode.host.binding.verify import verify as read_back
     from homenode.host.binding.watch import watch
 
@@ -53,7 +54,7 @@ def _verify(pid: int, flags: PlanFlags, cpus: str | None, started_bound: bool, w
     target = found.target
     if target is None:
         raise UserError("there is nothing to compare with: the plan leaves this process unbound", param="--strategy")
-    readers = [lambda: verify_target(target, found.host)] if target.irqs else []
+    readers = _irq_readers(target, found.host)
     report = read_back(pid, target, policy_expected=started_bound, readers=readers)
     if watch_s is None:
         return report
@@ -61,3 +62,11 @@ def _verify(pid: int, flags: PlanFlags, cpus: str | None, started_bound: bool, w
     until = time.monotonic() + watch_s if watch_s else None
     watch(pid, target, until=until, on_report=lambda seen: show(seen, err=True), bind_late=repair, repair=repair)
     return read_back(pid, target, policy_expected=started_bound, readers=readers)
+
+
+def _irq_readers(target: Target, host: Host) -> list[Callable[[], Report]]:
+    if not target.irqs:
+        return []
+    from homenode.host.binding.irq import verify_target
+
+    return [lambda: verify_target(target, host)]
