@@ -25,10 +25,15 @@ def check(host: Host, plan: Plan) -> tuple[Finding, ...]:
     return tuple(finding for one in _CHECKS for finding in one(host, plan))
 
 
+def places_devices(plan: Plan) -> bool:
+    """Whether the plan's devices are accelerators; they are numbers of CPU workers otherwise."""
+    return plan.devices_total > 0 and plan.strategy != "cpu-threads"
+
+
 def chips_by_device(host: Host, plan: Plan) -> dict[int, Accelerator]:
-    """The accelerators that the plan's devices are; empty where its devices are numbers of CPU workers."""
+    """The accelerators of this host that the plan's devices are."""
     kind = host.accelerators.kind
-    if kind is None or not plan.devices_total or plan.strategy == "cpu-threads":
+    if kind is None or not places_devices(plan):
         return {}
     return {chip.id: chip for chip in host.accelerators.of_kind(kind)}
 
@@ -41,6 +46,14 @@ def _outside_allowance(host: Host, plan: Plan) -> Iterable[Finding]:
     if outside:
         message = f"CPUs {format_cpu_list(outside)} are planned for but not allowed to this process, or offline"
         yield Finding("error", "outside_allowance", message, "Plan again on this host, or widen the cpuset or the mask of this process.")
+
+
+def _mask_by_accident(host: Host, plan: Plan) -> Iterable[Finding]:
+    allowance = host.allowance
+    if allowance.mask_origin == "openmp" and allowance.beyond_accident is not None:
+        message = f"an OpenMP runtime has pinned this process to CPUs {format_cpu_list(allowance.cpus)}; nothing else could be planned for"
+        remedy = "Unset OMP_PROC_BIND and OMP_PLACES where this is started, or give --ignore-openmp-mask."
+        yield Finding("warning", "mask_by_accident", message, remedy)
 
 
 def _memory_not_allowed(host: Host, plan: Plan) -> Iterable[Finding]:
@@ -198,6 +211,7 @@ def _listed(parts: Iterable[str], most: int = 8) -> str:
 
 _CHECKS: tuple[Callable[[Host, Plan], Iterable[Finding]], ...] = (
     _outside_allowance,
+    _mask_by_accident,
     _memory_not_allowed,
     _pools_overlap,
     _siblings_split,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from homenode.cpuset import format_cpu_list
-from homenode.host.placement.check import chips_by_device
+from homenode.host.placement.check import chips_by_device, places_devices
 from homenode.host.placement.homes import local_nodes
 from homenode.host.placement.plan import ROLES, Place, Plan, Worker
 from homenode.host.topology.finding import Finding
@@ -18,7 +19,7 @@ def explain(host: Host, plan: Plan) -> list[str]:
     chips = chips_by_device(host, plan)
     lines = [_heading(host, plan)]
     for worker in plan.workers:
-        lines += ["", *_worker_lines(host, worker, chips.get(worker.device))]
+        lines += ["", *_worker_lines(host, worker, chips.get(worker.device), drives=places_devices(plan))]
     for place in plan.processes:
         lines += ["", *_place_lines(host, place)]
     if plan.findings:
@@ -32,13 +33,12 @@ def _heading(host: Host, plan: Plan) -> str:
     return f"strategy {plan.strategy}: {devices}, {len(plan.workers)} to place; {len(allowed)} CPUs allowed: {format_cpu_list(allowed) or 'none'}"
 
 
-def _worker_lines(host: Host, worker: Worker, chip: Accelerator | None) -> list[str]:
-    name = f"device {worker.device}{_described(chip)}" if chip else f"CPU worker {worker.device}"
+def _worker_lines(host: Host, worker: Worker, chip: Accelerator | None, *, drives: bool) -> list[str]:
+    name = f"device {worker.device}{_described(chip) if chip else ''}" if drives else f"CPU worker {worker.device}"
     if not worker.bound:
         return [f"rank {worker.local_rank}, {name}: not bound", f"  why: {worker.why}"]
-    near = local_nodes(host, chip) if chip else ()
-    own = near or (worker.memory_nodes[:1] if chip is None else ())
-    lines = [f"rank {worker.local_rank}, {name}: {len(worker.cpus)} CPUs {format_cpu_list(worker.cpus)}"]
+    own = local_nodes(host, chip) if chip else () if drives else worker.memory_nodes[:1]
+    lines = [f"rank {worker.local_rank}, {name}: {_counted(worker.cpus)}"]
     lines += _part_lines(host, worker.cpus, own)
     lines += [f"  {role}: {format_cpu_list(worker.roles[role])}" for role in ROLES if worker.roles.get(role)]
     lines += _memory_lines(host, worker.memory_nodes, own)
@@ -48,8 +48,12 @@ def _worker_lines(host: Host, worker: Worker, chip: Accelerator | None) -> list[
 def _place_lines(host: Host, place: Place) -> list[str]:
     if not place.cpus:
         return [f"{place.name}: not bound", f"  why: {place.why}"]
-    head = f"{place.name}: {len(place.cpus)} CPUs {format_cpu_list(place.cpus)}"
-    return [head, *_part_lines(host, place.cpus, ()), *_memory_lines(host, place.memory_nodes, ()), f"  why: {place.why}"]
+    return [
+        f"{place.name}: {_counted(place.cpus)}",
+        *_part_lines(host, place.cpus, ()),
+        *_memory_lines(host, place.memory_nodes, ()),
+        f"  why: {place.why}",
+    ]
 
 
 def _part_lines(host: Host, cpus: Sequence[int], own: Sequence[int]) -> list[str]:
@@ -70,17 +74,19 @@ def _part_lines(host: Host, cpus: Sequence[int], own: Sequence[int]) -> list[str
     return lines
 
 
+def _counted(cpus: Sequence[int]) -> str:
+    return f"{len(cpus)} CPU{'' if len(cpus) == 1 else 's'} {format_cpu_list(cpus)}"
+
+
 def _caches(host: Host, cpus: Sequence[int]) -> str:
     """How the part lies on the last-level caches; empty where the kernel does not tell."""
-    groups: dict[int, int] = {}
-    for number in cpus:
-        if (cache := host.cpu_by_id[number].l3) is not None:
-            groups[cache] = groups.get(cache, 0) + 1
-    if not groups:
+    part = Counter(host.cpu_by_id[number].l3 for number in cpus)
+    del part[None]
+    if not part:
         return ""
-    sizes = {cache: sum(1 for cpu in host.cpus if cpu.l3 == cache) for cache in groups}
-    whole = sum(1 for cache, count in groups.items() if count == sizes[cache])
-    return f"; L3 caches: {whole} whole, {len(groups) - whole} in part"
+    sizes = Counter(cpu.l3 for cpu in host.cpus)
+    whole = sum(1 for cache, count in part.items() if count == sizes[cache])
+    return f"; L3 caches: {whole} whole, {len(part) - whole} in part"
 
 
 def _memory_lines(host: Host, nodes: Sequence[int], own: Sequence[int]) -> list[str]:

@@ -171,7 +171,7 @@ def _most_first(pool: Sequence[Core]) -> tuple[int, ...]:
 def _reserved(host: Host, kept: Sequence[Core]) -> tuple[Place, ...]:
     if not kept:
         return ()
-    why = f"{len(kept)} cores kept back for API server, tokenizer, scheduler and KV transfer"
+    why = f"{len(kept)} core{'' if len(kept) == 1 else 's'} kept back for API server, tokenizer, scheduler and KV transfer"
     return (Place("reserved", cpus_of(kept), memory_nodes(host, _most_first(kept)), why),)
 
 
