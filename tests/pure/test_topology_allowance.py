@@ -161,6 +161,7 @@ CPUSET = {"/proc/self/cgroup": "0::/pod", "pod/cpuset.cpus.effective": "0-5"}
         ("0", {"KMP_AFFINITY": "granularity=fine,compact,1,0"}, "openmp"),
         ("0", {"KMP_AFFINITY": "disabled"}, "inherited"),
         ("0", {"OMP_PROC_BIND": "false", "OMP_PLACES": "cores"}, "inherited"),
+        ("0", {"OMP_PROC_BIND": "0"}, "inherited"),  # no word of OpenMP's: libraries ignore it
         ("0-1", {"OMP_PROC_BIND": "true"}, "inherited"),  # two cores: no place of OpenMP's, so somebody meant it
         ("0", {"OMP_PROC_BIND": "true", "SLURM_LOCALID": "0", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}, "inherited"),
         ("0", {"OMP_PROC_BIND": "true", "SLURM_LOCALID": "0", "SLURM_CPU_BIND": "quiet,none"}, "openmp"),
@@ -184,6 +185,12 @@ def test_an_accidental_mask_widens_to_the_cpuset_and_no_other_mask_widens() -> N
     for allowed, env in (("0", {}), ("0-5", {"OMP_PROC_BIND": "true"})):
         meant = Allowance.of_process(machine(files, allowed=allowed, env=env))
         assert meant.widened() is meant
+
+
+def test_an_accidental_mask_under_a_cpuset_of_all_cpus_widens_to_no_limit() -> None:
+    files = {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpuset.cpus.effective": "0-7"}
+    wide = Allowance.of_process(machine(files, allowed="3", env={"OMP_PROC_BIND": "spread"})).widened()
+    assert (wide.cpus, wide.mask_origin) == (tuple(range(8)), "none")
 
 
 def test_an_accidental_mask_stays_where_the_cpuset_is_not_known() -> None:

@@ -28,7 +28,7 @@ class Allowance:
     it never rests and so takes no part in comparisons. `mems`: nodes it may take memory from. `cpuset`: online CPUs that its cpuset permits,
     None when unknown. `mask_origin`: "none" (every online CPU is allowed), "cpuset" (the mask is the cpuset), "inherited" (narrower: taskset,
     a batch system, a parent), "openmp" (narrower by accident: an OpenMP library bound the first thread of this process or of one above it to
-    a single place, and threads and processes inherit masks). `beyond_accident`: what `widened` gives as `cpus` and `physical_cpus`.
+    a single place, and threads and processes inherit masks). `beyond_accident`: the allowance without an accidental mask, where that is known.
     """
 
     cpus: tuple[int, ...]
@@ -39,7 +39,7 @@ class Allowance:
     mems: tuple[int, ...] = ()
     cpuset: tuple[int, ...] | None = None
     mask_origin: str = "none"
-    beyond_accident: tuple[tuple[int, ...], tuple[int, ...]] | None = field(default=None, repr=False)
+    beyond_accident: Allowance | None = field(default=None, repr=False)
 
     @classmethod
     def of_process(cls, source: Source | None = None) -> Allowance:
@@ -58,10 +58,7 @@ class Allowance:
 
         A mask stays too where the cpuset is not known: it might be that narrow.
         """
-        if self.beyond_accident is None:
-            return self
-        cpus, physical_cpus = self.beyond_accident
-        return replace(self, cpus=cpus, physical_cpus=physical_cpus, mask_origin="cpuset", beyond_accident=None)
+        return self.beyond_accident or self
 
 
 def read_allowance(
@@ -79,7 +76,7 @@ def read_allowance(
     origin = _mask_origin(cpus, online, permitted, cores, reader.source.env)
     free = read_meminfo(reader, "/proc/meminfo").get("MemAvailable", 0)
     mems = process_memory_nodes(reader) or ()
-    return Allowance(
+    seen = Allowance(
         cpus=cpus,
         physical_cpus=_one_per_core(cpus, cores),
         cpu_quota=limits.cpu_quota,
@@ -88,8 +85,11 @@ def read_allowance(
         mems=tuple(node for node in mems if node in nodes) or tuple(nodes) or mems,
         cpuset=cpuset,
         mask_origin=origin,
-        beyond_accident=(cpuset, _one_per_core(cpuset, cores)) if origin == "openmp" and cpuset else None,
     )
+    if origin != "openmp" or not cpuset:
+        return seen
+    wide = replace(seen, cpus=cpuset, physical_cpus=_one_per_core(cpuset, cores), mask_origin="none" if cpuset == online else "cpuset")
+    return replace(seen, beyond_accident=wide)
 
 
 def _within(cpus: tuple[int, ...] | None, online: tuple[int, ...]) -> tuple[int, ...]:
@@ -119,11 +119,16 @@ def _mask_origin(
 
 
 def _openmp_binds(env: Mapping[str, str]) -> bool:
-    """Whether an OpenMP library that starts with these variables binds its first thread (OpenMP 5.2, sections 21.1.6 and 21.1.7)."""
-    bind = env.get("OMP_PROC_BIND", "").strip().lower()
+    """Whether an OpenMP library that starts with these variables binds its first thread: the OpenMP specification on OMP_PROC_BIND and
+    OMP_PLACES, the manuals of libgomp on GOMP_CPU_AFFINITY and of LLVM's runtime on KMP_AFFINITY."""
+    bind = env.get("OMP_PROC_BIND", "").strip().lower().split(",")[0]
     if bind == "false":
         return False
-    if bind or env.get("OMP_PLACES", "").strip() or env.get("GOMP_CPU_AFFINITY", "").strip():
+    if (
+        bind in ("true", "master", "primary", "close", "spread")
+        or env.get("OMP_PLACES", "").strip()
+        or env.get("GOMP_CPU_AFFINITY", "").strip()
+    ):
         return True
     words = env.get("KMP_AFFINITY", "").lower().replace(" ", "").split(",")
     return bool({"compact", "scatter", "balanced", "explicit", "physical", "logical"} & set(words))

@@ -31,6 +31,7 @@ _KEPT_FOLDERS = (
     "/sys/devices/cpu_atom/",
     "/sys/devices/cpu_core/",
     "/sys/devices/cpu_lowpower/",
+    "/sys/devices/cpu_lowpower/",
     "/sys/devices/system/cpu/",
     "/sys/devices/system/node/",
     "/sys/devices/virtual/kfd/",

@@ -106,7 +106,7 @@ class LiveSource:
     def read(self, path: str) -> str | None:
         try:
             return _clean(_read_bytes(self._root + path).decode("utf-8", "replace"))
-        except OSError:
+        except (OSError, ValueError):  # a path with a NUL in it
             return None
 
     def names(self, folder: str) -> Sequence[str]:
