@@ -111,8 +111,8 @@ class LiveSource:
 
     def names(self, folder: str) -> Sequence[str]:
         try:
-            return sorted(os.listdir(self._root + folder))
-        except OSError:
+            return sorted(os.listdir(self._root + folder))  # noqa: PTH208 - names are wanted, not a Path for each of thousands
+        except (OSError, ValueError):
             return ()
 
     def command(self, words: Sequence[str]) -> CommandResult:
