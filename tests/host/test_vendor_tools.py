@@ -17,7 +17,8 @@ from homenode.host.topology.accelerators.read import read_accelerators
 from homenode.host.topology.host import Accelerators, Node
 from homenode.host.topology.source import LiveSource
 
-DEADLINE_S = 0.3
+DEADLINE_S = 0.3  # for tools that hang at once
+FAIR_S = 1.5  # for tools that answer one question, on a busy machine, and hang on the next
 PATIENCE_S = 5.0  # on a busy machine; a tool that was waited for would take a minute
 NODES = (Node(0, (0, 1), 1 << 30, {}),)
 MAP = (
@@ -76,7 +77,7 @@ def test_a_healthy_tool(tool: Tool) -> None:
 def test_a_tool_that_hangs_is_ended_with_its_children(tool: Tool, tmp_path: Path) -> None:
     tool("npu-smi", npu_smi(info='sleep 60 & echo $! > "$TOOL_FOLDER/child"; echo $$ > "$TOOL_FOLDER/parent"; wait'))
     start = time.monotonic()
-    found = read(DEADLINE_S)
+    found = read(FAIR_S)
     assert time.monotonic() - start < PATIENCE_S
     assert [error.code for error in found.errors] == ["tool_timeout"]
     assert len(found.chips) == 2 and found.chips[0].local_cpus == ()  # a tool that hangs is not asked again
@@ -171,7 +172,7 @@ def test_nvidia_beside_a_hanging_npu_tool(tool: Tool) -> None:
 *) exit 9 ;;
 esac""",
     )
-    found = read(2.0)
+    found = read(FAIR_S)
     assert [error.code for error in found.errors] == ["tool_timeout"] and found.kind == "cuda"
     (chip,) = found.chips
     assert (chip.name, chip.address, chip.local_cpus, chip.node, chip.processes) == ("NVIDIA L4", "0000:1b:00.0", (0, 1), 0, (31,))
