@@ -156,6 +156,11 @@ def test_a_cpu_without_a_third_level_has_none() -> None:
     assert [facts[4] for facts in cpus_of(files).values()] == [None, 1]
 
 
+def test_a_cache_shared_with_nobody_is_the_cpus_own() -> None:
+    files = {"online": "0-1"} | cache(0, 4, 3, "Unified", "00000000", "shared_cpu_map") | cache(1, 4, 3, "Unified", "junk")
+    assert [facts[4] for facts in cpus_of(files).values()] == [0, None]
+
+
 def test_capacity_of_unequal_arm_cores() -> None:
     files = {"online": "0-3", **{f"cpu{cpu}/cpu_capacity": "1024" if cpu > 1 else "446" for cpu in range(4)}}
     assert capacities_of(files, "aarch64") == [446, 446, 1024, 1024]

@@ -87,7 +87,8 @@ def _last_level_cache(reader: FactReader, cpu: int) -> tuple[int, ...] | None:
         level = reader.number(f"{folder}/index{index}/level")
         if level is not None and level > best and reader.text(f"{folder}/index{index}/type") != "Instruction":
             best, where = level, f"{folder}/index{index}"
-    return reader.cpus_or_mask(f"{where}/shared_cpu_list", f"{where}/shared_cpu_map") if where else None
+    shared = reader.cpus_or_mask(f"{where}/shared_cpu_list", f"{where}/shared_cpu_map") if where else None
+    return (cpu,) if shared == () else shared  # some kernels list nobody for a cache that belongs to one CPU
 
 
 def _numbers(reader: FactReader, online: Sequence[int], cores: Mapping[int, int], file: str, members: str) -> dict[int, int]:
