@@ -211,10 +211,11 @@ def test_on_npus_it_is_the_ascend_binding_and_the_lists_are_ignored() -> None:
     assert codes(plan(machine, Demand(before_start=True)))[-1] == "numa_bind_converted"
 
 
-def test_a_broken_npu_map_is_not_taken_for_a_host_without_accelerators() -> None:
+@pytest.mark.parametrize("code", ["npu_map_unparseable", "tool_timeout"])
+def test_a_tool_that_fails_is_not_taken_for_a_host_without_accelerators(code: str) -> None:
     machine = host("2s/2n/32c")
-    broken = PlacementError("npu_map_unparseable", "no", seen="a", wanted="b", remedy="c")
-    assert refusal(replace(machine, accelerators=replace(machine.accelerators, errors=(broken,))), Demand()).code == "npu_map_unparseable"
+    broken = PlacementError(code, "no", seen="a", wanted="b", remedy="c")
+    assert refusal(replace(machine, accelerators=replace(machine.accelerators, errors=(broken,))), Demand()).code == code
 
 
 def test_cpu_workers_take_the_nodes_by_their_number() -> None:
@@ -224,6 +225,11 @@ def test_cpu_workers_take_the_nodes_by_their_number() -> None:
     listed = plan(host("2s/2n/8c"), Demand(workers=2, numa_bind_cpus=("6,3-5", "0-1")))
     assert (pools(listed), memory(listed)) == ({0: "3-6", 1: "0-1"}, [(1,), (0,)])
     assert memory(plan(host("2s/2n/8c"), Demand(workers=2, numa_bind_nodes=(1, 0)))) == [(1,), (0,)]
+    assert codes(made) == codes(listed) == []
+    alone = plan(host("2s/2n/8c"), Demand())
+    assert (pools(alone), codes(alone)) == ({0: "0-3", 1: "4-7"}, ["no_accelerators"])
+    nothing = host("2s/2n/8c")
+    assert refusal(replace(nothing, allowance=replace(nothing.allowance, cpus=())), Demand()).code == "affinity_conflict"
     error = refusal(host("2s/2n/8c"), Demand(workers=3))
     assert error.code == "numa_node_unknown" and "cpu-threads" in error.remedy
 

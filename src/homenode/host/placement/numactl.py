@@ -71,7 +71,7 @@ def parse_cpus(text: str, allowed: Sequence[int], online: Sequence[int]) -> tupl
 
 def left_out(text: str, allowed: Sequence[int], online: Sequence[int]) -> tuple[int, ...]:
     """Online CPUs inside the ranges of a valid `text` that are left out as not allowed; nothing for lists with `!`, `+` or `all`."""
-    if text.startswith(("!", "+")) or text.endswith("all"):
+    if text.strip().startswith(("!", "+")) or text.strip().endswith("all"):
         return ()
     return tuple(sorted(set(parse_cpus(text, online, online)) - set(allowed)))
 

@@ -11,49 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.memory_nodes import memory_nodes
-from homenode.host.placement.nodes import allowed_cpus, memory_of_cpus, nodes_of, permitted_nodes, working_nodes
-from homenode.host.placement.numactl import left_out, parse_cpus, refused_node
+from homenode.host.placement.nodes import allowed_cpus, memory_of_cpus, nodes_of, working_nodes
+from homenode.host.placement.numa_bind_lists import CPUS, NODES, BindLists, read_lists
 from homenode.host.placement.parallelism import check_sizes, engines, worker_index, world_size
 from homenode.host.placement.plan import Place, Plan, Worker
 from homenode.host.placement.ranks import assign_ranks, given_one, offered
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host, Node
-
-T = TypeVar("T")
-NODES, CPUS = "--numa-bind-nodes", "--numa-bind-cpus"
-
-
-@dataclass(frozen=True, slots=True)
-class _Lists:
-    """The two lists, read and checked; None where not given. `findings`: what was left out of them."""
-
-    nodes: tuple[int, ...] | None
-    cpus: tuple[tuple[int, ...], ...] | None
-    devices: int  # visible ones
-    findings: tuple[Finding, ...] = ()
-
-    def entry(self, flag: str, entries: tuple[T, ...] | None, index: int, device: int) -> T | None:
-        """What a list says about worker `index`; None when the list was not given. Raises PlacementError numa_bind_too_short."""
-        if entries is None:
-            return None
-        if index < len(entries):
-            return entries[index]
-        if len(entries) == self.devices == 1:
-            return entries[0]  # a launcher shows each rank one device, and each rank got its own entry
-        raise PlacementError(
-            "numa_bind_too_short",
-            f"{flag} has no entry for device {device}, worker {index}",
-            seen=f"{len(entries)} entries",
-            wanted=f"at least {index + 1}, one for each visible device in the same order",
-            remedy=f"Add the missing entries to {flag}, or leave it out.",
-            param=flag,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +46,7 @@ def plan(host: Host, demand: Demand) -> Plan:
     if _has_npus(host):
         return _ascend(host, demand)
     devices = _devices(host, demand)
-    lists = _read_lists(host, demand, len(devices))
+    lists = read_lists(host, demand, len(devices))
     asked, notes = _asked(host, devices, demand)
     others = {index: device for index, device in enumerate(_used(host, devices, demand)) if device not in asked.values()}
     seats = {index: _seat(host, device, index, lists) for index, device in sorted({**others, **asked}.items())}
@@ -88,7 +57,7 @@ def plan(host: Host, demand: Demand) -> Plan:
         pools={seat.device: seat.cpus for seat in seats.values()},
         workers=tuple(_worker(seats[index], index if demand.local_rank is None else demand.local_rank) for index in asked),
         processes=_processes(host, demand, seats),
-        findings=(*notes, *lists.findings, *_count_findings(devices, demand, lists), *_memory_findings(host, tuple(seats.values()))),
+        findings=(*notes, *lists.findings, *_count_findings(host, devices, demand, lists), *_memory_findings(host, tuple(seats.values()))),
     )
 
 
@@ -109,31 +78,18 @@ def _ascend(host: Host, demand: Demand) -> Plan:
     return ascend.plan(host, demand).with_findings(said)
 
 
-def _read_lists(host: Host, demand: Demand, devices: int) -> _Lists:
-    """Both lists from end to end, also the entries that nobody uses."""
-    by_id = {node.id: node for node in nodes_of(host)}
-    for node in demand.numa_bind_nodes or ():
-        if node not in by_id or (by_id[node].memory != 0 and node not in permitted_nodes(host)):
-            raise refused_node(host, node, f"{NODES} {' '.join(map(str, demand.numa_bind_nodes or ()))}")
-    if demand.numa_bind_cpus is None:
-        return _Lists(demand.numa_bind_nodes, None, devices)
-    online, allowed = tuple(host.cpu_by_id), host.allowance.cpus
-    cpus = tuple(parse_cpus(text, allowed, online) for text in demand.numa_bind_cpus)
-    findings = []
-    for text in demand.numa_bind_cpus:
-        if skipped := left_out(text, allowed, online):
-            message = f"{CPUS} {text}: CPUs {format_cpu_list(skipped)} are not allowed and are left out"
-            findings.append(Finding("warning", "cpus_left_out", message, "Name allowed CPUs only, or widen what this process inherits."))
-    return _Lists(demand.numa_bind_nodes, cpus, devices, tuple(findings))
-
-
 def _devices(host: Host, demand: Demand) -> tuple[int, ...]:
     """The visible devices in the user's order; on a host without accelerators the numbers of the CPU workers."""
     if host.accelerators.kind is not None:
         return offered([chip.id for chip in host.accelerators.of_kind(host.accelerators.kind)], demand.visible)
+    if host.accelerators.errors:
+        raise host.accelerators.errors[0]  # there are accelerators, and the tool that should list them fails
     told = world_size(demand.parallelism)
     given = max(len(demand.numa_bind_nodes or ()), len(demand.numa_bind_cpus or ()))
-    return tuple(range(demand.workers or (told if told > 1 else given or len(working_nodes(host)))))
+    count = demand.workers or (told if told > 1 else given or len(working_nodes(host)))
+    if not count:
+        raise _no_cpus(host, 0, nodes_of(host)[0])
+    return tuple(range(count))
 
 
 def _used(host: Host, devices: Sequence[int], demand: Demand) -> Sequence[int]:
@@ -154,7 +110,7 @@ def _asked(host: Host, devices: Sequence[int], demand: Demand) -> tuple[dict[int
     return ranks.devices, ranks.findings
 
 
-def _seat(host: Host, device: int, index: int, lists: _Lists) -> _Seat:
+def _seat(host: Host, device: int, index: int, lists: BindLists) -> _Seat:
     given = lists.entry(CPUS, lists.cpus, index, device)
     chosen = lists.entry(NODES, lists.nodes, index, device)
     node, origin = _automatic_node(host, device, given) if chosen is None else (chosen, f"as {NODES} says")
@@ -250,9 +206,14 @@ def _engine_core(host: Host, rank: int, own: Sequence[_Seat]) -> Place:
     return Place(f"engine_core_dp{rank}", cpus or tuple(sorted({cpu for seat in own for cpu in seat.cpus})), memory, why)
 
 
-def _count_findings(devices: Sequence[int], demand: Demand, lists: _Lists) -> list[Finding]:
-    """More entries or more workers than devices."""
+def _count_findings(host: Host, devices: Sequence[int], demand: Demand, lists: BindLists) -> list[Finding]:
+    """Numbers of devices, entries and workers that do not go together."""
     findings = []
+    if host.accelerators.kind is None and demand.workers is None:
+        message = f"no accelerator is seen on this host; the plan is for {len(devices)} CPU workers"
+        findings.append(
+            Finding("info", "no_accelerators", message, "Give --workers, or mend the driver and its tool if there are accelerators.")
+        )
     for flag, given in ((NODES, lists.nodes), (CPUS, lists.cpus)):
         if given is not None and len(given) > len(devices) > 1:
             message = (
