@@ -79,6 +79,13 @@ def test_a_smaller_batch_is_kept_to() -> None:
     assert max(calls.moving) == 7 and sum(calls.moving) == 100
 
 
+def test_a_batch_of_huge_pages_is_bounded_by_its_size() -> None:
+    one, two = block(0x40000000, [0] * 100, size=2 << 20), block(0x4000000000, [0] * 3, size=1 << 30)
+    calls = SimulatedNodes({**one[1], **two[1]})
+    assert move([one, two], [1], calls).moved == (100 * 2 << 20) + (3 << 30)
+    assert calls.moving == [32, 32, 32, 4, 1, 1, 1]
+
+
 def test_nothing_is_called_when_all_is_at_home() -> None:
     one = block(0x10000000, [0] * 100)
     calls = SimulatedNodes(one[1])
@@ -111,7 +118,12 @@ def test_shared_device_file_and_deliberately_placed_ranges_are_left_alone_and_co
     blocks = [own, *kinds, placed, wide]
     calls = SimulatedNodes({address: node for _, pages in blocks for address, node in pages.items()})
     moves = move(blocks, [1], calls)
-    assert moves.left == {"shared": 4 * PAGE, "device": 4 * PAGE, "of files": 4 * PAGE, "placed by a policy of its own": 5 * PAGE}
+    assert moves.left == {
+        "in shared mappings": 4 * PAGE,
+        "of devices": 4 * PAGE,
+        "of files": 4 * PAGE,
+        "placed by a policy of its own": 5 * PAGE,
+    }
     assert calls.touched == {*own[1], *wide[1]}
 
 
@@ -220,11 +232,11 @@ def test_shared_and_device_mappings_of_a_real_process_are_left_alone() -> None:
         moves = move_private_pages(running.pid, memory, [1023], calls)  # a node that is not there: every page counts as elsewhere
         assert set(range(own, own + (1 << 20), PAGE)) <= calls.touched
         assert not set(range(table, table + (1 << 20), PAGE)) & calls.touched
-        assert moves.left["shared"] >= 1 << 20
+        assert moves.left["in shared mappings"] >= 1 << 20
         if not device:
             pytest.skip("io_uring is not permitted here, so there is no memory of a driver to map")
         assert device not in calls.touched
-        assert moves.left["device"] >= PAGE
+        assert moves.left["of devices"] >= PAGE
 
 
 class Recorder(Syscalls):

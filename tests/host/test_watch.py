@@ -124,10 +124,11 @@ def test_a_refused_thread_is_told_once_and_not_tried_again(monkeypatch: pytest.M
     monkeypatch.setattr(watch_module, "Syscalls", Refusing)
     with child() as running:
         running.thread("one")
-        with watched(running) as watcher:
+        with watched(running, repair=True) as watcher:
             assert eventually(lambda: watcher.codes().count("affinity_refused") == 2)
-            assert eventually(lambda: len(watcher.reports) >= 2)
-            assert len(tried) == len(set(tried)) == 2
+            assert eventually(lambda: watcher.codes().count("thread_off_plan") == 2)
+        assert len(tried) == len(set(tried)) == 2
+        assert watcher.codes().count("affinity_refused") == 2
 
 
 def test_the_end_of_the_process_is_noticed_long_before_the_next_look() -> None:

@@ -190,8 +190,10 @@ def _amounts(sizes: Counter[str]) -> str:
 
 
 def _remedy(moves: Moves) -> str:
-    if moves.stopped.startswith(("EPERM", "EACCES")):
+    if moves.stopped.startswith("EPERM"):
         return "Run this as the user who owns the process or as root (CAP_SYS_NICE)"
+    if moves.stopped.startswith("EACCES"):
+        return "Widen cpuset.mems of its container or cgroup"
     if moves.stopped:
         return "Run this again to move the rest"
     return "Start the program with `homenode run`, so that its memory is placed before it is registered or filled"

@@ -17,7 +17,7 @@ from pathlib import Path
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import HomenodeError, HostError, UserError
 from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.threads import Process, Thread, identify, threads
+from homenode.host.binding.threads import Process, Thread, same, threads
 
 Cpus = tuple[int, ...]
 Wanted = Callable[[Thread, Cpus], Cpus | None]  # from a thread and its mask to the mask it should have; None: leave it alone
@@ -83,7 +83,7 @@ def one_pass(journal: Masks, wanted: Wanted, calls: Syscalls) -> int:
 def _threads_of(journal: Masks) -> list[Thread]:
     """Its threads; none, and `gone` set, when it has ended, also where its number has been given to another since."""
     try:
-        found = threads(journal.process.pid) if identify(journal.process.pid) == journal.process else []
+        found = threads(journal.process.pid) if same(journal.process) else []
     except UserError:
         found = []
     journal.gone = not found

@@ -18,6 +18,7 @@ from homenode.host.binding.memory_map import MemoryMap, Range
 from homenode.host.binding.syscalls import Syscalls
 
 BATCH = 1024  # pages a call: 4 MiB of small pages, during which their users may have to wait
+_MOST_BYTES = 64 << 20  # a call, where pages are huge
 Progress = Callable[[int, int], None]  # bytes looked after so far, bytes to look after
 
 _REASONS = {
@@ -26,6 +27,7 @@ _REASONS = {
     errno.EFAULT: "not ordinary memory",
     errno.ENOMEM: "no free memory on the node",
 }
+_KINDS = {"shared": "in shared mappings", "device": "of devices", "file": "of files", "kernel": "of the kernel"}
 _TRIES = 4  # of one batch, each of which must have moved something
 _HOPELESS = 4  # batches of one range in a row of which nothing moves: it is pinned as a whole, and the rest is not tried
 
@@ -56,8 +58,8 @@ def move_private_pages(
 ) -> Moves:
     """Move pages of process `pid` that lie on none of `nodes` to the first of them, or to the next where that is full.
 
-    Ranges with a memory policy of their own, other than the process's, were placed on purpose and stay. At most `batch` pages a call, and about
-    `deadline_s` seconds in all. What the kernel refuses as a whole (no permission, a node that is not allowed) is told in `stopped`.
+    Ranges with a memory policy of their own, other than the process's, were placed on purpose and stay. At most `batch` pages a call (fewer
+    huge ones), and about `deadline_s` seconds in all. What the kernel refuses as a whole (no permission, a node that is not allowed) is told in `stopped`.
     """
     moves = Moves()
     work = []
@@ -80,7 +82,7 @@ def move_private_pages(
 def _left_alone(part: Range, memory: MemoryMap, nodes: Sequence[int]) -> str:
     policy = part.placement.policy
     if part.kind != "private":
-        return {"file": "of files", "kernel": "of the kernel"}.get(part.kind, part.kind)
+        return _KINDS[part.kind]
     placed = policy != memory.policy and policy.nodes and not set(policy.nodes) <= set(nodes)
     return "placed by a policy of its own" if placed else ""
 
@@ -104,16 +106,19 @@ class _Mover:
     def move_range(self, part: Range) -> None:
         size, remaining, hopeless = part.placement.page_bytes, part.away(self._nodes), 0
         try:
-            for first in range(part.start, part.end, size * self._batch):
+            step = size * max(1, min(self._batch, _MOST_BYTES // size))
+            for first in range(part.start, part.end, step):
                 if time.monotonic() > self._end:
                     self._moves.stopped = "out of time"
                     return
-                away = self._away(range(first, min(part.end, first + size * self._batch), size))
+                away = self._away(range(first, min(part.end, first + step), size))
                 if not away:
                     continue
                 remaining -= len(away)
                 moved, reason = self._move(away, size)
                 hopeless = 0 if moved else hopeless + 1
+                if not self._room[size]:
+                    reason = _REASONS[errno.ENOMEM]
                 if hopeless == _HOPELESS or not self._room[size]:
                     self._stay(reason, remaining * size)
                     return

@@ -68,10 +68,16 @@ def identify(pid: int) -> Process:
     return Process(pid, stat.start)
 
 
+def same(process: Process) -> bool:
+    """Whether the number is still that of this process, living or only not yet waited for by its parent."""
+    stat = _read_stat(_PROC / str(process.pid) / "stat")
+    return stat is not None and stat.start == process.start
+
+
 def alive(process: Process) -> bool:
     """Whether it still runs, and is not another one that has got its number."""
     try:
-        return identify(process.pid) == process
+        return same(process) and bool(threads(process.pid))
     except UserError:
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from homenode.cpuset import format_cpu_list
+from homenode.errors import UserError
 from homenode.host.binding.masks import Cpus, describe, read_masks
 from homenode.host.binding.memory_map import MemoryMap, Policy, read_memory_map
 from homenode.host.binding.preflight import check_target
@@ -47,12 +48,6 @@ def verify(
     return sum((reader() for reader in readers), report)
 
 
-def off_plan(process: Process, target: Target, calls: Syscalls) -> list[tuple[Thread, Cpus, Cpus]]:
-    """Threads with other CPUs than the target gives them: thread, seen, wanted."""
-    compared = ((thread, seen, wanted_cpus(thread.name, target)) for thread, seen in read_masks(process, calls).values())
-    return [(thread, seen, wanted) for thread, seen, wanted in compared if wanted and set(seen) != set(wanted)]
-
-
 def drift_finding(pid: int, thread: Thread, seen: Cpus, wanted: Cpus) -> Finding:
     """The finding for one thread that is not where it should be."""
     message = f"thread {thread.tid} ({thread.name}) of process {pid} may run on CPUs {format_cpu_list(seen)}, planned are {format_cpu_list(wanted)}"
@@ -60,13 +55,17 @@ def drift_finding(pid: int, thread: Thread, seen: Cpus, wanted: Cpus) -> Finding
 
 
 def _affinity(process: Process, target: Target, calls: Syscalls) -> Report:
-    off = off_plan(process, target, calls)
+    masks = list(read_masks(process, calls).values())
+    if not masks:
+        raise UserError(f"no process {process.pid} any more: it ended while it was being looked at", param="pid", pid=process.pid)
+    compared = ((thread, seen, wanted_cpus(thread.name, target)) for thread, seen in masks)
+    off = [(thread, seen, wanted) for thread, seen, wanted in compared if wanted and set(seen) != set(wanted)]
     findings = [drift_finding(process.pid, *each) for each in off[:_MOST_NAMED]]
     if len(off) > _MOST_NAMED:
-        message = f"{len(off) - _MOST_NAMED} more threads of process {process.pid} are off the plan: {describe([seen for _, seen, _ in off[_MOST_NAMED:]])}"
+        others = describe([seen for _, seen, _ in off[_MOST_NAMED:]])
+        message = f"{len(off) - _MOST_NAMED} more threads of process {process.pid} are off the plan: {others}"
         findings.append(Finding("error", "thread_off_plan", message, _bind_again(process.pid)))
-    detail = describe([seen for _, seen in read_masks(process, calls).values()])
-    return Report((StepResult("affinity", "failed" if off else "done", detail),), tuple(findings))
+    return Report((StepResult("affinity", "failed" if off else "done", describe([seen for _, seen in masks])),), tuple(findings))
 
 
 def _policy(pid: int, policy: Policy, target: Target, expected: bool) -> Report:
