@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -82,6 +83,10 @@ CAPTURES = (
 )  # fmt: skip
 
 
+# Most files of a capture are of no interest to anyone here, and unpacking them takes minutes.
+UNREAD = re.compile(r"/(cpuidle|power|stats|thermal_throttle|microcode|queues|statistics|vmstat|numastat)(/|$)|/(uevent|crash_notes)$")
+
+
 class CapturedTree(LiveSource):
     """A machine whose /sys and /proc were copied into a folder."""
 
@@ -122,6 +127,8 @@ def unpack(archive: Path, folder: Path) -> Path:
     """The root of the tree in an archive: the folder that holds sys."""
 
     def inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        if UNREAD.search(member.name):
+            return None
         try:
             return tarfile.data_filter(member, path)
         except tarfile.FilterError:
