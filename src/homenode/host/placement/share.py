@@ -34,26 +34,22 @@ def share(host: Host, cores: Cores, homes: Homes) -> Pools:
         homes[starved[-1]] = (moved,)
 
 
-def set_aside(cores: Cores, homes: Homes, count: int) -> tuple[dict[int, list[Core]], list[Core]]:
-    """What is left of `cores` after `count` of them are kept back, and those kept back.
+def set_aside(pools: Mapping[int, Sequence[Core]], count: int) -> tuple[Pools, list[Core]]:
+    """What is left of the pools when `count` cores are kept back, and those. The pools have that many, and one more for each device.
 
-    Nodes that are nobody's home give first, one after the other; then the node with most cores for each device, so that no device loses more
-    than another. A node gives its slowest cores, the last ones among equals.
+    Each core comes from the pool with most left, so that no device loses more than another: from the farthest node of that pool, the slowest
+    core there, the last among equals.
     """
-    left = {node: list(found) for node, found in cores.items()}
-    load = {node: sum(node in nodes for nodes in homes.values()) for node in left}
+    left = {device: list(pool) for device, pool in pools.items()}
     kept: list[Core] = []
     for _ in range(count):
-        node = min((node for node in left if left[node]), key=lambda node: _reluctance(load[node], len(left[node]), node))
-        slowest = min(core.speed_band for core in left[node])
-        core = next(core for core in reversed(left[node]) if core.speed_band == slowest)
-        left[node].remove(core)
+        pool = max(left.values(), key=len)
+        farthest = [core for core in pool if core.node == pool[-1].node]
+        slowest = min(core.speed_band for core in farthest)
+        core = next(core for core in reversed(farthest) if core.speed_band == slowest)
+        pool.remove(core)
         kept.append(core)
     return left, sorted(kept, key=lambda core: (core.node, core.id))
-
-
-def _reluctance(devices: int, cores: int, node: int) -> tuple[float, int]:
-    return (-cores / devices, node) if devices else (float("-inf"), node)
 
 
 def _share_once(host: Host, cores: Cores, homes: Homes) -> Pools:

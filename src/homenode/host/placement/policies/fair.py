@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
+from homenode.host.placement.claimed import kept_clear, without_claims
 from homenode.host.placement.cores import Core, allowed_cores, cpus_of
-from homenode.host.placement.demand import Claim, Demand
+from homenode.host.placement.demand import Demand
 from homenode.host.placement.fair_roles import ROLES_APART, assign_roles
 from homenode.host.placement.homes import local_nodes, settle, taking_part
 from homenode.host.placement.memory_nodes import memory_nodes
@@ -32,12 +33,11 @@ _NPU_MAP_ERRORS = "npu_map_"
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """`pools`: cores by device, own nodes first. `homes`: where each has its share. `near`: nodes known to be its own, empty when unknown."""
+    """`pools`: cores by device, its home first. `homes`: where each has its share. `near`: nodes known to be its own, empty when unknown."""
 
     pools: Mapping[int, Sequence[Core]]
     homes: Mapping[int, tuple[int, ...]]
     near: Mapping[int, tuple[int, ...]]
-    reserve: tuple[Place, ...]
 
 
 def plan(host: Host, demand: Demand) -> Plan:
@@ -50,33 +50,34 @@ def plan(host: Host, demand: Demand) -> Plan:
     if kind in (None, "npu") and (kind or host.accelerators.errors):
         npu_inventory(host.accelerators, before_start=True)
     chips = host.accelerators.of_kind(kind) if kind else ()
-    return _for_devices(host, demand, kind, chips) if chips else _for_workers(host, demand)
+    if chips or demand.visible is not None:
+        return _for_devices(host, demand, kind, chips)
+    return _for_workers(host, demand)
 
 
 def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[Accelerator]) -> Plan:
-    devices = offered([chip.id for chip in chips], demand.visible)
+    devices, missing = _present(chips, demand.visible)
     ranks = assign_ranks(devices, demand.local_rank, single=given_one(chips, demand.visible))
-    near = {chip.id: local_nodes(host, chip) for chip in chips}
-    shares = _shared_out(host, demand, near, devices, allowed_cores(host))
-    pools, claimed = _without_claims(host, demand.claims, {device: shares.pools[device] for device in devices})
+    shares = _shared_out({chip.id: local_nodes(host, chip) for chip in chips}, host, devices, allowed_cores(host))
+    unclaimed, claimed = without_claims(host, demand.claims, {device: shares.pools[device] for device in devices})
+    pools, kept = _kept_back(unclaimed, demand.reserve_cpus or 0)
     workers = tuple(_worker(host, kind, rank, device, pools[device], shares) for rank, device in ranks.devices.items())
     unknown = [chip.id for chip in chips if not chip.local_cpus and chip.node is None and chip.id in shares.pools]
-    findings = (*_fact_findings(host), *_unknown(unknown), *ranks.findings, *claimed, *_roles_shared(workers))
+    findings = (*_fact_findings(host), *missing, *_unknown(unknown), *ranks.findings, *claimed, *_roles_shared(workers))
     return Plan(
         strategy=STRATEGY,
         devices_total=len(chips),
         devices_running=devices,
         pools={device: cpus_of(pools[device]) for device in devices},
         workers=workers,
-        processes=shares.reserve,
+        processes=_reserved(host, kept),
         findings=findings,
     )
 
 
 def _for_workers(host: Host, demand: Demand) -> Plan:
-    claimed = {cpu for claim in demand.claims for cpu in claim.cpus}
-    cores = allowed_cores(host, claimed)
-    count = max(1, sum(map(bool, cores.values()))) if demand.workers is None else demand.workers
+    cores = allowed_cores(host, {cpu for claim in demand.claims for cpu in claim.cpus})
+    count = max(1, len(cores)) if demand.workers is None else demand.workers
     if count < 1:
         raise PlacementError(
             "bad_worker_count",
@@ -85,42 +86,57 @@ def _for_workers(host: Host, demand: Demand) -> Plan:
             wanted="one worker or more",
             remedy="Give a positive number of workers, or none to have one for each node.",
         )
-    workers = tuple(range(count))
-    ranks = assign_ranks(workers, demand.local_rank, single=False)
-    shares = _shared_out(host, demand, dict.fromkeys(workers, ()), workers, cores)
-    placed = tuple(_worker(host, None, rank, worker, shares.pools[worker], shares) for rank, worker in ranks.devices.items())
+    _require_cores(sum(map(len, cores.values())), count, 0)
+    ranks = assign_ranks(range(count), demand.local_rank, single=False)
+    shares = _shared_out(dict.fromkeys(range(count), ()), host, range(count), cores)
+    pools, kept = _kept_back(shares.pools, demand.reserve_cpus or 0)
     note = f"no accelerator was found: {count} CPU {'worker' if count == 1 else 'workers'} on the nodes with allowed CPUs"
     return Plan(
         strategy=STRATEGY,
         devices_total=0,
         devices_running=(),
-        pools={worker: cpus_of(shares.pools[worker]) for worker in workers},
-        workers=placed,
-        processes=shares.reserve,
-        findings=(Finding("info", "no_accelerators", note), *_kept_clear(host, demand.claims)),
+        pools={worker: cpus_of(pool) for worker, pool in pools.items()},
+        workers=tuple(_worker(host, None, rank, worker, pools[worker], shares) for rank, worker in ranks.devices.items()),
+        processes=_reserved(host, kept),
+        findings=(Finding("info", "no_accelerators", note), *kept_clear(host, demand.claims)),
     )
 
 
-def _shared_out(
-    host: Host, demand: Demand, near: Mapping[int, tuple[int, ...]], asked: Sequence[int], cores: Mapping[int, Sequence[Core]]
-) -> _Shares:
+def _present(chips: Sequence[Accelerator], visible: Sequence[int] | None) -> tuple[tuple[int, ...], list[Finding]]:
+    """The visible devices that the host has. Ranks count over them, as over the documented list, which lacks the others too."""
+    ids = [chip.id for chip in chips]
+    there = [device for device in visible or () if device in ids]
+    missing = [device for device in visible or () if device not in ids]
+    if not there or not missing:
+        return offered(ids, visible), []
+    message = f"the host has no device {format_cpu_list(missing)}: ranks are counted over the visible devices without it"
+    return tuple(there), [Finding("warning", "visible_missing", message, "Mend the list of visible devices.")]
+
+
+def _shared_out(near: Mapping[int, tuple[int, ...]], host: Host, asked: Sequence[int], cores: Mapping[int, Sequence[Core]]) -> _Shares:
     among = taking_part(near, asked, cores)
-    reserve, total = demand.reserve_cpus or 0, sum(map(len, cores.values()))
-    if total - reserve < len(among):
-        raise _too_few(total, reserve, among, bool(host.accelerators.kind))
+    _require_cores(sum(map(len, cores.values())), len(among), 0)
     known = {device: near[device] for device in among}
     homes = settle(host, known, cores)
-    left, kept = set_aside(cores, homes, reserve)
-    return _Shares(share(host, left, homes), homes, known, _reserved(host, kept))
+    return _Shares(share(host, cores, homes), homes, known)
 
 
-def _too_few(total: int, reserve: int, among: Sequence[int], devices: bool) -> PlacementError:
-    what = "devices" if devices else "workers"
-    return PlacementError(
+def _kept_back(pools: Mapping[int, Sequence[Core]], reserve: int) -> tuple[Mapping[int, Sequence[Core]], Sequence[Core]]:
+    """Cores of the asked devices only, so that two engines that keep back different numbers still do not meet."""
+    if not reserve:
+        return pools, ()
+    _require_cores(sum(map(len, pools.values())), len(pools), reserve)
+    return set_aside(pools, reserve)
+
+
+def _require_cores(have: int, parties: int, reserve: int) -> None:
+    if have >= parties + reserve:
+        return
+    raise PlacementError(
         "insufficient_cpus",
-        f"there are too few cores for a pool of at least one core for each of {len(among)} {what}",
-        seen=f"{total} allowed cores, {reserve} of them kept back, for {what} {format_cpu_list(among)}",
-        wanted=f"at least {len(among) + reserve} allowed cores",
+        "there are too few cores for one in each pool" + (" besides those kept back" if reserve else ""),
+        seen=f"{have} cores that can be given out, for {parties} pools" + (f", {reserve} to be kept back" if reserve else ""),
+        wanted=f"at least {parties + reserve}",
         remedy="Allow this process more CPUs (cpuset, taskset), keep fewer back, or end what claims them.",
     )
 
@@ -173,48 +189,6 @@ def _reserved(host: Host, kept: Sequence[Core]) -> tuple[Place, ...]:
         return ()
     why = f"{len(kept)} core{'' if len(kept) == 1 else 's'} kept back for API server, tokenizer, scheduler and KV transfer"
     return (Place("reserved", cpus_of(kept), memory_nodes(host, _most_first(kept)), why),)
-
-
-def _without_claims(
-    host: Host, claims: Sequence[Claim], pools: Mapping[int, Sequence[Core]]
-) -> tuple[Mapping[int, Sequence[Core]], list[Finding]]:
-    """The pools without cores that living processes hold for other devices. A core with a claimed CPU goes as a whole."""
-    if not claims:
-        return pools, []
-    left = dict(pools)
-    findings = []
-    for claim in claims:
-        taken = {host.cpu_by_id[cpu].core for cpu in claim.cpus if cpu in host.cpu_by_id}
-        for device, pool in left.items():
-            lost = [core for core in pool if core.id in taken and device not in claim.devices]
-            if not lost:
-                continue
-            left[device] = [core for core in pool if core not in lost]
-            findings.append(_overlap(claim, f"device {device} does without CPUs {format_cpu_list(cpus_of(lost))}"))
-            if not left[device]:
-                raise _all_claimed(device, claim, pool)
-    return left, findings
-
-
-def _all_claimed(device: int, claim: Claim, pool: Sequence[Core]) -> PlacementError:
-    return PlacementError(
-        "insufficient_cpus",
-        f"living processes claim every CPU of device {device}",
-        seen=f"CPUs {format_cpu_list(cpus_of(pool))} claimed by process {claim.pid}, among others perhaps",
-        wanted="at least one core that nobody claims",
-        remedy=f"End process {claim.pid} or bind it elsewhere, or allow this process other CPUs.",
-    )
-
-
-def _overlap(claim: Claim, effect: str) -> Finding:
-    who = f"process {claim.pid}{f' ({claim.name})' if claim.name else ''}"
-    message = f"{who} holds CPUs {format_cpu_list(claim.cpus)}: {effect}"
-    return Finding("warning", "claim_overlap", message, f"Give both the same allowance and strategy, or end process {claim.pid}.")
-
-
-def _kept_clear(host: Host, claims: Sequence[Claim]) -> list[Finding]:
-    allowed = set(host.allowance.cpus)
-    return [_overlap(claim, "CPU workers keep clear of them") for claim in claims if not allowed.isdisjoint(claim.cpus)]
 
 
 def _unknown(devices: Sequence[int]) -> list[Finding]:
