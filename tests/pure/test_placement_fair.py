@@ -1,4 +1,4 @@
-"""`fair` by example: whose share lies where, what is kept back, which role is on which core, and what is refused."""
+"""`fair` by example: whose share lies where, who agrees with whom, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from homenode.cpuset import format_cpu_list, parse_cpu_list
+from homenode.cpuset import parse_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.check import check
-from homenode.host.placement.demand import Claim, Demand
+from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import fair
 from homenode.host.topology.host import Accelerators, Host
@@ -20,7 +20,7 @@ from homenode.host.topology.read import read_host
 from homenode.host.topology.source import CommandResult, RecordedSource
 from tests.host_values import Shape, host_of
 from tests.paths import SHARED
-from tests.pools import pools_of
+from tests.pools import codes_of, memory_of, pools_of, roles_of
 
 CASES = SHARED / "checks/placement-cases.json"
 
@@ -32,20 +32,6 @@ def four_nodes(cores: int = 8, **more: Any) -> list[Shape]:
 
 def made(host: Host, **demand: Any) -> Plan:
     return fair.plan(host, Demand(**demand))
-
-
-def roles_of(plan: Plan, rank: int = 0) -> dict[str, str]:
-    worker = plan.worker_of(rank)
-    assert worker is not None
-    return {role: format_cpu_list(cpus) for role, cpus in worker.roles.items()}
-
-
-def memory_of(plan: Plan) -> dict[int, tuple[int, ...]]:
-    return {worker.device: worker.memory_nodes for worker in plan.workers}
-
-
-def codes(plan: Plan) -> list[str]:
-    return [finding.code for finding in plan.findings]
 
 
 def refusal(host: Host, **demand: Any) -> PlacementError:
@@ -127,7 +113,7 @@ def test_an_affinity_of_all_nodes_tells_nothing() -> None:
 def test_unknown_places_are_spread_in_device_order(devices: int, nodes: int, pools: dict[int, str]) -> None:
     plan = made(host_of(four_nodes()[:nodes], dict.fromkeys(range(devices), ())))
     assert pools_of(plan) == pools
-    assert "locality_unknown" in codes(plan)
+    assert "locality_unknown" in codes_of(plan)
 
 
 def test_devices_of_unknown_place_keep_out_of_the_way_of_known_ones() -> None:
@@ -204,7 +190,7 @@ def test_visible_order_is_rank_order() -> None:
 def test_one_visible_device_serves_any_rank() -> None:
     plan = made(host_of([Shape(0, 8)], {0: (0,), 1: (0,)}), visible=(1,), local_rank=3)
     assert [(worker.local_rank, worker.device) for worker in plan.workers] == [(3, 1)]
-    assert "rank_beyond_visible" in codes(plan)
+    assert "rank_beyond_visible" in codes_of(plan)
 
 
 def test_hidden_devices_of_another_cpuset_take_nothing() -> None:
@@ -226,121 +212,6 @@ def test_a_visible_device_without_local_cpus_goes_to_the_nearest_node() -> None:
     assert "24-31" in found[0].remedy
 
 
-# Memory.
-
-
-def test_a_home_without_memory_takes_the_nearest() -> None:
-    shapes = [Shape(0, 4), Shape(1, 4, memory=0), Shape(2, 4, socket=1), Shape(3, 0)]
-    host = host_of(shapes, {0: (1,)}, distances={(0, 1): 16, (1, 3): 16})
-    assert memory_of(made(host)) == {0: (0,)}
-    assert [finding.code for finding in check(host, made(host))] == ["pool_not_local", "memory_remote"]
-
-
-def test_memory_that_is_not_allowed_is_not_planned_for() -> None:
-    assert memory_of(made(host_of(four_nodes(), {0: (0,)}, mems=(1, 2)))) == {0: (1,)}
-
-
-def test_an_accelerators_own_memory_is_no_place_for_a_process() -> None:
-    host = host_of([Shape(0, 4, memory=0), Shape(1, 0), Shape(2, 4, socket=1)], {0: (0,)}, kind="cuda")
-    chips = tuple(replace(chip, memory_node=1) for chip in host.accelerators.chips)
-    assert memory_of(made(replace(host, accelerators=Accelerators(chips)))) == {0: (2,)}
-
-
-def test_a_host_without_nodes_binds_no_memory() -> None:
-    host = host_of([Shape(0, 6)], {0: (), 1: ()})
-    host = replace(host, nodes=(), cpus=tuple(replace(cpu, node=None) for cpu in host.cpus))
-    plan = made(host)
-    assert pools_of(plan) == {0: "0-2", 1: "3-5"}
-    assert memory_of(plan) == {0: (), 1: ()}
-
-
-# Roles.
-
-
-def test_roles_of_an_npu() -> None:
-    assert roles_of(made(host_of([Shape(0, 8)], {0: (0,)}))) == {"irq": "0-1", "main": "2-5", "acl": "6", "release": "7"}
-
-
-def test_roles_of_an_npu_lie_on_its_own_node() -> None:
-    roles = roles_of(made(host_of([Shape(0, 8), Shape(1, 8)], {0: (1,)})))
-    assert roles == {"irq": "8-9", "main": "0-7,10-13", "acl": "14", "release": "15"}
-
-
-def test_dispatch_is_on_fast_cores_and_interrupts_on_slow_ones() -> None:
-    roles = roles_of(made(host_of([Shape(0, 8, capacities=(1024, 1024, 400, 400))], {0: (0,)})))
-    assert roles == {"irq": "2-3", "main": "0-1,6-7", "acl": "4", "release": "5"}
-
-
-def test_with_siblings_the_driver_threads_have_whole_cores() -> None:
-    roles = roles_of(made(host_of([Shape(0, 6, smt=2)], {0: (0,)})))
-    assert roles == {"irq": "0-1", "main": "2-7", "acl": "8-9", "release": "10-11"}
-
-
-def test_with_few_cores_the_driver_threads_have_one_cpu_each_on_cores_of_their_own() -> None:
-    roles = roles_of(made(host_of([Shape(0, 3, smt=2)], {0: (0,)})))
-    assert roles == {"irq": "0-1", "main": "2,4", "acl": "3", "release": "5"}
-
-
-def test_roles_overlap_in_a_small_pool() -> None:
-    plan = made(host_of([Shape(0, 4)], {0: (0,)}))
-    assert roles_of(plan) == {"irq": "0-1", "main": "0-3", "acl": "2", "release": "3"}
-    assert codes(plan) == ["roles_shared"]
-    assert roles_of(made(host_of([Shape(0, 1)], {0: (0,)}))) == {"irq": "0", "main": "0", "acl": "0", "release": "0"}
-
-
-@pytest.mark.parametrize("kind", ["cuda", "rocm"])
-def test_roles_of_a_gpu(kind: str) -> None:
-    assert roles_of(made(host_of([Shape(0, 8)], {0: (0,)}, kind=kind))) == {"irq": "0", "main": "1-7"}
-    assert roles_of(made(host_of([Shape(0, 2)], {0: (0,)}, kind=kind))) == {"irq": "0", "main": "0-1"}
-
-
-# The reserve.
-
-
-def test_reserved_cores_come_from_where_there_are_most_for_each_device() -> None:
-    plan = made(host_of([Shape(0, 8), Shape(1, 8)], {0: (0,), 1: (0,), 2: (1,)}), reserve_cpus=3)
-    assert [(place.name, format_cpu_list(place.cpus), place.memory_nodes) for place in plan.processes] == [("reserved", "13-15", (1,))]
-    assert pools_of(plan) == {0: "0-3", 1: "4-7", 2: "8-12"}
-
-
-def test_reserved_cores_come_from_nobodys_node_first_and_are_slow_ones() -> None:
-    plan = made(host_of([Shape(0, 4), Shape(1, 4, capacities=(500, 1024))], {0: (0,)}), reserve_cpus=2)
-    assert [format_cpu_list(place.cpus) for place in plan.processes] == ["4,6"]
-
-
-def test_reserved_cores_are_physical() -> None:
-    plan = made(host_of([Shape(0, 4, smt=2)], {0: (0,)}, siblings_apart=True), reserve_cpus=1)
-    assert [place.cpus for place in plan.processes] == [(3, 7)]
-    assert pools_of(plan) == {0: "0-2,4-6"}
-
-
-# Claims.
-
-
-def test_cores_that_others_hold_are_left_out_whole() -> None:
-    host = host_of([Shape(0, 4, smt=2)], {0: (0,), 1: (0,)})
-    plan = made(host, visible=(0,), claims=(Claim(77, (1, 4), (1,), "engine"),))
-    assert pools_of(plan) == {0: "2-3"}
-    (finding,) = [finding for finding in plan.findings if finding.code == "claim_overlap"]
-    assert finding.severity == "warning" and "77 (engine)" in finding.message and "0-1" in finding.message
-
-
-def test_a_claim_for_the_same_device_is_no_obstacle() -> None:
-    host = host_of([Shape(0, 4)], {0: (0,), 1: (0,)})
-    assert pools_of(made(host, visible=(0,), claims=(Claim(77, (0, 1), (0,)),))) == {0: "0-1"}
-
-
-def test_a_pool_that_is_claimed_entirely_is_refused() -> None:
-    error = refusal(host_of([Shape(0, 4)], {0: (0,)}), claims=(Claim(77, (0, 1)), Claim(78, (2, 3))))
-    assert error.code == "insufficient_cpus" and "78" in error.remedy
-
-
-def test_cpu_workers_are_planned_around_claims() -> None:
-    plan = made(host_of([Shape(0, 4), Shape(1, 4)]), claims=(Claim(77, (0, 1)),), workers=2)
-    assert pools_of(plan) == {0: "2-3", 1: "4-7"}
-    assert codes(plan) == ["no_accelerators", "claim_overlap"]
-
-
 # CPU workers.
 
 
@@ -349,7 +220,7 @@ def test_without_accelerators_every_node_has_a_worker() -> None:
     assert pools_of(plan) == {0: "0-3", 1: "4-7"}
     assert memory_of(plan) == {0: (0,), 1: (2,)}
     assert roles_of(plan, 1) == {"main": "4-7"}
-    assert plan.devices_total == 0 and codes(plan) == ["no_accelerators"]
+    assert plan.devices_total == 0 and codes_of(plan) == ["no_accelerators"]
 
 
 def test_workers_are_placed_where_cpus_are_allowed() -> None:
@@ -375,7 +246,7 @@ def test_fewer_workers_than_nodes_have_several_with_the_memory_of_all() -> None:
 def test_fewer_cores_than_devices_are_refused() -> None:
     host = host_of([Shape(0, 4, smt=2)], dict.fromkeys(range(4), (0,)), allowed="0-5")
     error = refusal(host)
-    assert error.code == "insufficient_cpus" and "3 allowed cores" in error.seen
+    assert error.code == "insufficient_cpus" and "3 cores" in error.seen
     assert refusal(host_of([Shape(0, 4)], {0: (0,)}), reserve_cpus=4).code == "insufficient_cpus"
     assert refusal(host_of([Shape(0, 4)]), workers=5).code == "insufficient_cpus"
 
@@ -383,12 +254,29 @@ def test_fewer_cores_than_devices_are_refused() -> None:
 @pytest.mark.parametrize(
     ("demand", "code"),
     [
-        ({"visible": (0, 7)}, "bad_visible_devices"),
+        ({"visible": (7, 8)}, "bad_visible_devices"),
+        ({"visible": ()}, "bad_visible_devices"),
         ({"local_rank": 2}, "rank_out_of_range"),
     ],
 )
 def test_what_is_not_there_is_refused(demand: dict[str, Any], code: str) -> None:
     assert refusal(host_of([Shape(0, 8)], {0: (0,), 1: (0,)}), **demand).code == code
+
+
+def test_visible_devices_without_accelerators_are_refused() -> None:
+    assert refusal(host_of([Shape(0, 8)]), visible=(0,)).code == "bad_visible_devices"
+
+
+def test_a_visible_device_that_is_not_there_is_passed_over() -> None:
+    plan = made(host_of([Shape(0, 8)], {0: (0,), 1: (0,)}), visible=(7, 1, 0))
+    assert [(worker.local_rank, worker.device) for worker in plan.workers] == [(0, 1), (1, 0)]
+    assert "visible_missing" in codes_of(plan)
+
+
+def test_an_absurd_number_of_workers_is_refused_at_once() -> None:
+    assert refusal(host_of([Shape(0, 8)]), workers=10**12).code == "insufficient_cpus"
+    assert refusal(host_of([Shape(0, 8)]), workers=0).code == "bad_worker_count"
+    assert refusal(host_of([Shape(0, 8)], {0: (0,)}), reserve_cpus=10**12).code == "insufficient_cpus"
 
 
 def test_a_map_of_npus_that_cannot_be_trusted_is_refused() -> None:
@@ -402,7 +290,7 @@ def test_other_facts_that_cannot_be_read_are_findings() -> None:
     broken = PlacementError("topo_row_unparseable", "a row is broken", seen="0-", wanted="a list", remedy="Report it.")
     host = host_of([Shape(0, 8)], {0: ()})
     plan = made(replace(host, accelerators=replace(host.accelerators, errors=(broken,))))
-    assert codes(plan) == ["topo_row_unparseable", "locality_unknown"]
+    assert codes_of(plan) == ["topo_row_unparseable", "locality_unknown"]
 
 
 # The whole.
