@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,11 +11,15 @@ from hypothesis import strategies as st
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand, Parallelism
+from homenode.host.placement.nodes import working_nodes
 from homenode.host.placement.plan import Plan
+from homenode.host.placement.policies import numa_bind
 from homenode.host.placement.policies.cpu_threads import plan
 from homenode.host.placement.thread_layout import ranks_on_nodes
 from homenode.host.placement.threads_bind import parse_threads_bind
+from homenode.host.topology.host import Accelerators
 from tests.placement_hosts import host
+from tests.recorded import NAMES, recorded_host
 
 TWO = "2s/2n/8c/smt2"  # node 0: cores 0-3 with siblings 8-11; node 1: cores 4-7 with siblings 12-15
 
@@ -48,6 +54,7 @@ def test_auto_rank_r_has_the_r_th_node_and_the_last_thread_of_each_core() -> Non
         ("s390x", "1n/4c/smt2/numbering=paired", "1,3,5,7"),
         ("ppc64le", "1n/2c/smt8/numbering=paired", "0-3,8-11"),
         ("ppc64le", "1n/2c/smt8/numbering=paired/allowed=4-9", "4,8-9"),  # a core without a lower half keeps one CPU
+        ("ppc64le", "1n/4c/smt4/numbering=paired", "0-15"),  # the field would leave the cores 4-7 and 12-15 idle
         ("ppc64le", "1n/12c", "0-3,8-11"),  # siblings unknown: the numbers tell
         ("aarch64", "1n/4c/smt2", "0-7"),
         ("riscv64", "1n/4c", "0-3"),
@@ -192,6 +199,16 @@ def test_ranks_are_counted_over_data_parallel_engines() -> None:
     assert len(made.pools) == 4
 
 
+def test_nodes_that_share_their_cpus_are_one_to_threads() -> None:
+    plain = host("2s/2n/8c")
+    both = tuple(replace(node, cpus=tuple(range(8))) for node in plain.nodes)
+    fake = replace(plain, nodes=both, cpus=tuple(replace(cpu, node=0) for cpu in plain.cpus))
+    made = plan(fake, Demand(workers=2, reserve_cpus=0))
+    assert (pools(made), memory(made)) == (["0-3", "4-7"], [(0,), (0,)])
+    made = plan(fake, Demand(memory_nodes=(1,), reserve_cpus=0))
+    assert (pools(made), memory(made)) == (["0-7"], [(1,)])
+
+
 def test_a_kernel_without_numa_is_one_node_without_memory_to_bind() -> None:
     made = plan(host("0n/8c"), Demand(workers=2))
     assert (pools(made), memory(made), reserved(made)) == (["0-3", "4-6"], [(), ()], "7")
@@ -269,3 +286,24 @@ def test_automatic_pools_are_disjoint_allowed_and_never_empty(data: st.DataObjec
     assert len(used) == len(set(used)) and set(used) <= allowed
     assert len(made.pools) == workers and all(made.pools.values()) and all(memory(made))
     assert Plan.from_dict(made.to_dict()).workers[-1].main_cpus == tuple(sorted(made.workers[-1].cpus))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_worker_for_each_node_of_a_real_machine(name: str) -> None:
+    machine = replace(recorded_host(name), accelerators=Accelerators())
+    nodes = working_nodes(machine)
+    demand = Demand(workers=len(nodes), reserve_cpus=0)
+    threads, bound = plan(machine, demand), numa_bind.plan(machine, demand)
+    used = [cpu for cpus in threads.pools.values() for cpu in cpus]
+    assert len(threads.pools) == len(nodes) and all(threads.pools.values())
+    assert len(used) == len(set(used)) and set(used) <= set(machine.allowance.cpus)
+    listed = [cpu for node in nodes for cpu in node.cpus]
+    apart = len(listed) == len(set(listed))  # some firmware lists a CPU on several nodes
+    for made in (threads, bound) if apart else (bound,):
+        for worker, node in zip(made.workers, nodes, strict=True):
+            assert worker.cpus and set(worker.cpus) <= set(node.cpus)
+            assert set(worker.memory_nodes) <= set(machine.allowance.mems)
+            if node.memory and node.id in machine.allowance.mems:
+                assert worker.memory_nodes == (node.id,)
+    cores = [machine.cpu_by_id[cpu].core for cpu in used]
+    assert machine.machine != "x86_64" or len(cores) == len(set(cores))  # one thread a core

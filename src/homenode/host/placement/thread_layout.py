@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.cores import Core, deal
-from homenode.host.topology.host import Host
+from homenode.host.placement.cores import Core, allowed_cores, deal
+from homenode.host.topology.host import Host, Node
 
 _LAST_SIBLING = ("x86_64", "i386", "i686", "amd64", "s390x")
 _ALL_SIBLINGS = ("aarch64", "arm64", "arm", "riscv")  # the beginnings of machine names
@@ -19,20 +19,36 @@ def every_thread_computes(machine: str) -> bool:
 
 
 def compute_cpus(host: Host, core: Core) -> tuple[int, ...]:
-    """The allowed CPUs of a core that compute, as in the field: x86 and s390x the last sibling, POWER the first four of eight (numbers with
-    id % 8 < 4), Arm and RISC-V all. Elsewhere the first. Empty only for a POWER core that is known by a single number of an upper half."""
+    """The allowed CPUs of a core that compute, as in the field: x86 and s390x the last sibling, POWER four of eight, Arm and RISC-V all.
+    Elsewhere the first.
+
+    The field writes the rule for POWER as id % 8 < 4, which leaves every second core idle where cores have four threads; here it is the first
+    four threads of a core, and the numbers count only where the kernel does not tell the siblings. Empty then for the upper half.
+    """
     if every_thread_computes(host.machine):
         return core.cpus
     if host.machine.startswith("ppc"):
-        lower = tuple(cpu for cpu in core.cpus if cpu % 8 < 4)
-        return lower or (core.cpus[:1] if len(host.cores[core.id]) > 1 else ())
+        siblings = host.cores[core.id]
+        lower = siblings[:4] if len(siblings) > 1 else tuple(cpu for cpu in siblings if cpu % 8 < 4)
+        return tuple(cpu for cpu in core.cpus if cpu in lower) or (core.cpus[:1] if len(siblings) > 1 else ())
     return core.cpus[-1:] if host.machine in _LAST_SIBLING else core.cpus[:1]
 
 
-def computing_cores(host: Host, cores: Sequence[Core]) -> dict[Core, tuple[int, ...]]:
-    """The cores that compute, with their CPUs that do, in the order given."""
-    found = {core: cpus for core in cores if (cpus := compute_cpus(host, core))}
-    return found or {core: core.cpus[:1] for core in cores}
+def computing_nodes(host: Host, nodes: Sequence[Node]) -> dict[int, dict[Core, tuple[int, ...]]]:
+    """By node the cores that compute, with their CPUs that do, neighbours in a cache next to each other. A node without any is left out.
+
+    Where nodes share CPUs (emulated nodes, broken firmware) the first of them has the core.
+    """
+    left = [core for cores in allowed_cores(host).values() for core in cores]
+    found: dict[int, dict[Core, tuple[int, ...]]] = {}
+    for node in nodes:
+        own = set(node.cpus)
+        here = [core for core in left if core.cpus[0] in own]
+        left = [core for core in left if core.cpus[0] not in own]
+        computing = {core: cpus for core in here if (cpus := compute_cpus(host, core))}
+        if here:
+            found[node.id] = computing or {core: core.cpus[:1] for core in here}
+    return found
 
 
 def ranks_on_nodes(cores: Sequence[int], ranks: int) -> list[int]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.cores import NO_NODE, allowed_cores
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.nodes import memory_of_cpus, nodes_of, permitted_nodes, working_nodes
 from homenode.host.placement.numactl import refused_node
@@ -20,7 +19,7 @@ from homenode.host.placement.parallelism import check_sizes, worker_index, world
 from homenode.host.placement.plan import Place, Plan, Worker
 from homenode.host.placement.ranks import assign_ranks
 from homenode.host.placement.thread_layout import (
-    computing_cores,
+    computing_nodes,
     cpus_not_allowed,
     every_thread_computes,
     rank_pools,
@@ -117,19 +116,18 @@ def _listed(host: Host, demand: Demand, count: int, lists: ThreadLists) -> _Layo
 
 
 def _automatic(host: Host, demand: Demand, count: int) -> _Layout:
-    nodes = _nodes(host, demand)
-    by_node = allowed_cores(host)
-    threads = [computing_cores(host, by_node.get(node.id if host.nodes else NO_NODE, ())) for node in nodes]
-    placed = rank_pools(threads, count)
+    threads = computing_nodes(host, _nodes(host, demand))
+    nodes = tuple(threads)
+    placed = rank_pools(tuple(threads.values()), count)
     pools = [cpus for _, cpus in placed]
     reserve, findings = _reserve(host, demand, count)
     taken = take_reserve(pools, reserve)
     if idle := nodes[count:]:
-        message = f"nodes {format_cpu_list(node.id for node in idle)} have no worker: there are {count} for {len(nodes)} nodes"
+        message = f"nodes {format_cpu_list(idle)} have no worker: there are {count} for {len(nodes)} nodes"
         findings.append(Finding("info", "nodes_unused", message, f"Start {len(nodes)} workers to use all of them."))
     return _Layout(
         pools=tuple(map(tuple, pools)),
-        whys=tuple(f"{len(cpus)} compute threads on cores of node {nodes[position].id}" for position, cpus in placed),
+        whys=tuple(f"{len(cpus)} compute threads on cores of node {nodes[position]}" for position, cpus in placed),
         reserved=with_idle_siblings(host, taken, [cpu for pool in pools for cpu in pool]),
         findings=tuple(findings),
     )
