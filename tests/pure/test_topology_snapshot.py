@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from homenode.errors import UserError
 from homenode.host.topology.read import read_host
+from homenode.host.topology.redaction import Redaction
 from homenode.host.topology.snapshot import FORMAT, load_recording, parse_recording, record, recording_text, save_recording, write_recording
 from homenode.host.topology.source import CommandResult, LiveSource, RecordedSource
 from homenode.host.topology.synthetic import synthetic
@@ -115,6 +116,52 @@ def test_what_is_left_says_the_same() -> None:
     assert recorded.interrupts == tuple(replace(one, actions=("enx000000000000-rx-0",)) for one in live.interrupts)
     assert recorded.devices == live.devices and recorded.devices[0].irqs == (31,)
     assert [chip.processes for chip in recorded.accelerators.of_kind("npu")] == [(4711,)]
+
+
+def test_gpus_of_amd_keep_an_order_but_no_number() -> None:
+    node = "/sys/class/kfd/kfd/topology/nodes"
+    source = RecordedSource(
+        "x86_64",
+        {
+            "/sys/devices/system/cpu/online": "0",
+            f"{node}/0/properties": "cpu_cores_count 8\nsimd_count 0\nunique_id 0",
+            f"{node}/1/properties": "simd_count 304\nlocation_id 1280\nunique_id 1311768467463790320",
+            f"{node}/1/gpu_id": "4242",
+            f"{node}/2/properties": "simd_count 304\nlocation_id 1536\nunique_id 81985529216486895",
+            f"{node}/2/gpu_id": "4343",
+            "/sys/class/kfd/kfd/proc/77/vram_4242": "123456789",
+            "/sys/class/kfd/kfd/proc/77/vram_4343": "0",
+        },
+        env={"ROCR_VISIBLE_DEVICES": "GPU-0123456789abcdef"},
+    )
+    text = recording_text(record(source))
+    for secret in ("1311768467463790320", "81985529216486895", "123456789", "0123456789abcdef"):
+        assert secret not in text, secret
+    live, recorded = read_host(source).accelerators.chips, read_host(reread(source)).accelerators.chips
+    assert (
+        [(chip.address, chip.processes) for chip in recorded]
+        == [(chip.address, chip.processes) for chip in live]
+        == [("0000:05:00.0", (77,)), ("0000:06:00.0", ())]
+    )
+    assert reread(source).env["ROCR_VISIBLE_DEVICES"] == recorded[1].uuid != recorded[0].uuid
+
+
+class AskedSource(RecordedSource):
+    """Remembers which files were asked for, also those that are not there."""
+
+    def read(self, path: str) -> str | None:
+        self.asked = {*getattr(self, "asked", ()), path}
+        return super().read(path)
+
+
+@pytest.mark.parametrize("line", ["2s/4n/8c/smt2/gpu=2", "2n/8c/arm/npu=2:A2", "big=2/little=2", "0n/2c"])
+def test_every_file_that_matters_is_on_the_list(line: str) -> None:
+    made = synthetic(line)
+    source = AskedSource(made.machine, made.files, made.commands)
+    read_host(source)
+    asked = {path: "0" for path in source.asked if not path.startswith("/sys/fs/cgroup/")}
+    assert len(asked) > 25
+    assert set(asked) - set(Redaction().files(asked)) == set()
 
 
 def test_how_a_command_ended_survives() -> None:

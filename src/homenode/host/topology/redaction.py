@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _CGROUP = "/sys/fs/cgroup"
+_KFD = "/sys/class/kfd/"
 _KEPT_FILES = frozenset(
     [
         "/proc/interrupts",
         "/proc/meminfo",
         "/proc/self/cgroup",
-        "/proc/self/cpuset",
         "/proc/self/status",
         "/proc/sys/kernel/numa_balancing",
         "/proc/sys/kernel/osrelease",
@@ -24,17 +24,13 @@ _KEPT_FILES = frozenset(
 )
 _KEPT_FOLDERS = (
     "/proc/driver/nvidia/",
-    "/proc/irq/",
     "/sys/bus/pci/devices/",
-    "/sys/class/drm/",
-    "/sys/class/kfd/",
+    _KFD,
     "/sys/devices/cpu_atom/",
     "/sys/devices/cpu_core/",
     "/sys/devices/cpu_lowpower/",
-    "/sys/devices/cpu_lowpower/",
     "/sys/devices/system/cpu/",
     "/sys/devices/system/node/",
-    "/sys/devices/virtual/kfd/",
     "/sys/kernel/mm/",
     _CGROUP + "/",
 )
@@ -42,6 +38,7 @@ _RESTLESS = frozenset(["memory.current", "memory.stat", "memory.usage_in_bytes"]
 _V1_MOUNT = re.compile(r"(?:cpu|cpuacct|cpuset|memory|unified|systemd)(?:,\w+)*")
 _STATUS_FIELDS = ("Cpus_allowed_list", "Mems_allowed_list", "CapEff")
 _MEMORY_FIELDS = ("MemTotal", "HugePages_Total", "Hugepagesize")
+_SERIAL_OF_GPU = re.compile(r"^(\s*unique_id\s+)([0-9]{1,20})\b", re.MULTILINE)
 _GPU_FIELDS = ("Model", "UUID", "Location")
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
 _HARDWARE_ADDRESS = re.compile(r"(?<![0-9A-Fa-f:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![0-9A-Fa-f:])")
@@ -78,16 +75,16 @@ class Redaction:
         return _HARDWARE_ADDRESS.sub("00:00:00:00:00:00", anonymous)
 
     def variable(self, text: str) -> str:
-        """A variable's value; call it after `output`, so that the UUIDs in a list of devices become those in the tool's output."""
+        """A variable's value; call it last, so that the UUIDs in a list of devices become those of the files and the tools' outputs."""
         whole = _UUID.sub(self._uuid, text)
         return _GPU_PREFIX.sub(self._uuid_prefix, whole)
 
     def _file(self, path: str, text: str) -> str:
         if path == "/proc/self/cgroup":
             return "\n".join(self._group_line(line) for line in text.splitlines())
-        if path == "/proc/self/cpuset":
-            return self._group_path(text.strip())
-        rule = _RULES.get(path) or next((rule for end, rule in _RULES_BY_NAME.items() if path.endswith(end)), None)
+        if path.startswith(_KFD):
+            return _some(text) if "/proc/" in path else _SERIAL_OF_GPU.sub(self._gpu_serial, text)
+        rule = _RULES.get(path) or next((rule for end, rule in _RULES_BY_END.items() if path.endswith(end)), None)
         return _UUID.sub(self._uuid, rule(text) if rule else text)
 
     def _group_line(self, line: str) -> str:
@@ -118,6 +115,13 @@ class Redaction:
     def _uuid(self, match: re.Match[str]) -> str:
         return self.uuids.setdefault(match[0].lower(), f"00000000-0000-0000-0000-{len(self.uuids):012x}")
 
+    def _gpu_serial(self, match: re.Match[str]) -> str:
+        """AMD's number of a GPU, of which ROCm makes the UUID GPU-<16 hexadecimal digits>; 0 says that there is none."""
+        if not int(match[2]):
+            return match[0]
+        stand_in = self.uuids.setdefault(f"{int(match[2]):016x}", f"{len(self.uuids) + 1:016x}")
+        return f"{match[1]}{int(stand_in, 16)}"
+
     def _uuid_prefix(self, match: re.Match[str]) -> str:
         """CUDA takes the beginning of a UUID where it is the only one that begins so; the stand-in is written out."""
         if match[2].startswith("00000000-0000-"):
@@ -132,11 +136,10 @@ def _group_paths(text: str) -> list[list[str]]:
 
 def _fields(names: tuple[str, ...]) -> Callable[[str], str]:
     """Keep the lines `Name: value` (or `Node 0 Name: value`) of these names."""
+    wanted = [[name] for name in names]
 
     def reduced(text: str) -> str:
-        return "\n".join(
-            line for line in text.splitlines() if line.partition(":")[0].split()[-1:] and line.partition(":")[0].split()[-1] in names
-        )
+        return "\n".join(line for line in text.splitlines() if line.partition(":")[0].split()[-1:] in wanted)
 
     return reduced
 
@@ -162,10 +165,6 @@ def _without_counters(text: str) -> str:
     return _NAMED_BY_ADDRESS.sub("enx000000000000", "\n".join(kept))
 
 
-def _without_unique_id(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not line.startswith("unique_id"))
-
-
 def _without_program_names(lines: list[str]) -> list[str]:
     """The process table of npu-smi with every program called `process`; the columns stay where they are."""
     name_cell = 0
@@ -181,6 +180,11 @@ def _without_program_names(lines: list[str]) -> list[str]:
     return done
 
 
+def _some(text: str) -> str:
+    """Bytes of GPU memory that a process holds: whether there are any is the fact, how many never rests."""
+    return "0" if text.strip() in ("", "0") else "1"
+
+
 def _first_word(text: str) -> str:
     return text.partition(" ")[0]
 
@@ -191,8 +195,7 @@ _RULES: Mapping[str, Callable[[str], str]] = {
     "/proc/meminfo": _fields(_MEMORY_FIELDS),
     "/proc/self/status": _fields(_STATUS_FIELDS),
 }
-_RULES_BY_NAME: Mapping[str, Callable[[str], str]] = {
+_RULES_BY_END: Mapping[str, Callable[[str], str]] = {
     "/information": _fields(_GPU_FIELDS),
     "/meminfo": _fields(_MEMORY_FIELDS),
-    "/properties": _without_unique_id,
 }

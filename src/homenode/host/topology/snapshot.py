@@ -80,13 +80,14 @@ def record(source: Source, read: Callable[[Source], object] = read_host, about: 
     recorder = RecordingSource(source)
     read(recorder)
     redaction = Redaction()
+    files = redaction.files({**_named_things(recorder), **recorder.files})
     commands = {words: _raw_result(words, result, redaction) for words, result in recorder.commands.items()}
     return {
         "format": FORMAT,
         "machine": source.machine,
         **({"about": about} if about else {}),
         "env": {name: redaction.variable(value) for name, value in source.env.items()},
-        "files": redaction.files({**_named_things(recorder), **recorder.files}),
+        "files": files,
         "commands": commands,
     }
 
