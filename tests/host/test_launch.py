@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from homenode.errors import HostError, PlacementError
 from homenode.host.binding.launch import ProgramError, bind_self, check_target, find_program
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.binding.syscalls import _NUMBERS, Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.source import RecordedSource
@@ -23,7 +25,8 @@ from homenode.host.topology.source import RecordedSource
 CPUS = sorted(os.sched_getaffinity(0))
 ONE, OTHER = CPUS[0], CPUS[-1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-CPUSET_V1 = Path("/sys/fs/cgroup/cpuset")
+CGROUPS = Path("/sys/fs/cgroup")
+CPUSET_V1 = CGROUPS / "cpuset"
 needs_two = pytest.mark.skipif(len(CPUS) < 2, reason="needs two allowed CPUs")
 
 # A launcher: CPUs, memory nodes and "strict" or "loose" as words, then the program. Refusals end as the command line's do.
@@ -158,24 +161,42 @@ def test_an_inherited_mask_is_not_widened_partly_either() -> None:
     assert done.returncode == 2 and "inherited" in done.stderr
 
 
+@contextmanager
+def _cpusets() -> Iterator[tuple[Path, str]]:
+    """A hierarchy whose groups can have a cpuset of their own, version 1 or 2, and the file that takes processes into a group."""
+    if os.access(CPUSET_V1 / "cpuset.cpus", os.W_OK):
+        yield CPUSET_V1, "tasks"
+        return
+    control = CGROUPS / "cgroup.subtree_control"
+    try:
+        was_on = "cpuset" in control.read_text().split()
+        control.write_text("+cpuset")
+    except OSError as error:
+        pytest.skip(f"cannot make a cpuset here: {error}")
+    try:
+        yield CGROUPS, "cgroup.procs"
+    finally:
+        if not was_on:
+            control.write_text("-cpuset")
+
+
 @pytest.fixture
 def cpuset() -> Iterator[Path]:
-    """A cgroup that allows CPU ONE only; gone afterwards."""
-    if not os.access(CPUSET_V1 / "cpuset.cpus", os.W_OK):
-        pytest.skip(f"cannot make a cpuset: {CPUSET_V1} is not writable here")
-    folder = CPUSET_V1 / f"test-{os.getpid()}"
-    folder.mkdir()
-    try:
-        (folder / "cpuset.mems").write_text((CPUSET_V1 / "cpuset.mems").read_text())
-        (folder / "cpuset.cpus").write_text(str(ONE))
-        yield folder
-    finally:
-        folder.rmdir()
+    """The file that takes a process into a cgroup that allows CPU ONE only; gone afterwards."""
+    with _cpusets() as (root, processes):
+        folder = root / f"test-{os.getpid()}"
+        folder.mkdir()
+        try:
+            (folder / "cpuset.mems").write_text(_node())
+            (folder / "cpuset.cpus").write_text(str(ONE))
+            yield folder / processes
+        finally:
+            folder.rmdir()
 
 
 @needs_two
 def test_a_cpuset_is_not_widened_and_is_named(cpuset: Path) -> None:
-    inside = ("sh", "-c", f'echo $$ > {cpuset}/tasks && exec "$@"', "sh")
+    inside = ("sh", "-c", f'echo $$ > {cpuset} && exec "$@"', "sh")
     refused = _run(OTHER, "true", before=inside)
     assert refused.returncode == 2
     assert "inherited from its cpuset" in refused.stderr
@@ -255,6 +276,55 @@ def test_refused_cpus_are_said_and_strict_ends_there(code: int, said: str) -> No
     assert said in report.findings[0].message and not report.ok
     with pytest.raises(HostError, match=said):
         bind_self(Target((0, 1)), kernel=RefusingKernel(code), strict=True)
+
+
+# Forbids the system calls whose numbers it is given, as a container's seccomp profile does (seccomp(2), EPERM), then executes the rest.
+FORBIDDER = """
+import ctypes, os, struct, sys
+numbers = [int(number) for number in sys.argv[1].split(",")]
+LOAD, EQUAL, RETURN, ALLOW, EPERM = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050001
+steps = [(LOAD, 0, 0, 0)]
+steps += [(EQUAL, len(numbers) - index, 0, number) for index, number in enumerate(numbers)]
+steps += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, EPERM)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+assert prctl(38, 1, 0, 0, 0) == 0, "no_new_privs"
+if prctl(22, 2, program, 0, 0):
+    sys.exit(f"seccomp: {os.strerror(ctypes.get_errno())}")
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+AFFINITY_NUMBERS = {"x86_64": 203, "aarch64": 122, "riscv64": 122}
+
+
+def _forbidden(numbers: list[int], *command: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", FORBIDDER, ",".join(map(str, numbers)), *command[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, env=ENVIRONMENT, check=False)
+    if done.stderr.startswith("seccomp:") or "no_new_privs" in done.stderr:
+        pytest.skip(f"cannot make a seccomp filter here: {done.stderr}")
+    return done
+
+
+def test_a_container_that_forbids_memory_policies_still_gets_its_cpus() -> None:
+    numbers = [_NUMBERS[platform.machine()][name] for name in ("set_mempolicy", "get_mempolicy")]
+    show = ("cat", "/proc/self/status", "/proc/self/numa_maps")
+    done = _forbidden(numbers, *_command(ONE, *show, nodes=_node()))
+    assert _mask(done.stdout) == str(ONE)
+    assert not re.search(r"^\w+ (bind|prefer)", done.stdout, re.MULTILINE)
+    assert f"warning: the kernel refuses bind:{_node()}: set_mempolicy: EPERM" in done.stderr and "SYS_NICE" in done.stderr
+    strict = _forbidden(numbers, *_command(ONE, *show, nodes=_node(), mode="strict"))
+    assert (strict.returncode, strict.stdout) == (1, "")
+    assert "set_mempolicy: EPERM" in strict.stderr and "Traceback" not in strict.stderr
+
+
+@pytest.mark.skipif(platform.machine() not in AFFINITY_NUMBERS, reason="the number of sched_setaffinity is not known here")
+def test_a_container_that_forbids_affinity_runs_the_program_unbound_and_says_so() -> None:
+    numbers = [AFFINITY_NUMBERS[platform.machine()]]
+    done = _forbidden(numbers, *_command(ONE, "cat", "/proc/self/status"))
+    assert "Cpus_allowed_list" in done.stdout and done.returncode == 0
+    assert f"error: the kernel refuses CPUs {ONE}: sched_setaffinity: EPERM" in done.stderr
+    strict = _forbidden(numbers, *_command(ONE, "true", mode="strict"))
+    assert strict.returncode == 1 and "sched_setaffinity: EPERM" in strict.stderr
 
 
 # A machine with CPUs 0-2 online of 0-3 and nodes 0 and 8, and a process that may use CPUs 0 and 1.

@@ -1,23 +1,20 @@
 """Bind the workers that a program starts itself, as they appear: `vllm serve` on eight devices is one command and eight workers.
 
-The launcher leaves a small process of its own behind before it becomes the program. That follower looks at the program's descendants, and
-binds each to its own pool as soon as its title or environment says which rank it is (`rank_hints`). It ends with the program, which it waits
-for through a pidfd (pidfd_open(2)), and holds nothing of the program's but its standard error.
+The launcher leaves a companion behind before it becomes the program. This follower looks at the program's descendants, and binds each to its
+own pool as soon as its title or environment says which rank it is (`rank_hints`). It ends with the program.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 from homenode.errors import HomenodeError, UserError
+from homenode.host.binding.companion import leave_companion, to_stderr
 from homenode.host.binding.rank_hints import RANK_VARIABLES, RankHint, worker_rank_of
 from homenode.host.binding.report import Report
 from homenode.host.binding.target import Target
@@ -147,53 +144,10 @@ def follow(follower: Follower, pidfd: int | None = None, until: float = float("i
             return
 
 
-def leave_follower(target_of: TargetOf, bind: Bind, say: Say | None = None) -> None:
-    """Leave a follower of the calling process behind, to be called before it executes the program.
-
-    Call it from the main thread, before binding and outside of any lock: the follower keeps the affinity of this moment.
-    """
-    root = identify(os.getpid())
-    pidfd = _open_pidfd(root.pid)
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    child = os.fork()
-    if child == 0:
-        _become_follower(Follower(root, target_of, bind, say or _to_stderr), pidfd)
-    os.waitpid(child, 0)  # the one in between, so that the program has no child that it does not know
-    if pidfd is not None:
-        os.close(pidfd)
-
-
-def _become_follower(follower: Follower, pidfd: int | None) -> NoReturn:
-    """In the forked process: nothing may return from here into the launcher's code, whatever happens."""
-    try:
-        os.setsid()  # a Ctrl-C in the terminal is meant for the program
-        if os.fork() == 0:
-            _let_go({2, pidfd} if pidfd is not None else {2})
-            follow(follower, pidfd)
-    except BaseException as error:  # said here, as there is nobody above to say it
-        follower.say(f"workers are not bound any more: {error!r}")
-    finally:
-        os._exit(0)
-
-
-def _let_go(keep: Iterable[int]) -> None:
-    """Hold no file, pipe, lock or folder of the program's, so that nobody waits for this process."""
-    os.chdir("/")
-    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if descriptor not in keep:
-            with suppress(OSError):  # the folder that was being listed
-                os.close(descriptor)
-    for _ in range(2):
-        os.open(os.devnull, os.O_RDWR)  # the lowest free numbers: standard input and output
-
-
-def _open_pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # Linux before 5.3, or a sandbox
-        return None
+def leave_follower(target_of: TargetOf, bind: Bind, say: Say = to_stderr) -> None:
+    """Leave a follower of the calling process behind, before it becomes the program. See `leave_companion` for when to call it."""
+    follower = Follower(identify(os.getpid()), target_of, bind, say)
+    leave_companion(lambda pidfd: follow(follower, pidfd), say)
 
 
 def _has_ended(root: Process, pidfd: int | None, pause_s: float) -> bool:
@@ -226,8 +180,3 @@ def _read(file: Path, most: int) -> bytes:
             return opened.read(most)
     except OSError:
         return b""
-
-
-def _to_stderr(line: str) -> None:
-    with suppress(OSError):  # whoever read it has gone
-        os.write(2, f"homenode: {line}\n".encode())
