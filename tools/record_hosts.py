@@ -50,7 +50,7 @@ CAPTURES = (
     Capture("arm-2cpu-board", "2arm-2c", "armv7l", HWLOC, "Arm board", "no NUMA folder"),
     Capture("arm-dgx-spark", "nvidia-dgx-gb10", "aarch64", HWLOC_GIT, "NVIDIA DGX Spark (GB10)", "cores of five speeds in two clusters"),
     Capture("core-hybrid-20cpu", "20em64t-hybrid-1p6c2t+2ca4co1t", "x86_64", HWLOC_GIT, "Intel Core with two kinds of cores", "six cores with SMT, eight in clusters of four without"),
-    Capture("core-hybrid-5cpu", "5intel64-hybrid-lakefield", "x86_64", HWLOC, "Intel Core (Lakefield)", "five cores of two kinds"),
+    Capture("core-hybrid-5cpu", "5intel64-hybrid-lakefield", "x86_64", HWLOC, "Intel Core (Lakefield)", "five cores, of whose two kinds this kernel says nothing"),
     Capture("epyc-96cpu-8node", "x86_64-epyc_7451", "x86_64", UTIL_LINUX, "two EPYC 7451", "sixteen L3s on eight nodes; neither memory nor distances are told"),
     Capture("ia64-128cpu-17node", "128ia64-17n4s2c", "ia64", HWLOC, "Itanium Altix", "a node without CPUs; hexadecimal masks only"),
     Capture("ia64-256cpu-64node", "256ia64-64n2s2c", "ia64", HWLOC, "Itanium Altix", "64 nodes at five distances; hexadecimal masks only"),

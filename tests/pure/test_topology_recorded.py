@@ -121,6 +121,13 @@ def test_cores_of_unequal_speed() -> None:
     assert format_cpu_list(fast) == "5-9,15-19" and {cpu.capacity for cpu in host.cpus if cpu.id not in fast} == {718, 731}
 
 
+def test_cores_of_two_kinds() -> None:
+    host = recorded_host("core-hybrid-20cpu")
+    slow = [cpu.id for cpu in host.cpus if cpu.capacity < 700]
+    assert format_cpu_list(slow) == "12-19" and sets(host, lambda cpu: cpu.core) == "0-1|2-3|4-5|6-7|8-9|10-11|12|13|14|15|16|17|18|19"
+    assert sets(host, lambda cpu: cpu.cluster).endswith("|12-15|16-19")
+
+
 def test_offline_cpus() -> None:
     assert recorded_host("xeon-offline-first-node").offline == (0, 1, 2, 3, 21, 22, 23)
     assert recorded_host("opteron-16cpu-offline").offline == (4,)

@@ -154,7 +154,7 @@ class AskedSource(RecordedSource):
         return super().read(path)
 
 
-@pytest.mark.parametrize("line", ["2s/4n/8c/smt2/gpu=2", "2n/8c/arm/npu=2:A2", "big=2/little=2", "0n/2c"])
+@pytest.mark.parametrize("line", ["2s/4n/8c/smt2/gpu=2", "2n/8c/arm/npu=2:A2", "2n/4c/gpu=2:amd", "big=2/little=2", "0n/2c"])
 def test_every_file_that_matters_is_on_the_list(line: str) -> None:
     made = synthetic(line)
     source = AskedSource(made.machine, made.files, made.commands)

@@ -139,6 +139,15 @@ def test_gpus() -> None:
     assert {host.interrupts[place].actions for place in range(4)} == {("nvidia",)}
 
 
+def test_gpus_of_amd() -> None:
+    host = host_of("2n/8c/gpu=2:amd")
+    chips = host.accelerators.of_kind("rocm")
+    assert host.accelerators.kind == "rocm"
+    assert [(chip.id, chip.node, format_cpu_list(chip.local_cpus)) for chip in chips] == [(0, 0, "0-3"), (1, 1, "4-7")]
+    assert [chip.address for chip in chips] == [device.address for device in host.devices]
+    assert len({chip.uuid for chip in chips}) == 2
+
+
 @pytest.mark.parametrize(
     ("family", "cards", "affinity"),
     [
@@ -189,7 +198,8 @@ def test_the_largest_hosts() -> None:
         ("4c/npu=8", "part 'npu=8': wanted a number and a family"),
         ("4c/npu=3:A3", "come in pairs"),
         ("4c/gpu=65", "at most 64 accelerators"),
-        ("4c/gpu=-1", "part 'gpu=-1': wanted a whole number"),
+        ("4c/gpu=-1", "part 'gpu=-1': wanted a number such as 8, or 8:amd"),
+        ("4c/gpu=1:voodoo", "part 'gpu=1:voodoo'"),
         ("4c/numbering=odd", "part 'numbering=odd': wanted split or paired or round"),
         ("4c/quota=0", "part 'quota=0'"),
         ("4c/quota=nan", "part 'quota=nan'"),

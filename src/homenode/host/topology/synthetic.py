@@ -12,7 +12,8 @@ A line is parts in any order with `/`, spaces or commas between them:
                        have memory only. ids=0,8: the node numbers, in that order.
     offline=3-5        CPUs that are switched off. allowed=0-15: this process's affinity mask. cpuset=0-31 and mems=0: what its control
                        group permits. quota=2.5: its CPU time, in CPUs.
-    gpu=8 npu=8:A2     accelerators, spread over the nodes with CPUs: NVIDIA GPUs, or Ascend chips of the family A2, A3, 310P or 950.
+    gpu=8 npu=8:A2     accelerators, spread over the nodes with CPUs: NVIDIA GPUs (gpu=8:amd for AMD's), or Ascend chips of the family A2, A3,
+                       310P or 950.
     arm                an aarch64 machine rather than an x86_64 one.
 
 What comes out is what the kernel and the vendors' tools would say, read by the same code as a live machine.
@@ -21,14 +22,14 @@ What comes out is what the kernel and the vendors' tools would say, read by the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.cpuset import parse_cpu_list
 from homenode.errors import UserError
 from homenode.host.topology.source import RecordedSource
 from homenode.host.topology.synthetic_files import kernel_files
-from homenode.host.topology.synthetic_shape import NPU_FAMILIES, NUMBERINGS, Shape
+from homenode.host.topology.synthetic_shape import GPU_MAKERS, NPU_FAMILIES, NUMBERINGS, Shape
 from homenode.host.topology.synthetic_tools import tool_outputs
 from homenode.units import parse_bytes
 
@@ -92,9 +93,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _numbering(text: str) -> str:
-    if text not in NUMBERINGS:
-        raise ValueError(text)
-    return text
+    return _one_of(NUMBERINGS, text)
 
 
 def _share(text: str) -> float:
@@ -103,11 +102,20 @@ def _share(text: str) -> float:
     return float(text)
 
 
+def _gpus(text: str) -> tuple[int, str]:
+    count, colon, maker = text.partition(":")
+    return _count(count), _one_of(GPU_MAKERS, maker if colon else GPU_MAKERS[0])
+
+
 def _npus(text: str) -> tuple[int, str]:
     count, _, family = text.partition(":")
-    if family not in NPU_FAMILIES:
-        raise ValueError(text)
-    return _count(count), family
+    return _count(count), _one_of(NPU_FAMILIES, family)
+
+
+def _one_of(words: Sequence[str], word: str) -> str:
+    if word not in words:
+        raise ValueError(word)
+    return word
 
 
 _LIST = "a list such as 0-15"
@@ -118,7 +126,7 @@ _WORDS: Mapping[str, _Word] = {
     "cluster": _Word("cluster", _count, _NUMBER),
     "cpuless": _Word("cpuless", _count, _NUMBER),
     "cpuset": _Word("cpuset", parse_cpu_list, _LIST),
-    "gpu": _Word("gpus", _count, _NUMBER),
+    "gpu": _Word("gpus", _gpus, "a number such as 8, or 8:amd"),
     "ids": _Word("ids", _numbers, "numbers such as 0,8"),
     "l3": _Word("l3", _count, _NUMBER),
     "little": _Word("little", _count, _NUMBER),

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from homenode.host.topology.synthetic_shape import Shape
 
-_NVIDIA, _HUAWEI = 0x10DE, 0x19E5
-_GPU_KIND, _NPU_KIND = 0x030200, 0x120000  # 3D controller; processing accelerator (PCI Code and ID Assignment Specification)
-_H100, _ASCEND = 0x2330, 0xD802
+_NVIDIA, _AMD, _HUAWEI = 0x10DE, 0x1002, 0x19E5
+_GRAPHICS, _ACCELERATOR = 0x030200, 0x120000  # 3D controller; processing accelerator (PCI Code and ID Assignment Specification)
+_H100, _MI300X, _ASCEND = 0x2330, 0x74A1, 0xD802
 _FIRST_IRQ = 1024
 _CARDS_OF_310P = (1, 32, 96, 32768, 32800, 32832, 32896, 2944)  # NPU ids of this family follow the slot, not the count
 
@@ -34,10 +34,13 @@ def devices_of(shape: Shape) -> tuple[Device, ...]:
 
 
 def gpus_of(shape: Shape) -> tuple[Device, ...]:
-    """The GPUs, as `nvidia-smi` counts them."""
+    """The GPUs, in the order their maker's tools count them."""
+    count, maker = shape.gpus
+    kind, vendor, device = (_ACCELERATOR, _AMD, _MI300X) if maker == "amd" else (_GRAPHICS, _NVIDIA, _H100)
+    name = "amdgpu" if maker == "amd" else "nvidia"
     return tuple(
-        Device(_GPU_KIND, _NVIDIA, _H100, place, f"0000:{place + 1:02x}:00.0", node, place, 0, ((_FIRST_IRQ + place, "nvidia"),))
-        for place, node in enumerate(_nodes(shape, shape.gpus))
+        Device(kind, vendor, device, place, f"0000:{place + 1:02x}:00.0", node, place, 0, ((_FIRST_IRQ + place, name),))
+        for place, node in enumerate(_nodes(shape, count))
     )
 
 
@@ -48,10 +51,10 @@ def npus_of(shape: Shape) -> tuple[Device, ...]:
     found = []
     for place, node in enumerate(_nodes(shape, count)):
         card, chip = divmod(place, chips_per_card)
-        irq = _FIRST_IRQ + shape.gpus + 2 * place
+        irq = _FIRST_IRQ + shape.gpus[0] + 2 * place
         number = _card_of_310p(card) if family == "310P" else card
         names = ((irq, "sq_send_trigger_irq"), (irq + 1, "cq_update_irq"))
-        found.append(Device(_NPU_KIND, _HUAWEI, _ASCEND, place, f"0000:{place + 0x80:02x}:00.0", node, number, chip, names))
+        found.append(Device(_ACCELERATOR, _HUAWEI, _ASCEND, place, f"0000:{place + 0x80:02x}:00.0", node, number, chip, names))
     return tuple(found)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from homenode.cpuset import format_cpu_list
-from homenode.host.topology.synthetic_devices import devices_of
+from homenode.host.topology.synthetic_devices import devices_of, gpus_of
 from homenode.host.topology.synthetic_shape import Core, Shape
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
 _GROUP = "/sys/fs/cgroup/g1"
+_KFD = "/sys/class/kfd/kfd/topology/nodes"
+_SIMDS, _FIRST_GPU_ID = 1216, 40000  # an MI300X has 304 compute units of four SIMDs
 _HERE, _SAME_SOCKET, _OTHER_SOCKET = 10, 12, 32
 _OWN_MEMORY, _OTHER_MEMORY = 14, 40  # of nodes without CPUs
 _ALL_CAPABILITIES = "000001ffffffffff"
@@ -26,7 +28,14 @@ def kernel_files(shape: Shape) -> dict[str, str]:
     """All files, by path."""
     online = tuple(sorted({cpu for core in shape.layout for cpu in core.cpus} - set(shape.offline)))
     files: dict[str, str] = {}
-    for part in (_machine_files(shape, online), _cpu_files(shape), _node_files(shape), _process_files(shape), _device_files(shape)):
+    for part in (
+        _machine_files(shape, online),
+        _cpu_files(shape),
+        _node_files(shape),
+        _process_files(shape),
+        _device_files(shape),
+        _amd_files(shape),
+    ):
         files.update(part)
     return files
 
@@ -163,3 +172,19 @@ def _device_files(shape: Shape) -> Iterator[tuple[str, str]]:
             yield f"{folder}/msi_irqs/{irq}", "msix"
             lines.append(f"{irq}: 0 PCI-MSIX-{device.address} {irq - device.interrupts[0][0]}-edge {action}")
     yield "/proc/interrupts", "\n".join(lines)
+
+
+def _amd_files(shape: Shape) -> Iterator[tuple[str, str]]:
+    """What AMD's compute driver tells of its GPUs, after the nodes with CPUs, which are agents too (Documentation/ABI/testing/sysfs-class-kfd)."""
+    gpus = gpus_of(shape) if shape.gpus[1] == "amd" else ()
+    if not gpus:
+        return
+    agents = max(1, shape.cpu_node_count)
+    for agent in range(agents):
+        yield f"{_KFD}/{agent}/properties", "cpu_cores_count 1\nsimd_count 0\nlocation_id 0\ndomain 0\nunique_id 0"
+    for gpu in gpus:
+        bus = int(gpu.address.split(":")[1], 16)
+        facts = {"cpu_cores_count": 0, "simd_count": _SIMDS, "location_id": bus << 8, "domain": 0, "unique_id": gpu.place + 1}
+        yield f"{_KFD}/{agents + gpu.place}/properties", "\n".join(f"{name} {value}" for name, value in facts.items())
+        yield f"{_KFD}/{agents + gpu.place}/gpu_id", str(_FIRST_GPU_ID + gpu.place)
+        yield f"{_KFD}/{agents + gpu.place}/name", "gfx942"

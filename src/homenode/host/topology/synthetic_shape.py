@@ -10,6 +10,7 @@ MOST_CPUS = 16384
 MOST_NODES = 1024
 MOST_DEVICES = 64
 NUMBERINGS = ("split", "paired", "round")
+GPU_MAKERS = ("nvidia", "amd")
 NPU_FAMILIES = ("A2", "A3", "310P", "950")
 _MOST_MEMORY = 1 << 50
 
@@ -51,7 +52,7 @@ class Shape:
     cpuset: tuple[int, ...] | None = None
     mems: tuple[int, ...] | None = None
     quota: float | None = None
-    gpus: int = 0
+    gpus: tuple[int, str] = (0, "nvidia")
     npus: tuple[int, str] = (0, "A2")
     machine: str = "x86_64"
 
@@ -69,7 +70,7 @@ class Shape:
         yield f"it has {nodes + self.cpuless} nodes, at most {MOST_NODES} are possible", nodes + self.cpuless > MOST_NODES
         yield f"{self.cores} cores are too few for {self.sockets} sockets and {nodes} nodes", self.cores < max(self.sockets, nodes)
         yield f"{nodes} nodes and {self.sockets} sockets do not divide", bool(nodes and nodes % self.sockets and self.sockets % nodes)
-        yield f"at most {MOST_DEVICES} accelerators of a kind are possible", max(self.gpus, self.npus[0]) > MOST_DEVICES
+        yield f"at most {MOST_DEVICES} accelerators of a kind are possible", max(self.gpus[0], self.npus[0]) > MOST_DEVICES
         yield f"chips of the family {self.npus[1]} come in pairs", self.npus[1] in ("A3", "310P") and self.npus[0] % 2 == 1
 
     def _node_faults(self) -> Iterator[tuple[str, bool]]:

@@ -19,7 +19,7 @@ def tool_outputs(shape: Shape) -> dict[str, CommandResult]:
     """Outputs by command line; nothing for a tool whose devices the host does not have."""
     local = _local_cpus(shape)
     texts: dict[str, str] = {}
-    if gpus := gpus_of(shape):
+    if shape.gpus[1] == "nvidia" and (gpus := gpus_of(shape)):
         texts["nvidia-smi --query-gpu=index,uuid,pci.bus_id,name --format=csv,noheader"] = _gpu_list(gpus)
         texts["nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader"] = ""
         texts["nvidia-smi topo -m"] = _gpu_topology(gpus, local)
