@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from homenode.cpuset import format_cpu_list
 from homenode.host.topology.source import CommandResult
@@ -12,7 +12,7 @@ from homenode.host.topology.synthetic_shape import Shape
 _MAP_COLUMN = 31
 _CELLS = (27, 15, 52)  # widths of the columns of `npu-smi info`
 _CHIP_NAMES = {"A2": "910B3", "A3": "Ascend910", "310P": "310P3", "950": "Ascend950"}
-_LEGEND = "\nLegend:\n\n  X    = Self\n  HCCS = Connection traversing HCCS.\n  NA   = Unknown relationship.\n"
+_LEGEND = "\n\nLegend:\n\n  X    = Self\n  HCCS = Connection traversing HCCS.\n  NA   = Unknown relationship.\n"
 
 
 def tool_outputs(shape: Shape) -> dict[str, CommandResult]:
@@ -110,15 +110,15 @@ def _cells(*cells: str) -> str:
 
 def _npu_topology(npus: Sequence[Device], family: str, local: dict[int | None, str]) -> str:
     """`npu-smi info -t topo`: a row for each card with its CPUs; for an A3 one for each chip, without CPUs."""
-    if family == "A3":
-        names = [f"Phy-ID{npu.place}" for npu in npus]
-        rows = [[name, *("X" if other == name else "HCCS_SW" for other in names)] for name in names]
-        return _topology([["", *names], *rows]) + _LEGEND
-    cards = {f"NPU{npu.card}": npu for npu in npus}
-    rows = [[name, *("X" if other == name else "HCCS" for other in cards), local[npu.node]] for name, npu in cards.items()]
-    return _topology([["", *cards, "CPU Affinity"], *rows]) + _LEGEND
+    names = {f"Phy-ID{npu.place}" if family == "A3" else f"NPU{npu.card}": npu for npu in npus}
+    link, affinity = ("HCCS_SW", "") if family == "A3" else ("HCCS", "CPU Affinity")
+    width = max(map(len, names)) + 4
+    lines = ["\t" + _padded(names, width) + affinity]
+    for name, npu in names.items():
+        relations = ("X" if other == name else link for other in names)
+        lines.append(_padded([name, *relations], width) + (local[npu.node] if affinity else ""))
+    return "\n".join(lines) + _LEGEND
 
 
-def _topology(rows: Sequence[Sequence[str]]) -> str:
-    width = max(len(cell) for row in rows for cell in row[:-1]) + 3
-    return "\n".join(("".join(f"{cell:<{width}}" for cell in row[:-1]) + row[-1]).replace(" " * width, "\t", 1) for row in rows) + "\n"
+def _padded(cells: Iterable[str], width: int) -> str:
+    return "".join(f"{cell:<{width}}" for cell in cells)
