@@ -246,6 +246,34 @@ def test_path_is_searched_in_order_and_passes_over_what_cannot_be_run(tmp_path: 
         (tmp_path / name / "tool").chmod(mode)
     path = os.pathsep.join(str(tmp_path / name) for name in ("missing", "first", "second", "third"))
     assert find_program("tool", {"PATH": path}) == str(tmp_path / "second" / "tool")
+    with pytest.raises(ProgramError, match="may not be executed") as refused:
+        find_program("tool", {"PATH": f"{tmp_path / 'missing'}:{tmp_path / 'first'}"})
+    assert refused.value.exit_code == 126
+
+
+def test_folders_that_may_not_be_looked_into_are_passed_over(tmp_path: Path) -> None:
+    """PATH of a service user often names folders of another's home."""
+    secret, open_to_all = tmp_path / "secret", tmp_path / "open"
+    for folder in (secret, open_to_all):
+        folder.mkdir()
+        (folder / "tool").write_text("#!/bin/sh\n")
+        (folder / "tool").chmod(0o755)
+    reachable = os.open(open_to_all, os.O_PATH)
+    secret.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        found = find_program("tool", {"PATH": f"{secret}:/proc/self/fd/{reachable}"})
+        with pytest.raises(ProgramError, match="no such program in PATH") as missing:
+            find_program("tool", {"PATH": str(secret)})
+        with pytest.raises(ProgramError, match="may not look into its folder") as refused:
+            find_program(f"{secret}/tool", {})
+    finally:
+        os.seteuid(user)
+        os.close(reachable)
+    assert found == f"/proc/self/fd/{reachable}/tool"
+    assert (missing.value.exit_code, refused.value.exit_code) == (127, 126)
 
 
 @pytest.mark.parametrize("name", ["", "a\0b"])

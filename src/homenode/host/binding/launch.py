@@ -28,6 +28,7 @@ from homenode.host.topology.online import read_node_ids, read_online
 from homenode.host.topology.source import LiveSource, Source
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of shells for a program that is not there, or that is no program
+_NO_EXECUTE = "may not be executed; run `chmod +x` on it, or name its interpreter"
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 _ORIGINS = {
     "cpuset": "its cpuset (container or cgroup)",
@@ -56,16 +57,33 @@ def find_program(name: str, env: Mapping[str, str]) -> str:
     """
     if not name or "\0" in name:
         raise ProgramError(f"not the name of a program: {name!r}", NOT_FOUND)
-    places = [name] if "/" in name else [f"{folder or '.'}/{name}" for folder in os.get_exec_path(dict(env))]
-    there = [place for place in places if Path(place).exists()]
-    for place in there:
-        if os.access(place, os.X_OK) and stat.S_ISREG(Path(place).stat().st_mode):
+    if "/" in name:
+        refusal = _refusal(name)
+        if refusal is None:
+            raise ProgramError(f"{name}: there is no such file", NOT_FOUND)
+        if refusal:
+            raise ProgramError(f"{name}: {refusal}", NOT_EXECUTABLE)
+        return name
+    refusals = {place: _refusal(place) for place in (f"{folder or '.'}/{name}" for folder in os.get_exec_path(dict(env)))}
+    for place, refusal in sorted(refusals.items(), key=lambda found: found[1] != ""):
+        if refusal == "":
             return place
-    if there:
-        what = "is a folder" if Path(there[0]).is_dir() else "may not be executed; run `chmod +x` on it, or name its interpreter"
-        raise ProgramError(f"{there[0]}: {what}", NOT_EXECUTABLE)
-    where = "there is no such file" if "/" in name else "there is no such program in PATH"
-    raise ProgramError(f"{name}: {where}", NOT_FOUND)
+        if refusal == _NO_EXECUTE:
+            raise ProgramError(f"{place}: {refusal}", NOT_EXECUTABLE)
+    raise ProgramError(f"{name}: there is no such program in PATH", NOT_FOUND)
+
+
+def _refusal(place: str) -> str | None:
+    """Why the file cannot be executed; empty when it can, None when it is not there."""
+    try:
+        mode = Path(place).stat().st_mode
+    except PermissionError:
+        return "this user may not look into its folder"
+    except OSError:
+        return None
+    if stat.S_ISDIR(mode):
+        return "is a folder"
+    return "" if stat.S_ISREG(mode) and os.access(place, os.X_OK) else _NO_EXECUTE
 
 
 def check_target(target: Target, allowance: Allowance, source: Source | None = None) -> None:
