@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -253,6 +254,23 @@ def test_a_recording_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> No
     write_recording(tmp_path / "old.json", recording)
     assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
     assert load_recording(tmp_path / "old.json").machine == "x86_64"
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a.json").symlink_to(tmp_path / "b.json")
+    (tmp_path / "b.json").symlink_to(tmp_path / "a.json")
+    with pytest.raises(UserError, match="cannot write the recorded host"):
+        write_recording(tmp_path / "a.json", record(synthetic("2c")))
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    end = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_recording(tmp_path / "pipe", recording := record(synthetic("2c")))
+        assert os.read(end, 1 << 16).decode() == recording_text(recording)
+    finally:
+        os.close(end)
 
 
 def test_a_link_is_written_through(tmp_path: Path) -> None:

@@ -39,8 +39,7 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedSource:
         with Path(path).open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"cannot read the recorded host {name}: {reason}", param="--from") from error
+        raise UserError(f"cannot read the recorded host {name}: {_reason(error)}", param="--from") from error
     if len(data) > _MOST_BYTES:
         raise _bad(name, f"it is larger than {_MOST_BYTES >> 20} MiB")
     try:
@@ -114,9 +113,8 @@ def write_recording(path: str | os.PathLike[str], recording: Mapping[str, Any]) 
             draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"cannot write the recorded host {path}: {reason}") from error
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links that lead in a circle, until Python 3.13
+        raise UserError(f"cannot write the recorded host {path}: {_reason(error)}") from error
 
 
 def recording_text(recording: Mapping[str, Any]) -> str:
@@ -203,6 +201,10 @@ def _text(name: str, what: str, value: object) -> str:
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise _bad(name, f"{what} holds half a surrogate pair")
     return value
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _bad(name: str, fault: str) -> UserError:
