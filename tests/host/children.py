@@ -20,7 +20,8 @@ two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason=f"needs two CPUs to move thr
 numa = pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel has no NUMA support: no /proc/self/numa_maps")
 
 _PROGRAM = """
-import ctypes, mmap, os, queue, sys, threading
+import ctypes, mmap, os, queue, signal, sys, threading
+from homenode.host.binding.syscalls import MPOL_BIND, Syscalls
 libc = ctypes.CDLL(None)
 kept = []
 def named(name, go):
@@ -49,6 +50,33 @@ for line in sys.stdin:
         kept.append(block)
         block[:] = b"x" * len(block)
         print(ctypes.addressof(ctypes.c_char.from_buffer(block)), flush=True)
+    elif verb == "huge":
+        block = mmap.mmap(-1, int(words[0]) + (4 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block.madvise(mmap.MADV_HUGEPAGE)
+        address = -ctypes.addressof(ctypes.c_char.from_buffer(block)) // (2 << 20) * -(2 << 20)
+        ctypes.memset(address, 1, int(words[0]))
+        kept.append(block)
+        print(address, flush=True)
+    elif verb == "placed":
+        block = mmap.mmap(-1, int(words[0]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+        Syscalls().mbind(address, len(block), MPOL_BIND, [int(words[1])])
+        block[:] = b"x" * len(block)
+        kept.append(block)
+        print(address, flush=True)
+    elif verb == "fork":
+        if os.fork() == 0:
+            libc.prctl(1, 9, 0, 0, 0)  # ends with its parent
+            os.close(0)
+            while True:
+                signal.pause()
+        print("forked", flush=True)
+    elif verb == "fill":
+        block = mmap.mmap(-1, int(words[0]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        kept.append(block)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+        ctypes.memset(address, 1, len(block))
+        print(address, flush=True)
     elif verb == "memfd":
         handle = os.memfd_create("table")
         os.ftruncate(handle, int(words[0]))
@@ -98,7 +126,8 @@ class Child:
 @contextlib.contextmanager
 def child() -> Iterator[Child]:
     """A child on all CPUs that this process may use."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-S", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
     try:
         running = Child(process)
         assert running.answer() == "ready"

@@ -13,6 +13,7 @@ from homenode.errors import HostError, UserError
 from homenode.host.binding import apply as apply_module
 from homenode.host.binding.apply import apply
 from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
+from homenode.host.binding.preflight import check_target
 from homenode.host.binding.report import Report, StepResult
 from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
@@ -132,6 +133,23 @@ def test_a_mask_refused_half_way_puts_every_thread_back(state: State, nth: int) 
 
 
 @two_cpus
+def test_a_thread_born_during_a_binding_that_fails_is_put_back_too(state: State) -> None:
+    class BornThenRefused(FailsAt):
+        def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
+            if self._left == 2:
+                born.append(running.thread("born"))
+                assert masks(running.pid)[born[0]] == (ONE,)
+            super().set_affinity(tid, cpus)
+
+    with child() as running:
+        born: list[int] = []
+        others = [running.thread(name) for name in ("one", "two")]
+        report = apply(running.pid, Target((ONE,)), state=state, calls=BornThenRefused(3, errno.EPERM))
+        assert outcomes(report) == [("affinity", "failed"), ("affinity", "undone")]
+        assert masks(running.pid) == dict.fromkeys([running.pid, *others, *born], CPUS)
+
+
+@two_cpus
 def test_the_very_first_mask_refused_is_an_error_and_changes_nothing(state: State) -> None:
     with child() as running:
         running.thread("one")
@@ -230,6 +248,20 @@ def test_processes_and_cpus_that_are_not_there_are_named(state: State) -> None:
     assert not recorded(state)
 
 
+def test_offline_cpus_and_nodes_without_memory_are_named(tmp_path: Path) -> None:
+    for file, text in {"cpu/online": "0-3,6-7\n", "node/online": "0,2,8\n", "node/has_memory": "0,8\n"}.items():
+        (tmp_path / "sys/devices/system" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/devices/system" / file).write_text(text)
+    check_target(Target((0, 7), {"acl_thread": (6,)}, (8, 0)), str(tmp_path))
+    for target, message in (
+        (Target((3, 4, 5)), "CPUs 4-5 are not online on this machine; it has 0-3,6-7"),
+        (Target((0,), memory_nodes=(1, 2)), "NUMA node 1 is not on this machine; it has 0,2,8"),
+        (Target((0,), memory_nodes=(2, 8)), "NUMA node 2 has no memory; nodes with memory are 0,8"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_target(target, str(tmp_path))
+
+
 @two_cpus
 def test_a_process_that_ends_meanwhile_is_said_to_have_ended(state: State) -> None:
     with child() as running:
@@ -294,6 +326,7 @@ def test_a_damaged_record_is_named(state: State) -> None:
             state.save(mine.name, broken)
             with pytest.raises(HostError, match="damaged"):
                 undo(running.pid, state)
+        assert not apply(running.pid, Target((OTHER,)), state=state).findings  # a damaged record does not stand in the way
 
 
 @two_cpus

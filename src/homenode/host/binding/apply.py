@@ -7,8 +7,10 @@ CPU it runs on then, which after binding is the planned one unless the program h
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from homenode.cpuset import format_cpu_list
 from homenode.errors import HomenodeError, HostError, UserError
 from homenode.host.binding.masks import Masks, describe, explain, put_back, read_masks, refused, settle
 from homenode.host.binding.memory_map import mems_allowed, read_memory_map
@@ -19,7 +21,7 @@ from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import Process, identify, wanted_cpus
-from homenode.host.binding.undo import Remembered, recall, record_name, remember
+from homenode.host.binding.undo import Remembered, record_name, remember
 from homenode.host.topology.finding import Finding
 from homenode.units import format_bytes
 
@@ -77,8 +79,7 @@ class _Binding:
             return
         given = tuple(dict.fromkeys(cpus for cpus in (self.target.cpus, *self.target.threads.values()) if cpus))
         try:
-            self.earlier = recall(self.process, self.state)
-            remember(self.process, read_masks(self.process, self.calls), given, self.state)
+            self.earlier = remember(self.process, read_masks(self.process, self.calls), given, self.state)
         except HomenodeError as error:
             if strict:
                 raise
@@ -91,11 +92,10 @@ class _Binding:
         pid = self.process.pid
         if journal.refusal is not None:
             what, remedy = explain(self.process, journal.refusal)
-            if len(journal.before) > 1:
-                self.roll_back("affinity_refused", what, remedy)
-                return False
-            self._put_back()
-            raise refused(self.process, journal.refusal)
+            if len(journal.before) == 1 and not self._put_back():
+                raise refused(self.process, journal.refusal)
+            self.roll_back("affinity_refused", what, remedy)
+            return False
         if journal.gone:
             if not journal.before:
                 raise UserError(f"no process {pid} any more: it ended while it was being bound", param="pid", pid=pid)
@@ -117,9 +117,10 @@ class _Binding:
             return
         allowed = mems_allowed(pid)
         usable = tuple(node for node in nodes if not allowed or node in allowed)
+        if len(usable) < len(nodes):
+            message = f"process {pid} may take memory from nodes {format_cpu_list(allowed)} only, planned are {format_cpu_list(nodes)}"
+            self._degraded("memory nodes", message, "memory_node_not_allowed", message, "Widen cpuset.mems of its container or cgroup")
         if not usable:
-            message = f"process {pid} may take memory from nodes {allowed} only, planned are {nodes}"
-            self._degraded("pages", message, "memory_node_not_allowed", message, "Widen cpuset.mems of its container or cgroup")
             return
         try:
             memory = read_memory_map(pid)
@@ -174,10 +175,11 @@ class _Binding:
         """Masks as before, and the record of them too unless it is still needed; the threads that did not take theirs back."""
         left = put_back(self.journal, self.calls) if self.journal is not None else []
         if self.state is not None and not left:
-            if self.earlier is not None:
-                self.state.save(self.earlier.name, self.earlier.to_dict())
-            else:
-                self.state.remove(record_name(self.process))
+            with suppress(HostError):  # a record too many does no harm: undoing would give the threads the masks they have
+                if self.earlier is not None:
+                    self.state.save(self.earlier.name, self.earlier.to_dict())
+                else:
+                    self.state.remove(record_name(self.process))
         return [f"{thread.tid} ({thread.name})" for thread in left]
 
     def _degraded(self, what: str, detail: str, code: str, message: str, remedy: str, severity: str = "warning") -> None:

@@ -38,10 +38,16 @@ class Refusal:
 
 @dataclass
 class Masks:
-    """What has been done so far. `before`: masks of changed threads by thread key; `checked`: threads that are as wanted."""
+    """What has been done so far, by thread key.
+
+    `first`: threads there were at the first look. `before`: masks of those that were changed. `checked`: those that are as wanted. `given`: masks
+    that were handed out.
+    """
 
     process: Process
+    first: frozenset[tuple[int, int]] | None = None
     before: dict[tuple[int, int], tuple[Thread, Cpus]] = field(default_factory=dict)
+    given: set[Cpus] = field(default_factory=set)
     checked: set[tuple[int, int]] = field(default_factory=set)
     refusal: Refusal | None = None
     settled: bool = False
@@ -87,6 +93,8 @@ def _threads_of(journal: Masks) -> list[Thread]:
     except UserError:
         found = []
     journal.gone = not found
+    if journal.first is None:
+        journal.first = frozenset(thread.key for thread in found)
     return found
 
 
@@ -105,6 +113,7 @@ def _set(thread: Thread, wanted: Wanted, calls: Syscalls, journal: Masks) -> int
         journal.refusal = Refusal(thread, tuple(sorted(cpus)), seen, error.errno or errno.EIO)
         return 0
     now = calls.affinity(thread.tid)
+    journal.given.add(now)
     if set(now) != set(cpus):
         journal.refusal = Refusal(thread, tuple(sorted(cpus)), now)
         return 0
@@ -112,22 +121,24 @@ def _set(thread: Thread, wanted: Wanted, calls: Syscalls, journal: Masks) -> int
     return 1
 
 
-def put_back(journal: Masks, calls: Syscalls) -> list[Thread]:
-    """Give changed threads the masks they had, the last one first; those that did not take theirs back. Vanished ones need nothing."""
-    living = {thread.key for thread in _threads_of(journal)}
-    left = []
-    for key, (thread, cpus) in reversed(journal.before.items()):
-        if key not in living:
-            continue
-        try:
-            calls.set_affinity(thread.tid, cpus)
-            if calls.affinity(thread.tid) != cpus:
-                left.append(thread)
-        except ProcessLookupError:
-            continue
-        except OSError:
-            left.append(thread)
-    return left
+def put_back(journal: Masks, calls: Syscalls, deadline_s: float = 10.0) -> list[Thread]:
+    """Give changed threads the masks they had; those that did not take theirs back. Vanished ones need nothing.
+
+    Threads born meanwhile that have inherited one of the masks given out get the one the main thread had, as they would have without us.
+    """
+    left: dict[tuple[int, int], Thread] = {}
+    main = next((cpus for thread, cpus in journal.before.values() if thread.tid == journal.process.pid), None)
+
+    def wanted(thread: Thread, seen: Cpus) -> Cpus | None:
+        if thread.key in left:
+            return None
+        if thread.key in journal.before:
+            return journal.before[thread.key][1]
+        return main if thread.key not in (journal.first or ()) and seen in journal.given else None
+
+    while (refusal := settle(journal.process, wanted, calls, deadline_s).refusal) is not None:
+        left[refusal.thread.key] = refusal.thread
+    return list(left.values())
 
 
 def read_masks(process: Process, calls: Syscalls) -> dict[tuple[int, int], tuple[Thread, Cpus]]:
@@ -146,7 +157,9 @@ def explain(process: Process, refusal: Refusal) -> tuple[str, str]:
     thread, cpus = refusal.thread, format_cpu_list(refusal.wanted)
     who = f"thread {thread.tid} ({thread.name}) of process {process.pid}"
     if refusal.code in _CUT:
-        allowed = format_cpu_list(cpuset_of(process.pid) or (() if refusal.code else refusal.seen))
+        cpuset = cpuset_of(process.pid) or ()
+        told = () if set(refusal.wanted) <= set(cpuset) else cpuset  # a group that this process cannot see must be the narrower one
+        allowed = format_cpu_list(told or (() if refusal.code else refusal.seen))
         what = f"{who} cannot run on CPUs {cpus}: its cpuset allows {allowed or 'none of them'}"
         return what, "Choose CPUs inside it, or widen the cpuset of its container or cgroup"
     why = f"{errno.errorcode.get(refusal.code, str(refusal.code))}, {os.strerror(refusal.code)}"
@@ -174,7 +187,7 @@ def cpuset_of(pid: int) -> Cpus | None:
 
 
 def describe(masks: Sequence[Cpus]) -> str:
-    """`12 threads on CPUs 0-3, 1 on 4`: how many threads have which mask, the commonest first."""
+    """`12 threads on CPUs 0-3, 1 thread on CPUs 4`: how many threads have which mask, the commonest first."""
     counts: dict[Cpus, int] = {}
     for cpus in masks:
         counts[cpus] = counts.get(cpus, 0) + 1

@@ -87,21 +87,24 @@ def record_name(process: Process) -> str:
     return f"{FOLDER}/{process.pid}-{process.start}.json"
 
 
-def remember(process: Process, masks: Mapping[tuple[int, int], tuple[Thread, Cpus]], given: Sequence[Cpus], state: State) -> Remembered:
-    """Keep the masks a process has before it is bound. What an earlier binding remembered wins: undoing goes back to before the first."""
+def remember(
+    process: Process, masks: Mapping[tuple[int, int], tuple[Thread, Cpus]], given: Sequence[Cpus], state: State
+) -> Remembered | None:
+    """Keep the masks a process has before it is bound. What an earlier binding remembered wins: undoing goes back to before the first.
+
+    Returns what was remembered already.
+    """
     now = {key: cpus for key, (_, cpus) in masks.items()}
     main = next((cpus for thread, cpus in masks.values() if thread.tid == process.pid), ())
     with state.locked(FOLDER):
         _forget_ended(state)
-        before = recall(process, state)
-        if before is None:
-            before = Remembered(process, boot_id(), main, now, tuple(given))
-        else:
-            fresh = {key: cpus for key, cpus in now.items() if key not in before.threads and cpus not in before.given}
-            all_given = tuple(dict.fromkeys((*before.given, *given)))
-            before = replace(before, main=before.main or main, threads={**before.threads, **fresh}, given=all_given)
+        earlier = recall(process, state)
+        before = earlier or Remembered(process, boot_id(), main, {}, ())
+        fresh = {key: cpus for key, cpus in now.items() if key not in before.threads and cpus not in before.given}
+        all_given = tuple(dict.fromkeys((*before.given, *given)))
+        before = replace(before, main=before.main or main, threads={**before.threads, **fresh}, given=all_given)
         state.save(before.name, before.to_dict())
-    return before
+    return earlier
 
 
 def remember_irqs(process: Process, entries: Sequence[Mapping[str, Any]], state: State) -> None:
