@@ -290,6 +290,17 @@ def test_undo_restores_exactly_and_binding_twice_goes_back_to_before_the_first(s
 
 
 @two_cpus
+def test_a_second_binding_that_fails_leaves_the_first_and_its_undoing(state: State) -> None:
+    with child() as running:
+        running.thread("one")
+        apply(running.pid, Target((ONE,)), state=state)
+        assert not apply(running.pid, Target((OTHER,)), state=state, calls=FailsAt(2, errno.EPERM)).ok
+        assert set(masks(running.pid).values()) == {(ONE,)}
+        assert undo(running.pid, state).ok
+        assert set(masks(running.pid).values()) == {CPUS}
+
+
+@two_cpus
 def test_a_later_process_of_the_same_number_is_not_undone(state: State) -> None:
     with child() as running:
         apply(running.pid, Target((ONE,)), state=state)
