@@ -95,10 +95,21 @@ def test_an_affinity_of_a_few_cpus_of_a_node_means_that_node() -> None:
     assert pools_of(plan) == {0: "0-7", 1: "8-15"}
 
 
+def test_an_affinity_of_half_a_node_counts_it_in() -> None:
+    plan = made(host_of([Shape(node, 8) for node in range(3)], {0: (0,), 1: (2,)}, affinity={0: "0-11"}))
+    assert pools_of(plan) == {0: "0-15", 1: "16-23"}
+    assert memory_of(plan)[0] == (0, 1)
+
+
 def test_an_affinity_of_all_nodes_tells_nothing() -> None:
-    plan = made(host_of([Shape(0, 8), Shape(1, 8)], {0: (0, 1), 1: (0, 1)}))
-    assert pools_of(plan) == {0: "0-7", 1: "8-15"}
-    assert memory_of(plan) == {0: (0,), 1: (1,)}
+    plan = made(host_of([Shape(0, 8), Shape(1, 8)], dict.fromkeys(range(3), (0, 1))))
+    assert pools_of(plan) == {0: "0-3", 1: "4-7", 2: "8-15"}
+    assert memory_of(plan) == {0: (0,), 1: (0,), 2: (1,)}
+
+
+def test_the_last_core_goes_to_whom_has_no_other_node() -> None:
+    plan = made(host_of([Shape(0, 1), Shape(1, 2), Shape(2, 1)], {0: (0, 1), 1: (0,), 2: (2,)}))
+    assert pools_of(plan) == {0: "1-2", 1: "0", 2: "3"}
 
 
 @pytest.mark.parametrize(
@@ -121,9 +132,10 @@ def test_devices_of_unknown_place_keep_out_of_the_way_of_known_ones() -> None:
     assert pools_of(plan) == {0: "8-15", 1: "0-7"}
 
 
-def test_where_distances_are_alike_the_next_node_number_is_nearest() -> None:
+@pytest.mark.parametrize("near", [dict.fromkeys(range(4), ()), {0: (1,), 1: (3,), 2: (5,), 3: (7,)}, {0: (0,), 1: (3,), 2: (4,), 3: (7,)}])
+def test_where_distances_are_alike_the_other_node_of_a_pair_is_nearest(near: dict[int, tuple[int, ...]]) -> None:
     flat = {(a, b): 20 for a in range(8) for b in range(a + 1, 8)}
-    plan = made(host_of([Shape(node, 2) for node in range(8)], dict.fromkeys(range(4), ()), distances=flat))
+    plan = made(host_of([Shape(node, 2) for node in range(8)], near, distances=flat))
     assert pools_of(plan) == {0: "0-3", 1: "4-7", 2: "8-11", 3: "12-15"}
 
 
@@ -142,7 +154,7 @@ def test_nobody_gets_only_slow_cores() -> None:
 
 
 def test_turbo_bins_are_no_other_kind_of_core() -> None:
-    plan = made(host_of([Shape(0, 4, capacities=(1024, 980, 1024, 980))], {0: (0,), 1: (0,)}))
+    plan = made(host_of([Shape(0, 4, capacities=(1024, 1024, 980, 980))], {0: (0,), 1: (0,)}))
     assert pools_of(plan) == {0: "0-1", 1: "2-3"}
 
 

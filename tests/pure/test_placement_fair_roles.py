@@ -26,9 +26,9 @@ def made(host: Host, **demand: Any) -> Plan:
 
 
 def test_a_home_without_memory_takes_the_nearest() -> None:
-    shapes = [Shape(0, 4), Shape(1, 4, memory=0), Shape(2, 4, socket=1), Shape(3, 0)]
-    host = host_of(shapes, {0: (1,)}, distances={(0, 1): 16, (1, 3): 16})
-    assert memory_of(made(host)) == {0: (0,)}
+    shapes = [Shape(0, 4), Shape(1, 4, memory=0), Shape(2, 4), Shape(3, 0)]
+    host = host_of(shapes, {0: (1,)}, distances={(0, 1): 20, (1, 2): 16, (1, 3): 16})
+    assert memory_of(made(host)) == {0: (2,)}
     assert [finding.code for finding in check(host, made(host))] == ["pool_not_local", "memory_remote"]
 
 
@@ -102,6 +102,11 @@ def test_reserved_cores_come_from_the_largest_pools() -> None:
 def test_reserved_cores_are_the_farthest_and_the_slowest_there() -> None:
     plan = made(host_of([Shape(0, 4), Shape(1, 4, capacities=(500, 1024))], {0: (0,)}), reserve_cpus=2)
     assert [format_cpu_list(place.cpus) for place in plan.processes] == ["4,6"]
+
+
+def test_a_reserve_leaves_home_alone_even_where_home_is_slow() -> None:
+    plan = made(host_of([Shape(0, 4, capacities=(500,)), Shape(1, 4)], {0: (0,)}), reserve_cpus=1)
+    assert [place.cpus for place in plan.processes] == [(7,)]
 
 
 def test_a_reserve_takes_nothing_from_devices_of_others() -> None:

@@ -20,13 +20,12 @@ _CORES_APART = 6  # cores from which on the driver's threads have theirs with al
 _SPECIAL_CORES = 4  # cores that the roles beside main can take
 
 
-def assign_roles(kind: str | None, pool: Sequence[Core], home: Sequence[Core]) -> Roles:
-    """CPUs by role; all of the pool is `main` where it is too small for more. `home`: the cores of the pool that are on the device's own nodes."""
+def assign_roles(kind: str | None, pool: Sequence[Core], home: int) -> Roles:
+    """CPUs by role; all of the pool is `main` where it is too small for more. The first `home` cores of the pool are those at home."""
     cpus = cpus_of(pool)
     if kind is None:
         return {"main": cpus}
-    near = home if len(home) >= _SPECIAL_CORES else pool[: max(_SPECIAL_CORES, len(home))]
-    ranked = sorted(near, key=lambda core: core.speed_band)
+    ranked = sorted(pool[: max(home, _SPECIAL_CORES)], key=lambda core: core.speed_band)
     if len(cpus) < ROLES_APART:
         return _shared(kind, cpus, cpus_of(ranked))
     if kind != "npu":
@@ -34,8 +33,6 @@ def assign_roles(kind: str | None, pool: Sequence[Core], home: Sequence[Core]) -
         return {"irq": irq, "main": _rest(cpus, irq)}
     acl, release = _driver_cpus(ranked, whole=len(pool) >= _CORES_APART)
     irq = _rest(cpus_of(ranked), acl, release)[:2]
-    if len(irq) < 2:
-        irq = _rest(cpus, acl, release)[:2]
     return {"irq": irq, "main": _rest(cpus, irq, acl, release), "acl": acl, "release": release}
 
 

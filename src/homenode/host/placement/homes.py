@@ -82,12 +82,12 @@ def gap(host: Host, own: Sequence[int], node: int) -> int:
     return min((host.distance(mine, node) for mine in own), default=255)
 
 
-def step(own: Sequence[int], node: int) -> tuple[int, int]:
-    """How far apart node numbers are, the next one up first: what is left to go by where distances are all alike.
+def step(own: Sequence[int], node: int) -> tuple[int, bool]:
+    """How far apart node numbers are, the other half of a pair (0 and 1, 2 and 3) first: to go by where distances are all alike.
 
-    Firmware counts nodes socket by socket, so neighbours in number are mostly neighbours on the board.
+    Firmware counts nodes socket by socket, and a socket that is more than one node is an even number of them.
     """
-    return min(((abs(node - mine), int(node < mine)) for mine in own), default=(0, 0))
+    return min(((abs(node - mine), node // 2 != mine // 2) for mine in own), default=(0, False))
 
 
 def _devices_at(homes: Homes) -> dict[int, int]:

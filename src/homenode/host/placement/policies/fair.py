@@ -146,7 +146,7 @@ def _worker(host: Host, kind: str | None, rank: int, device: int, pool: Sequence
     local = [core for core in pool if core.node in home]
     cpus = cpus_of(pool)
     memory = memory_nodes(host, _most_first(pool if kind is None else local) or home)
-    return Worker(rank, device, cpus, assign_roles(kind, pool, local), memory, _why(kind, device, cpus, len(cpus_of(local)), shares))
+    return Worker(rank, device, cpus, assign_roles(kind, pool, len(local)), memory, _why(kind, device, cpus, len(cpus_of(local)), shares))
 
 
 def _roles_shared(workers: Sequence[Worker]) -> list[Finding]:
