@@ -136,6 +136,12 @@ def test_what_is_kept_for_other_processes(machine: str | None, demand: Demand, l
     assert (pools(made), reserved(made), codes(made)) == (left, kept, [])
 
 
+def test_the_last_rank_gives_first_then_the_one_before_it() -> None:
+    made = plan(host("1s/4n/16c"), Demand(workers=4, reserve_cpus=5))
+    assert (pools(made), reserved(made)) == (["0-2", "4-6", "8-10", "12-13"], "3,7,11,14-15")
+    assert pools(plan(host("1s/4n/16c"), Demand(workers=4, reserve_cpus=2))) == ["0-3", "4-7", "8-10", "12-14"]
+
+
 def test_a_reserve_below_the_rule_is_obeyed_and_said() -> None:
     made = plan(host(TWO), Demand(workers=2, reserve_cpus=1, kv_transfer=True))
     assert (pools(made), codes(made)) == (["8-11", "12-14"], ["reserve_below_rule"])

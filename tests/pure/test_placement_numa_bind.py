@@ -134,7 +134,7 @@ def test_a_kernel_without_numa_binds_cpus_and_no_memory() -> None:
 
 
 def test_a_node_without_memory_takes_the_nearest_and_says_so() -> None:
-    machine = host("2s/2n/8c/memoryless=1", chips=(gpu(0, 1),))
+    machine = host("2s/2n/8c/memoryless=1 mems=0", chips=(gpu(0, 1),))  # the kernel never lists such a node as allowed
     for demand in (Demand(), Demand(numa_bind_nodes=(1,))):
         made = plan(machine, demand)
         assert (pools(made), memory(made), codes(made)) == ({0: "4-7"}, [(0,)], ["memory_node_replaced"])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
+from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.nodes import memory_of_cpus, nodes_of, permitted_nodes, working_nodes
 from homenode.host.placement.numactl import refused_node
 from homenode.host.placement.parallelism import check_sizes, worker_index, world_size
@@ -86,7 +87,7 @@ def _memory(host: Host, demand: Demand, cpus: Sequence[int]) -> tuple[int, ...]:
     if demand.memory_nodes is None or not homes:
         return homes
     nearest = sorted(demand.memory_nodes, key=lambda node: (host.distance(homes[0], node), node))
-    return tuple(node for node in homes if node in demand.memory_nodes) or tuple(nearest[:1])
+    return tuple(node for node in homes if node in demand.memory_nodes) or memory_nodes(host, nearest)[:1]
 
 
 def _check_memory_nodes(host: Host, demand: Demand) -> None:
