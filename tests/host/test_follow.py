@@ -169,22 +169,74 @@ def test_a_refused_worker_is_said_once_and_the_others_are_bound() -> None:
         assert _mask(pids[1]) == {CPUS[1 % len(CPUS)]}
 
 
-def test_named_threads_that_come_later_are_looked_at_again() -> None:
-    with _engine("LOCAL_RANK=0") as (engine, pids):
-        seen: list[int] = []
+# A program with one worker, which starts a thread with each name that it reads; a name behind "=" is given to the latest thread instead.
+NAMING = """
+import os, subprocess, sys
+CHILD = '''
+import ctypes, sys, threading
+def work(name, named):
+    ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
+    named.set()
+    threading.Event().wait()
+for line in sys.stdin:
+    if line[0] == "=":
+        with open(f"/proc/self/task/{thread.native_id}/comm", "w") as name:
+            name.write(line[1:].strip())
+    else:
+        named = threading.Event()
+        thread = threading.Thread(target=work, args=(line.strip(), named), daemon=True)
+        thread.start()
+        named.wait()
+    print("named", flush=True)
+'''
+child = subprocess.Popen([sys.executable, "-c", CHILD], env={**os.environ, "LOCAL_RANK": "0"})
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@contextmanager
+def _worker_with_names() -> Iterator[tuple[Follower, list[int], Callable[[str], None]]]:
+    """A follower of such a program, the workers it has bound so far, and how to give the worker a thread."""
+    with subprocess.Popen([sys.executable, "-c", NAMING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin and program.stdout
+        worker, seen = int(program.stdout.readline()), list[int]()
 
         def bind(pid: int, target: Target) -> Report:
+            assert pid == worker
             seen.append(pid)
             return Report()
 
-        follower = Follower(identify(engine.pid), lambda hint: Target((ONE,), {"acl_thread": (OTHER,)}), bind, pytest.fail)
+        def name(line: str) -> None:
+            assert program.stdin and program.stdout
+            program.stdin.write(f"{line}\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == "named\n"
+
+        yield Follower(identify(program.pid), lambda hint: Target((ONE,), {"acl_thread": (OTHER,)}), bind, pytest.fail), seen, name
+        program.communicate()
+
+
+def test_threads_with_a_role_that_come_later_bring_the_worker_up_again_and_others_do_not() -> None:
+    with _worker_with_names() as (follower, seen, name):
         follower.look()
+        assert len(seen) == 1
+        for line, times in (("python-pool", 1), ("acl_thread", 2), ("worker-7", 2), ("acl_thread_1", 3)):
+            name(line)
+            follower.look()
+            follower.look()
+            assert len(seen) == times, line
+
+
+def test_a_thread_is_looked_at_twice_as_it_is_born_before_it_is_named() -> None:
+    with _worker_with_names() as (follower, seen, name):
         follower.look()
-        assert seen == pids, "as many threads as before: nothing to do"
-        hint, _ = follower._bound[identify(pids[0])]
-        follower._bound[identify(pids[0])] = (hint, 99)
+        name("python")
         follower.look()
-        assert seen == pids * 2
+        assert len(seen) == 1
+        name("=acl_thread")
+        follower.look()
+        assert len(seen) == 2
 
 
 def test_descendants_are_found_kept_as_orphans_and_dropped_when_they_end() -> None:

@@ -10,7 +10,7 @@ import os
 import select
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from homenode.errors import HomenodeError, UserError
@@ -18,7 +18,7 @@ from homenode.host.binding.companion import leave_companion, to_stderr
 from homenode.host.binding.rank_hints import RANK_VARIABLES, RankHint, worker_rank_of
 from homenode.host.binding.report import Report
 from homenode.host.binding.target import Target
-from homenode.host.binding.threads import Process, identify, parse_stat
+from homenode.host.binding.threads import Process, identify, parse_stat, threads
 
 TargetOf = Callable[[RankHint], Target | None]
 Bind = Callable[[int, Target], Report]
@@ -26,6 +26,7 @@ Say = Callable[[str], None]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, _GROWTH = 0.05, 2.0, 1.15
 _MOST_TITLE, _MOST_ENVIRONMENT = 4096, 1 << 20  # bytes read of a process's command line and environment
+_COMM = 15  # characters the kernel keeps of a thread's name
 _PROC = Path("/proc")
 
 
@@ -62,6 +63,19 @@ class Descendants:
         self._strangers.update(fresh)
 
 
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """What is known of a process that was bound. `named`: threads it had then that the target has names for; `threads`: how many it has now.
+
+    `settled`: they were looked at twice since their number changed, as a thread is born before it takes its name.
+    """
+
+    hint: RankHint
+    named: frozenset[tuple[int, int]]
+    threads: int
+    settled: bool = False
+
+
 @dataclass
 class Follower:
     """Binds what it recognises, once; again when it says it is somebody else, or when it has new threads that the target has names for."""
@@ -73,7 +87,7 @@ class Follower:
     _tree: Descendants = field(init=False)
     _inherited: dict[str, str] = field(init=False)
     _titles: dict[Process, tuple[bytes, RankHint | None]] = field(default_factory=dict)
-    _bound: dict[Process, tuple[RankHint, int]] = field(default_factory=dict)
+    _bound: dict[Process, _Bound] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._tree = Descendants(self.root)
@@ -108,15 +122,21 @@ class Follower:
 
     def _is_due(self, process: Process, hint: RankHint) -> bool:
         before = self._bound.get(process)
-        if before is None or before[0] != hint:
+        if before is None or before.hint != hint:
             return True
         target = self.target_of(hint)
-        return target is not None and bool(target.threads) and before[1] != _thread_count(process.pid)
+        count = _thread_count(process.pid)
+        if target is None or not target.threads or (before.settled and before.threads == count):
+            return False
+        self._bound[process] = replace(before, threads=count, settled=before.threads == count)
+        return not _named_threads(process.pid, target) <= before.named
 
     def _bind(self, process: Process, hint: RankHint) -> None:
-        is_new = self._bound.get(process, (None, 0))[0] != hint
-        self._bound[process] = (hint, _thread_count(process.pid))
+        before = self._bound.get(process)
+        is_new = before is None or before.hint != hint
         target = self.target_of(hint)
+        named = _named_threads(process.pid, target) if target is not None and target.threads else frozenset()
+        self._bound[process] = _Bound(hint, named, _thread_count(process.pid))
         if target is None:
             return
         try:
@@ -129,7 +149,7 @@ class Follower:
                 self.say(f"process {process.pid} is not bound: {error.message}")
         else:
             for finding in report.findings if is_new else ():
-                self.say(f"process {process.pid}: {finding.severity}: {finding.message}. {finding.remedy}")
+                self.say(f"process {process.pid}: {finding.severity}: {finding.text}")
 
 
 def follow(follower: Follower, pidfd: int | None = None, until: float = float("inf")) -> None:
@@ -165,6 +185,14 @@ def _thread_count(pid: int) -> int:
         return sum(1 for _ in (_PROC / str(pid) / "task").iterdir())
     except OSError:
         return 0
+
+
+def _named_threads(pid: int, target: Target) -> frozenset[tuple[int, int]]:
+    prefixes = tuple(prefix[:_COMM] for prefix in target.threads)
+    try:
+        return frozenset(thread.key for thread in threads(pid) if thread.name.startswith(prefixes))
+    except HomenodeError:
+        return frozenset()
 
 
 def _environment(pid: int) -> dict[str, str]:

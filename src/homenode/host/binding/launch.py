@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import HostError, PlacementError, UserError
+from homenode.host.binding.companion import to_stderr
 from homenode.host.binding.ladder import bind_memory
 from homenode.host.binding.report import Report, StepResult
 from homenode.host.binding.syscalls import Syscalls
@@ -137,11 +138,11 @@ def run_bound(
     allowance: Allowance | None = None,
     env: Mapping[str, str] | None = None,
     kernel: Syscalls | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = to_stderr,
 ) -> NoReturn:
     """Bind the calling process to `target` and become the program `argv`; does not return. `target` None: run it unbound.
 
-    `allowance`: the inherited limit, read here when None. `say` gets one line for each thing that is not as asked; stderr when None. Raises
+    `allowance`: the inherited limit, read here when None. `say` gets one line for each thing that is not as asked. Raises
     ProgramError, PlacementError (both before anything is changed) and, when the kernel refuses something and `strict` is set, HostError.
     """
     env = os.environ if env is None else env
@@ -151,7 +152,7 @@ def run_bound(
     if target is not None:
         check_target(target, allowance or Allowance.of_process())
         for finding in bind_self(target, strict=strict, kernel=kernel).findings:
-            (say or _to_stderr)(f"{finding.severity}: {finding.message}. {finding.remedy}")
+            say(f"{finding.severity}: {finding.text}")
     execute(program, argv, env)
 
 
@@ -194,7 +195,3 @@ def _cpus_refused(message: str, remedy: str, strict: bool) -> Report:
     if strict:
         raise HostError(f"{message}. {remedy}")
     return Report((StepResult("affinity", "failed", message),), (Finding("error", "affinity_refused", message, remedy),))
-
-
-def _to_stderr(line: str) -> None:
-    print(f"homenode: {line}", file=sys.stderr)
