@@ -426,3 +426,18 @@ def test_pages_that_stay_are_a_warning_and_strict_takes_all_back(state: State, m
         else:
             assert report.ok and codes == ["pages_not_moved"]
             assert masks(running.pid) == {running.pid: (ONE,)}
+
+
+@numa
+@pytest.mark.parametrize(("allowed", "steps"), [((0,), ["affinity", "memory nodes", "pages"]), ((5,), ["affinity", "memory nodes"])])
+def test_memory_nodes_that_the_cpuset_forbids_are_named(
+    state: State, monkeypatch: pytest.MonkeyPatch, allowed: tuple[int, ...], steps: list[str]
+) -> None:
+    monkeypatch.setattr(apply_module, "mems_allowed", lambda pid: allowed)
+    monkeypatch.setattr(apply_module, "check_target", lambda target: None)
+    with child() as running:
+        report = apply(running.pid, Target((ONE,), memory_nodes=(0, 977)), state=state)
+        assert [step.what for step in report.steps] == steps
+        (finding,) = report.findings
+        assert (finding.severity, finding.code) == ("warning", "memory_node_not_allowed")
+        assert f"nodes {allowed[0]} only, planned are 0,977" in finding.message
