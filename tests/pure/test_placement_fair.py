@@ -15,12 +15,13 @@ from homenode.host.placement.check import check
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import fair
-from homenode.host.topology.host import Accelerators, Host
+from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import CommandResult, RecordedSource
 from tests.host_values import Shape, host_of
 from tests.paths import SHARED
 from tests.pools import codes_of, memory_of, pools_of, roles_of
+from tests.recorded import NAMES, recorded_host
 
 CASES = SHARED / "checks/placement-cases.json"
 
@@ -171,7 +172,16 @@ def test_a_mask_through_cores_leaves_what_is_allowed_of_them() -> None:
 def test_more_devices_than_cores_on_a_node_move_to_the_next_with_room() -> None:
     plan = made(host_of([Shape(0, 8), Shape(1, 8)], {0: (0,), 1: (0,), 2: (1,)}, allowed="0,8-15"))
     assert pools_of(plan) == {0: "0", 1: "8-11", 2: "12-15"}
-    assert "pool_not_local" in {finding.code for finding in check(host_of([Shape(0, 8), Shape(1, 8)], {0: (0,), 1: (0,), 2: (1,)}), plan)}
+    assert memory_of(plan) == {0: (0,), 1: (0,), 2: (1,)}
+
+
+def test_devices_of_unknown_place_move_with_their_memory() -> None:
+    plan = made(host_of([Shape(0, 1), Shape(1, 8)], {0: (0,), 1: (), 2: (0,)}))
+    assert {device: (len(plan.pools[device]), nodes) for device, nodes in memory_of(plan).items()} == {
+        0: (1, (0,)),
+        1: (4, (1,)),
+        2: (4, (0,)),
+    }
 
 
 def test_homes_that_cannot_all_be_had_are_given_up_rather_than_a_device() -> None:
@@ -322,6 +332,24 @@ def test_a_large_host_is_planned_in_milliseconds() -> None:
     # 3 ms where nothing else runs; the limit leaves room for a busy machine.
     assert time.process_time() - start < 0.05
     assert {len(pool) for pool in plan.pools.values()} == {40}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_hosts(name: str) -> None:
+    """Real machines, with no device and with some of unknown place."""
+    host = recorded_host(name)
+    cores = {frozenset(core) & frozenset(host.allowance.cpus) for core in host.cores.values()} - {frozenset()}
+    for count in (0, 1, 3, 8):
+        chips = tuple(Accelerator("cuda", device, "chip") for device in range(count))
+        there = replace(host, accelerators=Accelerators(chips))
+        if count > len(cores):
+            assert refusal(there).code == "insufficient_cpus"
+            continue
+        plan = made(there)
+        taken = [cpu for pool in plan.pools.values() for cpu in pool]
+        assert sorted(taken) == sorted(host.allowance.cpus)
+        assert all(core <= set(pool) or core.isdisjoint(pool) for core in cores for pool in plan.pools.values())
+        assert not [finding for finding in check(there, plan) if finding.severity == "error"]
 
 
 @pytest.mark.skipif(not CASES.is_file(), reason="needs the recorded cases in ../shared/checks, which this clone does not have")

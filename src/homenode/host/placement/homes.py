@@ -12,6 +12,8 @@ from homenode.host.topology.host import Accelerator, Host
 
 Homes = dict[int, tuple[int, ...]]
 
+_FAR = 256  # beyond every distance of the firmware, which are bytes
+
 
 def local_nodes(host: Host, chip: Accelerator) -> tuple[int, ...]:
     """Nodes whose CPUs are near the device: those of which its reported affinity holds at least half, else its node; empty when unknown.
@@ -68,11 +70,15 @@ def spread(host: Host, cores: Mapping[int, Sequence[Core]], homes: Homes, count:
     """
     load = _devices_at(homes)
     places = [node for node in cores if cores[node]]
+    closeness = {node: (-_FAR, -len(places)) for node in places}
+    for place, node in enumerate(places):
+        if load.get(node):
+            _seat(host, places, place, closeness)
     found: list[int] = []
     for _ in range(count):
-        seated = [node for node in places if load.get(node)]
-        node = min(places, key=lambda node: (_crowd(load, cores, node), *_closeness(host, places, seated, node), node))
+        node = min(places, key=lambda node: (_crowd(load, cores, node), *closeness[node], node))
         load[node] = load.get(node, 0) + 1
+        _seat(host, places, places.index(node), closeness)
         found.append(node)
     return [(node,) for node in sorted(found)]
 
@@ -102,9 +108,9 @@ def _crowd(load: Mapping[int, int], cores: Mapping[int, Sequence[Core]], node: i
     return (load.get(node, 0) + 1) / len(cores[node])
 
 
-def _closeness(host: Host, places: Sequence[int], seated: Sequence[int], node: int) -> tuple[int, int]:
-    """Lowest for the node that is farthest from all `seated`; where distances are alike, by place in the ring of node numbers."""
-    here = places.index(node)
-    around = [abs(here - places.index(other)) for other in seated]
-    ring = min((min(way, len(places) - way) for way in around), default=0)
-    return -min((host.distance(node, other) for other in seated), default=0), -ring
+def _seat(host: Host, places: Sequence[int], place: int, closeness: dict[int, tuple[int, int]]) -> None:
+    """Bring every node's closeness to the seated ones up to date: low is far, by distance, else by place in the ring of node numbers."""
+    for other, node in enumerate(places):
+        way = abs(place - other)
+        distance, ring = closeness[node]
+        closeness[node] = max(distance, -host.distance(node, places[place])), max(ring, -min(way, len(places) - way))

@@ -16,8 +16,8 @@ Cores = Mapping[int, Sequence[Core]]
 Pools = dict[int, list[Core]]
 
 
-def share(host: Host, cores: Cores, homes: Homes) -> Pools:
-    """Cores of every device, those of its home first. There are at least as many cores as devices; nobody goes without.
+def share(host: Host, cores: Cores, homes: Homes) -> tuple[Pools, Homes]:
+    """Cores of every device, those of its home first, and its home. There are at least as many cores as devices; nobody goes without.
 
     A device that would (its nodes have fewer cores than devices) moves to the nearest node that can take one more.
     """
@@ -26,11 +26,12 @@ def share(host: Host, cores: Cores, homes: Homes) -> Pools:
         pools = _share_once(host, cores, homes)
         starved = [device for device, pool in pools.items() if not pool]
         if not starved:
-            return pools
+            return pools, homes
         moved = _room_for(host, cores, homes, starved[-1])
         if moved is None:
             # So few cores that homes which span several nodes get in each other's way: locality is given up before anybody is refused.
-            return dict(zip(pools, deal([core for node in cores.values() for core in node], len(pools)), strict=True))
+            pools = dict(zip(pools, deal([core for node in cores.values() for core in node], len(pools)), strict=True))
+            return pools, {device: tuple(sorted({core.node for core in pool})) for device, pool in pools.items()}
         homes[starved[-1]] = (moved,)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.claimed import kept_clear, without_claims
-from homenode.host.placement.cores import Core, allowed_cores, cpus_of
+from homenode.host.placement.cores import NO_NODE, Core, allowed_cores, cpus_of
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.fair_roles import ROLES_APART, assign_roles
 from homenode.host.placement.homes import local_nodes, settle, taking_part
@@ -117,8 +117,8 @@ def _shared_out(near: Mapping[int, tuple[int, ...]], host: Host, asked: Sequence
     among = taking_part(near, asked, cores)
     _require_cores(sum(map(len, cores.values())), len(among), 0)
     known = {device: near[device] for device in among}
-    homes = settle(host, known, cores)
-    return _Shares(share(host, cores, homes), homes, known)
+    pools, homes = share(host, cores, settle(host, known, cores))
+    return _Shares(pools, homes, known)
 
 
 def _kept_back(pools: Mapping[int, Sequence[Core]], reserve: int) -> tuple[Mapping[int, Sequence[Core]], Sequence[Core]]:
@@ -159,15 +159,14 @@ def _roles_shared(workers: Sequence[Worker]) -> list[Finding]:
 
 def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, shares: _Shares) -> str:
     home = shares.homes[device]
-    nodes = f"node{'s' if len(home) > 1 else ''} {format_cpu_list(home)}"
-    if kind is None:
-        return (
-            f"{local} of its {len(cpus)} CPUs are on {nodes}{_beside(device, shares, 'worker')}" if home != (-1,) else f"{len(cpus)} CPUs"
-        )
-    if home == (-1,):
-        return f"{len(cpus)} CPUs; the host tells of no NUMA node"
-    where = f"its own {nodes}" if shares.near[device] else f"{nodes}, given to it as its locality is unknown"
-    return f"{local} of its {len(cpus)} CPUs are on {where}{_beside(device, shares, 'device')}"
+    if home == (NO_NODE,):
+        return f"{len(cpus)} CPUs; the kernel tells of no NUMA node for them"
+    where = f"node{'s' if len(home) > 1 else ''} {format_cpu_list(home)}"
+    if shares.near[device]:
+        where = f"its own {where}"
+    elif kind is not None:
+        where = f"{where}, given to it as its locality is unknown"
+    return f"{local} of its {len(cpus)} CPUs are on {where}{_beside(device, shares, 'worker' if kind is None else 'device')}"
 
 
 def _beside(device: int, shares: _Shares, what: str) -> str:
