@@ -26,10 +26,9 @@ _BIG_CAPACITY, _LITTLE_CAPACITY = 1024, 446
 
 def kernel_files(shape: Shape) -> dict[str, str]:
     """All files, by path."""
-    online = tuple(sorted({cpu for core in shape.layout for cpu in core.cpus} - set(shape.offline)))
     files: dict[str, str] = {}
     for part in (
-        _machine_files(shape, online),
+        _machine_files(shape),
         _cpu_files(shape),
         _node_files(shape),
         _process_files(shape),
@@ -40,31 +39,30 @@ def kernel_files(shape: Shape) -> dict[str, str]:
     return files
 
 
-def _machine_files(shape: Shape, online: tuple[int, ...]) -> Iterator[tuple[str, str]]:
+def _machine_files(shape: Shape) -> Iterator[tuple[str, str]]:
     every = f"0-{shape.cpu_count - 1}" if shape.cpu_count > 1 else "0"
     yield "/proc/sys/kernel/osrelease", "6.12.0"
     yield "/proc/sys/kernel/numa_balancing", "1" if len(shape.node_ids) > 1 else "0"
     yield "/proc/meminfo", f"MemTotal: {sum(memory for _, memory in _memories(shape)) // 1024 or shape.memory // 1024} kB"
     yield "/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never"
-    yield f"{_CPU}/online", format_cpu_list(online)
+    yield f"{_CPU}/online", format_cpu_list(shape.online)
     yield f"{_CPU}/offline", format_cpu_list(shape.offline)
     yield f"{_CPU}/possible", every
     yield f"{_CPU}/present", every
     yield f"{_CPU}/isolated", ""
     if shape.little and shape.machine == "x86_64":
         for name, little in (("cpu_core", False), ("cpu_atom", True)):
-            cpus = [cpu for core in shape.layout if core.little == little for cpu in core.cpus if cpu in set(online)]
+            cpus = [cpu for core in shape.layout if core.little == little for cpu in core.cpus if cpu in shape.online]
             if cpus:
                 yield f"/sys/devices/{name}/cpus", format_cpu_list(cpus)
 
 
 def _cpu_files(shape: Shape) -> Iterator[tuple[str, str]]:
-    offline = set(shape.offline)
     sockets = _lists(shape, lambda core: core.socket)
     caches = _lists(shape, lambda core: core.l3)
     clusters = _lists(shape, lambda core: core.cluster)
     for core in shape.layout:
-        siblings = format_cpu_list(cpu for cpu in core.cpus if cpu not in offline)
+        siblings = format_cpu_list(shape.online.intersection(core.cpus))
         common = [
             ("topology/core_cpus_list", siblings),
             ("topology/thread_siblings_list", siblings),
@@ -80,8 +78,8 @@ def _cpu_files(shape: Shape) -> Iterator[tuple[str, str]]:
         ]
         for cpu in core.cpus:
             if cpu:
-                yield f"{_CPU}/cpu{cpu}/online", "0" if cpu in offline else "1"
-            if cpu not in offline:
+                yield f"{_CPU}/cpu{cpu}/online", "1" if cpu in shape.online else "0"
+            if cpu in shape.online:
                 yield from ((f"{_CPU}/cpu{cpu}/{name}", text) for name, text in common)
 
 
@@ -93,10 +91,9 @@ def _speed(shape: Shape, core: Core) -> list[tuple[str, str]]:
 
 def _lists(shape: Shape, key: Callable[[Core], int | None]) -> Mapping[int | None, str]:
     """The online CPUs of the cores with equal keys, as a list text by key."""
-    offline = set(shape.offline)
     found: dict[int | None, list[int]] = {}
     for core in shape.layout:
-        found.setdefault(key(core), []).extend(cpu for cpu in core.cpus if cpu not in offline)
+        found.setdefault(key(core), []).extend(shape.online.intersection(core.cpus))
     return {name: format_cpu_list(cpus) for name, cpus in found.items()}
 
 
@@ -150,7 +147,7 @@ def _process_files(shape: Shape) -> Iterator[tuple[str, str]]:
     yield "/proc/self/status", "\n".join(lines)
     yield "/proc/self/cgroup", "0::/g1"
     cpuset = shape.cpuset if shape.cpuset is not None else every
-    yield f"{_GROUP}/cpuset.cpus.effective", format_cpu_list(cpu for cpu in cpuset if cpu not in set(shape.offline))
+    yield f"{_GROUP}/cpuset.cpus.effective", format_cpu_list(shape.online.intersection(cpuset))
     yield f"{_GROUP}/cpuset.mems.effective", format_cpu_list(mems)
     quota = "max" if shape.quota is None else str(round(shape.quota * _QUOTA_PERIOD_US))
     yield f"{_GROUP}/cpu.max", f"{quota} {_QUOTA_PERIOD_US}"
@@ -159,7 +156,7 @@ def _process_files(shape: Shape) -> Iterator[tuple[str, str]]:
 
 def _device_files(shape: Shape) -> Iterator[tuple[str, str]]:
     cpus = _lists(shape, lambda core: core.node)
-    everywhere = format_cpu_list(cpu for core in shape.layout for cpu in core.cpus if cpu not in set(shape.offline))
+    everywhere = format_cpu_list(shape.online)
     lines = ["CPU0"]
     for device in devices_of(shape):
         folder = f"/sys/bus/pci/devices/{device.address}"

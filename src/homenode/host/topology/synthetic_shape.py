@@ -87,15 +87,14 @@ class Shape:
         yield f"mem= goes up to {_MOST_MEMORY >> 40} TiB, by whole KiB", self.memory > _MOST_MEMORY or bool(self.memory % 1024)
 
     def _limit_faults(self) -> Iterator[tuple[str, bool]]:
-        every = set(range(self.cpu_count))
-        yield "offline= names CPUs that it does not have", not set(self.offline) <= every
-        yield "one CPU must stay online", every <= set(self.offline)
+        yield "offline= names CPUs that it does not have", max(self.offline, default=0) >= self.cpu_count
+        yield "one CPU must stay online", not self.online
         yield "allowed= must name CPUs that it has, one of them online", not self._possible(self.allowed)
         yield "cpuset= must name CPUs that it has, one of them online", not self._possible(self.cpuset)
         yield "mems= must name nodes that it has", self.mems is not None and (not self.mems or not set(self.mems) <= set(self.node_ids))
 
     def _possible(self, limit: tuple[int, ...] | None) -> bool:
-        return limit is None or (max(limit, default=0) < self.cpu_count and bool(set(limit) - set(self.offline)))
+        return limit is None or (max(limit, default=0) < self.cpu_count and not self.online.isdisjoint(limit))
 
     @property
     def cpu_count(self) -> int:
@@ -111,6 +110,11 @@ class Shape:
     def node_ids(self) -> tuple[int, ...]:
         """Numbers of the nodes: those with CPUs, then those without."""
         return self.ids or tuple(range(self.cpu_node_count + self.cpuless))
+
+    @cached_property
+    def online(self) -> frozenset[int]:
+        """Logical CPUs that are not switched off."""
+        return frozenset(range(self.cpu_count)).difference(self.offline)
 
     @cached_property
     def layout(self) -> tuple[Core, ...]:

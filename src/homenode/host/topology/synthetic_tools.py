@@ -36,10 +36,9 @@ def tool_outputs(shape: Shape) -> dict[str, CommandResult]:
 
 def _local_cpus(shape: Shape) -> dict[int | None, str]:
     """Online CPUs by node, as a list; under None those of the whole host."""
-    offline = set(shape.offline)
     found: dict[int | None, list[int]] = {None: []}
     for core in shape.layout:
-        online = [cpu for cpu in core.cpus if cpu not in offline]
+        online = shape.online.intersection(core.cpus)
         found[None].extend(online)
         if core.node is not None:
             found.setdefault(core.node, []).extend(online)
