@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from homenode.errors import HostError, UserError
 from homenode.host.binding.claims import claim, exclusive, read_claims, release
-from homenode.host.binding.state import State
+from homenode.host.binding.state import State, boot_id
 from homenode.host.placement.demand import Claim
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -179,3 +181,29 @@ def test_a_damaged_table_is_put_aside_and_said(state: State, content: str) -> No
         table.add(Claim(os.getpid(), (1,)))
     assert read_claims(state) == (Claim(os.getpid(), (1,)),)
     assert file.with_name(file.name + ".damaged").exists()
+
+
+ODD = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.lists(st.integers(), max_size=2)
+    | st.just({"pid": 1})
+)
+ENTRIES = st.fixed_dictionaries(
+    {}, optional={"pid": ODD, "start": ODD, "cpus": ODD | st.sampled_from(["0-3", "3-0"]), "devices": ODD, "name": ODD}
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ODD | st.fixed_dictionaries({"format": st.just("homenode-claims/1"), "claims": ODD | st.lists(ENTRIES | ODD, max_size=3)}))
+def test_whatever_the_file_holds_claims_can_be_read_and_made(state: State, value: object) -> None:
+    claim(state, Claim(os.getpid(), (0,)))
+    if isinstance(value, dict):
+        value["boot"] = boot_id()
+    _file(state).write_text(json.dumps(value))
+    assert all(found.cpus is not None for found in read_claims(state))
+    claim(state, Claim(os.getpid(), (7,)))
+    assert Claim(os.getpid(), (7,)) in read_claims(state)
