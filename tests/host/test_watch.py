@@ -14,7 +14,9 @@ from homenode.errors import UserError
 from homenode.host.binding import watch as watch_module
 from homenode.host.binding.apply import apply
 from homenode.host.binding.report import Report
+from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
+from homenode.host.binding.threads import identify
 from homenode.host.binding.watch import watch
 from tests.host.children import CPUS, ONE, OTHER, Child, child, eventually, masks, two_cpus
 
@@ -147,6 +149,17 @@ def test_a_deadline_ends_it() -> None:
         report = watch(running.pid, Target(()), every_s=60.0, until=begin + 0.1, on_report=lambda report: None)
         assert 0.1 <= time.monotonic() - begin < 10
         assert report.ok and not report.steps
+
+
+def test_threads_that_have_ended_are_forgotten() -> None:
+    with child() as running:
+        watched = watch_module._Watched(identify(running.pid), Target(CPUS), Syscalls(), True, False)
+        for number in range(3):
+            tid = running.thread(f"worker{number}")
+            watched.look()
+            assert {key[0] for key in watched.known} == set(masks(running.pid)) == {running.pid, tid}
+            assert running.tell("end", f"worker{number}") == "ended"
+            assert eventually(lambda tid=tid: tid not in masks(running.pid))
 
 
 def test_watching_costs_little() -> None:

@@ -71,7 +71,7 @@ def _affinity(process: Process, target: Target, calls: Syscalls) -> Report:
 def _policy(pid: int, policy: Policy, target: Target, expected: bool) -> Report:
     nodes = format_cpu_list(target.memory_nodes)
     if policy.mode in _UNBOUND and not policy.nodes and not expected:
-        return Report((StepResult("memory policy", "done", f"{policy}: none of its own, as it was bound while it ran"),))
+        return Report((StepResult("memory policy", "done", f"{policy}, the policy that processes have by themselves"),))
     if policy.nodes and set(policy.nodes) <= set(target.memory_nodes):
         return Report((StepResult("memory policy", "done", str(policy)),))
     message = f"process {pid} takes new memory by the policy {policy}, planned are nodes {nodes}"

@@ -64,12 +64,13 @@ class _Watched:
     told: dict[tuple[int, int], Cpus] = field(default_factory=dict)
     refused: set[tuple[int, int]] = field(default_factory=set)
     gone: bool = False
+    _seen: set[tuple[int, int]] = field(default_factory=set)
     _drifted: list[tuple[Thread, Cpus, Cpus]] = field(default_factory=list)
 
     def look(self) -> Report:
         """One pass over all threads: what was done and found."""
         journal = Masks(self.process)
-        self._drifted = []
+        self._seen, self._drifted = set(), []
         one_pass(journal, self._wanted, self.calls)
         self.gone = journal.gone
         findings = [drift_finding(self.process.pid, *each) for each in self._drifted]
@@ -84,10 +85,19 @@ class _Watched:
             what, remedy = explain(self.process, journal.refusal)
             steps.append(StepResult("affinity", "failed", what))
             findings.append(Finding("error", "affinity_refused", what, remedy))
+        else:
+            self._forget_ended()
         return Report(tuple(steps), tuple(findings))
+
+    def _forget_ended(self) -> None:
+        """Drop what is known of threads that the last look, a whole one, has not met: programs may start and end millions."""
+        self.known = {key: cpus for key, cpus in self.known.items() if key in self._seen}
+        self.told = {key: cpus for key, cpus in self.told.items() if key in self._seen}
+        self.refused &= self._seen
 
     def _wanted(self, thread: Thread, seen: Cpus) -> Cpus | None:
         """The mask to give to a thread now; None where it is on the plan, or is not to be touched."""
+        self._seen.add(thread.key)
         cpus = wanted_cpus(thread.name, self.target)
         fresh = self.known.get(thread.key) != cpus
         self.known[thread.key] = cpus
