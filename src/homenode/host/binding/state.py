@@ -1,8 +1,8 @@
 """The folder where commands of this host remember things for each other: claims, and what was before a binding. Small JSON files.
 
-Its place: HOMENODE_STATE_DIR; else $XDG_RUNTIME_DIR/homenode; else /run/homenode for root; else <temporary folder>/homenode-<user id>. The
-first three are emptied by a reboot as a rule, and what a file says is only believed together with the boot it was written in. The folder is
-its user's alone (0700): what root and another user claim they do not see of each other, unless both are told the same HOMENODE_STATE_DIR.
+Its place: HOMENODE_STATE_DIR; else $XDG_RUNTIME_DIR/homenode; else /run/homenode for root; else <temporary folder>/homenode-<user id>. Some of
+these outlive a reboot, so who keeps process numbers in a file keeps `boot_id` with them. The folder is its user's alone (0700): two users do
+not see each other's claims.
 """
 
 from __future__ import annotations
