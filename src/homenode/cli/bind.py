@@ -81,11 +81,13 @@ def _apply(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: 
 
 
 def _undo(pid: int, state: Any) -> Report:
+    from functools import partial
+
     from homenode.host.binding.claims import release
     from homenode.host.binding.irq import restore
     from homenode.host.binding.undo import undo
 
-    report = undo(pid, state, restore_irqs=restore)
+    report = undo(pid, state, restore_irqs=partial(restore, state=state))
     release(state, pid)
     return report
 

@@ -14,7 +14,7 @@ from homenode.host.placement.requirements import Requirements
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 
-_COLOURS = {"info": "dim", "warning": "yellow", "error": "bold red"}
+COLOURS = {"info": "dim", "warning": "yellow", "error": "bold red"}
 
 
 def draw_plan(host: Host, plan: Plan) -> RenderableType:
@@ -47,7 +47,7 @@ def draw_requirements(needed: Requirements) -> RenderableType:
 
 def draw_findings(findings: Sequence[Finding]) -> list[Text]:
     """One line each: severity, what, and the remedy."""
-    return [Text.assemble((f"{finding.severity} {finding.code}: ", _COLOURS[finding.severity]), finding.text) for finding in findings]
+    return [Text.assemble((f"{finding.severity} {finding.code}: ", COLOURS[finding.severity]), finding.text) for finding in findings]
 
 
 def _nodes(nodes: Sequence[int]) -> str:

@@ -1,0 +1,83 @@
+"""`homenode doctor`: one page of what is in the way of speed, and what to type against it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from homenode.cli.placement_options import ManyValuesCommand, PlanFlags, demand_from_flags, plan_for, with_plan_flags
+from homenode.cli.report import json_errors, print_json
+from homenode.errors import PlacementError, UserError
+
+if TYPE_CHECKING:
+    from homenode.host.binding.live_facts import LiveFacts
+    from homenode.host.topology.finding import Finding
+    from homenode.host.topology.host import Host
+
+
+@click.command(cls=ManyValuesCommand)
+@click.option("--pid", type=click.IntRange(1), help="Look at this process: its threads, mask, limits and variables instead of one's own.")
+@with_plan_flags
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(pid: int | None, as_json: bool, **values: Any) -> None:
+    """Look over this machine, what is allowed here and the plan that the flags make, and say what to do better.
+
+    Exit code 0: nothing worse than warnings; 1: something keeps the plan from working.
+    """
+    from homenode.host.binding.doctor import doctor as findings_of
+    from homenode.host.topology.describe import fingerprint
+    from homenode.host.topology.finding import worst
+
+    flags = PlanFlags.taken_from(values)
+    with json_errors(as_json):
+        live = _live(flags, pid)
+        host, demand = demand_from_flags(flags, before_start=True)
+        if pid is not None:
+            host = _as_seen_by(pid, host)
+        try:
+            plan = plan_for(flags, host, demand)
+        except PlacementError as refusal:
+            found = findings_of(host, refusal, live)
+        else:
+            found = findings_of(host, plan, live)
+        if as_json:
+            print_json({"host": fingerprint(host), "findings": [finding.to_dict() for finding in found]})
+        else:
+            _show(found)
+        sys.exit(1 if worst(found) == "error" else 0)
+
+
+def _live(flags: PlanFlags, pid: int | None) -> LiveFacts | None:
+    from homenode.host.binding.live_facts import read_live_facts
+    from homenode.host.binding.threads import identify
+
+    if flags.source is not None:
+        if pid is not None:
+            raise UserError("--from names another host, and a process is of this one; give one of --from and --pid", param="--pid")
+        return None
+    if pid is not None:
+        identify(pid)
+    return read_live_facts(pid)
+
+
+def _as_seen_by(pid: int, host: Host) -> Host:
+    from homenode.host.binding.live_facts import ProcessSource
+    from homenode.host.topology.allowance import Allowance
+
+    source = ProcessSource(pid)
+    return replace(host, allowance=Allowance.of_process(source), variables=dict(source.env))
+
+
+def _show(found: list[Finding]) -> None:
+    from rich.text import Text
+
+    from homenode.cli.draw_plan import COLOURS
+    from homenode.cli.report import OUT
+
+    for finding in found:
+        OUT.print(Text.assemble((f"{finding.severity:8}", COLOURS[finding.severity]), (f"{finding.code}: ", "bold"), finding.message))
+        if finding.remedy:
+            OUT.print(Text.assemble(" " * 8, ("do: ", "dim"), finding.remedy))
