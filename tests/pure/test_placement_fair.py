@@ -133,11 +133,27 @@ def test_devices_of_unknown_place_keep_out_of_the_way_of_known_ones() -> None:
     assert pools_of(plan) == {0: "8-15", 1: "0-7"}
 
 
-@pytest.mark.parametrize("near", [dict.fromkeys(range(4), ()), {0: (1,), 1: (3,), 2: (5,), 3: (7,)}, {0: (0,), 1: (3,), 2: (4,), 3: (7,)}])
+@pytest.mark.parametrize("near", [dict.fromkeys(range(4), ()), {0: (1,), 1: (3,), 2: (5,), 3: (7,)}, {3: (6,), 2: (4,), 0: (0,), 1: (2,)}])
 def test_where_distances_are_alike_the_other_node_of_a_pair_is_nearest(near: dict[int, tuple[int, ...]]) -> None:
     flat = {(a, b): 20 for a in range(8) for b in range(a + 1, 8)}
     plan = made(host_of([Shape(node, 2) for node in range(8)], near, distances=flat))
     assert pools_of(plan) == {0: "0-3", 1: "4-7", 2: "8-11", 3: "12-15"}
+
+
+def test_the_other_node_of_a_pair_is_nearest_whatever_the_order_of_devices() -> None:
+    flat = {(a, b): 20 for a in range(4) for b in range(a + 1, 4)}
+    plan = made(host_of([Shape(node, 2) for node in range(4)], {0: (2,), 1: (0,)}, distances=flat))
+    assert pools_of(plan) == {0: "4-7", 1: "0-3"}
+
+
+def test_unknown_places_are_spread_over_sockets() -> None:
+    shapes = [Shape(node, 2, socket=node % 2) for node in range(4)]
+    assert pools_of(made(host_of(shapes, {0: (), 1: ()}))) == {0: "0-1,4-5", 1: "2-3,6-7"}
+
+
+def test_devices_with_different_parts_of_one_node_get_their_own() -> None:
+    plan = made(host_of([Shape(0, 8)], {0: (0,), 1: (0,)}, affinity={0: "4-7", 1: "0-3"}))
+    assert pools_of(plan) == {0: "4-7", 1: "0-3"}
 
 
 def test_runs_keep_last_level_caches_together() -> None:
@@ -229,6 +245,7 @@ def test_a_visible_device_without_local_cpus_goes_to_the_nearest_node() -> None:
     plan = made(host)
     assert pools_of(plan) == {0: "0-7", 1: "16-23"}
     assert memory_of(plan)[1] == (3,)
+    assert plan.workers[1].why == "0 of its 8 CPUs are on its own node 3; its share is of node 2"
     found = [finding for finding in check(host, plan) if finding.code == "pool_not_local"]
     assert [finding.severity for finding in found] == ["warning"]
     assert "24-31" in found[0].remedy

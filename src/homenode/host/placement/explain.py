@@ -116,4 +116,4 @@ def _described(chip: Accelerator) -> str:
 
 
 def _finding_line(finding: Finding) -> str:
-    return f"{finding.severity} {finding.code}: {finding.message}. {finding.remedy}".strip()
+    return f"{finding.severity} {finding.code}: {finding.text}"

@@ -19,7 +19,7 @@ from homenode.host.placement.claimed import kept_clear, without_claims
 from homenode.host.placement.cores import NO_NODE, Core, allowed_cores, cpus_of
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.fair_roles import ROLES_APART, assign_roles
-from homenode.host.placement.homes import local_nodes, settle, taking_part
+from homenode.host.placement.homes import in_local_order, local_nodes, settle, taking_part
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.plan import Place, Plan, Worker
 from homenode.host.placement.ranks import assign_ranks, given_one, npu_inventory, offered
@@ -58,7 +58,7 @@ def plan(host: Host, demand: Demand) -> Plan:
 def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[Accelerator]) -> Plan:
     devices, missing = _present(chips, demand.visible)
     ranks = assign_ranks(devices, demand.local_rank, single=given_one(chips, demand.visible))
-    shares = _shared_out({chip.id: local_nodes(host, chip) for chip in chips}, host, devices, allowed_cores(host))
+    shares = _shared_out({chip.id: local_nodes(host, chip) for chip in in_local_order(chips)}, host, devices, allowed_cores(host))
     unclaimed, claimed = without_claims(host, demand.claims, {device: shares.pools[device] for device in devices})
     pools, kept = _kept_back(unclaimed, demand.reserve_cpus or 0)
     workers = tuple(_worker(host, kind, rank, device, pools[device], shares) for rank, device in ranks.devices.items())
@@ -161,12 +161,18 @@ def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, shares:
     home = shares.homes[device]
     if home == (NO_NODE,):
         return f"{len(cpus)} CPUs; the kernel tells of no NUMA node for them"
-    where = f"node{'s' if len(home) > 1 else ''} {format_cpu_list(home)}"
-    if shares.near[device]:
+    where, own = _nodes_named(home), shares.near[device]
+    if own and not set(own).intersection(home):
+        where = f"its own {_nodes_named(own)}; its share is of {where}"
+    elif own:
         where = f"its own {where}"
     elif kind is not None:
         where = f"{where}, given to it as its locality is unknown"
     return f"{local} of its {len(cpus)} CPUs are on {where}{_beside(device, shares, 'worker' if kind is None else 'device')}"
+
+
+def _nodes_named(nodes: Sequence[int]) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {format_cpu_list(nodes)}"
 
 
 def _beside(device: int, shares: _Shares, what: str) -> str:
