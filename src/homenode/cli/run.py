@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from homenode.cli.aim import Aim, aim, chip_of, told, warn, with_target_flags
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
 from homenode.cli.report import plain_errors, print_error, print_json
-
-if TYPE_CHECKING:
-    from homenode.host.binding.rank_hints import RankHint
-    from homenode.host.binding.target import Target
 
 
 @click.command(cls=ManyValuesCommand, context_settings={"allow_interspersed_args": False})
@@ -40,7 +36,7 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
             if dry_run:
                 print_json(dry(found, command))
                 return
-            _follow(found, command)
+            _attend(found, command)
             run_bound(found.target, command, strict=strict, allowance=found.host.allowance, say=warn)
         except ProgramError as error:
             print_error(error)
@@ -66,20 +62,24 @@ def dry(found: Aim, command: tuple[str, ...] = ()) -> dict[str, Any]:
     }
 
 
-def _follow(found: Aim, command: tuple[str, ...]) -> None:
-    """Leave a follower behind when the program is going to start several ranks; the shape is read from its own flags."""
-    if len(found.workers) < 2:
+def _attend(found: Aim, command: tuple[str, ...]) -> None:
+    """Leave somebody behind for what can only be bound once the program runs: its ranks, its driver's threads, interrupts to give back."""
+    if not found.workers or found.target is None:
         return
-    from homenode.host.binding.apply import apply
-    from homenode.host.binding.follow import leave_follower
-    from homenode.host.binding.rank_hints import local_rank_of, parallelism_of
+    from homenode.errors import HostError
+    from homenode.host.binding.attend import Attendant
+    from homenode.host.binding.rank_hints import parallelism_of
+    from homenode.host.binding.state import open_state
     from homenode.host.binding.target import target_of
 
-    shape = parallelism_of(command)
-    targets = {worker.local_rank: target_of(worker, chip_of(found.host, worker)) for worker in found.workers}
-
-    def target_for(hint: RankHint) -> Target | None:
-        rank = local_rank_of(hint, shape)
-        return None if rank is None else targets.get(rank)
-
-    leave_follower(target_for, apply)
+    try:
+        state = open_state()
+    except HostError as error:
+        warn(f"warning: interrupts are left alone: {error.message}")
+        state = None
+    attendant = Attendant(found.host, state)
+    if len(found.workers) == 1:
+        attendant.attend(found.target)
+    else:
+        targets = {worker.local_rank: target_of(worker, chip_of(found.host, worker)) for worker in found.workers}
+        attendant.attend_ranks(targets, parallelism_of(command))

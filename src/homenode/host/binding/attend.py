@@ -1,0 +1,93 @@
+"""Look after a program that `run` has become: driver threads it starts later, workers it starts itself, interrupts to give back at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from homenode.errors import HomenodeError
+from homenode.host.binding.apply import apply
+from homenode.host.binding.companion import Say, leave_companion, to_stderr
+from homenode.host.binding.follow import Follower, follow
+from homenode.host.binding.irq import restore, route_target
+from homenode.host.binding.rank_hints import RankHint, local_rank_of
+from homenode.host.binding.report import Report
+from homenode.host.binding.state import State
+from homenode.host.binding.target import Target
+from homenode.host.binding.threads import identify
+from homenode.host.binding.undo import undo
+from homenode.host.binding.watch import watch
+from homenode.host.placement.demand import Parallelism
+from homenode.host.topology.host import Host
+
+_LOOK_EVERY_S = 0.5
+
+
+@dataclass
+class Attendant:
+    """What is done for one program. `state`: where interrupts are remembered; None: they are not routed, as they could not be given back."""
+
+    host: Host
+    state: State | None
+    say: Say = to_stderr
+    _routed: list[int] = field(default_factory=list)
+
+    def attend(self, target: Target) -> None:
+        """For a program that is one worker: call it before binding and executing. Interrupts are routed now, driver threads as they come.
+
+        Nothing is left behind for a target that has neither.
+        """
+        self._route(os.getpid(), target)
+        if not target.threads and not self._routed:
+            return
+        root = os.getpid()
+
+        def task(pidfd: int | None) -> None:
+            with suppress(HomenodeError):  # it ended before the first look
+                watch(root, target, every_s=_LOOK_EVERY_S, on_report=self._tell)
+            self._give_back()
+
+        leave_companion(task, self.say)
+
+    def attend_ranks(self, targets: Mapping[int, Target], shape: Parallelism) -> None:
+        """For a program that starts its ranks itself: each is bound to its target when it shows which it is. Call it before binding."""
+
+        def target_for(hint: RankHint) -> Target | None:
+            rank = local_rank_of(hint, shape)
+            return None if rank is None else targets.get(rank)
+
+        follower = Follower(identify(os.getpid()), target_for, self._bind, self.say)
+
+        def task(pidfd: int | None) -> None:
+            follow(follower, pidfd)
+            self._give_back()
+
+        leave_companion(task, self.say)
+
+    def _bind(self, pid: int, target: Target) -> Report:
+        report = apply(pid, target)
+        if report.ok:
+            self._route(pid, target)
+        return report
+
+    def _route(self, pid: int, target: Target) -> None:
+        if self.state is None or not target.irqs or pid in self._routed:
+            return
+        report = route_target(pid, target, self.host, self.state)
+        self._routed.append(pid)
+        for step in report.steps:
+            if step.outcome == "skipped":
+                self.say(f"skipped: {step.what}: {step.detail}")
+        self._tell(report)
+
+    def _tell(self, report: Report) -> None:
+        for finding in report.findings:
+            self.say(f"{finding.severity}: {finding.text}")
+
+    def _give_back(self) -> None:
+        for pid in self._routed:
+            if self.state is not None:
+                with suppress(HomenodeError):  # nothing was remembered: nothing was changed
+                    self._tell(undo(pid, self.state, restore_irqs=restore))
