@@ -35,16 +35,22 @@ def local_nodes(host: Host, chip: Accelerator) -> tuple[int, ...]:
 
 
 def taking_part(near: Mapping[int, Sequence[int]], asked: Iterable[int], nodes: Iterable[int]) -> tuple[int, ...]:
-    """Devices that get a share, ascending: those asked for, those with an allowed node of their own, and those whose node is unknown.
+    """Devices that get a share: those asked for, those with an allowed node of their own, and those whose node is unknown, as `near` has them.
 
-    `near`: local nodes by device. A device that is not asked for and has no allowed CPU near it belongs to somebody else's cpuset.
+    `near`: local nodes by device. A device that is not asked for and has no allowed CPU near it belongs to somebody else's cpuset. Should one
+    be asked for by another process with this allowance all the same, then only claims keep the two apart.
     """
     wanted, allowed = set(asked), set(nodes)
-    return tuple(sorted(device for device, own in near.items() if device in wanted or not own or not allowed.isdisjoint(own)))
+    return tuple(device for device, own in near.items() if device in wanted or not own or not allowed.isdisjoint(own))
+
+
+def in_local_order(chips: Iterable[Accelerator]) -> list[Accelerator]:
+    """By where their reported affinity begins, then by number: of two devices with different halves of one node each gets its own half."""
+    return sorted(chips, key=lambda chip: (min(chip.local_cpus, default=-1), chip.id))
 
 
 def settle(host: Host, near: Mapping[int, Sequence[int]], cores: Mapping[int, Sequence[Core]]) -> Homes:
-    """The allowed nodes that each device has its share of: its own, else the nearest one, else, when unknown, an even spread in device order."""
+    """The allowed nodes that each device has its share of: its own, else the nearest one, else, when unknown, an even spread."""
     homes: Homes = {}
     for device, own in near.items():
         if allowed := tuple(node for node in own if cores.get(node)):
@@ -54,7 +60,7 @@ def settle(host: Host, near: Mapping[int, Sequence[int]], cores: Mapping[int, Se
             homes[device] = (nearest(host, own, cores, homes),)
     unknown = [device for device in near if device not in homes]
     homes.update(zip(unknown, spread(host, cores, homes, len(unknown)), strict=True))
-    return homes
+    return {device: homes[device] for device in near}
 
 
 def nearest(host: Host, own: Sequence[int], cores: Mapping[int, Sequence[Core]], homes: Homes) -> int:

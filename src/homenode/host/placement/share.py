@@ -19,6 +19,8 @@ Pools = dict[int, list[Core]]
 def share(host: Host, cores: Cores, homes: Homes) -> tuple[Pools, Homes]:
     """Cores of every device, those of its home first, and its home. There are at least as many cores as devices; nobody goes without.
 
+    Devices of one home have runs of it in the order in which `homes` has them.
+
     A device that would (its nodes have fewer cores than devices) moves to the nearest node that can take one more.
     """
     homes = dict(homes)
@@ -66,8 +68,8 @@ def _share_once(host: Host, cores: Cores, homes: Homes) -> Pools:
 def _at_home(cores: Cores, homes: Homes) -> Pools:
     """Every node in equal runs for the devices at home there; devices with the same several nodes share what they get of them in one row."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    for device in sorted(homes):
-        groups.setdefault(homes[device], []).append(device)
+    for device, nodes in homes.items():
+        groups.setdefault(nodes, []).append(device)
     gained: dict[tuple[int, ...], list[Core]] = {group: [] for group in groups}
     for node in sorted({node for group in groups for node in group}):
         # Those with the fewest other homes come first: they get the core that is left over.
@@ -75,11 +77,9 @@ def _at_home(cores: Cores, homes: Homes) -> Pools:
         seats = [group for group in here for _ in groups[group]]
         for group, run in zip(seats, deal(cores.get(node, ()), len(seats)), strict=True):
             gained[group].extend(run)
-    dealt = {}
-    for group, devices in groups.items():
-        runs = gained[group]
-        dealt.update(zip(devices, deal(runs, len(devices)), strict=True))
-    return {device: dealt[device] for device in sorted(homes)}
+    return {
+        device: run for group, devices in groups.items() for device, run in zip(devices, deal(gained[group], len(devices)), strict=True)
+    }
 
 
 def _fill(host: Host, pools: Pools, free: dict[int, list[Core]], homes: Homes, sockets: Mapping[int, int]) -> None:
