@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +20,7 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import parse_cpu_list
 from homenode.host.binding.irq import Interrupts, restore, route_target, verify_target
+from homenode.host.binding.irqbalance import find_irqbalance
 from homenode.host.binding.state import State
 from homenode.host.binding.target import IrqRoute, Target
 from homenode.host.binding.undo import recall, recorded, undo
@@ -61,17 +65,29 @@ def host() -> Host:
 @pytest.fixture
 def free() -> Iterator[list[tuple[str, str, int]]]:
     """Interrupts to play with; all are put back to what they were, whatever happens."""
-    found = movable() if len(CPUS) > 1 and _IRQ.exists() else []
-    if not found:
-        pytest.skip("no interrupt of a PCI device here can be routed by this user to two CPUs")
-    before = lists()
-    try:
-        yield found
-    finally:
-        now = lists()
-        for irq, text in before.items():
-            if now.get(irq, text) != text:
-                NO_DAEMON.write(irq, text)
+    if find_irqbalance() is not None:
+        pytest.skip("irqbalance runs here and moves interrupts meanwhile")
+    with alone():
+        found = movable() if len(CPUS) > 1 and _IRQ.exists() else []
+        if not found:
+            pytest.skip("no interrupt of a PCI device here can be routed by this user to two CPUs")
+        before = lists()
+        try:
+            yield found
+        finally:
+            now = lists()
+            for irq, text in before.items():
+                if now.get(irq, text) != text:
+                    NO_DAEMON.write(irq, text)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """No two runs of these tests on one machine at once: each would take the other's routes for what was before."""
+    folder = Path(tempfile.gettempdir()) / f"homenode-irq-tests-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with State(folder).locked("interrupts", 60):
+        yield
 
 
 @pytest.fixture
@@ -182,6 +198,44 @@ def test_an_irqbalance_that_refuses_costs_a_warning_and_the_routes_hold(
     assert report.ok
     assert [finding.code for finding in report.findings] == ["irqbalance_not_told"]
     assert lists()[irq] == str(OTHER)
+
+
+def test_the_commands_route_verify_and_undo(
+    free: list[tuple[str, str, int]], host: Host, state: State, running: Child, tmp_path: Path
+) -> None:
+    mine = {irq for _, _, irq in free}
+    named = {one.irq for one in host.interrupts if one.actions}
+    address = next((device.address for device in host.devices if device.irqs and mine.issuperset(named.intersection(device.irqs))), None)
+    irq = next((irq for own, _, irq in free if own == address), 0)
+    if not irq:
+        pytest.skip("every device here has an interrupt that this user cannot route")
+    tool = tmp_path / "bin/nvidia-smi"  # tells of a GPU at the address of a device that this machine really has
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\ncase "$*" in *query-gpu*) echo "0, GPU-1, 0000{address}, NVIDIA H200";; *) exit 1;; esac\n')
+    tool.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}", "HOMENODE_STATE_DIR": str(state.folder)}
+    before = lists()
+
+    def homenode(*words: str) -> tuple[int, dict[str, Any]]:
+        command = [sys.executable, "-m", "homenode.cli.main", *words, "--pid", str(running.pid), "--json"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+        return result.returncode, json.loads(result.stdout)
+
+    code, report = homenode("bind")
+    assert code == 0, report
+    assert {"what": f"irq {irq}", "outcome": "done"}.items() <= next(
+        step for step in report["steps"] if step["what"] == f"irq {irq}"
+    ).items()
+    after = lists()
+    assert len(parse_cpu_list(after[irq])) == 1
+    assert homenode("verify")[0] == 0
+    NO_DAEMON.write(irq, before[irq])
+    code, report = homenode("verify")
+    assert code == 1
+    assert [finding["code"] for finding in report["findings"]] == ["irq_off_plan"]
+    NO_DAEMON.write(irq, after[irq])
+    assert homenode("bind", "--undo")[0] == 0
+    assert lists() == before
 
 
 @two_cpus

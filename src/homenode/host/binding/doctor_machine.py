@@ -43,7 +43,9 @@ def _partial_cores(host: Host) -> Iterable[Finding]:
     cut = [cpus for cpus in host.cores.values() if not allowed.isdisjoint(cpus) and not allowed.issuperset(cpus)]
     if cut:
         others = format_cpu_list(cpu for cpus in cut for cpu in cpus if cpu not in allowed)
-        message = f"of {len(cut)} cores only some SMT siblings are allowed; whoever computes on the others ({others}) slows these down"
+        message = (
+            f"of {_count(len(cut), 'core')} only some SMT siblings are allowed; whoever computes on the others ({others}) slows these down"
+        )
         yield Finding("warning", "cores_in_part", message, f"Allow whole cores: add CPUs {others} to the cpuset or mask.")
 
 
@@ -63,7 +65,7 @@ def _quota(host: Host) -> Iterable[Finding]:
 
 def _offline(host: Host) -> Iterable[Finding]:
     if host.offline:
-        message = f"{len(host.offline)} CPUs are offline: {format_cpu_list(host.offline)}"
+        message = f"offline CPUs: {format_cpu_list(host.offline)}; {len(host.cpus)} are online"
         yield Finding("info", "cpus_offline", message, "echo 1 > /sys/devices/system/cpu/cpuN/online for each, if they should work.")
 
 
@@ -127,12 +129,12 @@ def _memory_limit(host: Host) -> Iterable[Finding]:
 def _node_memory(host: Host) -> Iterable[Finding]:
     bare = [node.id for node in host.nodes if node.memory == 0 and node.cpus]
     if bare:
-        message = f"nodes {format_cpu_list(bare)} have CPUs and no memory: all they touch is remote"
+        message = f"CPUs without memory of their own: node {format_cpu_list(bare)}; all they touch is remote"
         yield Finding("warning", "nodes_without_memory", message, "Populate their memory channels, or keep compute off their CPUs.")
     devices = {chip.memory_node for chip in host.accelerators.chips} - {None}
     far = [node.id for node in host.nodes if not node.cpus and node.memory and node.id not in devices]
     if far:
-        message = f"nodes {format_cpu_list(far)} have memory and no CPUs (CXL, HBM, or an accelerator's own)"
+        message = f"memory without CPUs (CXL, HBM, or an accelerator's own): node {format_cpu_list(far)}"
         yield Finding("info", "nodes_without_cpus", message, "Plans leave them out; name them with --memory-nodes if they are meant.")
 
 
@@ -142,7 +144,7 @@ def _allowed_memory(host: Host) -> Iterable[Finding]:
     own = {host.cpu_by_id[cpu].node for cpu in host.allowance.cpus if cpu in host.cpu_by_id}
     shut = sorted(node for node in filled if node in own and node not in mems)
     if shut:
-        message = f"CPUs of nodes {format_cpu_list(shut)} are allowed and their memory is not (cpuset.mems is {format_cpu_list(mems)}): it comes from afar"
+        message = f"CPUs of node {format_cpu_list(shut)} are allowed and its memory is not (cpuset.mems: {format_cpu_list(mems)}): theirs comes from afar"
         yield Finding(
             "warning",
             "memory_node_shut",
@@ -177,15 +179,19 @@ def _placeless(host: Host) -> Iterable[Finding]:
         return
     chips = [chip.address or f"{chip.kind} {chip.id}" for chip in host.accelerators.chips if chip.node is None]
     if chips:
-        message = f"the firmware does not say which node is near {len(chips)} accelerators: {_named(chips)}"
+        message = f"the firmware does not say which node is near {_count(len(chips), 'accelerator')}: {_named(chips)}"
         remedy = "Name the nodes: --strategy numa-bind --numa-bind-nodes ...; or set numa_node in /sys/bus/pci/devices/ADDRESS as root."
         yield Finding("warning", "accelerators_without_node", message, remedy)
     others = [device.address for device in host.devices if device.node is None and _feeds(device)]
     if others:
-        message = f"the firmware does not say which node is near {len(others)} network or NVMe functions: {_named(others)}"
+        message = f"the firmware does not say which node is near {_count(len(others), 'network or NVMe function')}: {_named(others)}"
         yield Finding(
             "info", "devices_without_node", message, "Update the firmware, or set numa_node in /sys/bus/pci/devices/ADDRESS as root."
         )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _feeds(device: PciDevice) -> bool:

@@ -106,6 +106,8 @@ def route_target(pid: int, target: Target, host: Host, state: State | None = Non
         return report + Report((skipped(_STEP, error.message),))
     before, unread = _read_all(routed, interrupts)
     report += unread
+    if not before:
+        return report
     with one_at_a_time(state):
         balance = Balance.ask(interrupts.find_daemon(), tuple(before))
         report += _remember(process, routed, before, balance.fresh, state) + balance.ban()

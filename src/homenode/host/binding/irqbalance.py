@@ -9,6 +9,8 @@ user 0 is required; the daemon answers, if there is anything to say, and closes.
 with the interrupts that are banned by --banirq or by an earlier command, and `settings ban irqs 43 44` (or NONE) replaces that list. Before
 version 1.9.5 only the first 500 bytes of a command are read and the rest is cut off in the midst of a number; to find that out before it does
 harm, `setup` is sent with padding beyond that: the kernel tells the sender of data that was never read (ECONNRESET).
+Versions 1.3 to 1.6 write beyond their buffer when they answer `setup` while interrupts are banned: it is asked once for a change, no more, and
+that the daemon closes in good order is taken as the proof that it has read a ban.
 
 Source: irqbalance.c and ui/irqbalance-ui.c of irqbalance 1.2 to 1.9.5; irqbalance(1); unix(7).
 """
