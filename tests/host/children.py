@@ -84,6 +84,12 @@ for line in sys.stdin:
         kept.append(block)
         block[:] = b"y" * len(block)
         print(ctypes.addressof(ctypes.c_char.from_buffer(block)), flush=True)
+    elif verb == "file":
+        with open(words[0], "r+b") as file:
+            block = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
+        kept.append(block)
+        sum(block[::4096])
+        print(ctypes.addressof(ctypes.c_char.from_buffer(block)), flush=True)
     elif verb == "device":
         handle = libc.syscall(425, 4, (ctypes.c_char * 120)())  # io_uring_setup: rings of the kernel's, mapped as a driver's memory is
         libc.mmap.restype = ctypes.c_void_p
@@ -124,10 +130,11 @@ class Child:
 
 
 @contextlib.contextmanager
-def child() -> Iterator[Child]:
-    """A child on all CPUs that this process may use."""
+def child(*before: str) -> Iterator[Child]:
+    """A child on all CPUs that this process may use, or as the command `before` starts it."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-S", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    words = [*before, sys.executable, "-S", "-c", _PROGRAM]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
     try:
         running = Child(process)
         assert running.answer() == "ready"
@@ -135,6 +142,32 @@ def child() -> Iterator[Child]:
     finally:
         process.kill()
         process.communicate(timeout=10)
+
+
+@contextlib.contextmanager
+def cpuset(cpus: str, nodes: str) -> Iterator[Path]:
+    """The file that takes a process into a cgroup, version 1 or 2, with these CPUs and memory nodes; the group is gone afterwards."""
+    root = Path("/sys/fs/cgroup")
+    with contextlib.ExitStack() as undone:
+        if os.access(root / "cpuset" / "cpuset.cpus", os.W_OK):
+            root /= "cpuset"
+        else:
+            _enable_cpusets(root / "cgroup.subtree_control", undone)
+        group = root / f"homenode-test-{os.getpid()}"
+        group.mkdir()
+        undone.callback(group.rmdir)
+        (group / "cpuset.mems").write_text(nodes)
+        (group / "cpuset.cpus").write_text(cpus)
+        yield group / "cgroup.procs"
+
+
+def _enable_cpusets(control: Path, undone: contextlib.ExitStack) -> None:
+    try:
+        if "cpuset" not in control.read_text().split():
+            control.write_text("+cpuset")
+            undone.callback(control.write_text, "-cpuset")
+    except OSError as error:
+        pytest.skip(f"no cpusets can be made here: {error}")
 
 
 def masks(pid: int) -> dict[int, tuple[int, ...]]:

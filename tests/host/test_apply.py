@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from homenode.cpuset import parse_cpu_list
 from homenode.errors import HostError, UserError
 from homenode.host.binding import apply as apply_module
 from homenode.host.binding.apply import apply
@@ -20,7 +21,7 @@ from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import Process, identify
 from homenode.host.binding.undo import Remembered, recall, recorded, remember_irqs, undo
-from tests.host.children import CPUS, ONE, OTHER, child, eventually, masks, numa, two_cpus
+from tests.host.children import CPUS, ONE, OTHER, child, cpuset, eventually, masks, numa, two_cpus
 
 GONE = 4194303
 
@@ -217,23 +218,14 @@ def test_a_mask_that_the_kernel_cuts_to_the_cpuset_is_refused(state: State) -> N
 
 @two_cpus
 def test_a_real_cpuset_is_not_left(state: State) -> None:
-    mount = Path("/sys/fs/cgroup/cpuset")
-    if not os.access(mount / "cgroup.procs", os.W_OK) or not (mount / "cpuset.cpus").exists():
-        pytest.skip("no cpuset hierarchy of cgroup v1 that may be written here")
-    group = mount / f"homenode-test-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / "cpuset.mems").write_text((mount / "cpuset.mems").read_text())
-        (group / "cpuset.cpus").write_text(str(ONE))
-        with child() as running:
-            (group / "cgroup.procs").write_text(str(running.pid))
+    nodes = Path("/sys/devices/system/node/has_memory")
+    with cpuset(str(ONE), nodes.read_text() if nodes.exists() else "0") as entrance, child() as running:
+        entrance.write_text(str(running.pid))
+        assert masks(running.pid) == {running.pid: (ONE,)}
+        for cpus in ((OTHER,), CPUS):
+            with pytest.raises(UserError, match=rf"cannot run on CPUs .*its cpuset allows {ONE}\."):
+                apply(running.pid, Target(cpus), state=state)
             assert masks(running.pid) == {running.pid: (ONE,)}
-            for cpus in ((OTHER,), CPUS):
-                with pytest.raises(UserError, match=rf"cannot run on CPUs .*its cpuset allows {ONE}\."):
-                    apply(running.pid, Target(cpus), state=state)
-                assert masks(running.pid) == {running.pid: (ONE,)}
-    finally:
-        group.rmdir()
 
 
 def test_processes_and_cpus_that_are_not_there_are_named(state: State) -> None:
@@ -394,7 +386,7 @@ def test_a_target_without_cpus_leaves_unnamed_threads_alone(state: State) -> Non
 def test_memory_that_is_at_home_already_is_said_to_be(state: State) -> None:
     with child() as running:
         running.tell("private", 1 << 20)
-        nodes = tuple(int(name.name[4:]) for name in Path("/sys/devices/system/node").glob("node[0-9]*"))
+        nodes = parse_cpu_list(Path("/sys/devices/system/node/has_memory").read_text())
         report = apply(running.pid, Target((ONE,), memory_nodes=nodes), state=state)
         assert report.ok and not report.findings
         assert outcomes(report) == [("affinity", "done"), ("pages", "done")]

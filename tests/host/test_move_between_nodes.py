@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cpuset import parse_cpu_list
+from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.host.binding.apply import apply
 from homenode.host.binding.memory_map import read_memory_map
+from homenode.host.binding.pages import move_private_pages
 from homenode.host.binding.report import Report
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.binding.verify import verify
-from tests.host.children import Child, child
+from tests.host.children import Child, child, cpuset
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SIZE = 8 << 20
@@ -103,6 +104,21 @@ def test_a_range_that_the_program_placed_itself_stays() -> None:
         report = apply(running.pid, Target(there_cpus, memory_nodes=(there,)))
         assert report.ok and "8MiB placed by a policy of its own" in step(report, "pages")
         assert places(running, own) == {here}
+
+
+def test_a_node_that_the_cpuset_forbids_is_named_and_takes_nothing() -> None:
+    (here, here_cpus), (there, there_cpus) = list(NODES.items())[:2]
+    with cpuset(format_cpu_list(here_cpus + there_cpus), str(here)) as entrance, child() as running:
+        entrance.write_text(str(running.pid))
+        own = int(running.tell("private", SIZE))
+        assert places(running, own) == {here}
+        report = apply(running.pid, Target(there_cpus, memory_nodes=(there,)))
+        assert [finding.code for finding in report.findings] == ["memory_node_not_allowed"]
+        assert f"nodes {here} only" in report.findings[0].message
+        assert places(running, own) == {here}
+        memory = read_memory_map(running.pid)
+        assert memory is not None  # asked all the same, the kernel refuses as well
+        assert move_private_pages(running.pid, memory, [there], Syscalls()).stopped.startswith("EACCES")
 
 
 def test_a_full_node_is_said_to_be_full() -> None:

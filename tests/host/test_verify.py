@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from homenode.cpuset import parse_cpu_list
 from homenode.errors import UserError
 from homenode.host.binding import verify as verify_module
 from homenode.host.binding.apply import apply
@@ -71,7 +72,11 @@ def test_many_threads_off_the_plan_do_not_make_as_many_findings() -> None:
 
 @numa
 def test_a_program_started_bound_has_the_policy_and_the_pages_of_its_plan() -> None:
-    code = "from homenode.host.binding.syscalls import *; Syscalls().set_mempolicy(MPOL_BIND, (0,)); print(flush=True); input()"
+    # The policy survives execve, so that all the memory of the second program comes from its node.
+    code = (
+        "import os, sys; from homenode.host.binding.syscalls import *; Syscalls().set_mempolicy(MPOL_BIND, (0,)); "
+        "os.execv(sys.executable, [sys.executable, '-S', '-c', 'print(flush=True); input()'])"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
@@ -93,7 +98,7 @@ def test_a_program_started_bound_has_the_policy_and_the_pages_of_its_plan() -> N
 @numa
 def test_the_default_policy_is_accepted_unless_the_process_was_started_bound() -> None:
     with child() as running:
-        target = Target(CPUS, memory_nodes=(0,))
+        target = Target(CPUS, memory_nodes=parse_cpu_list(Path("/sys/devices/system/node/has_memory").read_text()))
         assert verify(running.pid, target).findings == ()
         (finding,) = verify(running.pid, target, policy_expected=True).findings
         assert (finding.severity, finding.code) == ("error", "policy_off_plan")
