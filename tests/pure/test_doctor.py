@@ -47,8 +47,8 @@ def with_node(host: Host, at: int, **facts: Any) -> Host:
     return replace(host, nodes=tuple(replace(node, **facts) if node.id == at else node for node in host.nodes))
 
 
-def with_function(kind: int) -> Host:
-    return replace(good(), devices=(PciDevice("0000:81:00.0", 0x8086, 1, kind, None, (), ()),))
+def with_function(kind: int, host: Host | None = None, address: str = "0000:81:00.0") -> Host:
+    return replace(host or good(), devices=(PciDevice(address, 0x8086, 1, kind, None, (), ()),))
 
 
 def sparse_cuda() -> Host:
@@ -75,7 +75,7 @@ MACHINES: list[tuple[str, str, Callable[[], Host]]] = [
     ("warning", "memory_node_shut", lambda: good(mems=[0])),
     ("info", "memory_of_one_node", lambda: good(allowed="0-7", mems=[0])),
     ("info", "distances_asymmetric", lambda: with_node(good(), 1, distances={0: 31, 1: 10})),
-    ("warning", "accelerators_without_node", lambda: with_chip(good(), node=None)),
+    ("warning", "accelerators_without_node", lambda: with_function(0x120000, with_chip(good(), node=None), "0000:00:00.0")),
     ("info", "devices_without_node", lambda: with_function(0x020000)),
     ("info", "devices_without_node", lambda: with_function(0x010802)),
     ("warning", "openmp_binds", lambda: replace(good(), variables={"OMP_PROC_BIND": "close"})),
@@ -142,6 +142,10 @@ def test_where_nothing_is_wrong_it_says_what_it_looked_at() -> None:
 )
 def test_variables_that_bind_nothing_are_no_finding(variables: dict[str, str]) -> None:
     assert list(codes(doctor(replace(good(), variables=variables)))) == ["nothing_wrong"]
+
+
+def test_an_accelerator_that_is_near_all_nodes_alike_is_no_fault_of_the_firmware() -> None:
+    assert "accelerators_without_node" not in codes(doctor(with_chip(good(), node=None, address=None)))
 
 
 def test_memory_of_an_accelerator_is_not_taken_for_slow_memory() -> None:

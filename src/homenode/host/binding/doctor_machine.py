@@ -177,12 +177,15 @@ def _distances(host: Host) -> Iterable[Finding]:
 def _placeless(host: Host) -> Iterable[Finding]:
     if len(host.nodes) < 2:
         return
-    chips = [chip.address or f"{chip.kind} {chip.id}" for chip in host.accelerators.chips if chip.node is None]
+    placeless = [device for device in host.devices if device.node is None]
+    # An accelerator whose PCI function is not known here may be near all nodes alike (Ascend A3): the plan says what that means.
+    own = {chip.address for chip in host.accelerators.chips if chip.node is None}
+    chips = [device.address for device in placeless if device.address in own]
     if chips:
         message = f"the firmware does not say which node is near {_count(len(chips), 'accelerator')}: {_named(chips)}"
         remedy = "Name the nodes: --strategy numa-bind --numa-bind-nodes ...; or set numa_node in /sys/bus/pci/devices/ADDRESS as root."
         yield Finding("warning", "accelerators_without_node", message, remedy)
-    others = [device.address for device in host.devices if device.node is None and _feeds(device)]
+    others = [device.address for device in placeless if _feeds(device)]
     if others:
         message = f"the firmware does not say which node is near {_count(len(others), 'network or NVMe function')}: {_named(others)}"
         yield Finding(
