@@ -21,7 +21,7 @@ def machine_findings(host: Host) -> list[Finding]:
 def _mask(host: Host) -> Iterable[Finding]:
     own, all_cpus = host.allowance.cpus, len(host.cpus)
     permitted = host.allowance.cpuset or tuple(host.cpu_by_id)
-    seen = f"this process may use CPUs {format_cpu_list(own)}, {len(own)} of the {len(permitted)} that its cpuset permits"
+    seen = f"this process may use CPUs {format_cpu_list(own)}, {len(own)} of the {len(permitted)} that it could be given"
     if host.allowance.mask_origin == "openmp":
         message = f"{seen}: an OpenMP runtime seems to have bound a process above it by accident"
         yield Finding("warning", "mask_by_accident", message, "Unset OMP_PROC_BIND and OMP_PLACES, or plan with --ignore-openmp-mask.")
