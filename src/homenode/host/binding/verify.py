@@ -90,7 +90,7 @@ def _pages(pid: int, memory: MemoryMap, target: Target) -> Report:
     nodes = format_cpu_list(target.memory_nodes)
     message = f"{home / total:.0%} of the private memory of process {pid} is on the planned nodes {nodes} ({spread})"
     remedy = f"Move it: homenode bind --pid {pid} --memory-nodes {nodes} with its CPUs"
-    return Report((StepResult("pages", "degraded", spread),), (Finding("warning", "pages_off_plan", message, remedy),))
+    return Report((StepResult("pages", "failed", spread),), (Finding("error", "pages_off_plan", message, remedy),))
 
 
 def _bind_again(pid: int) -> str:
