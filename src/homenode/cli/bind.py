@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ from homenode.cli.aim import Aim, aim, told, with_target_flags
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
 from homenode.cli.report import json_errors, print_json
 from homenode.cli.run import dry
+from homenode.errors import HomenodeError, UserError
 
 if TYPE_CHECKING:
     from homenode.host.binding.report import Report
@@ -60,12 +62,26 @@ def bind(
         if dry_run or found.target is None:
             print_json(dry(found))
             return
-        report = _apply(pid, found, memory, irqs, strict, state)
+        report = _apply_or_release(pid, found, memory, irqs, strict, state)
         for child in descendants(pid) if children else ():
-            report += _apply(child, found, memory, False, strict, state)
+            report += _apply_to_child(child, found, memory, strict, state)
         if watch_s is not None and report.ok:
             _watch(pid, found, watch_s)
         _finish(report, as_json)
+
+
+def _apply_or_release(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: Any) -> Report:
+    """Nobody keeps CPUs for a process that could not be bound to them."""
+    from homenode.host.binding.claims import release
+
+    try:
+        report = _apply(pid, found, memory, irqs, strict, state)
+    except HomenodeError:
+        release(state, pid)
+        raise
+    if not report.ok:
+        release(state, pid)
+    return report
 
 
 def _apply(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: Any) -> Report:
@@ -78,6 +94,20 @@ def _apply(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: 
 
         report += route_target(pid, found.target, found.host, state)
     return report
+
+
+def _apply_to_child(pid: int, found: Aim, memory: bool, strict: bool, state: Any) -> Report:
+    """One that has ended since it was listed is no trouble."""
+    from homenode.host.binding.report import Report
+    from homenode.host.binding.threads import identify
+
+    try:
+        identify(pid)
+        return _apply(pid, found, memory, False, strict, state)
+    except UserError:
+        if Path(f"/proc/{pid}").exists():
+            raise
+        return Report()
 
 
 def _undo(pid: int, state: Any) -> Report:
