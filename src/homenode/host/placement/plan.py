@@ -1,8 +1,8 @@
 """A plan: who runs where, and why. Frozen, with JSON both ways, so that it can be printed, stored, compared and replayed elsewhere.
 
-    {"strategy", "devices": {"total", "running"}, "pools": {device: cpulist},
-     "workers": [{"local_rank", "device", "cpus", "roles": {role: cpulist}, "memory_node", "memory_nodes", "why"}],
-     "processes": [{"name", "cpus", "memory_nodes", "why"}], "findings": [{"severity", "code", "message", "remedy"}], "host"}
+{"strategy", "devices": {"total", "running"}, "pools": {device: cpulist},
+ "workers": [{"local_rank", "device", "cpus", "roles": {role: cpulist}, "memory_node", "memory_nodes", "why"}],
+ "processes": [{"name", "cpus", "memory_nodes", "why"}], "findings": [{"severity", "code", "message", "remedy"}], "host"}
 """
 
 from __future__ import annotations
