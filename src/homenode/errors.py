@@ -5,7 +5,7 @@
      |   +- CheckpointError   a model file is damaged, hostile or not what it says
      |   +- UnsupportedError  well formed, but not something homenode can do (yet)
      |   +- CapacityError     it can never fit; the numbers are in the message
- |   +- PlacementError    no plan can be made, or none can be trusted; carries a code, what was seen, what was wanted and the remedy
+     |   +- PlacementError    no plan can be made, or none can be trusted; carries a code, what was seen, what was wanted and the remedy
      +- HostError       the machine refused (a system call, a missing tool, too little memory)
      +- PeerError       another process or machine went away, or broke the protocol
      |   +- OverloadedError   full for now: try again after `retry_after_s`
@@ -52,7 +52,7 @@ class CapacityError(UserError):
 class PlacementError(UserError):
     """Nobody can be placed: the facts of the host, the allowance or the demand forbid it.
 
-    `code` is a word for programs (`insufficient_cpus`, `npu_map_unparseable`, ...; docs/placement-errors.md lists them all), `seen` and
+    `code` is a word for programs (`insufficient_cpus`, `npu_map_unparseable`, ...; docs/placement/failures.md lists them all), `seen` and
     `wanted` are the two sides of the trouble and `remedy` says what to do. The message holds all of it in one sentence or two.
     """
 
