@@ -172,3 +172,22 @@ def test_watching_costs_little() -> None:
 def test_a_process_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match="no process 4194303"):
         watch(4194303, PLAN, on_report=lambda report: None)
+
+
+def test_pauses_grow_while_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    class Ending:
+        def __init__(self, pid: int) -> None: ...
+
+        def wait(self, seconds: float) -> bool:
+            pauses.append(seconds)
+            return len(pauses) == 12
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(watch_module, "_Ending", Ending)
+    watch(os.getpid(), Target(tuple(os.sched_getaffinity(0))), every_s=1.0, slowest_s=4.0, on_report=lambda _: None)
+    assert pauses[0] == 1.0
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 4.0

@@ -22,7 +22,7 @@ from homenode.host.binding.watch import watch
 from homenode.host.placement.demand import Parallelism
 from homenode.host.topology.host import Host
 
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S, _SLOWEST_S = 0.25, 5.0
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Attendant:
 
         def task(pidfd: int | None) -> None:
             with suppress(HomenodeError):  # it ended before the first look
-                watch(root, target, every_s=_LOOK_EVERY_S, on_report=self._tell)
+                watch(root, target, every_s=_LOOK_EVERY_S, slowest_s=_SLOWEST_S, on_report=self._tell)
             self._give_back()
 
         leave_companion(task, self.say)

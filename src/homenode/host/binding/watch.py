@@ -17,6 +17,7 @@ from homenode.host.binding.threads import Process, Thread, identify, wanted_cpus
 from homenode.host.binding.verify import drift_finding
 from homenode.host.topology.finding import Finding
 
+_GROWTH = 1.25
 _SHORTEST_S = 0.01  # between two looks: a smaller wish would keep a CPU busy
 
 
@@ -25,6 +26,7 @@ def watch(
     target: Target,
     *,
     every_s: float = 1.0,
+    slowest_s: float | None = None,
     until: float | None = None,
     on_report: Callable[[Report], None],
     bind_late: bool = True,
@@ -33,18 +35,23 @@ def watch(
 ) -> Report:
     """Look at process `pid` every `every_s` seconds, until it ends or until `until` (a time of time.monotonic()); the last look's report.
 
+    With `slowest_s` the pauses grow up to that while there is nothing to do: looking at a process of hundreds of threads is not free.
+
     `bind_late`: threads that are new, or have taken a name with a role of its own, are bound when they are off the plan. Any other thread off
     the plan is told, once for each mask it is seen with, and put back if `repair`. With neither, nothing is touched. `on_report` gets a report
     at once whenever there is something to tell. Raises UserError for a process that is not there.
     """
     watched = _Watched(identify(pid), target, calls or Syscalls(), bind_late, repair)
     ending = _Ending(pid)
+    pause = every_s
     try:
         while True:
             report = watched.look()
             if report.steps or report.findings:
                 on_report(report)
-            left = every_s if until is None else min(every_s, until - time.monotonic())
+                pause = every_s
+            left = pause if until is None else min(pause, until - time.monotonic())
+            pause = min(pause * _GROWTH, max(every_s, slowest_s or every_s))
             if watched.gone or (until is not None and left <= 0) or ending.wait(max(left, _SHORTEST_S)):
                 return report
     finally:
