@@ -51,6 +51,22 @@ def codes_in(root: Path, folders: tuple[str, ...] = (".",)) -> Found:
     return found
 
 
+def severities_in(root: Path, folders: tuple[str, ...] = (".",)) -> dict[str, set[str]]:
+    """Severities by code, of findings that are made with both written out."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(path for folder in folders for path in (root / folder).rglob("*.py")):
+        for call, _ in _calls(ast.parse(path.read_text(encoding="utf-8")), ()):
+            if isinstance(call.func, ast.Name) and call.func.id == "Finding" and len(call.args) > 1:
+                for code in _texts(call.args[1]):
+                    found.setdefault(code, set()).update(_texts(call.args[0]))
+    return found
+
+
+def _texts(given: ast.expr) -> set[str]:
+    parts = (part.value for part in _alternatives(given) if isinstance(part, ast.Constant))
+    return {part for part in parts if isinstance(part, str)}
+
+
 def _look_for(giver: Giver, module: str, tree: ast.Module, found: Found) -> Iterator[Giver]:
     for call, around in _calls(tree, ()):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""

@@ -18,7 +18,7 @@ from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.host.placement.select import STRATEGIES
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
-from tests.codes_in_source import codes_in
+from tests.codes_in_source import codes_in, severities_in
 from tests.paths import ROOT
 
 PAGES = ROOT / "docs" / "placement"
@@ -69,6 +69,14 @@ def test_every_code_of_the_source_is_on_the_page_of_failures_and_no_other() -> N
     assert len(source) > 100, "the source was not understood"
     assert source - page == set(), "these codes are not on docs/placement/failures.md"
     assert page - source == set(), "these codes of docs/placement/failures.md are nowhere in the source"
+
+
+def test_findings_have_the_severity_that_the_page_says() -> None:
+    rows = [line.split("|") for line in text_of("failures").splitlines() if _ROW.match(line)]
+    page = {code: cells[2] for cells in rows for code in re.findall(r"`([a-z0-9_]+)`", cells[1])}
+    source = severities_in(SOURCE, ("host",))
+    assert sum(map(len, source.values())) > 50, "the source was not understood"
+    assert {code: told for code, told in source.items() if not all(word in page[code] for word in told)} == {}
 
 
 def test_no_code_is_explained_twice() -> None:
