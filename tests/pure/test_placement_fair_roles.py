@@ -144,6 +144,17 @@ def test_a_pool_that_is_claimed_entirely_is_refused() -> None:
     assert caught.value.code == "insufficient_cpus" and "78" in caught.value.remedy
 
 
+def test_ranks_of_cpu_workers_that_are_started_one_by_one_keep_to_one_cut() -> None:
+    host = host_of([Shape(0, 4), Shape(1, 4)])
+    together = made(host, workers=2)
+    first = made(host, workers=2, local_rank=0)
+    second = made(host, workers=2, local_rank=1, claims=(Claim(77, first.workers[0].cpus),))
+    assert [worker.cpus for worker in (*first.workers, *second.workers)] == list(together.pools.values())
+    assert codes_of(second) == ["no_accelerators"]
+    again = made(host, workers=2, local_rank=0, claims=(Claim(77, first.workers[0].cpus),))
+    assert set(again.workers[0].cpus).isdisjoint(first.workers[0].cpus), "another engine's first rank"
+
+
 def test_cpu_workers_are_planned_around_claims() -> None:
     plan = made(host_of([Shape(0, 4), Shape(1, 4)]), claims=(Claim(77, (0, 1)),), workers=2)
     assert pools_of(plan) == {0: "2-3", 1: "4-7"}

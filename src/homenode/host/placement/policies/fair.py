@@ -76,7 +76,15 @@ def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[A
 
 
 def _for_workers(host: Host, demand: Demand) -> Plan:
-    cores = allowed_cores(host, {cpu for claim in demand.claims for cpu in claim.cpus})
+    """On all allowed cores, where the workers asked for meet no claim: ranks that are started one by one come to the same cut. Else on the rest."""
+    claimed = {cpu for claim in demand.claims for cpu in claim.cpus}
+    plan = _workers_on(host, demand, allowed_cores(host))
+    if all(claimed.isdisjoint(worker.cpus) for worker in plan.workers):
+        return plan
+    return _workers_on(host, demand, allowed_cores(host, claimed)).with_findings(kept_clear(host, demand.claims))
+
+
+def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Core]]) -> Plan:
     count = max(1, len(cores)) if demand.workers is None else demand.workers
     if count < 1:
         raise PlacementError(
@@ -98,7 +106,7 @@ def _for_workers(host: Host, demand: Demand) -> Plan:
         pools={worker: cpus_of(pool) for worker, pool in pools.items()},
         workers=tuple(_worker(host, None, rank, worker, pools[worker], shares) for rank, worker in ranks.devices.items()),
         processes=_reserved(host, kept),
-        findings=(Finding("info", "no_accelerators", note), *kept_clear(host, demand.claims)),
+        findings=(Finding("info", "no_accelerators", note),),
     )
 
 
