@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from homenode.cpuset import format_cpu_list
+from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.host.binding.claims import read_claims
 from homenode.host.binding.state import State, open_state
 from tests.host.children import CPUS, ONE, OTHER, Child, child, eventually, masks, numa, two_cpus
@@ -64,6 +64,29 @@ def test_run_by_a_plan_gives_the_plans_pool() -> None:
 def test_run_takes_its_rank_from_the_launchers_variable() -> None:
     seen = [homenode("run", "--workers", 2, "--", *_MASK, LOCAL_RANK=rank).stdout.split()[1] for rank in ("0", "1")]
     assert seen == [str(CPUS[0]), str(CPUS[1])] if len(CPUS) == 2 else len(set(seen)) == 2
+
+
+@two_cpus
+def test_ranks_have_parts_of_what_their_program_was_given() -> None:
+    rank = [sys.executable, "-m", "homenode.cli.main", "run", "--workers", "2", "--local-rank", "1", "--", *_MASK]
+    alone = homenode(*rank[3:])
+    inside = homenode("run", "--workers", 2, "--", "sh", "-c", '"$@"; true', "sh", *rank)
+    assert alone.stdout == inside.stdout != f"Cpus_allowed_list:\t{format_cpu_list(CPUS)}\n"
+    assert inside.stderr == ""
+
+
+@two_cpus
+def test_ranks_that_run_at_the_same_time_have_cpus_of_their_own() -> None:
+    first = ["run", "--workers", "2", "--local-rank", "0", "--", "cat"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = subprocess.Popen([sys.executable, "-m", "homenode.cli.main", *first], stdin=subprocess.PIPE, env=env)
+    try:
+        assert eventually(lambda: Path(f"/proc/{running.pid}/comm").read_text() == "cat\n")
+        second = homenode("run", "--workers", 2, "--local-rank", 1, "--", *_MASK)
+        assert second.stderr == ""
+        assert set(parse_cpu_list(second.stdout.split()[1])).isdisjoint(os.sched_getaffinity(running.pid))
+    finally:
+        running.communicate(timeout=10)
 
 
 def test_a_rank_without_a_place_runs_unbound_with_one_warning_unless_strict() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from homenode.errors import UserError
 from homenode.host.binding.target import Target
-from homenode.host.binding.threads import Process, alive, descendants, identify, parse_stat, threads, wanted_cpus
+from homenode.host.binding.threads import Process, alive, ancestors, descendants, identify, parse_stat, threads, wanted_cpus
 from tests.host.children import child
 
 NOBODY = 4194303  # the largest process number a 64-bit kernel can be told to use, less one: free on every ordinary machine
@@ -86,6 +86,8 @@ def test_descendants_are_children_and_their_children() -> None:
         grandchild = int(process.stdout.readline())
         assert descendants(process.pid) == (grandchild,)
         assert {process.pid, grandchild} <= set(descendants(os.getpid()))
+        assert ancestors(grandchild)[:2] == (process.pid, os.getpid())
+        assert ancestors(NOBODY) == ()
     finally:
         process.communicate("\n", timeout=10)
 

@@ -57,10 +57,14 @@ def warn(line: str) -> None:
 
 def aim(flags: PlanFlags, cpus: str | None, *, strict: bool, pid: int, claims: bool = True, before_start: bool = False) -> Aim:
     """Decide for process `pid`. Raises UserError and PlacementError where that process must not be started or touched."""
+    from homenode.host.binding.threads import ancestors
+
     if cpus is not None or (flags.memory_nodes is not None and flags.strategy is None and flags.cpu_threads_bind is None):
         return _direct(flags, cpus)
     with _claim_table(claims, strict) as table:
-        others = tuple(claim for claim in table.claims if claim.pid != pid) if table else ()
+        # What a program claimed when it was started as a whole is not claimed against its own ranks.
+        own = {pid, *ancestors(pid)}
+        others = tuple(claim for claim in table.claims if claim.pid not in own) if table else ()
         host, demand = demand_from_flags(flags, before_start=before_start, claims=others)
         demand = replace(demand, local_rank=_rank(flags, host))
         if line := _switched_off(flags, host):

@@ -117,6 +117,15 @@ def descendants(pid: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def ancestors(pid: int) -> tuple[int, ...]:
+    """The process that started `pid`, the one that started that, and so on, as far as they can be seen from here."""
+    found: list[int] = []
+    while (stat := _read_stat(_PROC / str(pid) / "stat")) is not None and stat.parent > 0 and stat.parent not in found:
+        pid = stat.parent
+        found.append(pid)
+    return tuple(found)
+
+
 def wanted_cpus(name: str, target: Target) -> tuple[int, ...]:
     """CPUs for a thread called `name`: those of the longest matching name in the target, else the process's. Empty: it is left alone."""
     matching = [prefix for prefix in target.threads if name.startswith(prefix[:_COMM])]
