@@ -187,3 +187,8 @@ def test_verify_watches_until_the_process_ends(target: Child) -> None:
         target.end()
         out, err = watching.communicate(timeout=30)
     assert (watching.returncode, "Traceback" in err) == (0, False), out + err
+
+
+def test_bind_refuses_where_run_would_go_on_unbound(target: Child) -> None:
+    code, answer = as_json("bind", "--pid", target.pid, "--workers", 1, "--local-rank", 7)
+    assert (code, answer["error"]["code"]) == (2, "rank_out_of_range")

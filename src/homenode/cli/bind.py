@@ -56,7 +56,7 @@ def bind(
         if undo:
             _finish(_undo(pid, state), as_json)
         identify(pid)
-        found = aim(flags, cpus, strict=strict, pid=pid, claims=not dry_run)
+        found = aim(flags, cpus, strict=True, pid=pid, claims=not dry_run)  # a binding asked for by name is not left out quietly
         if not as_json:
             told(found.lines)
         if dry_run or found.target is None:
