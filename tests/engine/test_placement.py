@@ -9,10 +9,12 @@ import pytest
 
 from homenode.engine.config import PlacementConfig
 from homenode.engine.placement import UNPINNED, EnginePlace, place_engine, too_few_cores
-from homenode.engine.settle import settle
+from homenode.engine.settle import MemoryRoom, memory_room, settle
 from homenode.errors import PlacementError, UserError
+from homenode.host.binding.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
+from homenode.host.topology.source import RecordedSource
 from homenode.host.topology.synthetic import synthetic
 
 TWO_NODES = "1s/2n/8c/smt2"  # node 0: cores 0-3 (siblings 8-11), node 1: cores 4-7 (siblings 12-15)
@@ -131,8 +133,6 @@ def test_settling_binds_this_process_and_its_threads() -> None:
 
 
 def test_a_refused_policy_becomes_a_finding() -> None:
-    from homenode.host.binding.syscalls import Syscalls
-
     class Refusing(Syscalls):
         def set_mempolicy(self, mode: int, nodes: object = ()) -> None:
             raise PermissionError(1, "set_mempolicy")
@@ -140,3 +140,44 @@ def test_a_refused_policy_becomes_a_finding() -> None:
     findings = settle(EnginePlace((0,), (), (0,)), Refusing())
     assert {finding.code for finding in findings} == {"memory_policy_refused"}
     assert "bind" not in Path("/proc/self/numa_maps").read_text().split("\n")[0]
+
+
+class WithPolicy(Syscalls):
+    """A kernel where this process has a memory policy already."""
+
+    def __init__(self, mode: int, *nodes: int) -> None:
+        super().__init__()
+        self.policy = mode, nodes
+
+    def get_mempolicy(self) -> tuple[int, tuple[int, ...]]:
+        return self.policy
+
+
+@pytest.mark.parametrize(
+    ("place", "kernel", "room"),
+    [
+        (EnginePlace((0,)), WithPolicy(0), MemoryRoom(1000 << 10)),
+        (EnginePlace((0,)), WithPolicy(MPOL_PREFERRED, 1), MemoryRoom(1000 << 10)),  # takes from other nodes when that is full
+        (EnginePlace((0,)), WithPolicy(MPOL_BIND, 1), MemoryRoom(250 << 10, (1,))),
+        (EnginePlace((0,), (), (0,)), WithPolicy(0), MemoryRoom(750 << 10, (0,))),
+        (EnginePlace((0,), (), (0, 1)), WithPolicy(0), MemoryRoom(1000 << 10, (0, 1))),
+    ],
+    ids=["unbound", "preferred", "bound from outside", "bound by its place", "bound to all"],
+)
+def test_memory_of_other_nodes_is_no_room_for_an_engine_that_is_bound(place: EnginePlace, kernel: Syscalls, room: MemoryRoom) -> None:
+    nodes = {f"/sys/devices/system/node/node{node}/meminfo": f"Node {node} MemFree: {free} kB" for node, free in ((0, 900), (1, 300))}
+    machine = RecordedSource("x86_64", {"/sys/devices/system/node/online": "0-1", "/proc/meminfo": "MemAvailable: 1000 kB", **nodes})
+    assert memory_room(place, kernel, machine) == room
+
+
+def test_too_little_memory_on_the_nodes_is_said_with_their_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homenode.cli.main import main
+    from homenode.engine import build
+
+    monkeypatch.setattr(build, "memory_room", lambda place: MemoryRoom(64 << 20, (3,)))
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--check-config", "--backend", "reference", "--kv-cache-memory", "1GiB"])
+    assert end.value.code == 2
+    assert "memory is bound to NUMA node 3, where 64MiB can be had" in " ".join(capsys.readouterr().err.split())

@@ -219,3 +219,25 @@ def test_limits_of_the_calling_process_are_the_kernels() -> None:
     done = subprocess.run([sys.executable, "-c", code, str(cpu)], capture_output=True, text=True, timeout=60)
     origin = "none" if len(parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())) == 1 else "inherited"
     assert done.stdout.split("\n")[0] in (f"({cpu},) ({cpu},) {origin}", f"({cpu},) ({cpu},) cpuset"), done.stderr
+
+
+def node_files(*free_kb: int) -> dict[str, str]:
+    """Nodes with this much free memory each, besides as much of files, of which half a GiB is in use by all."""
+    files = {"/sys/devices/system/node/online": f"0-{len(free_kb) - 1}"}
+    for node, free in enumerate(free_kb):
+        lines = (f"MemTotal: {8 * GIB // 1024} kB", f"MemFree: {free // 2} kB", f"Inactive(file): {free // 2} kB", "FilePages: 7 kB")
+        files[f"/sys/devices/system/node/node{node}/meminfo"] = "\n".join(f"Node {node} {line}" for line in lines)
+    return files
+
+
+def test_memory_of_nodes_that_a_cpuset_forbids_is_not_available() -> None:
+    gib = GIB // 1024
+    status = "Cpus_allowed_list: 0-7\nMems_allowed_list: {}\n"
+    nodes = node_files(30 * gib, 10 * gib)
+    seen = {mems: limits({**nodes, "/proc/self/status": status.format(mems)}).memory_available for mems in ("0", "1", "0-1")}
+    assert seen == {"0": 24 * GIB, "1": 8 * GIB, "0-1": 32 * GIB}
+
+
+def test_nodes_that_do_not_say_what_is_free_leave_it_at_the_whole() -> None:
+    nodes = {"/sys/devices/system/node/online": "0-1", "/sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 1024 kB"}
+    assert limits({**nodes, "/proc/self/status": "Cpus_allowed_list: 0-7\nMems_allowed_list: 1"}).memory_available == 32 * GIB

@@ -9,22 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.compute.ops import Backend, KvGeometry
+from homenode.cpuset import format_cpu_list
 from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
-from homenode.engine.placement import UNPINNED, place_engine, too_few_cores
+from homenode.engine.placement import UNPINNED, EnginePlace, place_engine, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.settle import settle
+from homenode.engine.settle import MemoryRoom, memory_room, settle
 from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
-from homenode.errors import HostError, UserError
-from homenode.host.topology.allowance import Allowance
+from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
+from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
+from homenode.units import format_bytes
 
 Progress = Callable[[int, int], None]
 
@@ -72,8 +74,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     backend = make_backend(config.compute, place.team)
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    foreseen = max(0, Allowance.of_process().memory_available - layout.target_bytes)
-    resolve(config, checkpoint.spec, geometry, foreseen)
+    _sizes(config, checkpoint.spec, geometry, memory_room(place), layout.target_bytes)
     model = load_model(
         checkpoint,
         backend,
@@ -82,7 +83,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         max_model_len=config.model.max_model_len,
         progress=progress,
     )
-    sizes = resolve(config, model.spec, geometry, Allowance.of_process().memory_available)
+    sizes = _sizes(config, model.spec, geometry, memory_room(place))
     runner = _make_runner(model, backend, geometry, sizes)
     executor = InlineExecutor(runner, sizes.worker_limits(), backend.statistics)
     scheduler = Scheduler(
@@ -105,22 +106,40 @@ def check_config(config: EngineConfig) -> list[UserError]:
     config = located(config)
     host = read_host(LiveSource(), accelerators=False)
     found: list[UserError] = []
+    place = EnginePlace(())
     try:
-        place_engine(config.placement, config.compute.threads, host)
+        place = place_engine(config.placement, config.compute.threads, host)
     except UserError as error:
         found.append(error)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
-    return found + _check_model(config, checkpoint, host.allowance)
+    return found + _check_model(config, checkpoint, memory_room(place))
 
 
-def _check_model(config: EngineConfig, checkpoint: Checkpoint, allowance: Allowance) -> list[UserError]:
+def _check_model(config: EngineConfig, checkpoint: Checkpoint, room: MemoryRoom) -> list[UserError]:
     try:
         backend = make_backend(config.compute, (UNPINNED,))
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     except UserError as error:
         return [error]
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    return problems(config, checkpoint.spec, geometry, max(0, allowance.memory_available - layout.target_bytes))
+    found = problems(config, checkpoint.spec, geometry, max(0, room.size - layout.target_bytes))
+    return [_at_home(problem, room) for problem in found]
+
+
+def _sizes(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, room: MemoryRoom, weights: int = 0) -> Sizes:
+    """What the engine is laid out for, with `weights` bytes still to be read."""
+    try:
+        return resolve(config, spec, geometry, max(0, room.size - weights))
+    except UserError as error:
+        raise _at_home(error, room) from None
+
+
+def _at_home(error: UserError, room: MemoryRoom) -> UserError:
+    """Of too little memory it is said on which nodes, as others may have plenty."""
+    if not room.nodes or not isinstance(error, CapacityError):
+        return error
+    where = f"memory is bound to NUMA node {format_cpu_list(room.nodes)}, where {format_bytes(room.size)} can be had"
+    return CapacityError(f"{error.message}; {where}", param=error.param, **error.facts)
 
 
 def _make_runner(model: LoadedModel, backend: Backend, geometry: KvGeometry, sizes: Sizes) -> Runner:

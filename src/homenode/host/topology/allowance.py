@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from homenode.host.topology.cgroups import read_group_limits
 from homenode.host.topology.facts import FactReader
-from homenode.host.topology.memory import read_meminfo
+from homenode.host.topology.memory import available_on, read_meminfo
 from homenode.host.topology.online import read_node_ids, read_online
 from homenode.host.topology.siblings import read_cores
 from homenode.host.topology.source import LiveSource, Source
@@ -24,8 +24,8 @@ MASK_ORIGINS = ("none", "cpuset", "inherited", "openmp")
 class Allowance:
     """`cpus`: allowed logical CPUs, online ones. `physical_cpus`: one of them for each core. `cpu_quota`: CPUs' worth of time, None for all.
 
-    `memory_limit`: bytes this process's cgroups allow in all (None: no limit). `memory_available`: bytes it can still take without swapping;
-    it never rests and so takes no part in comparisons. `mems`: nodes it may take memory from. `cpuset`: online CPUs that its cpuset permits,
+    `memory_limit`: bytes this process's cgroups allow in all (None: no limit). `memory_available`: bytes it can still take from `mems` without
+    swapping; it never rests and so takes no part in comparisons. `mems`: nodes it may take memory from. `cpuset`: online CPUs that its cpuset permits,
     None when unknown. `mask_origin`: "none" (every online CPU is allowed), "cpuset" (the mask is the cpuset), "inherited" (narrower: taskset,
     a batch system, a parent), "openmp" (narrower by accident: an OpenMP library bound the first thread of this process or of one above it to
     a single place, and threads and processes inherit masks). `beyond_accident`: the allowance without an accidental mask, where that is known.
@@ -74,15 +74,17 @@ def read_allowance(
     permitted = cpuset or online
     cores = read_cores(reader, permitted) if cores is None else cores
     origin = _mask_origin(cpus, online, permitted, cores, reader.source.env)
-    free = read_meminfo(reader, "/proc/meminfo").get("MemAvailable", 0)
-    mems = process_memory_nodes(reader) or ()
+    told = process_memory_nodes(reader) or ()
+    mems = tuple(node for node in told if node in nodes) or tuple(nodes) or told
+    narrow = set(mems) < set(nodes)
+    free = available_on(reader, mems) if narrow else read_meminfo(reader, "/proc/meminfo").get("MemAvailable", 0)
     seen = Allowance(
         cpus=cpus,
         physical_cpus=_one_per_core(cpus, cores),
         cpu_quota=limits.cpu_quota,
         memory_limit=limits.memory_limit,
         memory_available=free if limits.memory_room is None else min(free, limits.memory_room),
-        mems=tuple(node for node in mems if node in nodes) or tuple(nodes) or mems,
+        mems=mems,
         cpuset=cpuset,
         mask_origin=origin,
     )

@@ -5,10 +5,14 @@ Source: proc_meminfo(5); the kernel's Documentation/admin-guide/mm/{hugetlbpage,
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from homenode.host.topology.facts import FactReader, parse_number
+from homenode.host.topology.online import NODE_FOLDER, read_node_ids
 
 _TRANSPARENT = ("always", "madvise", "never")
 _PREFIX, _SUFFIX = "hugepages-", "kB"
+_EASILY_HAD = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")  # what MemAvailable is made of
 
 
 def read_meminfo(reader: FactReader, path: str) -> dict[str, int]:
@@ -20,6 +24,20 @@ def read_meminfo(reader: FactReader, path: str) -> dict[str, int]:
         if len(words) == 2 and words[1] == "kB" and (size := parse_number(words[0])) is not None and size >= 0:
             found[name.rpartition(" ")[2]] = size * 1024
     return found
+
+
+def available_on(reader: FactReader, nodes: Collection[int]) -> int:
+    """Bytes that can be taken from `nodes` without swapping: their part of MemAvailable, which the kernel tells of the whole machine only.
+
+    Their part is that of the pages that are free or can be read again. All of it where the nodes do not say.
+    """
+    whole = read_meminfo(reader, "/proc/meminfo").get("MemAvailable", 0)
+    easy = {}
+    for node in read_node_ids(reader):
+        sizes = read_meminfo(reader, f"{NODE_FOLDER}/node{node}/meminfo")
+        easy[node] = sum(sizes.get(name, 0) for name in _EASILY_HAD)
+    total = sum(easy.values())
+    return whole * sum(easy.get(node, 0) for node in set(nodes)) // total if total else whole
 
 
 def read_huge_pages(reader: FactReader, folder: str) -> dict[int, int]:
