@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,8 @@ def _watch(pid: int, found: Aim, seconds: float) -> None:
 
     assert found.target is not None
     until = time.monotonic() + seconds if seconds else None
-    watch(pid, found.target, until=until, on_report=lambda report: show(report, err=True), repair=True)
+    with suppress(UserError):  # it ended before the first look
+        watch(pid, found.target, until=until, on_report=lambda report: show(report, err=True), repair=True)
 
 
 def _finish(report: Report, as_json: bool) -> None:

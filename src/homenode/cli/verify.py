@@ -60,8 +60,8 @@ def _verify(pid: int, flags: PlanFlags, cpus: str | None, started_bound: bool, w
         return report
     show(report, err=True)
     until = time.monotonic() + watch_s if watch_s else None
-    watch(pid, target, until=until, on_report=lambda seen: show(seen, err=True), bind_late=repair, repair=repair)
     try:
+        watch(pid, target, until=until, on_report=lambda seen: show(seen, err=True), bind_late=repair, repair=repair)
         return read_back(pid, target, policy_expected=started_bound, readers=readers)
     except UserError:  # it has ended: what was seen of it stands
         return report
