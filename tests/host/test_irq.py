@@ -161,6 +161,9 @@ def test_what_the_kernel_places_itself_is_reported_and_stops_no_other(
     assert {finding.message.split()[1] for finding in report.findings} == {str(irq) for irq in managed if irq in device.irqs}
     assert lists()[free[0][2]] == str(OTHER)
     assert all(lists()[irq] == before[irq] for irq in managed)
+    off = verify_target(planned, host, NO_DAEMON)
+    assert {finding.message.split()[1] for finding in off.findings} <= {str(irq) for irq in managed}
+    assert off.ok == all(NO_DAEMON.kept_by_kernel(irq) for irq in managed if irq in device.irqs)  # older kernels do not tell
     assert undo(running.pid, state, restore_irqs=lambda entries: restore(entries, interrupts=NO_DAEMON)).ok
     assert lists() == before
 
@@ -295,6 +298,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 NPU = (IrqRoute("0000:c1:00.0", "sq_send_trigger_irq", (0,)), IrqRoute("0000:c1:00.0", "cq_update_irq", (1,)))
+
+
+def test_what_nobody_can_route_is_off_the_plan_without_being_an_error(folder: Path) -> None:
+    (folder / "proc/irq/41/smp_affinity_list").chmod(0o444)
+    report = verify_target(target(*NPU), read_host(LiveSource(str(folder), {}), accelerators=False), Interrupts(str(folder), lambda: None))
+    severities = {finding.message.split()[1]: finding.severity for finding in report.findings}
+    assert severities == {"40": "error", "41": "warning", "42": "error", "43": "error"}
+    assert next("managed" in finding.message for finding in report.findings if finding.severity == "warning")
 
 
 def written(root: Path) -> list[str]:

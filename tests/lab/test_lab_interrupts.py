@@ -98,5 +98,7 @@ def test_interrupts_that_the_kernel_keeps_for_itself_are_said_and_hinder_nothing
             what for what, outcome in said.items() if outcome == "done"
         }
         assert {finding["code"] for finding in bound.json["findings"]} == {"irq_refused"}
+        seen = homenode("verify", "--pid", running.pid, "--json")
+        assert seen.code == 0 and {finding["code"] for finding in seen.json["findings"]} == {"irq_off_plan"}, seen.out
         undone = homenode("bind", "--undo", "--pid", running.pid, "--json")
         assert undone.code == 0 and routes(address) == before, undone.out

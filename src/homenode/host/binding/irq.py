@@ -80,6 +80,13 @@ class Interrupts:
             return (error.strerror or str(error)) if error.errno in _NOT_PERMITTED else ""
         return ""
 
+    def kept_by_kernel(self, irq: int) -> bool:
+        """Whether nobody can route it, as it is a managed one: its file lacks every write permission then, on kernels that tell (6.12 does)."""
+        try:
+            return not self._file(irq).stat().st_mode & 0o222
+        except OSError:
+            return False
+
     def actions(self) -> dict[int, tuple[str, ...]]:
         """Names of the handlers by interrupt, now."""
         return {one.irq: one.actions for one in read_interrupts(FactReader(LiveSource(self.root, {})))}
@@ -115,7 +122,7 @@ def route_target(pid: int, target: Target, host: Host, state: State | None = Non
 
 
 def verify_target(target: Target, host: Host, interrupts: Interrupts | None = None) -> Report:
-    """Compare where the target's interrupts may go with its routes. Off the plan is an error, but a warning where this user cannot route them."""
+    """Compare where the target's interrupts may go with its routes. Off the plan is an error, but a warning where this user, or nobody, can route it."""
     interrupts = interrupts or Interrupts()
     routed, steps = match(target.irqs, host)
     seen, unread = _read_all(routed, interrupts)
@@ -190,6 +197,9 @@ def _compare(one: Routed, seen: str, interrupts: Interrupts) -> Report:
     if _same(seen, one.cpus):
         return Report((StepResult(one.what, "done", f"{one}: CPUs {seen}"),))
     message = f"{one.what} ({one}) may go to CPUs {seen}, planned are {format_cpu_list(one.cpus)}"
+    if interrupts.kept_by_kernel(one.irq):
+        reason, remedy = _MANAGED
+        return Report((StepResult(one.what, "degraded", message),), (Finding("warning", "irq_off_plan", f"{message}; {reason}", remedy),))
     refusal = interrupts.refusal(one.irq)
     remedy = _ROOT if refusal else "Bind again with `homenode bind`, which has irqbalance leave it alone"
     finding = Finding("warning" if refusal else "error", "irq_off_plan", message, remedy)
