@@ -55,5 +55,6 @@ void bind_team(nb::module_&);
 void bind_weights(nb::module_&);
 void bind_program(nb::module_&);
 void bind_sampling(nb::module_&);
+void bind_bench(nb::module_&);
 
 }  // namespace homenode

@@ -32,4 +32,5 @@ NB_MODULE(_native, m) {
   hn::bind_weights(m);
   hn::bind_program(m);
   hn::bind_sampling(m);
+  hn::bind_bench(m);
 }

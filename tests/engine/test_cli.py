@@ -78,7 +78,17 @@ def test_bench_reports_what_was_asked(capsys: pytest.CaptureFixture[str]) -> Non
         ("decode", 1, 4, 40),
         ("decode", 2, 4, 40),
     ]
-    assert all(r["tok_s"] > 0 for r in results)
+    for r in results:
+        assert r["tok_s"] > 0
+        assert r["ceiling_tok_s"] > 0
+        assert 0 < r["fraction"] < 50  # a model this small comes from a cache
+        assert r["limit"] in ("read", "multiply")
+        assert len(r["runs"]) + len(r["discarded"]) <= 3 * 2
+        assert r["ceilings"].keys() == {"read_gb_s", "int8_gops", "bf16_gops", "f32_gops"}
+        assert len(r["placement"]["before"]["round_trip_ns"]) == len(json.loads(out)["backend"]["cpus"]) - 1
+    one, two = ({k: v for k, v in r["step"].items() if k.endswith("_operations")} for r in results[1:])
+    assert sum(one.values()) > 0
+    assert two == {kind: 2 * done for kind, done in one.items()}
 
 
 def test_check_config_and_show_config(capsys: pytest.CaptureFixture[str]) -> None:

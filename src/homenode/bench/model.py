@@ -1,7 +1,8 @@
-"""How fast a model runs here: prefill, and decode at several batch sizes, through the same program the server runs.
+"""How fast a model runs here, and how fast it could: prefill, and decode at several batch sizes, through the same program the server runs.
 
 Prompt processing is one step of `prompt_tokens` tokens in an empty context; decoding is one token for each of `batch` sequences whose context
-holds `context` tokens, sampled greedily. Times are wall times of the whole step, Python included.
+holds `context` tokens, sampled greedily. Times are wall times of the whole step, Python included. Before and after every run the machine's
+limits are measured on the same threads, so each run is held against what the machine could do just then (see `steady` and `work`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
+from homenode.bench.ceilings import Ceilings, Work
+from homenode.bench.steady import Meter, Reading, Runs, repeat_steadily, take_reading
+from homenode.bench.work import ModelWork
 from homenode.compute.ops import Backend, Program, SamplingArrays, StepArrays, StepLimits
 from homenode.errors import UserError
 from homenode.model.weights.load import LoadedModel
@@ -30,10 +35,33 @@ class Plan:
     context: int = 0
     repeat: int = 3
 
+    @property
+    def tests(self) -> int:
+        """How many results it gives."""
+        return (1 if self.prompt_tokens else 0) + (len(self.batches) if self.gen_tokens else 0)
+
+
+class Watch(Protocol):
+    """Is told how measuring goes on."""
+
+    def started(self, what: str) -> None:
+        """A test begins."""
+
+    def ran(self) -> None:
+        """A run of it has ended, warm-up included."""
+
+    def discarded(self, reason: str) -> None:
+        """The run that just ended does not count."""
+
 
 @dataclass(frozen=True)
 class Result:
-    """`test` is prefill or decode; `seconds` are of one run, the median; `tok_s` tokens of all sequences in a second."""
+    """One test. `seconds` are of one run, the median; `tok_s` tokens of all sequences in a second.
+
+    `ceiling_tok_s`: what the machine allowed around the median run, reading and multiplying overlapped; `fraction`: how much of it was reached,
+    the median over the runs; `limit`: whether `read` or `multiply` sets the ceiling. `best_step_tok_s`: from the fastest single step, which on
+    a machine with other work shows the engine undisturbed. `discarded`, `steady`: see `steady.Runs`.
+    """
 
     test: str
     batch: int
@@ -42,62 +70,172 @@ class Result:
     seconds: float
     tok_s: float
     runs: tuple[float, ...]
+    ceiling_tok_s: float
+    fraction: float
+    limit: str
+    best_step_tok_s: float
+    step: dict[str, float]  # of one step, the middle one of a run: bytes read, operations by kind; and operations for each token
+    ceilings: dict[str, float]
+    placement: dict[str, Any]
+    discarded: tuple[str, ...]
+    steady: bool
 
 
-def measure(model: LoadedModel, backend: Backend, plan: Plan, started: Callable[[str], None] = lambda _: None) -> list[Result]:
-    """Run the plan; `started` is told what is measured next. Raises UserError when the model's context is too short for it."""
+def measure(model: LoadedModel, backend: Backend, meter: Meter, plan: Plan, watch: Watch) -> list[Result]:
+    """Run the plan; `meter` measures the limits of the CPUs `backend` computes on.
+
+    Raises UserError when the model's context is too short for the plan.
+    """
     longest = max(plan.prompt_tokens, plan.context + plan.gen_tokens)
     if longest > model.spec.max_position:
         raise UserError(f"the plan needs a context of {longest} tokens; the model has {model.spec.max_position}", param="--context")
     widest = max(plan.batches)
     blocks = -(-longest // _BLOCK)
     limits = StepLimits(max(plan.prompt_tokens, widest), widest, widest, blocks)
-    cache = backend.kv_cache(model.kv_geometry(_BLOCK, "auto"), blocks * widest)
-    program = backend.compile(model.forward(cache), limits)
+    geometry = model.kv_geometry(_BLOCK, "auto")
+    cache = backend.kv_cache(geometry, blocks * widest)
+    bench = _Bench(
+        backend, backend.compile(model.forward(cache), limits), meter, plan, watch, ModelWork(model.layout, model.spec, geometry), blocks
+    )
     results = []
     if plan.prompt_tokens:
-        started(f"prefill of {plan.prompt_tokens}")
-        results.append(_prefill(program, model.spec.vocab_size, plan, blocks))
+        watch.started(f"prefill of {plan.prompt_tokens}")
+        results.append(bench.prefill())
     for batch in plan.batches if plan.gen_tokens else ():
-        started(f"decode, batch {batch}")
-        results.append(_decode(program, backend, model.spec.vocab_size, plan, batch, blocks))
+        watch.started(f"decode, batch {batch}")
+        results.append(bench.decode(batch))
     return results
 
 
-def _prefill(program: Program, vocab: int, plan: Plan, blocks: int) -> Result:
-    n = plan.prompt_tokens
-    ids = np.random.default_rng(0).integers(0, vocab, n).astype(np.int32)
-    arrays = StepArrays(ids, _int32(range(n)), _int32([0, n]), _int32([n]), _tables(1, blocks), _int32([n - 1]))
-    return _result("prefill", 1, n, 0, n, [_timed(lambda: program.run(arrays)) for _ in range(plan.repeat + 1)][1:])
+@dataclass(frozen=True)
+class _Bench:
+    """Everything one plan is run with. `blocks`: KV blocks of a sequence."""
 
+    backend: Backend
+    program: Program
+    meter: Meter
+    plan: Plan
+    watch: Watch
+    work: ModelWork
+    blocks: int
 
-def _decode(program: Program, backend: Backend, vocab: int, plan: Plan, batch: int, blocks: int) -> Result:
-    """The first run warms up caches and is not counted."""
-    tables = _tables(batch, blocks)
-    how = _greedy(batch)
+    def prefill(self) -> Result:
+        """One step a run."""
+        n = self.plan.prompt_tokens
+        ids = np.random.default_rng(0).integers(0, self.work.spec.vocab_size, n).astype(np.int32)
+        arrays = StepArrays(ids, _int32(range(n)), _int32([0, n]), _int32([n]), _tables(1, self.blocks), _int32([n - 1]))
+        run, work = _Timed(lambda _: self.program.run(arrays), 1), self.work.prefill(n)
+        return _result(("prefill", 1, n, 0), n, run, work, work, self._runs(run))
 
-    def run() -> None:
-        ids = np.random.default_rng(batch).integers(0, vocab, batch).astype(np.int32)
-        for step in range(plan.gen_tokens):
-            at = plan.context + step
+    def decode(self, batch: int) -> Result:
+        """`gen_tokens` steps a run, each fed with the tokens the one before drew."""
+        plan = self.plan
+        run = _Timed(self._decode_step(batch), plan.gen_tokens)
+        runs = self._runs(run)
+        work = self.work.decoding(batch, plan.context, plan.gen_tokens)
+        middle = self.work.decode(batch, plan.context + plan.gen_tokens // 2)
+        return _result(("decode", batch, plan.gen_tokens, plan.context), batch * plan.gen_tokens, run, work, middle, runs)
+
+    def _decode_step(self, batch: int) -> Callable[[int], object]:
+        tables, how = _tables(batch, self.blocks), _greedy(batch)
+        first = np.random.default_rng(batch).integers(0, self.work.spec.vocab_size, batch).astype(np.int32)
+        ids = first
+
+        def step(index: int) -> None:
+            nonlocal ids
+            at = self.plan.context + index
             arrays = StepArrays(
-                ids, np.full(batch, at, np.int32), _int32(range(batch + 1)), np.full(batch, at + 1, np.int32), tables, _int32(range(batch))
+                ids if index else first,
+                np.full(batch, at, np.int32),
+                _int32(range(batch + 1)),
+                np.full(batch, at + 1, np.int32),
+                tables,
+                _int32(range(batch)),
             )
-            ids = backend.sample(program.run(arrays), how).tokens
+            ids = self.backend.sample(self.program.run(arrays), how).tokens
 
-    runs = [_timed(run) for _ in range(plan.repeat + 1)][1:]
-    return _result("decode", batch, plan.gen_tokens, plan.context, batch * plan.gen_tokens, runs)
+        return step
+
+    def _runs(self, run: _Timed) -> Runs:
+        """The counted runs, after one that warms up."""
+        run()
+        self.watch.ran()
+        run.fastest = float("inf")
+
+        def watched() -> float:
+            seconds = run()
+            self.watch.ran()
+            return seconds
+
+        return repeat_steadily(watched, lambda: take_reading(self.meter), self.plan.repeat, self.watch.discarded)
 
 
-def _result(test: str, batch: int, tokens: int, context: int, made: int, runs: Sequence[float]) -> Result:
-    seconds = statistics.median(runs)
-    return Result(test, batch, tokens, context, seconds, made / seconds, tuple(runs))
+class _Timed:
+    """A run of `count` steps; calling it gives its seconds. `fastest`: seconds of the fastest step of all runs so far."""
+
+    def __init__(self, step: Callable[[int], object], count: int) -> None:
+        self._step = step
+        self.count = count
+        self.fastest = float("inf")
+
+    def __call__(self) -> float:
+        start = before = time.perf_counter()
+        for index in range(self.count):
+            self._step(index)
+            now = time.perf_counter()
+            self.fastest = min(self.fastest, now - before)
+            before = now
+        return before - start
 
 
-def _timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+def _result(what: tuple[str, int, int, int], made: int, run: _Timed, work: Work, step: Work, runs: Runs) -> Result:
+    """`made`: tokens of a run. `work`: of a run; `step`: of its middle step."""
+    seconds = statistics.median(r.seconds for r in runs.counted)
+    around = _median(tuple(r.ceilings for r in runs.counted))
+    test, batch, tokens, context = what
+    return Result(
+        test=test,
+        batch=batch,
+        tokens=tokens,
+        context=context,
+        seconds=seconds,
+        tok_s=made / seconds,
+        runs=tuple(r.seconds for r in runs.counted),
+        ceiling_tok_s=made / around.seconds(work),
+        fraction=statistics.median(r.ceilings.seconds(work) / r.seconds for r in runs.counted),
+        limit=around.limit(work),
+        best_step_tok_s=made / run.count / run.fastest,
+        step=_step_json(step, made / run.count),
+        ceilings=around.to_json(),
+        placement={"before": _placement(runs.before), "after": _placement(runs.after)},
+        discarded=runs.discarded,
+        steady=runs.steady,
+    )
+
+
+def _median(readings: Sequence[Ceilings]) -> Ceilings:
+    """The median of each limit."""
+    return Ceilings(
+        statistics.median(c.read for c in readings),
+        statistics.median(c.int8 for c in readings),
+        statistics.median(c.bf16 for c in readings),
+        statistics.median(c.f32 for c in readings),
+    )
+
+
+def _placement(reading: Reading) -> dict[str, object]:
+    return reading.fingerprint.to_json()
+
+
+def _step_json(step: Work, tokens: float) -> dict[str, float]:
+    done = step.operations
+    return {
+        "bytes": round(step.bytes),
+        "int8_operations": round(done.int8),
+        "bf16_operations": round(done.bf16),
+        "f32_operations": round(done.f32),
+        "operations_per_token": round(done.total / tokens),
+    }
 
 
 def _int32(values: Sequence[int] | range) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

@@ -2,5 +2,6 @@
 
 from homenode.compute.native.backend import NativeBackend, NativeProgram
 from homenode.compute.native.capability import LEVELS, available_levels
+from homenode.compute.native.meter import NativeMeter
 
-__all__ = ["LEVELS", "NativeBackend", "NativeProgram", "available_levels"]
+__all__ = ["LEVELS", "NativeBackend", "NativeMeter", "NativeProgram", "available_levels"]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from homenode import _native
 from homenode.compute.native.capability import choose_level
+from homenode.compute.native.meter import NativeMeter
 from homenode.compute.native.recorder import RecordingOps
 from homenode.compute.ops import IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
 from homenode.dtypes import BY_NAME, DType
@@ -113,6 +114,11 @@ class NativeBackend:
             "kv_bytes": self._kv_bytes,
             "program_bytes": self._program_bytes,
         }
+
+    def meter(self, read_bytes: int) -> NativeMeter:
+        """What measures the limits of the CPUs this backend computes on, at its level: see `NativeMeter`."""
+        with _host_errors():
+            return NativeMeter(self._team, self._level, read_bytes)
 
     def _target(self, name: str) -> int:
         dtype = BY_NAME.get(name)

@@ -1,0 +1,140 @@
+#include "bench/ceilings.h"
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstring>
+#include <ctime>
+
+#include "bench/ceiling_table.h"
+#include "host/team.h"
+
+namespace homenode {
+namespace {
+
+constexpr size_t kHugePage = size_t(2) << 20, kMostBytes = size_t(1) << 40;
+constexpr int64_t kMostRounds = int64_t(1) << 30;
+static_assert(kHugePage % kReadStep == 0);
+
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+Error user_error(std::string message) { return Error{Fault::user, 0, std::move(message)}; }
+
+const CeilingTable& table_of(Level level) {
+#ifdef HOMENODE_HAVE_AVX512
+  if (level == Level::avx512) return ceiling_table_avx512();
+#endif
+#ifdef HOMENODE_HAVE_AVX2
+  if (level >= Level::avx2) return ceiling_table_avx2();
+#endif
+  (void)level;
+  return ceiling_table_scalar();
+}
+
+std::string unavailable(Level level) { return std::string("instruction set level ") + level_name(level) + " cannot run here"; }
+std::string bad_rounds(int64_t rounds) { return std::to_string(rounds) + " rounds; wanted 1 to 2^30"; }
+
+std::atomic<uint64_t> everything_read{0};  // keeps the loops from being left out
+
+// Two words that never share a cache line, nor a pair of them, which x86 fetches together.
+struct Exchange {
+  alignas(128) std::atomic<int> asked{-1};
+  alignas(128) std::atomic<int> answered{-1};
+};
+
+// Waits without a pause instruction, which would take longer than an answer; lets others run when the answer needs this very CPU.
+void await(const std::atomic<int>& word, int value) {
+  for (int spins = 0; word.load(std::memory_order_acquire) != value; ++spins) {
+    if (spins == 1 << 15) {
+      sched_yield();
+      spins = 0;
+    }
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ReadBuffer>> ReadBuffer::create(std::shared_ptr<Team> team, size_t bytes_per_member) {
+  const auto members = size_t(team->size());
+  if (bytes_per_member < 1 || bytes_per_member > kMostBytes / members) {
+    return user_error("a buffer of " + std::to_string(bytes_per_member) + " bytes a thread; wanted 1 to 2^40 bytes in all");
+  }
+  const size_t slice = (bytes_per_member + kHugePage - 1) / kHugePage * kHugePage;
+  auto pages = allocate_pages(slice * members);
+  if (!pages) return pages.error();
+  std::unique_ptr<ReadBuffer> buffer(new ReadBuffer);
+  buffer->pages_ = pages.value();
+  buffer->slice_ = slice;
+  buffer->members_ = team->size();
+  std::byte* data = buffer->pages_.data;
+  // Not zeros: the kernel may keep one page of zeros for all.
+  team->run([&](int member) { std::memset(data + size_t(member) * slice, member + 1, slice); });
+  buffer->team_ = std::move(team);
+  return buffer;
+}
+
+Result<double> ReadBuffer::read(Level level, bool eight_streams, int part, int parts) const {
+  if (!level_available(level)) return user_error(unavailable(level));
+  const size_t pages = slice_ / kHugePage;
+  if (parts < 1 || size_t(parts) > pages || part < 0 || part >= parts) {
+    return user_error("part " + std::to_string(part) + " of " + std::to_string(parts) + " of a slice of " + std::to_string(pages) + " huge pages");
+  }
+  const size_t begin_at = pages * size_t(part) / size_t(parts) * kHugePage, end_at = pages * size_t(part + 1) / size_t(parts) * kHugePage;
+  const CeilingTable& table = table_of(level);
+  const ReadLoop loop = eight_streams ? table.eight_streams : table.one_stream;
+  const auto* data = reinterpret_cast<const uint8_t*>(pages_.data);
+  double begin = 0, end = 0;
+  team_->run([&](int member) {
+    team_->barrier(member);
+    if (member == 0) begin = now();
+    everything_read.fetch_xor(loop(data + size_t(member) * slice_ + begin_at, end_at - begin_at), std::memory_order_relaxed);
+    team_->barrier(member);
+    if (member == 0) end = now();
+  });
+  return end - begin;
+}
+
+Result<MultiplyBurst> multiply_burst(Team& team, Level level, Multiply kind, int64_t rounds) {
+  if (!level_available(level)) return user_error(unavailable(level));
+  if (rounds < 1 || rounds > kMostRounds) return user_error(bad_rounds(rounds));
+  const CeilingTable& table = table_of(level);
+  const MultiplyLoop& loop = kind == Multiply::int8 ? table.int8 : kind == Multiply::bf16 ? table.bf16 : table.f32;
+  MultiplyBurst burst{rounds * loop.operations, std::vector<double>(size_t(team.size()))};
+  team.run([&](int member) {
+    team.barrier(member);
+    const double begin = now();
+    loop.run(rounds);
+    burst.seconds[size_t(member)] = now() - begin;
+  });
+  return burst;
+}
+
+Result<double> round_trip_ns(Team& team, int other, int rounds) {
+  if (other < 1 || other >= team.size()) return user_error("member " + std::to_string(other) + " of a team of " + std::to_string(team.size()));
+  if (rounds < 1 || rounds > kMostRounds) return user_error(bad_rounds(rounds));
+  Exchange exchange;
+  double seconds = 0;
+  team.run([&](int member) {
+    if (member == 0) {
+      double begin = 0;
+      for (int i = 0; i <= rounds; ++i) {  // round 0 waits for the other to arrive and is not counted
+        if (i == 1) begin = now();
+        exchange.asked.store(i, std::memory_order_release);
+        await(exchange.answered, i);
+      }
+      seconds = now() - begin;
+    } else if (member == other) {
+      for (int i = 0; i <= rounds; ++i) {
+        await(exchange.asked, i);
+        exchange.answered.store(i, std::memory_order_release);
+      }
+    }
+  });
+  return seconds / rounds * 1e9;
+}
+
+}  // namespace homenode

@@ -1,0 +1,73 @@
+"""What a step of a model has to read and to multiply, from its layout and figures alone. Pure.
+
+Counted are the matrices (as kept in memory, each read once a step), the keys and values of the context, and the products with both. Left out
+is what is small beside them: norms, rotations, activations, biases. So a step can come near the ceiling made of this but not above it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from homenode.bench.ceilings import Operations, Work, path_of
+from homenode.compute.ops import KvGeometry
+from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.weights.layout import WeightLayout
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """Counts the work of steps of one model."""
+
+    layout: WeightLayout
+    spec: ModelSpec
+    geometry: KvGeometry
+
+    def prefill(self, tokens: int) -> Work:
+        """One step of `tokens` tokens of one sequence from position 0, of which the last is sampled."""
+        pairs = sum(self._visible_pairs(0, tokens, layer) for layer in range(self.spec.num_layers))
+        attention = Work(0.0, self._attention_operations(pairs))  # its keys and values are made in the step and need not come from memory
+        return self._matrices(tokens, sampled=1) + attention
+
+    def decode(self, batch: int, context: int) -> Work:
+        """One step of one token for each of `batch` sequences, of `context` tokens before it, all of them sampled."""
+        visible = batch * sum(self._visible_pairs(context, 1, layer) for layer in range(self.spec.num_layers))
+        return self._matrices(batch, sampled=batch) + Work(visible * self._token_bytes(), self._attention_operations(visible))
+
+    def decoding(self, batch: int, context: int, steps: int) -> Work:
+        """`steps` such steps in a row, the context growing."""
+        total = Work(0.0, Operations())
+        for step in range(steps):
+            total += self.decode(batch, context + step)
+        return total
+
+    def _matrices(self, tokens: int, sampled: int) -> Work:
+        """Every matrix once for `tokens` rows, the output matrix for `sampled`; of an embedding table only the rows that are looked up."""
+        head = _EMBEDDING if self.spec.tie_word_embeddings else _HEAD
+        total = Work(0.0, Operations())
+        for matrix in self.layout.matrices:
+            if matrix.name == _EMBEDDING:
+                total += Work(tokens * matrix.target_bytes / matrix.rows, Operations())
+            rows = sampled if matrix.name == head else tokens
+            if matrix.name == head or matrix.name != _EMBEDDING:
+                products = 2.0 * rows * matrix.rows * matrix.columns
+                total += Work(matrix.target_bytes, Operations.of(path_of(matrix.target), products))
+        return total
+
+    def _visible_pairs(self, start: int, count: int, layer: int) -> int:
+        """(token, key it sees) pairs of tokens start .. start + count - 1 in a layer."""
+        spec = self.spec
+        sliding = spec.sliding_window is not None and (not spec.sliding_layers or spec.sliding_layers[layer])
+        window = spec.sliding_window if sliding and spec.sliding_window is not None else start + count
+        return sum(min(position + 1, window) for position in range(start, start + count))
+
+    def _token_bytes(self) -> float:
+        """Bytes of one token's key and value in one layer."""
+        g = self.geometry
+        return g.block_bytes / g.layers / g.block_size
+
+    def _attention_operations(self, pairs: int) -> Operations:
+        """A product with the key and one with the value, for each pair and query head."""
+        return Operations.of(path_of(self.geometry.dtype.upper()), 4.0 * self.spec.num_heads * self.spec.head_dim * pairs)

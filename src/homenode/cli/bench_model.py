@@ -1,0 +1,100 @@
+"""`homenode bench model`: prefill and decode speed of a model, held against what the machine allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from homenode.cli.bench_options import Numbers, meter_of, native_backend
+from homenode.cli.options import with_some_settings
+from homenode.cli.report import OUT, loading_bar, plain_errors
+from homenode.engine.config import EngineConfig
+from homenode.errors import UserError
+
+if TYPE_CHECKING:
+    from homenode.bench.model import Result
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--prompt-tokens", type=click.IntRange(0), default=512, show_default=True, help="Tokens of the prompt; 0: no prefill test.")
+@click.option(
+    "--gen-tokens", type=click.IntRange(0), default=128, show_default=True, help="Tokens decoded for each sequence; 0: no decode test."
+)
+@click.option("--batch", type=Numbers(), default="1", show_default=True, help="Batch sizes to decode at, such as 1,4,8.")
+@click.option("--context", type=click.IntRange(0), default=0, show_default=True, help="Tokens already in the context when decoding begins.")
+@with_some_settings(EngineConfig, "threads", "isa", "quantize", "dtype")
+@click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Counted runs; the median is reported.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def model(
+    model: str | None,
+    prompt_tokens: int,
+    gen_tokens: int,
+    batch: tuple[int, ...],
+    context: int,
+    threads: int | None,
+    isa: str | None,
+    quantize: str | None,
+    dtype: str,
+    repeat: int,
+    as_json: bool,
+) -> None:
+    """Prefill and decode speed of MODEL, through the same program the server runs."""
+    from homenode.bench.model import Plan, measure
+    from homenode.cli.bench_watch import measuring
+    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.locate import locate
+    from homenode.model.weights.load import load_model
+
+    with plain_errors():
+        if prompt_tokens == 0 and gen_tokens == 0:
+            raise UserError("nothing to measure: both --prompt-tokens and --gen-tokens are 0", param="--prompt-tokens")
+        backend = native_backend(threads, isa)
+        checkpoint = open_checkpoint(locate(model))
+        with loading_bar("loading") as update:
+            loaded = load_model(checkpoint, backend, quantize=quantize, dtype=dtype, progress=update)
+        plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat)
+        with measuring(plan.tests * (repeat + 1)) as watch:
+            results = measure(loaded, backend, meter_of(backend), plan, watch)
+        if as_json:
+            found = {"model": str(checkpoint.path), "backend": backend.statistics(), "results": [asdict(r) for r in results]}
+            click.echo(msgspec.json.encode(found).decode())
+        else:
+            _print_table(results)
+
+
+def _print_table(results: Sequence[Result]) -> None:
+    from rich.table import Table
+
+    title = "tok/s of all sequences, the median run; the ceiling is what the machine allowed meanwhile"
+    table = Table("test", "batch", "tokens", "context", "tok/s", "ceiling", "reached", "limit", title=title)
+    for r in results:
+        limit = {"read": "reading", "multiply": "multiplying"}[r.limit]
+        numbers = (*map(str, (r.batch, r.tokens, r.context)), f"{r.tok_s:.1f}", f"{r.ceiling_tok_s:.1f}", f"{r.fraction:.0%}")
+        table.add_row(r.test, *numbers, limit)
+    OUT.print(table)
+    limits = results[-1].ceilings
+    trips = ", ".join(f"{t:.0f}" for t in results[-1].placement["after"]["round_trip_ns"])
+    OUT.print(
+        f"This machine: reads {limits['read_gb_s']:.1f} GB/s, multiplies int8 {limits['int8_gops']:.0f}, bf16 {limits['bf16_gops']:.0f}, "
+        f"f32 {limits['f32_gops']:.0f} GOPS" + (f"; threads answer each other in {trips} ns" if trips else ""),
+        highlight=False,
+    )
+    for note in filter(None, map(_note, results)):
+        OUT.print(note, highlight=False)
+
+
+def _note(result: Result) -> str | None:
+    """What has to be known about a result before it is believed."""
+    name = f"{result.test}, batch {result.batch}"
+    if not result.steady:
+        return f"{name}: the machine changed during every run ({result.discarded[-1]}); the figures are of them all the same"
+    if result.discarded:
+        return f"{name}: runs discarded, as the machine changed meanwhile: {len(result.discarded)} (the last: {result.discarded[-1]})"
+    if result.fraction > 1 and result.limit == "read":
+        return f"{name}: above the ceiling, which is memory's; this model's weights come from a cache"
+    return None

@@ -1,0 +1,74 @@
+"""What the commands of `homenode bench` take, and what they measure on."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from homenode.engine.config import ComputeConfig
+
+if TYPE_CHECKING:
+    from homenode.compute.native import NativeBackend, NativeMeter
+
+_READ_BYTES = 512 << 20  # read for the ceilings; less where little memory is free
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """`1,4,8`."""
+
+    name = "N,N,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The numbers, all above 0."""
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
+            self.fail(f"{value!r} is no list of numbers above 0, such as 1,4,8", param, ctx)
+        return tuple(int(p) for p in parts)
+
+
+class Shapes(click.ParamType[tuple[tuple[int, int], ...]]):
+    """`1024x4096,4096x1024`: inputs by outputs."""
+
+    name = "KxN,KxN,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[tuple[int, int], ...]:
+        """The pairs, all above 0."""
+        if isinstance(value, tuple):
+            return value
+        found = [re.fullmatch(r"\s*([1-9][0-9]{0,7})x([1-9][0-9]{0,7})\s*", part) for part in str(value).split(",")]
+        if not all(found):
+            self.fail(f"{value!r} is no list of shapes such as 1024x4096,4096x1024 (inputs by outputs)", param, ctx)
+        return tuple((int(m[1]), int(m[2])) for m in found if m)
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """`Q8_0,Q4_0`."""
+
+    name = "NAME,NAME,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The names in capitals; whether they exist is for others to say."""
+        if isinstance(value, tuple):
+            return value
+        return tuple(part.strip().upper() for part in str(value).split(","))
+
+
+def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
+    """The compiled core on the CPUs it would choose for serving."""
+    from homenode.engine.build import make_backend
+    from homenode.engine.sizing import choose_cpus
+    from homenode.host.topology.allowance import Allowance
+
+    backend = make_backend(ComputeConfig(backend="native", threads=threads, isa=isa), choose_cpus(threads, Allowance.of_process()))
+    return cast("NativeBackend", backend)
+
+
+def meter_of(backend: NativeBackend) -> NativeMeter:
+    """Measures the limits of the backend's threads, with memory that is well beyond the caches."""
+    from homenode.host.topology.allowance import Allowance
+
+    return backend.meter(min(_READ_BYTES, Allowance.of_process().memory_available // 8))

@@ -1,0 +1,155 @@
+"""Ceilings and fractions are plain arithmetic; a machine that changed between two readings is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from homenode.bench.ceilings import Ceilings, Operations, Work, path_of
+from homenode.bench.fingerprint import Fingerprint, moved
+from homenode.bench.steady import Reading, repeat_steadily, take_reading
+from homenode.bench.work import ModelWork
+from homenode.compute.ops import KvGeometry
+from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+from homenode.model.weights.layout import MatrixLayout, WeightLayout
+
+MACHINE = Ceilings(read=50e9, int8=1000e9, bf16=500e9, f32=250e9)
+
+
+def spec(*, tied: bool = True, window: int | None = None, sliding: tuple[bool, ...] = ()) -> ModelSpec:
+    return ModelSpec(
+        "llama", 64, 96, 2, 4, 2, 16, 1000, 512, 1e-5, RopeSpec(), tied, sliding_window=window, sliding_layers=sliding
+    )  # fmt: skip
+
+
+def matrix(name: str, rows: int, columns: int, target: str, size: int) -> MatrixLayout:
+    return MatrixLayout(name, rows, columns, target, target, "as stored", size, size)
+
+
+EMBEDDING = matrix("model.embed_tokens.weight", 1000, 64, "Q8_0", 68_000)
+LAYERS = (matrix("a", 96, 64, "Q8_0", 6528), matrix("b", 64, 96, "BF16", 12288))
+HEAD = matrix("lm_head.weight", 1000, 64, "F16", 128_000)
+KV = KvGeometry(2, 2, 16, 32, "bf16")  # a token's key and value in a layer: 2 * 2 heads * 16 * 2 bytes = 128
+
+
+def test_the_slower_of_reading_and_multiplying_sets_the_least_time() -> None:
+    assert MACHINE.seconds(Work(50e9, Operations(int8=500e9))) == 1.0
+    assert MACHINE.limit(Work(50e9, Operations(int8=500e9))) == "read"
+    both = Work(1e9, Operations(int8=1000e9, bf16=250e9, f32=250e9))
+    assert MACHINE.seconds(both) == 1 + 0.5 + 1
+    assert MACHINE.limit(both) == "multiply"
+
+
+def test_two_readings_have_their_mean_between_them() -> None:
+    assert MACHINE.between(Ceilings(70e9, 1200e9, 600e9, 150e9)) == Ceilings(60e9, 1100e9, 550e9, 200e9)
+    assert MACHINE.to_json() == {"read_gb_s": 50.0, "int8_gops": 1000.0, "bf16_gops": 500.0, "f32_gops": 250.0}
+
+
+@pytest.mark.parametrize(
+    ("format", "path"), [("Q8_0", "int8"), ("Q4_K", "int8"), ("MXFP4", "int8"), ("BF16", "bf16"), ("F16", "f32"), ("F32", "f32")]
+)
+def test_formats_have_their_kind_of_product(format: str, path: str) -> None:
+    assert path_of(format) == path
+
+
+def test_decoding_reads_every_matrix_and_the_context_once() -> None:
+    work = ModelWork(WeightLayout((EMBEDDING, *LAYERS), 0), spec(), KV).decode(batch=3, context=9)
+    looked_up = 3 * 68
+    assert work.bytes == 68_000 + 6528 + 12288 + looked_up + 3 * 2 * 10 * 128
+    head, a, b = 2 * 3 * 64_000, 2 * 3 * 96 * 64, 2 * 3 * 64 * 96
+    assert work.operations == Operations(int8=head + a, bf16=b + 3 * 2 * 10 * 4 * 4 * 16)
+
+
+def test_an_untied_model_looks_up_one_table_and_multiplies_the_other() -> None:
+    work = ModelWork(WeightLayout((EMBEDDING, HEAD, *LAYERS), 0), spec(tied=False), KV).decode(batch=1, context=0)
+    assert work.bytes == 68 + 128_000 + 6528 + 12288 + 2 * 128
+    assert work.operations.f32 == 2 * 64_000
+    assert work.operations.int8 == 2 * 96 * 64
+
+
+def test_a_prompt_multiplies_its_layers_for_every_token_and_the_head_once() -> None:
+    work = ModelWork(WeightLayout((EMBEDDING, *LAYERS), 0), spec(), KV).prefill(100)
+    pairs = 2 * (100 * 101 // 2)
+    assert work.operations == Operations(int8=2 * 64_000 + 100 * 2 * 96 * 64, bf16=100 * 2 * 64 * 96 + pairs * 4 * 64)
+    assert work.bytes == 68_000 + 100 * 68 + 6528 + 12288
+
+
+def test_windows_bound_what_a_token_sees_in_the_layers_that_have_them() -> None:
+    full = ModelWork(WeightLayout(LAYERS, 0), spec(), KV).decode(1, 100).bytes
+    one = ModelWork(WeightLayout(LAYERS, 0), spec(window=8, sliding=(True, False)), KV).decode(1, 100).bytes
+    every = ModelWork(WeightLayout(LAYERS, 0), spec(window=8), KV).decode(1, 100).bytes
+    assert (full - one, full - every) == (93 * 128, 2 * 93 * 128)
+
+
+def test_steps_in_a_row_see_a_growing_context() -> None:
+    work = ModelWork(WeightLayout(LAYERS, 0), spec(), KV)
+    assert work.decoding(2, 5, 3) == work.decode(2, 5) + work.decode(2, 6) + work.decode(2, 7)
+
+
+SHARED = Fingerprint((38.0,), 40e9)
+APART = Fingerprint((290.0,), 67e9)
+
+
+def test_noise_is_no_move_and_a_move_is_named() -> None:
+    assert moved(SHARED, Fingerprint((45.0,), 36e9)) is None
+    assert moved(SHARED, APART) == "the round trip to thread 1 went from 38 to 290 ns"
+    assert moved(APART, SHARED) == "the round trip to thread 1 went from 290 to 38 ns"
+    assert moved(Fingerprint((), 40e9), Fingerprint((), 67e9)) == "read bandwidth went from 40.0 to 67.0 GB/s"
+    assert moved(Fingerprint((38.0, 40.0), 1e9), Fingerprint((38.0, 300.0), 1e9)) == "the round trip to thread 2 went from 40 to 300 ns"
+
+
+def readings(*prints: Fingerprint) -> Iterator[Reading]:
+    return (Reading(p, Ceilings(p.read, 1e12, 1e12, 1e12)) for p in prints)
+
+
+def test_runs_between_unlike_readings_are_discarded_and_made_again() -> None:
+    """The machine moves during the second run; the first and the third count, each with the ceilings around it."""
+    seen = readings(SHARED, SHARED, APART, APART)
+    seconds = iter([1.0, 2.0, 3.0])
+    said: list[str] = []
+    runs = repeat_steadily(lambda: next(seconds), lambda: next(seen), 2, said.append)
+    assert [r.seconds for r in runs.counted] == [1.0, 3.0]
+    assert [r.ceilings.read for r in runs.counted] == [40e9, 67e9]
+    assert list(runs.discarded) == said == ["the round trip to thread 1 went from 38 to 290 ns"]
+    assert runs.steady
+    assert (runs.before.fingerprint, runs.after.fingerprint) == (SHARED, APART)
+
+
+def test_a_machine_that_never_rests_gives_figures_that_say_so() -> None:
+    seen = readings(*[SHARED, APART] * 4)
+    runs = repeat_steadily(lambda: 1.0, lambda: next(seen), 2)
+    assert (len(runs.counted), len(runs.discarded), runs.steady) == (6, 6, False)
+
+
+def test_some_steady_runs_are_enough_when_tries_run_out() -> None:
+    seen = readings(SHARED, SHARED, APART, SHARED, APART, SHARED, APART)
+    runs = repeat_steadily(lambda: 1.0, lambda: next(seen), 2)
+    assert (len(runs.counted), len(runs.discarded), runs.steady) == (1, 5, True)
+
+
+class Bursts:
+    """A meter whose bursts differ; the undisturbed ones are the best."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def _disturbed(self) -> float:
+        self.calls += 1
+        return 1.0 if self.calls % 3 == 0 else 0.5
+
+    def read(self, eight_streams: bool, short: bool) -> float:
+        return (60e9 if eight_streams else 50e9) * (self._disturbed() if short else 0.75)
+
+    def multiply(self, kind: str) -> float:
+        return {"int8": 1000e9, "bf16": 500e9, "f32": 250e9}[kind] * self._disturbed()
+
+    def round_trips(self) -> tuple[float, ...]:
+        return 40 / self._disturbed(), 300 / self._disturbed()
+
+
+def test_a_reading_is_the_best_of_its_bursts_but_long_reads_take_what_comes() -> None:
+    reading = take_reading(Bursts())
+    assert reading.fingerprint == Fingerprint((40.0, 300.0), 60e9)
+    assert reading.ceilings == Ceilings(45e9, 1000e9, 500e9, 250e9)
+    assert take_reading(Bursts(), short=True).ceilings.read == 60e9
