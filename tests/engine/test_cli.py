@@ -82,6 +82,7 @@ def test_bench_reports_what_was_asked(capsys: pytest.CaptureFixture[str]) -> Non
         assert r["tok_s"] > 0
         assert r["ceiling_tok_s"] > 0
         assert 0 < r["fraction"] < 50  # a model this small comes from a cache
+        assert 0 < r["cpu_seconds"] < 600
         assert r["limit"] in ("read", "multiply")
         assert len(r["runs"]) + len(r["discarded"]) <= 3 * 2
         assert r["ceilings"].keys() == {"read_gb_s", "int8_gops", "bf16_gops", "f32_gops"}

@@ -47,7 +47,7 @@ uint64_t read_eight_streams(const uint8_t* data, size_t bytes) {
 #define BYTES(product, sum) "vpmaddubsw %%ymm14,%%ymm15,%%ymm" #product "\nvpaddw %%ymm" #product ",%%ymm" #sum ",%%ymm" #sum "\n"
 
 void multiply_int8(int64_t rounds) {
-  __asm__ volatile("vzeroall\n1:\n" BYTES(0, 6) BYTES(1, 7) BYTES(2, 8) BYTES(3, 9) BYTES(4, 10) BYTES(5, 11) "dec %0\njnz 1b\n"
+  __asm__ volatile("vzeroall\n1:\n" BYTES(0, 6) BYTES(1, 7) BYTES(2, 8) BYTES(3, 9) BYTES(4, 10) BYTES(5, 11) "dec %0\njnz 1b\nvzeroupper\n"
                    : "+r"(rounds)
                    :
                    : ALL_REGISTERS);
@@ -56,7 +56,7 @@ void multiply_int8(int64_t rounds) {
 #define FMA(sum) "vfmadd231ps %%ymm14,%%ymm15,%%ymm" #sum "\n"
 
 void multiply_f32(int64_t rounds) {
-  __asm__ volatile("vzeroall\n1:\n" FMA(0) FMA(1) FMA(2) FMA(3) FMA(4) FMA(5) FMA(6) FMA(7) FMA(8) FMA(9) FMA(10) FMA(11) "dec %0\njnz 1b\n"
+  __asm__ volatile("vzeroall\n1:\n" FMA(0) FMA(1) FMA(2) FMA(3) FMA(4) FMA(5) FMA(6) FMA(7) FMA(8) FMA(9) FMA(10) FMA(11) "dec %0\njnz 1b\nvzeroupper\n"
                    : "+r"(rounds)
                    :
                    : ALL_REGISTERS);

@@ -48,7 +48,7 @@ uint64_t read_eight_streams(const uint8_t* data, size_t bytes) {
 #define MULTIPLY(name, op)                                                                                                  \
   void name(int64_t rounds) {                                                                                               \
     __asm__ volatile("vzeroall\nvpxorq %%zmm30,%%zmm30,%%zmm30\nvpxorq %%zmm31,%%zmm31,%%zmm31\n"                           \
-                     "1:\n" TWELVE(op) TWELVE(op) "dec %0\njnz 1b\n"                                                        \
+                     "1:\n" TWELVE(op) TWELVE(op) "dec %0\njnz 1b\nvzeroupper\n"                                            \
                      : "+r"(rounds)                                                                                         \
                      :                                                                                                      \
                      : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",       \

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ _WEIGHT_BYTES = 128 << 20  # of all matrices of a point
 _PROGRAMS = 8  # that take turns: a pass of one is short, and one of many short passes is undisturbed
 _OPERATIONS = 2e9  # of a pass, unless a single product has more
 _RUN_SECONDS = 0.2
+_PASSES = 12  # of a run at the least, unless that takes too long
+_MOST_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class KernelPlan:
 class KernelResult:
     """One product of `tokens` rows of activations [tokens, columns] with a matrix [rows, columns].
 
-    `seconds`: of one product, the fastest pass of a run, the median over the runs. `gb_s`: weight bytes a second; `gops`: 1e9 operations a
+    `seconds`: of one product, the fastest pass of a run, the median over the runs. `cpu_gops`: 1e9 operations a second, had each thread always
+    had its CPU: from the CPU time of the run that used least, a lower bound where multiplying is the limit, whatever else runs on the machine
+    (where reading is, threads that run at different times each have the memory for themselves, so there it says nothing). `gb_s`: weight bytes a second; `gops`: 1e9 operations a
     second; `ceiling_gops`: what reading and multiplying, overlapped, allowed meanwhile; `limit`: which of them sets it. `intensity`: operations
     for each byte of weights. `discarded`, `steady`: see `steady.Runs`.
     """
@@ -63,6 +67,7 @@ class KernelResult:
     seconds: float
     gb_s: float
     gops: float
+    cpu_gops: float
     intensity: float
     path: str
     ceiling_gops: float
@@ -110,8 +115,9 @@ def _measure(
     products = max(1, min(int(_OPERATIONS / operations), len(weights) // _PROGRAMS))
     x = backend.constant(np.random.default_rng(tokens).standard_normal((tokens, columns)).astype(np.float32))
     used = [weights[i : i + products] for i in range(0, len(weights) - products + 1, products)][:_PROGRAMS]
-    run = _pass_timer([_program(backend, some, x, tokens) for some in used], tokens, products)
+    run = _Passes([_program(backend, some, x, tokens) for some in used], tokens, products)
     run()
+    run.least_cpu = float("inf")
     watch.ran()
 
     def watched() -> float:
@@ -120,7 +126,8 @@ def _measure(
         return seconds
 
     runs = repeat_steadily(watched, lambda: take_reading(meter, short=True), repeat, watch.discarded)
-    return _result(point, Work(rows * BY_NAME[name].row_bytes(columns), Operations.of(path_of(name), operations)), runs)
+    work = Work(rows * BY_NAME[name].row_bytes(columns), Operations.of(path_of(name), operations))
+    return _result(point, work, runs, run.least_cpu / backend.statistics()["threads"])
 
 
 def _program(backend: NativeBackend, weights: list[Weight], x: Tensor, tokens: int) -> Program:
@@ -134,27 +141,36 @@ def _program(backend: NativeBackend, weights: list[Weight], x: Tensor, tokens: i
     return backend.compile(forward, StepLimits(tokens, 1, 1, 1))
 
 
-def _pass_timer(programs: list[Program], tokens: int, products: int) -> Callable[[], float]:
-    """A function that runs the programs in turn for a while and returns the seconds of one product in the fastest pass."""
-    arrays = StepArrays(
-        _int32([0] * tokens), _int32(range(tokens)), _int32([0, tokens]), _int32([tokens]), np.zeros((1, 1), np.int32), _int32([])
-    )
+class _Passes:
+    """Runs programs of `products` products each in turn; a call does so for a while and gives the seconds of one product in the fastest pass.
 
-    def run() -> float:
-        fastest, begin = float("inf"), time.perf_counter()
-        for program in itertools.cycle(programs):
+    `least_cpu`: CPU seconds, of all threads, of one product in the call that used least. The kernel accounts for running threads once in some
+    milliseconds, so it is counted over many passes.
+    """
+
+    def __init__(self, programs: list[Program], tokens: int, products: int) -> None:
+        self._programs = itertools.cycle(programs)
+        self._products = products
+        self._arrays = StepArrays(
+            _int32([0] * tokens), _int32(range(tokens)), _int32([0, tokens]), _int32([tokens]), np.zeros((1, 1), np.int32), _int32([])
+        )
+        self.least_cpu = float("inf")
+
+    def __call__(self) -> float:
+        fastest, begin, cpu = float("inf"), time.perf_counter(), time.process_time()
+        for passes, program in enumerate(self._programs, 1):
             start = time.perf_counter()
-            program.run(arrays)
+            program.run(self._arrays)
             end = time.perf_counter()
             fastest = min(fastest, end - start)
-            if end - begin > _RUN_SECONDS:
+            if end - begin > _RUN_SECONDS and (passes >= _PASSES or end - begin > _MOST_SECONDS):
+                self.least_cpu = min(self.least_cpu, (time.process_time() - cpu) / passes / self._products)
                 break
-        return fastest / products
-
-    return run
+        return fastest / self._products
 
 
-def _result(point: tuple[str, int, int, int], work: Work, runs: Runs) -> KernelResult:
+def _result(point: tuple[str, int, int, int], work: Work, runs: Runs, cpu_seconds: float) -> KernelResult:
+    """`cpu_seconds`: of one product and thread."""
     name, columns, rows, tokens = point
     seconds = statistics.median(r.seconds for r in runs.counted)
     least = statistics.median(r.ceilings.seconds(work) for r in runs.counted)
@@ -167,6 +183,7 @@ def _result(point: tuple[str, int, int, int], work: Work, runs: Runs) -> KernelR
         seconds=seconds,
         gb_s=work.bytes / seconds / 1e9,
         gops=work.operations.total / seconds / 1e9,
+        cpu_gops=work.operations.total / cpu_seconds / 1e9,
         intensity=work.operations.total / work.bytes,
         path=path_of(name),
         ceiling_gops=work.operations.total / least / 1e9,

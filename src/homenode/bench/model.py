@@ -60,7 +60,7 @@ class Result:
 
     `ceiling_tok_s`: what the machine allowed around the median run, reading and multiplying overlapped; `fraction`: how much of it was reached,
     the median over the runs; `limit`: whether `read` or `multiply` sets the ceiling. `best_step_tok_s`: from the fastest single step, which on
-    a machine with other work shows the engine undisturbed. `discarded`, `steady`: see `steady.Runs`.
+    a machine with other work shows the engine undisturbed. `cpu_seconds`: CPU time of all threads of the run that used least. `discarded`, `steady`: see `steady.Runs`.
     """
 
     test: str
@@ -74,6 +74,7 @@ class Result:
     fraction: float
     limit: str
     best_step_tok_s: float
+    cpu_seconds: float
     step: dict[str, float]  # of one step, the middle one of a run: bytes read, operations by kind; and operations for each token
     ceilings: dict[str, float]
     placement: dict[str, Any]
@@ -160,7 +161,7 @@ class _Bench:
         """The counted runs, after one that warms up."""
         run()
         self.watch.ran()
-        run.fastest = float("inf")
+        run.fastest = run.least_cpu = float("inf")
 
         def watched() -> float:
             seconds = run()
@@ -171,20 +172,25 @@ class _Bench:
 
 
 class _Timed:
-    """A run of `count` steps; calling it gives its seconds. `fastest`: seconds of the fastest step of all runs so far."""
+    """A run of `count` steps; calling it gives its seconds. `fastest`: seconds of the fastest step, `least_cpu`: CPU seconds of all
+    threads of the run that used least, of all runs so far.
+    """
 
     def __init__(self, step: Callable[[int], object], count: int) -> None:
         self._step = step
         self.count = count
         self.fastest = float("inf")
+        self.least_cpu = float("inf")
 
     def __call__(self) -> float:
+        cpu = time.process_time()
         start = before = time.perf_counter()
         for index in range(self.count):
             self._step(index)
             now = time.perf_counter()
             self.fastest = min(self.fastest, now - before)
             before = now
+        self.least_cpu = min(self.least_cpu, time.process_time() - cpu)
         return before - start
 
 
@@ -205,6 +211,7 @@ def _result(what: tuple[str, int, int, int], made: int, run: _Timed, work: Work,
         fraction=statistics.median(r.ceilings.seconds(work) / r.seconds for r in runs.counted),
         limit=around.limit(work),
         best_step_tok_s=made / run.count / run.fastest,
+        cpu_seconds=run.least_cpu,
         step=_step_json(step, made / run.count),
         ceilings=around.to_json(),
         placement={"before": _placement(runs.before), "after": _placement(runs.after)},

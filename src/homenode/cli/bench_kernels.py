@@ -89,17 +89,19 @@ def _draw(results: Sequence[KernelResult], title: str, file: Path) -> None:
 
 
 def _print_table(results: Sequence[KernelResult]) -> None:
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table("format", "K x N", "tokens", "GB/s", "GOPS", "ceiling", "reached", "limit")
+    table = Table("format", "K x N", "tokens", "GB/s", "GOPS", "by CPU", "ceiling", "reached", "limit", box=SIMPLE, padding=(0, 1, 0, 0))
     for r in results:
-        numbers = (f"{r.gb_s:.1f}", f"{r.gops:.0f}", f"{r.ceiling_gops:.0f}", f"{r.fraction:.0%}")
-        limit = {"read": "reading", "multiply": "multiplying"}[r.limit] + ("" if r.steady else ", unsteady")
+        numbers = (f"{r.gb_s:.1f}", f"{r.gops:.0f}", f"{r.cpu_gops:.0f}", f"{r.ceiling_gops:.0f}", f"{r.fraction:.0%}")
+        limit = {"read": "reading", "multiply": "multiplying"}[r.limit] + ("" if r.steady else "?")
         table.add_row(r.format, f"{r.columns}x{r.rows}", str(r.tokens), *numbers, limit)
     OUT.print(table)
     limits = results[-1].ceilings
     OUT.print(
         f"GB/s of weights; GOPS and ceiling in 1e9 operations a second. This machine: reads {limits['read_gb_s']:.1f} GB/s, multiplies "
-        f"int8 {limits['int8_gops']:.0f}, bf16 {limits['bf16_gops']:.0f}, f32 {limits['f32_gops']:.0f} GOPS.",
+        f"int8 {limits['int8_gops']:.0f}, bf16 {limits['bf16_gops']:.0f}, f32 {limits['f32_gops']:.0f} GOPS."
+        + ("" if all(r.steady for r in results) else " ?: the machine changed during every run of this point."),
         highlight=False,
     )
