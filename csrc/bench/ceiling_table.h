@@ -27,5 +27,6 @@ struct CeilingTable {
 const CeilingTable& ceiling_table_scalar();
 const CeilingTable& ceiling_table_avx2();
 const CeilingTable& ceiling_table_avx512();
+const CeilingTable& ceiling_table_avx512bf16();
 
 }  // namespace homenode

@@ -25,8 +25,11 @@ double now() {
 Error user_error(std::string message) { return Error{Fault::user, 0, std::move(message)}; }
 
 const CeilingTable& table_of(Level level) {
+#ifdef HOMENODE_HAVE_AVX512BF16
+  if (level == Level::avx512bf16) return ceiling_table_avx512bf16();
+#endif
 #ifdef HOMENODE_HAVE_AVX512
-  if (level == Level::avx512) return ceiling_table_avx512();
+  if (level >= Level::avx512) return ceiling_table_avx512();
 #endif
 #ifdef HOMENODE_HAVE_AVX2
   if (level >= Level::avx2) return ceiling_table_avx2();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -29,7 +30,7 @@ def test_wider_levels_multiply_more() -> None:
         for level in ("scalar", "avx2", "avx512")
         if _native.level_available(_native.Level[level])
     ]
-    assert rates == sorted(rates)
+    assert all(wide > 0.9 * narrow for narrow, wide in itertools.pairwise(rates))
 
 
 def test_memory_is_kept_within_what_was_asked_but_for_a_page_a_thread() -> None:
