@@ -8,7 +8,8 @@ import pytest
 
 from homenode.bench.ceilings import Ceilings, Operations, Work, path_of
 from homenode.bench.fingerprint import Fingerprint, moved
-from homenode.bench.steady import Reading, repeat_steadily, take_reading
+from homenode.bench.model_result import TimedSteps, result_of
+from homenode.bench.steady import Reading, Run, Runs, measure_repeatedly, repeat_steadily, take_reading
 from homenode.bench.work import ModelWork
 from homenode.compute.ops import KvGeometry
 from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
@@ -126,6 +127,41 @@ def test_some_steady_runs_are_enough_when_tries_run_out() -> None:
     seen = readings(SHARED, SHARED, APART, SHARED, APART, SHARED, APART)
     runs = repeat_steadily(lambda: 1.0, lambda: next(seen), 2)
     assert (len(runs.counted), len(runs.discarded), runs.steady) == (1, 5, True)
+
+
+def test_a_result_holds_each_run_against_the_ceilings_around_it() -> None:
+    """Runs of 10 tokens that read 40 GB: they could take 1, 0.8 and 1 s; the fastest step of all took 0.1 s for one token."""
+    slow, fast = Ceilings(40e9, 1e12, 1e12, 1e12), Ceilings(50e9, 1e12, 1e12, 1e12)
+    first = Reading(SHARED, slow)
+    runs = Runs((Run(2.0, slow), Run(1.0, fast), Run(4.0, slow)), ("why",), True, first, first)
+    steps = TimedSteps(lambda index: None, 10)
+    steps()
+    steps.fastest = 0.1
+    step = Work(4e9, Operations(int8=6e9))
+    result = result_of(("decode", 1, 10, 5), 10, steps, Work(40e9, Operations(int8=60e9)), step, runs)
+    assert (result.seconds, result.tok_s, result.runs) == (2.0, 5.0, (2.0, 1.0, 4.0))
+    assert (result.ceiling_tok_s, result.fraction, result.limit) == (10.0, 0.5, "read")
+    assert result.best_step_tok_s == 10.0
+    assert (result.step["bytes"], result.step["operations_per_token"]) == (4e9, 6e9)
+    assert (result.discarded, result.steady) == (("why",), True)
+
+
+def test_a_warm_up_is_made_and_not_counted() -> None:
+    class Counts:
+        ran_times = 0
+
+        def started(self, what: str) -> None:
+            raise AssertionError(what)
+
+        def ran(self) -> None:
+            self.ran_times += 1
+
+        def discarded(self, reason: str) -> None:
+            raise AssertionError(reason)
+
+    seconds, watch = iter([9.0, 1.0, 2.0]), Counts()
+    runs = measure_repeatedly(lambda: next(seconds), Bursts(), 2, watch)
+    assert ([r.seconds for r in runs.counted], watch.ran_times) == ([1.0, 2.0], 3)
 
 
 class Bursts:

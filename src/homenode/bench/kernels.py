@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from homenode.bench.ceilings import Operations, Work, path_of
-from homenode.bench.model import Watch
-from homenode.bench.steady import Meter, Runs, repeat_steadily, take_reading
+from homenode.bench.steady import Meter, Runs, Watch, measure_repeatedly
 from homenode.bench.stored import FORMATS, stored_matrix
 from homenode.compute.ops import Ops, Program, StepArrays, StepLimits, Tensor, Weight
 from homenode.dtypes import BY_NAME
@@ -116,16 +115,7 @@ def _measure(
     x = backend.constant(np.random.default_rng(tokens).standard_normal((tokens, columns)).astype(np.float32))
     used = [weights[i : i + products] for i in range(0, len(weights) - products + 1, products)][:_PROGRAMS]
     run = _Passes([_program(backend, some, x, tokens) for some in used], tokens, products)
-    run()
-    run.least_cpu = float("inf")
-    watch.ran()
-
-    def watched() -> float:
-        seconds = run()
-        watch.ran()
-        return seconds
-
-    runs = repeat_steadily(watched, lambda: take_reading(meter, short=True), repeat, watch.discarded)
+    runs = measure_repeatedly(run, meter, repeat, watch, short=True)
     work = Work(rows * BY_NAME[name].row_bytes(columns), Operations.of(path_of(name), operations))
     return _result(point, work, runs, run.least_cpu / backend.statistics()["threads"])
 

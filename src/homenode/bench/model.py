@@ -7,16 +7,13 @@ limits are measured on the same threads, so each run is held against what the ma
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
-from homenode.bench.ceilings import Ceilings, Work
-from homenode.bench.steady import Meter, Reading, Runs, repeat_steadily, take_reading
+from homenode.bench.model_result import Result, TimedSteps, result_of
+from homenode.bench.steady import Meter, Watch, measure_repeatedly
 from homenode.bench.work import ModelWork
 from homenode.compute.ops import Backend, Program, SamplingArrays, StepArrays, StepLimits
 from homenode.errors import UserError
@@ -39,47 +36,6 @@ class Plan:
     def tests(self) -> int:
         """How many results it gives."""
         return (1 if self.prompt_tokens else 0) + (len(self.batches) if self.gen_tokens else 0)
-
-
-class Watch(Protocol):
-    """Is told how measuring goes on."""
-
-    def started(self, what: str) -> None:
-        """A test begins."""
-
-    def ran(self) -> None:
-        """A run of it has ended, warm-up included."""
-
-    def discarded(self, reason: str) -> None:
-        """The run that just ended does not count."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One test. `seconds` are of one run, the median; `tok_s` tokens of all sequences in a second.
-
-    `ceiling_tok_s`: what the machine allowed around the median run, reading and multiplying overlapped; `fraction`: how much of it was reached,
-    the median over the runs; `limit`: whether `read` or `multiply` sets the ceiling. `best_step_tok_s`: from the fastest single step, which on
-    a machine with other work shows the engine undisturbed. `cpu_seconds`: CPU time of all threads of the run that used least. `discarded`, `steady`: see `steady.Runs`.
-    """
-
-    test: str
-    batch: int
-    tokens: int
-    context: int
-    seconds: float
-    tok_s: float
-    runs: tuple[float, ...]
-    ceiling_tok_s: float
-    fraction: float
-    limit: str
-    best_step_tok_s: float
-    cpu_seconds: float
-    step: dict[str, float]  # of one step, the middle one of a run: bytes read, operations by kind; and operations for each token
-    ceilings: dict[str, float]
-    placement: dict[str, Any]
-    discarded: tuple[str, ...]
-    steady: bool
 
 
 def measure(model: LoadedModel, backend: Backend, meter: Meter, plan: Plan, watch: Watch) -> list[Result]:
@@ -125,17 +81,17 @@ class _Bench:
         n = self.plan.prompt_tokens
         ids = np.random.default_rng(0).integers(0, self.work.spec.vocab_size, n).astype(np.int32)
         arrays = StepArrays(ids, _int32(range(n)), _int32([0, n]), _int32([n]), _tables(1, self.blocks), _int32([n - 1]))
-        run, work = _Timed(lambda _: self.program.run(arrays), 1), self.work.prefill(n)
-        return _result(("prefill", 1, n, 0), n, run, work, work, self._runs(run))
+        run, work = TimedSteps(lambda _: self.program.run(arrays), 1), self.work.prefill(n)
+        return result_of(("prefill", 1, n, 0), n, run, work, work, measure_repeatedly(run, self.meter, self.plan.repeat, self.watch))
 
     def decode(self, batch: int) -> Result:
         """`gen_tokens` steps a run, each fed with the tokens the one before drew."""
         plan = self.plan
-        run = _Timed(self._decode_step(batch), plan.gen_tokens)
-        runs = self._runs(run)
+        run = TimedSteps(self._decode_step(batch), plan.gen_tokens)
+        runs = measure_repeatedly(run, self.meter, self.plan.repeat, self.watch)
         work = self.work.decoding(batch, plan.context, plan.gen_tokens)
         middle = self.work.decode(batch, plan.context + plan.gen_tokens // 2)
-        return _result(("decode", batch, plan.gen_tokens, plan.context), batch * plan.gen_tokens, run, work, middle, runs)
+        return result_of(("decode", batch, plan.gen_tokens, plan.context), batch * plan.gen_tokens, run, work, middle, runs)
 
     def _decode_step(self, batch: int) -> Callable[[int], object]:
         tables, how = _tables(batch, self.blocks), _greedy(batch)
@@ -156,93 +112,6 @@ class _Bench:
             ids = self.backend.sample(self.program.run(arrays), how).tokens
 
         return step
-
-    def _runs(self, run: _Timed) -> Runs:
-        """The counted runs, after one that warms up."""
-        run()
-        self.watch.ran()
-        run.fastest = run.least_cpu = float("inf")
-
-        def watched() -> float:
-            seconds = run()
-            self.watch.ran()
-            return seconds
-
-        return repeat_steadily(watched, lambda: take_reading(self.meter), self.plan.repeat, self.watch.discarded)
-
-
-class _Timed:
-    """A run of `count` steps; calling it gives its seconds. `fastest`: seconds of the fastest step, `least_cpu`: CPU seconds of all
-    threads of the run that used least, of all runs so far.
-    """
-
-    def __init__(self, step: Callable[[int], object], count: int) -> None:
-        self._step = step
-        self.count = count
-        self.fastest = float("inf")
-        self.least_cpu = float("inf")
-
-    def __call__(self) -> float:
-        cpu = time.process_time()
-        start = before = time.perf_counter()
-        for index in range(self.count):
-            self._step(index)
-            now = time.perf_counter()
-            self.fastest = min(self.fastest, now - before)
-            before = now
-        self.least_cpu = min(self.least_cpu, time.process_time() - cpu)
-        return before - start
-
-
-def _result(what: tuple[str, int, int, int], made: int, run: _Timed, work: Work, step: Work, runs: Runs) -> Result:
-    """`made`: tokens of a run. `work`: of a run; `step`: of its middle step."""
-    seconds = statistics.median(r.seconds for r in runs.counted)
-    around = _median(tuple(r.ceilings for r in runs.counted))
-    test, batch, tokens, context = what
-    return Result(
-        test=test,
-        batch=batch,
-        tokens=tokens,
-        context=context,
-        seconds=seconds,
-        tok_s=made / seconds,
-        runs=tuple(r.seconds for r in runs.counted),
-        ceiling_tok_s=made / around.seconds(work),
-        fraction=statistics.median(r.ceilings.seconds(work) / r.seconds for r in runs.counted),
-        limit=around.limit(work),
-        best_step_tok_s=made / run.count / run.fastest,
-        cpu_seconds=run.least_cpu,
-        step=_step_json(step, made / run.count),
-        ceilings=around.to_json(),
-        placement={"before": _placement(runs.before), "after": _placement(runs.after)},
-        discarded=runs.discarded,
-        steady=runs.steady,
-    )
-
-
-def _median(readings: Sequence[Ceilings]) -> Ceilings:
-    """The median of each limit."""
-    return Ceilings(
-        statistics.median(c.read for c in readings),
-        statistics.median(c.int8 for c in readings),
-        statistics.median(c.bf16 for c in readings),
-        statistics.median(c.f32 for c in readings),
-    )
-
-
-def _placement(reading: Reading) -> dict[str, object]:
-    return reading.fingerprint.to_json()
-
-
-def _step_json(step: Work, tokens: float) -> dict[str, float]:
-    done = step.operations
-    return {
-        "bytes": round(step.bytes),
-        "int8_operations": round(done.int8),
-        "bf16_operations": round(done.bf16),
-        "f32_operations": round(done.f32),
-        "operations_per_token": round(done.total / tokens),
-    }
 
 
 def _int32(values: Sequence[int] | range) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

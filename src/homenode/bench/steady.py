@@ -30,6 +30,19 @@ class Meter(Protocol):
         """Nanoseconds to each other thread and back."""
 
 
+class Watch(Protocol):
+    """Is told how measuring goes on."""
+
+    def started(self, what: str) -> None:
+        """A test begins."""
+
+    def ran(self) -> None:
+        """A run of it has ended, warm-up included."""
+
+    def discarded(self, reason: str) -> None:
+        """The run that just ended does not count."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """The machine at one moment."""
@@ -98,3 +111,15 @@ def repeat_steadily(
         if len(counted) == repeat:
             break
     return Runs(tuple(counted or moving), tuple(reasons), bool(counted), first, before)
+
+
+def measure_repeatedly(run: Callable[[], float], meter: Meter, repeat: int, watch: Watch, *, short: bool = False) -> Runs:
+    """Run once to warm up, uncounted, then `repeat` times between readings, which are `short` where a run takes milliseconds."""
+
+    def watched() -> float:
+        seconds = run()
+        watch.ran()
+        return seconds
+
+    watched()
+    return repeat_steadily(watched, lambda: take_reading(meter, short=short), repeat, watch.discarded)

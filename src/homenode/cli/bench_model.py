@@ -16,7 +16,7 @@ from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 
 if TYPE_CHECKING:
-    from homenode.bench.model import Result
+    from homenode.bench.model_result import Result
 
 
 @click.command()

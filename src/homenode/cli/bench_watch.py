@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ProgressWatch:
-    """`bench.model.Watch` and the like on a progress bar. `runs`: how many are foreseen."""
+    """`bench.steady.Watch` on a progress bar. `runs`: how many are foreseen."""
 
     def __init__(self, bar: Progress, runs: int) -> None:
         self._bar = bar
