@@ -95,7 +95,7 @@ def _print_table(results: Sequence[KernelResult]) -> None:
     table = Table("format", "K x N", "tokens", "GB/s", "GOPS", "by CPU", "ceiling", "reached", "limit", box=SIMPLE, padding=(0, 1, 0, 0))
     for r in results:
         numbers = (f"{r.gb_s:.1f}", f"{r.gops:.0f}", f"{r.cpu_gops:.0f}", f"{r.ceiling_gops:.0f}", f"{r.fraction:.0%}")
-        limit = {"read": "reading", "multiply": "multiplying"}[r.limit] + ("" if r.steady else "?")
+        limit = r.limit + ("" if r.steady else "?")
         table.add_row(r.format, f"{r.columns}x{r.rows}", str(r.tokens), *numbers, limit)
     OUT.print(table)
     limits = results[-1].ceilings

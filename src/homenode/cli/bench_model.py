@@ -68,14 +68,33 @@ def model(
 
 
 def _print_table(results: Sequence[Result]) -> None:
+    from rich.box import SIMPLE
     from rich.table import Table
 
     title = "tok/s of all sequences, the median run; the ceiling is what the machine allowed meanwhile"
-    table = Table("test", "batch", "tokens", "context", "tok/s", "ceiling", "reached", "limit", title=title)
+    table = Table(
+        "test",
+        "batch",
+        "tokens",
+        "context",
+        "tok/s",
+        "best step",
+        "ceiling",
+        "reached",
+        "limit",
+        title=title,
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
     for r in results:
-        limit = {"read": "reading", "multiply": "multiplying"}[r.limit]
-        numbers = (*map(str, (r.batch, r.tokens, r.context)), f"{r.tok_s:.1f}", f"{r.ceiling_tok_s:.1f}", f"{r.fraction:.0%}")
-        table.add_row(r.test, *numbers, limit)
+        numbers = (
+            *map(str, (r.batch, r.tokens, r.context)),
+            f"{r.tok_s:.1f}",
+            f"{r.best_step_tok_s:.1f}",
+            f"{r.ceiling_tok_s:.1f}",
+            f"{r.fraction:.0%}",
+        )
+        table.add_row(r.test, *numbers, r.limit)
     OUT.print(table)
     limits = results[-1].ceilings
     trips = ", ".join(f"{t:.0f}" for t in results[-1].placement["after"]["round_trip_ns"])
