@@ -51,13 +51,14 @@ def read_nodes() -> dict[int, Node]:
 
 NODES = read_nodes()
 _OWNERS = Counter(cpu for node in NODES.values() for cpu in node.cpus)
+_ENOUGH = 256 << 20  # bytes of a node; blocks of 64 MiB are moved to and fro
 # Nodes with memory and with CPUs of their own; emulated nodes (numa=fake) all list the same CPUs, and no process is on one of them only.
-WHOLE = [node for node in NODES.values() if node.memory and node.cpus and all(_OWNERS[cpu] == 1 for cpu in node.cpus)]
+WHOLE = [node for node in NODES.values() if node.memory >= _ENOUGH and node.cpus and all(_OWNERS[cpu] == 1 for cpu in node.cpus)]
 EMPTY = [node for node in NODES.values() if node.cpus and not node.memory]
 BARE = [node for node in NODES.values() if node.memory and not node.cpus]
 
 several_nodes = pytest.mark.skipif(
-    len(WHOLE) < 2, reason=f"needs two NUMA nodes with memory and CPUs of their own, here are {len(WHOLE)}: see tests/lab/README.md"
+    len(WHOLE) < 2, reason=f"needs two NUMA nodes with 256 MiB and CPUs of their own, here are {len(WHOLE)}: see tests/lab/README.md"
 )
 # Such tests send a device's interrupts elsewhere, or turn on a controller of the root control group. They put everything back; still they are
 # for machines that nobody else works on.

@@ -144,3 +144,17 @@ def test_interrupts_of_our_own_recording() -> None:
     host = recorded_host("microvm-2cpu")
     named = {one.irq for one in host.interrupts}
     assert host.devices and all(set(device.irqs) <= named for device in host.devices if device.irqs)
+
+
+def test_a_limit_to_one_memory_node_on_a_machine_of_three() -> None:
+    host = recorded_host("qemu-6cpu-memless-node")
+    assert [(node.id, bool(node.memory), format_cpu_list(node.cpus)) for node in host.nodes] == [
+        (0, True, "0-1"),
+        (1, True, "2-3"),
+        (2, False, "4-5"),
+    ]
+    allowance = host.allowance
+    assert (format_cpu_list(allowance.cpus), allowance.mask_origin, allowance.mems) == ("2-5", "cpuset", (1,))
+    network = next(device for device in host.devices if device.address == "0000:21:00.0")
+    assert (network.node, format_cpu_list(network.local_cpus), network.irqs) == (1, "2-3", (30, 31, 32))
+    assert {one.irq: one.actions for one in host.interrupts}[32] == ("virtio2-output.0",)
