@@ -140,7 +140,8 @@ def _memory_remote(host: Host, plan: Plan) -> Iterable[Finding]:
         if worker.memory_node is None or not near or worker.memory_node in near:
             continue
         distance = min(host.distance(node, worker.memory_node) for node in near)
-        message = f"memory of device {worker.device} comes from node {worker.memory_node}, at distance {distance} from node {format_cpu_list(near)}"
+        whose = f"{'device' if places_devices(plan) else 'CPU worker'} {worker.device}"
+        message = f"memory of {whose} comes from node {worker.memory_node}, at distance {distance} from node {format_cpu_list(near)}"
         yield Finding("warning", "memory_remote", message, _nearer_memory(host, near, plan))
 
 
