@@ -48,10 +48,10 @@ auto unpack(const WeightHandle& handle, int64_t row) {
   return array_of(std::move(out), {static_cast<size_t>(w.columns)});
 }
 
-std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int kv_heads, int head_dim, int block_size, bool bf16, int64_t blocks) {
+std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int kv_heads, int head_dim, int block_size, KvType type, int64_t blocks) {
   auto result = [&] {
     nb::gil_scoped_release unlocked;
-    return KvCache::create(*team, {layers, kv_heads, head_dim, block_size, bf16}, blocks);
+    return KvCache::create(*team, {layers, kv_heads, head_dim, block_size, type}, blocks);
   }();
   return take(std::move(result));
 }
@@ -71,11 +71,15 @@ void bind_weights(nb::module_& m) {
   m.def("weight_from_file", &from_file, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("source"), nb::arg("rows"), nb::arg("columns"),
         nb::arg("target"), nb::arg("permuted_heads"));
   m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"));
+  nb::enum_<KvType>(m, "KvType", "How keys and values are stored.")
+      .value("f32", KvType::f32)
+      .value("bf16", KvType::bf16)
+      .value("int8", KvType::int8);
   nb::class_<KvCache>(m, "KvCache", "Paged keys and values.")
       .def_prop_ro("blocks", &KvCache::blocks)
       .def_prop_ro("nbytes", &KvCache::bytes)
       .def_prop_ro("huge_pages", &KvCache::huge_pages);
-  m.def("kv_cache", &make_cache, nb::arg("team"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("bf16"),
+  m.def("kv_cache", &make_cache, nb::arg("team"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("type"),
         nb::arg("blocks"));
 }
 

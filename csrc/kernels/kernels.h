@@ -12,6 +12,14 @@ constexpr int kChunkKeys = 256;     // keys whose softmax is computed at once; c
 constexpr int kChunkTiles = kChunkKeys / kTileKeys;
 constexpr int kQueryRows = 16;      // most (query, head) rows a chunk is computed for at once
 
+// Attention over int8 keys and values multiplies whole numbers. These bounds keep every sum of products in 32 bits, so that it is exact.
+constexpr int kKvLimit = 127;         // of a code of a key or value
+constexpr int kWeightLimit = 32767;   // of a softmax weight: kChunkKeys * kWeightLimit * 128 < 2^31
+constexpr int query_limit(int64_t head_dim) {
+  const int64_t most = INT32_MAX / (128 * head_dim);
+  return static_cast<int>(most < 32767 ? most : 32767);
+}
+
 // Row lengths of attention accumulators: whole lanes.
 constexpr int64_t padded_head(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
@@ -27,6 +35,9 @@ struct AttendArgs {
   float* largest;               // [rows] out: largest score
   float* sum;                   // [rows] out: sum of exp(score - largest); 0 where nothing is visible
   float* out;                   // [rows, padded_head(head_dim)] out: sum of exp(score - largest) * value
+  // For int8 keys instead of `queries`: [rows, head_dim] codes of at most query_limit(head_dim), and what each row's codes are times.
+  const int16_t* query_codes = nullptr;
+  const float* query_scales = nullptr;
 };
 
 struct Largest {
@@ -42,6 +53,7 @@ struct Kernels {
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t count);
   void (*attend_f32)(const AttendArgs&);
   void (*attend_bf16)(const AttendArgs&);
+  void (*attend_int8)(const AttendArgs&);
   // Adds the chunk (largest2, sum2, out2) to the state (largest, sum, out) of one row.
   void (*merge)(float* largest, float* sum, float* out, float largest2, float sum2, const float* out2, int64_t padded);
   Largest (*find_largest)(const float* x, int64_t count);

@@ -2,7 +2,8 @@
 //
 // One contiguous region for each layer; in it blocks in order; in a block, KV heads in order; for each head first the keys, then the values:
 //   f32   keys   [tile of 16 tokens][head element][16]           values [token][head element]
-//   bf16  keys   [tile of 16 tokens][pair of elements][16][2]    values [pair of tokens][head element][2]
+//   bf16  keys   [tile of 16 tokens][pair of elements][16][2]    values [tile of 16 tokens][pair of tokens][head element][2]
+//   int8  as bf16, and behind each tile the scales of its 16 tokens: float32 [16], value = scale * code
 // so that a thread working on one KV head reads both as streams, with a token of keys in each lane.
 #pragma once
 #include <cstdint>
@@ -11,14 +12,19 @@
 
 #include "base/status.h"
 #include "host/memory.h"
+#include "kernels/kernels.h"
 
 namespace homenode {
 
 class Team;
 
+// int8: the largest magnitude of a token's head becomes 127. Scales are float32: sixteen of them are one cache line and one vector of lanes, and
+// nothing is rounded twice; at a head of 64 they are 6 % of the memory.
+enum class KvType { f32, bf16, int8 };
+
 struct KvShape {
   int layers, kv_heads, head_dim, block_size;
-  bool bf16;
+  KvType type;
 };
 
 class KvCache {
@@ -31,12 +37,13 @@ class KvCache {
   size_t bytes() const { return bytes_; }
   bool huge_pages() const { return pages_.huge; }
 
-  // The tiles of 16 tokens that hold slot `slot` (a multiple of 16) of a block.
-  const std::byte* keys(int layer, int64_t block, int kv_head, int slot) const { return head(layer, block, kv_head) + slot * token_bytes_; }
+  // The tile of 16 tokens that begins with slot `slot` (a multiple of 16) of a block.
+  const std::byte* keys(int layer, int64_t block, int kv_head, int slot) const { return head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_; }
   const std::byte* values(int layer, int64_t block, int kv_head, int slot) const {
-    return head(layer, block, kv_head) + (shape_.block_size + slot) * token_bytes_;
+    return head(layer, block, kv_head) + (shape_.block_size + slot) / kTileKeys * tile_bytes_;
   }
-  // Store one token of one head: head_dim values each. bf16 rounds to nearest, halves to even.
+  // Store one token of one head: head_dim values each. bf16 and int8 round to nearest, halves to even; with int8 a key or value that is not
+  // finite makes all of its head's elements NaN.
   void put(int layer, int64_t block, int slot, int kv_head, const float* key, const float* value);
 
  private:
@@ -46,7 +53,7 @@ class KvCache {
 
   KvShape shape_;
   int64_t blocks_ = 0;
-  int64_t token_bytes_ = 0;  // of the keys (or values) of one head
+  int64_t tile_bytes_ = 0;   // of the keys (or values) of 16 tokens, one head
   int64_t head_bytes_ = 0;   // keys and values of a block, one head
   size_t bytes_ = 0;
   Pages pages_;

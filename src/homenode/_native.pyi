@@ -48,6 +48,11 @@ def weight_from_file(
 ) -> Weight: ...
 def weight_from_rows(team: Team, rows: _Floats, target: int) -> Weight: ...
 
+class KvType(enum.Enum):
+    f32 = 0
+    bf16 = 1
+    int8 = 2
+
 class KvCache:
     @property
     def blocks(self) -> int: ...
@@ -56,7 +61,7 @@ class KvCache:
     @property
     def huge_pages(self) -> bool: ...
 
-def kv_cache(team: Team, layers: int, kv_heads: int, head_dim: int, block_size: int, bf16: bool, blocks: int) -> KvCache: ...
+def kv_cache(team: Team, layers: int, kv_heads: int, head_dim: int, block_size: int, type: KvType, blocks: int) -> KvCache: ...
 
 class Tensor:
     @property

@@ -30,7 +30,7 @@ def model(request: pytest.FixtureRequest, backend: Backend, tmp_path: Path) -> L
     return load_model(array_checkpoint(tmp_path / "weights", spec, toy_arrays(spec)), backend)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])
 def test_chunks_change_no_bit(model: LoadedModel, backend: Backend, kv_dtype: str) -> None:
     prompt = prompts()[0]
     _, whole = Driver(model, backend, kv_dtype=kv_dtype).prefill(prompt)

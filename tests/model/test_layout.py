@@ -92,7 +92,7 @@ def test_block_formats_are_not_quantised_again(checkpoint: ArrayCheckpoint, refe
 
 
 def test_kv_dtype_is_refused_by_name(checkpoint: ArrayCheckpoint, reference: Backend) -> None:
-    with pytest.raises(UserError, match="--kv-cache-dtype fp8 is unknown; choose one of auto, f32, bf16"):
+    with pytest.raises(UserError, match="--kv-cache-dtype fp8 is unknown; choose one of auto, f32, bf16, int8"):
         load_model(checkpoint, reference).kv_geometry(64, "fp8")
 
 

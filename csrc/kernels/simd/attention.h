@@ -154,15 +154,21 @@ inline void attend_rows(const AttendArgs& a, int row) {
   for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, all_end, a.end[r]);
 }
 
+// Calls block.operator()<R>(first row) for all rows, in blocks of as many as the registers hold.
+template <class Block>
+inline void for_row_blocks(int rows, Block block) {
+  int row = 0;
+  for (; row + kRowBlock <= rows; row += kRowBlock) block.template operator()<kRowBlock>(row);
+  if constexpr (kRowBlock > 3) {
+    if (rows - row == 3) return block.template operator()<3>(row);
+    if (rows - row == 2) return block.template operator()<2>(row);
+  }
+  for (; row < rows; ++row) block.template operator()<1>(row);
+}
+
 template <class Stored>
 void attend(const AttendArgs& a) {
-  int row = 0;
-  for (; row + kRowBlock <= a.rows; row += kRowBlock) attend_rows<Stored, kRowBlock>(a, row);
-  if constexpr (kRowBlock > 3) {
-    if (a.rows - row == 3) return attend_rows<Stored, 3>(a, row);
-    if (a.rows - row == 2) return attend_rows<Stored, 2>(a, row);
-  }
-  for (; row < a.rows; ++row) attend_rows<Stored, 1>(a, row);
+  for_row_blocks(a.rows, [&]<int R>(int row) { attend_rows<Stored, R>(a, row); });
 }
 
 void merge(float* largest, float* sum, float* out, float largest2, float sum2, const float* out2, int64_t padded) {

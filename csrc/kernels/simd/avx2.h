@@ -60,5 +60,35 @@ inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
   odd = {_mm256_castsi256_ps(_mm256_and_si256(a, top)), _mm256_castsi256_ps(_mm256_and_si256(b, top))};
 }
 
+// Sixteen 32-bit sums, and sixteen pairs of 16-bit codes.
+struct IntLanes {
+  __m256i low, high;
+};
+struct PairLanes {
+  __m256i low, high;
+};
+inline IntLanes zero_ints() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Lanes to_floats(const IntLanes& x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
+// 32 int8 codes: a pair in each lane.
+inline PairLanes load_code_pairs(const int8_t* p) {
+  const auto* halves = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)), _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
+}
+// One pair in all lanes.
+inline PairLanes fill_pair(const int16_t* p) {
+  int32_t pair;
+  __builtin_memcpy(&pair, p, sizeof pair);
+  return {_mm256_set1_epi32(pair), _mm256_set1_epi32(pair)};
+}
+// The two products of each lane's pairs, added to its sum.
+inline IntLanes add_products(const PairLanes& a, const PairLanes& b, const IntLanes& sum) {
+  return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(a.low, b.low)), _mm256_add_epi32(sum.high, _mm256_madd_epi16(a.high, b.high))};
+}
+// Nearest whole numbers, halves to even, of magnitudes below 2^15.
+inline void store_codes(int16_t* p, const Lanes& x) {
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));  // in each half four of both
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
 }  // namespace
 }  // namespace homenode

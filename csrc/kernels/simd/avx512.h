@@ -43,5 +43,29 @@ inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
   odd = {_mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
 
+// Sixteen 32-bit sums, and sixteen pairs of 16-bit codes.
+struct IntLanes {
+  __m512i all;
+};
+struct PairLanes {
+  __m512i all;
+};
+inline IntLanes zero_ints() { return {_mm512_setzero_si512()}; }
+inline Lanes to_floats(const IntLanes& x) { return {_mm512_cvtepi32_ps(x.all)}; }
+// 32 int8 codes: a pair in each lane.
+inline PairLanes load_code_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+// One pair in all lanes.
+inline PairLanes fill_pair(const int16_t* p) {
+  int32_t pair;
+  __builtin_memcpy(&pair, p, sizeof pair);
+  return {_mm512_set1_epi32(pair)};
+}
+// The two products of each lane's pairs, added to its sum.
+inline IntLanes add_products(const PairLanes& a, const PairLanes& b, const IntLanes& sum) { return {_mm512_dpwssd_epi32(sum.all, a.all, b.all)}; }
+// Nearest whole numbers, halves to even, of magnitudes below 2^15.
+inline void store_codes(int16_t* p, const Lanes& x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.all)));
+}
+
 }  // namespace
 }  // namespace homenode

@@ -92,5 +92,48 @@ inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
   memcpy(&odd, high, sizeof odd);
 }
 
+// Sixteen 32-bit sums, and sixteen pairs of codes.
+struct IntLanes {
+  QuadInt part[4];
+};
+struct PairLanes {
+  QuadInt first[4], second[4];
+};
+inline IntLanes zero_ints() { return {}; }
+inline Lanes to_floats(const IntLanes& x) {
+  Lanes r;
+  for (int i = 0; i < 4; ++i) r.part[i] = __builtin_convertvector(x.part[i], Quad);
+  return r;
+}
+// 32 int8 codes: a pair in each lane.
+inline PairLanes load_code_pairs(const int8_t* p) {
+  PairLanes r;
+  for (int i = 0; i < 16; ++i) {
+    r.first[i / 4][i % 4] = p[2 * i];
+    r.second[i / 4][i % 4] = p[2 * i + 1];
+  }
+  return r;
+}
+// One pair in all lanes.
+inline PairLanes fill_pair(const int16_t* p) {
+  int16_t pair[2];
+  memcpy(pair, p, sizeof pair);
+  const QuadInt first = {pair[0], pair[0], pair[0], pair[0]}, second = {pair[1], pair[1], pair[1], pair[1]};
+  return {{first, first, first, first}, {second, second, second, second}};
+}
+// The two products of each lane's pairs, added to its sum.
+inline IntLanes add_products(const PairLanes& a, const PairLanes& b, const IntLanes& sum) {
+  IntLanes r;
+  for (int i = 0; i < 4; ++i) r.part[i] = sum.part[i] + a.first[i] * b.first[i] + a.second[i] * b.second[i];
+  return r;
+}
+// Nearest whole numbers, halves to even, of magnitudes below 2^15.
+inline void store_codes(int16_t* p, const Lanes& x) {
+  const Lanes whole = round_even(x);
+  int16_t codes[16];
+  for (int i = 0; i < 16; ++i) codes[i] = static_cast<int16_t>(whole.part[i / 4][i % 4]);
+  memcpy(p, codes, sizeof codes);
+}
+
 }  // namespace
 }  // namespace homenode

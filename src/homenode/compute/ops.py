@@ -31,6 +31,11 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
 
+# How keys and values are kept: bytes of an element, and of what a token's head has besides. int8: the nearest whole numbers of at most 127, times
+# one float32 scale for the key and one for the value of each token and head.
+KV_DTYPES = {"f32": (4, 0), "bf16": (2, 0), "int8": (1, 4)}
+
+
 @dataclass(frozen=True)
 class KvGeometry:
     """Shape of the paged KV memory. A block holds `block_size` tokens of every layer; its id is the same in all layers."""
@@ -39,12 +44,13 @@ class KvGeometry:
     kv_heads: int
     head_dim: int
     block_size: int
-    dtype: str  # "f32" or "bf16"
+    dtype: str  # one of KV_DTYPES
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers, keys and values."""
-        return self.layers * self.kv_heads * self.head_dim * 2 * self.block_size * (4 if self.dtype == "f32" else 2)
+        """Bytes of one block over all layers, keys and values, the scales of int8 among them."""
+        element, scale = KV_DTYPES[self.dtype]
+        return self.layers * self.kv_heads * 2 * self.block_size * (self.head_dim * element + scale)
 
 
 @dataclass(frozen=True)

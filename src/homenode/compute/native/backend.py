@@ -17,6 +17,8 @@ from homenode.compute.ops import IntArray, KvGeometry, Ops, SampledRows, Samplin
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import HostError, UnsupportedError, UserError
 
+_KV_TYPES = {"f32": _native.KvType.f32, "bf16": _native.KvType.bf16, "int8": _native.KvType.int8}
+
 
 class NativeBackend:
     """`Backend` in C++, on exactly the CPUs it is given.
@@ -71,11 +73,12 @@ class NativeBackend:
 
     def kv_cache(self, geometry: KvGeometry, blocks: int) -> _native.KvCache:
         """See `Backend.kv_cache`."""
-        if geometry.dtype not in ("f32", "bf16"):
-            raise UnsupportedError(f"KV memory of {geometry.dtype}; the native core has f32 and bf16", dtype=geometry.dtype)
+        kind = _KV_TYPES.get(geometry.dtype)
+        if kind is None:
+            raise UnsupportedError(f"KV memory of {geometry.dtype}; the native core has {', '.join(_KV_TYPES)}", dtype=geometry.dtype)
         g = geometry
         with _host_errors():
-            cache = _native.kv_cache(self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, g.dtype == "bf16", blocks)
+            cache = _native.kv_cache(self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, kind, blocks)
         self._kv_bytes += cache.nbytes
         return cache
 

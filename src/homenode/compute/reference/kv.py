@@ -11,7 +11,8 @@ from homenode.compute.reference.formats import round_bf16
 class ReferenceKvCache:
     """Keys and values in blocks, [layers, blocks, block_size, kv_heads, head_dim] each.
 
-    Held as float32 whatever the geometry says; with dtype "bf16" the values are rounded to bfloat16 when stored.
+    Held as float32 whatever the geometry says; with dtype "bf16" the values are rounded to bfloat16 when stored, with "int8"
+    to whole multiples of a scale for each token and head.
     """
 
     def __init__(self, geometry: KvGeometry, blocks: int) -> None:
@@ -39,7 +40,7 @@ class ReferenceKvCache:
         size = self.geometry.block_size
         where = (layer, block_row[positions // size], positions % size)
         shape = (len(positions), self.geometry.kv_heads, self.geometry.head_dim)
-        rounded = round_bf16 if self.geometry.dtype == "bf16" else np.asarray
+        rounded = {"f32": np.asarray, "bf16": round_bf16, "int8": _round_int8}[self.geometry.dtype]
         self._keys[where] = rounded(keys.reshape(shape))
         self._values[where] = rounded(values.reshape(shape))
 
@@ -51,3 +52,16 @@ class ReferenceKvCache:
             np.ascontiguousarray(side[layer, used].reshape(shape)[:context].transpose(1, 0, 2)) for side in (self._keys, self._values)
         )
         return keys, values
+
+
+def _round_int8(heads: FloatArray) -> FloatArray:
+    """What symmetric int8 makes of each last axis: its largest magnitude becomes 127, the others the nearest code, halves to even.
+
+    Below 1e-30 all is 0; where a value is not finite all are NaN.
+    """
+    largest = np.abs(heads).max(axis=-1, keepdims=True)
+    usable = (largest >= np.float32(1e-30)) & np.isfinite(largest)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=usable)
+    scale = np.where(np.isfinite(largest), np.where(usable, largest / np.float32(127), 0), np.nan).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # infinite times zero
+        return np.asarray(np.rint(heads * inverse) * scale, np.float32)

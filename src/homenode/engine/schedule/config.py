@@ -44,6 +44,8 @@ class KvConfig:
     )
     block_size: int = option(64, "Tokens in a KV block; a multiple of 32.", minimum=32, maximum=4096)
     kv_cache_dtype: str = option(
-        "auto", "Storage of keys and values; auto is f32 for float32 models and bf16 for all others.", choices=("auto", "f32", "bf16")
+        "auto",
+        "Storage of keys and values; auto is f32 for float32 models and bf16 for all others. int8 keeps a scale for each token and head.",
+        choices=("auto", "f32", "bf16", "int8"),
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prompt beginnings.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from homenode.compute.ops import Backend, KvCache, KvGeometry, Ops, Tensor
+from homenode.compute.ops import KV_DTYPES, Backend, KvCache, KvGeometry, Ops, Tensor
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import Architecture, Forward, Parameters
 from homenode.model.architectures.registry import architecture_of
@@ -15,7 +15,6 @@ from homenode.model.weights.layout import WeightLayout, plan_layout
 from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.read import Progress, read_parameters
 
-KV_DTYPES = ("auto", "f32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,10 @@ class LoadedModel:
 def kv_geometry_of(spec: ModelSpec, layout: WeightLayout, block_size: int, kv_dtype: str = "auto") -> KvGeometry:
     """Shape of the KV memory of a model laid out like this, loaded or not.
 
-    `auto`: f32 when every matrix is kept as float32, else bf16. UserError for another dtype than KV_DTYPES.
+    `auto`: f32 when every matrix is kept as float32, else bf16. UserError for another dtype than "auto" and those of KV_DTYPES.
     """
-    if kv_dtype not in KV_DTYPES:
-        raise UserError(f"--kv-cache-dtype {kv_dtype} is unknown; choose one of {', '.join(KV_DTYPES)}", param="kv_cache_dtype")
+    if kv_dtype != "auto" and kv_dtype not in KV_DTYPES:
+        raise UserError(f"--kv-cache-dtype {kv_dtype} is unknown; choose one of auto, {', '.join(KV_DTYPES)}", param="kv_cache_dtype")
     if kv_dtype == "auto":
         kv_dtype = "f32" if all(m.target == "F32" for m in layout.matrices) else "bf16"
     return KvGeometry(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, kv_dtype)

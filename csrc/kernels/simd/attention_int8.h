@@ -1,0 +1,140 @@
+// Attention over int8 keys and values, in whole numbers.
+//
+// Queries are codes of 15 bits and a scale for each row, so a score is an exact 32-bit sum times the query's scale, then the key's. Softmax weights
+// times the values' scales are rounded to codes of 15 bits again, against the largest of the row's chunk, so the weighted values are an exact 32-bit
+// sum times one scale. Both roundings are some 200 times finer than that of the keys and values themselves.
+//
+// What fixes the value of a row is what attention.h says, but that sums of products, being exact, have no order; and the largest weight is taken
+// over the row's own visible keys. A key a row does not see has the weight 0: its codes may be anything, and its scale is never used.
+#pragma once
+#include "kernels/simd/attention.h"
+
+namespace homenode {
+namespace {
+
+// The scales of a tile's tokens, behind its codes.
+inline Lanes load_scales(const void* tile, int64_t head_dim) {
+  return load(reinterpret_cast<const float*>(static_cast<const int8_t*>(tile) + kTileKeys * head_dim));
+}
+
+// A row's codes of weights take the place of its scores.
+inline int16_t* weight_codes(const AttendArgs& a, int row) { return reinterpret_cast<int16_t*>(a.scores + int64_t(row) * kChunkKeys); }
+
+// Scores of R rows against T tiles.
+template <int R, int T>
+inline void score_codes(const AttendArgs& a, int row, int tile) {
+  IntLanes sums[R][T];
+  for (int r = 0; r < R; ++r) {
+    for (int t = 0; t < T; ++t) sums[r][t] = zero_ints();
+  }
+  const int16_t* q = a.query_codes + int64_t(row) * a.head_dim;
+  for (int64_t d = 0; d < a.head_dim; d += 2) {
+    PairLanes k[T];
+    for (int t = 0; t < T; ++t) k[t] = load_code_pairs(static_cast<const int8_t*>(a.keys[tile + t]) + d * kTileKeys);
+    for (int r = 0; r < R; ++r) {
+      const PairLanes x = fill_pair(q + int64_t(r) * a.head_dim + d);
+      for (int t = 0; t < T; ++t) sums[r][t] = add_products(x, k[t], sums[r][t]);
+    }
+  }
+  for (int t = 0; t < T; ++t) {
+    const Lanes scales = load_scales(a.keys[tile + t], a.head_dim);
+    for (int r = 0; r < R; ++r) {
+      const Lanes scaled = multiply(multiply(to_floats(sums[r][t]), fill(a.query_scales[row + r])), scales);
+      store(a.scores + int64_t(row + r) * kChunkKeys + (tile + t) * kTileKeys, scaled);
+    }
+  }
+}
+
+template <int R>
+inline void score_code_rows(const AttendArgs& a, int row, int tile_begin, int tile_end) {
+  int tile = tile_begin;
+  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock) score_codes<R, kLaneBlock>(a, row, tile);
+  for (; tile < tile_end; ++tile) score_codes<R, 1>(a, row, tile);
+}
+
+// Weights times the values' scales, 0 where masked. Returns the largest, NaN where a visible one is.
+inline float scale_weights(const AttendArgs& a, int row) {
+  const int begin = a.begin[row], end = a.end[row];
+  float* scores = a.scores + int64_t(row) * kChunkKeys;
+  Lanes top = fill(0), sum = fill(0);
+  for (int t = begin / kTileKeys; t <= (end - 1) / kTileKeys; ++t) {
+    const Lanes product = multiply(load(scores + t * kTileKeys), load_scales(a.values[t], a.head_dim));
+    const Lanes scaled = keep(product, begin - t * kTileKeys, end - t * kTileKeys, fill(0));
+    top = larger(scaled, top);  // a NaN is passed over here and shows in the sum
+    sum = add(sum, scaled);
+    store(scores + t * kTileKeys, scaled);
+  }
+  const float total = sum_lanes(sum);
+  return total != total ? total : largest_lane(top);
+}
+
+// Codes of the weights of a row, 0 in those of the tiles it sees nothing of. Returns what the codes are times: NaN if a visible weight is NaN.
+inline float encode_weights(const AttendArgs& a, int row, int tile_begin, int tile_end) {
+  const bool any = a.begin[row] < a.end[row];
+  const float largest = any ? scale_weights(a, row) : 0;
+  const bool usable = largest >= 1e-30f;  // the inverse of a smaller one could overflow
+  const int first = usable ? a.begin[row] / kTileKeys : tile_end, last = usable ? (a.end[row] - 1) / kTileKeys : tile_end;
+  const Lanes inverse = fill(usable ? static_cast<float>(kWeightLimit) / largest : 0);
+  const float* scores = a.scores + int64_t(row) * kChunkKeys;
+  int16_t* codes = weight_codes(a, row);
+  for (int t = tile_begin; t < tile_end; ++t) {  // upwards: a tile's codes end before the next tile's scores
+    const bool seen = t >= first && t <= last;
+    store_codes(codes + t * kTileKeys, seen ? multiply(load(scores + t * kTileKeys), inverse) : fill(0));
+  }
+  return usable ? largest / static_cast<float>(kWeightLimit) : largest != largest ? largest : 0;
+}
+
+// The outputs of R rows, C vectors of lanes starting at element d.
+template <int R, int C>
+inline void value_codes(const AttendArgs& a, int row, int64_t d, int tile_begin, int tile_end, const float* scales) {
+  const int64_t padded = padded_head(a.head_dim);
+  IntLanes sums[R][C];
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < C; ++c) sums[r][c] = zero_ints();
+  }
+  for (int t = tile_begin; t < tile_end; ++t) {
+    const int16_t* weights = weight_codes(a, row) + t * kTileKeys;
+    const int8_t* values = static_cast<const int8_t*>(a.values[t]) + 2 * d;
+    for (int key = 0; key < kTileKeys; key += 2) {
+      PairLanes v[C];
+      for (int c = 0; c < C; ++c) v[c] = load_code_pairs(values + key * int64_t(a.head_dim) + 32 * c);
+      for (int r = 0; r < R; ++r) {
+        const PairLanes x = fill_pair(weights + int64_t(r) * 2 * kChunkKeys + key);
+        for (int c = 0; c < C; ++c) sums[r][c] = add_products(x, v[c], sums[r][c]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < C; ++c) store(a.out + (row + r) * padded + d + 16 * c, multiply(to_floats(sums[r][c]), fill(scales[r])));
+  }
+}
+
+template <int R>
+inline void attend_code_rows(const AttendArgs& a, int row) {
+  int begin = kChunkKeys, end = 0;
+  for (int r = row; r < row + R; ++r) {
+    a.largest[r] = -__builtin_inff();
+    a.sum[r] = 0;
+    if (a.begin[r] >= a.end[r]) continue;
+    begin = a.begin[r] < begin ? a.begin[r] : begin;
+    end = a.end[r] > end ? a.end[r] : end;
+  }
+  const int first = begin / kTileKeys, last = begin < end ? (end - 1) / kTileKeys + 1 : first;
+  score_code_rows<R>(a, row, first, last);
+  float scales[R];
+  for (int r = 0; r < R; ++r) {
+    if (a.begin[row + r] < a.end[row + r]) soften_row(a, row + r);
+    scales[r] = encode_weights(a, row + r, first, last);
+  }
+  const int64_t padded = padded_head(a.head_dim);
+  int64_t d = 0;
+  for (; d + 16 * kLaneBlock <= padded; d += 16 * kLaneBlock) value_codes<R, kLaneBlock>(a, row, d, first, last, scales);
+  for (; d < padded; d += 16) value_codes<R, 1>(a, row, d, first, last, scales);
+}
+
+void attend_int8(const AttendArgs& a) {
+  for_row_blocks(a.rows, [&]<int R>(int row) { attend_code_rows<R>(a, row); });
+}
+
+}  // namespace
+}  // namespace homenode
