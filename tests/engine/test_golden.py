@@ -96,19 +96,23 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("toy") / "model", "qwen3")
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def alone(request: pytest.FixtureRequest, toy: Path) -> tuple[str, list[list[int]], list[SamplingParams], list[Any]]:
-    """Requests of many kinds, and their results when each has the engine for itself."""
+BLOCK_BYTES = {"auto": 16384, "int8": 5120}  # of 32 tokens of the toy: 4 heads of 16 in all its layers, keys and values
+
+
+@pytest.fixture(scope="module", params=[*((b, "auto") for b in BACKENDS), ("native", "int8")], ids="-".join)
+def alone(request: pytest.FixtureRequest, toy: Path) -> tuple[dict[str, str], list[list[int]], list[SamplingParams], list[Any]]:
+    """A backend and its KV memory, requests of many kinds, and their results when each has the engine for itself."""
+    kind = dict(zip(("backend", "kv_cache_dtype"), request.param, strict=True))
     prompts = prompts_of(10, 128, 120)
     params = [PARAMS[i % len(PARAMS)] for i in range(len(prompts))]
-    engine = LocalEngine(config_for(toy, backend=request.param, enable_prefix_caching=False))
+    engine = LocalEngine(config_for(toy, **kind, enable_prefix_caching=False))
     try:
         results = [
             without_counts(run_all(engine, [prompt], [p], first_id=i)[0]) for i, (prompt, p) in enumerate(zip(prompts, params, strict=True))
         ]
     finally:
         engine.close()
-    return request.param, prompts, params, results
+    return kind, prompts, params, results
 
 
 @pytest.mark.parametrize(
@@ -118,15 +122,17 @@ def alone(request: pytest.FixtureRequest, toy: Path) -> tuple[str, list[list[int
         {"max_num_batched_tokens": 16, "max_num_seqs": 5},
         {"enable_chunked_prefill": False, "max_num_batched_tokens": 256, "max_num_seqs": 3},
         {"block_size": 64, "threads": 1},
-        {"kv_cache_memory": 12 * 16384},  # 12 blocks: sequences preempt each other
+        {"blocks": 12},  # sequences preempt each other
     ],
     ids=["batched", "chunked", "whole", "one_thread", "preempted"],
 )
 def test_company_changes_nothing(
-    alone: tuple[str, list[list[int]], list[SamplingParams], list[Any]], toy: Path, settings: dict[str, Any]
+    alone: tuple[dict[str, str], list[list[int]], list[SamplingParams], list[Any]], toy: Path, settings: dict[str, Any]
 ) -> None:
-    backend, prompts, params, expected = alone
-    engine = LocalEngine(config_for(toy, backend=backend, **{"block_size": 32, "kv_cache_memory": "8MiB"} | settings))
+    kind, prompts, params, expected = alone
+    changes = {name: value for name, value in settings.items() if name != "blocks"}
+    memory = settings["blocks"] * BLOCK_BYTES[kind["kv_cache_dtype"]] if "blocks" in settings else 8 * 2**20
+    engine = LocalEngine(config_for(toy, **kind, **{"block_size": 32, "kv_cache_memory": memory} | changes))
     try:
         for first_id in (100, 200):
             outputs = run_all(engine, prompts, params, first_id)

@@ -54,6 +54,12 @@ def test_by_default_no_more_than_all_sequences_could_fill() -> None:
     assert sizes.num_blocks == 32 * GIB // geometry(LARGE, dtype="bf16").block_bytes
 
 
+def test_scales_of_int8_are_counted() -> None:
+    assert geometry(STORIES, dtype="int8").block_bytes == 5 * 4 * 2 * 64 * (8 + 4)
+    sizes = resolve(config(kv_cache_memory="2MiB", kv_cache_dtype="int8"), STORIES, geometry(STORIES, dtype="int8"), GIB)
+    assert sizes.num_blocks == 2 * 2**20 // (480 * 64) == 68
+
+
 def test_one_sequence_of_full_length_must_fit() -> None:
     room = 8 * GIB + step_bytes(config(), LARGE)  # the buffers of a step come first
     (problem,) = problems(config(), LARGE, geometry(LARGE, dtype="bf16"), room)

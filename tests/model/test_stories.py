@@ -57,6 +57,27 @@ def test_folder_and_gguf_are_one_model(backend: Backend) -> None:
     assert np.array_equal(rows[0], rows[1])
 
 
+@pytest.mark.parametrize(("kv_dtype", "bound", "agreeing"), [("bf16", 0.001, 0.99), ("int8", 0.006, 0.98)])
+def test_narrow_keys_and_values(backend: Backend, kv_dtype: str, bound: float, agreeing: float) -> None:
+    """Mean loss of log-probability on the golden texts, and how often their next token stays the likeliest.
+
+    Measured: bf16 0.0003 and 796 of 800, int8 0.004 and 790 of 800; at the others the two likeliest were close already (by 0.12 or less).
+    """
+    model = load(backend, ".")
+    losses, same = [], []
+    for entry in golden():
+        wanted = np.array(entry["greedy_ids"])
+        tokens = [*entry["prompt_ids"], *wanted.tolist()]
+        rows = slice(len(entry["prompt_ids"]) - 1, len(tokens) - 1)
+        narrow, exact = (Driver(model, backend, kv_dtype=d).prefill(tokens)[1][rows] for d in (kv_dtype, "f32"))
+        losses += (exact - narrow)[np.arange(len(wanted)), wanted].tolist()
+        same += (narrow.argmax(axis=1) == wanted).tolist()
+        second, first = np.sort(exact[narrow.argmax(axis=1) != wanted], axis=1)[:, -2:].T
+        assert (first - second < 0.2).all()
+    assert abs(np.mean(losses)) < bound and np.abs(losses).max() > 1e-3
+    assert np.mean(same) >= agreeing
+
+
 @pytest.mark.parametrize(("quantize", "bound"), [("q8_0", 0.005), ("q4_0", 0.2)])
 def test_quantised_at_load(backend: Backend, quantize: str, bound: float) -> None:
     """Mean loss of log-probability on the golden texts. Measured: 0.002 with 8 bits; 0.10 with 4, which a model this small feels."""

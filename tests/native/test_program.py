@@ -283,7 +283,9 @@ def test_a_constant_shorter_than_the_step_is_refused() -> None:
 def test_statistics(level: str) -> None:
     backend = NativeBackend([-1, -1], level=level)
     backend.weight_from_array(matrix(64, 64, 0), "F32")
-    backend.kv_cache(KvGeometry(2, 1, 8, 32, "bf16"), 3)
+    caches = [(KvGeometry(2, 1, 8, 32, "bf16"), 3), (KvGeometry(1, 3, 10, 96, "int8"), 5)]
+    for geometry, blocks in caches:
+        backend.kv_cache(geometry, blocks)
     found = backend.statistics()
     assert found["level"] == level and found["threads"] == 2 and found["cpus"] == [-1, -1]
-    assert found["weight_bytes"] >= 64 * 64 * 4 and found["kv_bytes"] == 3 * KvGeometry(2, 1, 8, 32, "bf16").block_bytes
+    assert found["weight_bytes"] >= 64 * 64 * 4 and found["kv_bytes"] == sum(g.block_bytes * n for g, n in caches)

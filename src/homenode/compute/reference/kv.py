@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from homenode.compute.ops import FloatArray, IntArray, KvGeometry
@@ -40,7 +42,7 @@ class ReferenceKvCache:
         size = self.geometry.block_size
         where = (layer, block_row[positions // size], positions % size)
         shape = (len(positions), self.geometry.kv_heads, self.geometry.head_dim)
-        rounded = {"f32": np.asarray, "bf16": round_bf16, "int8": _round_int8}[self.geometry.dtype]
+        rounded = _AS_STORED[self.geometry.dtype]
         self._keys[where] = rounded(keys.reshape(shape))
         self._values[where] = rounded(values.reshape(shape))
 
@@ -65,3 +67,6 @@ def _round_int8(heads: FloatArray) -> FloatArray:
     scale = np.where(np.isfinite(largest), np.where(usable, largest / np.float32(127), 0), np.nan).astype(np.float32)
     with np.errstate(invalid="ignore"):  # infinite times zero
         return np.asarray(np.rint(heads * inverse) * scale, np.float32)
+
+
+_AS_STORED: dict[str, Callable[[FloatArray], FloatArray]] = {"f32": np.asarray, "bf16": round_bf16, "int8": _round_int8}

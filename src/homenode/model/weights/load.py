@@ -16,7 +16,6 @@ from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.read import Progress, read_parameters
 
 
-
 @dataclass(frozen=True)
 class LoadedModel:
     """What `load_model` returns. `layout` says how every matrix is kept; its `notes` are worth telling an operator."""
