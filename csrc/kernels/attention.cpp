@@ -111,14 +111,11 @@ class TileWork {
   }
 
   void compute_chunk(int chunk, const Rows& result) {
-    const void *keys[kChunkTiles], *values[kChunkTiles];
-    const int block_size = call_.cache->shape().block_size, first = chunk * kChunkKeys;
-    const int last = std::min(first + kChunkKeys, step_.context_len[tile_.sequence]);
-    for (int position = first, t = 0; position < last; position += kTileKeys, ++t) {
-      const int64_t block = step_.block_table[tile_.sequence * step_.table_width + position / block_size];
-      keys[t] = call_.cache->keys(call_.layer, block, tile_.kv_head, position % block_size);
-      values[t] = call_.cache->values(call_.layer, block, tile_.kv_head, position % block_size);
-    }
+    const void *keys[kChunkTiles], *values[kChunkTiles], *next_keys[kChunkTiles];
+    const int first = chunk * kChunkKeys;
+    find_tiles(chunk, &KvCache::keys, keys);
+    find_tiles(chunk, &KvCache::values, values);
+    const int next_tiles = chunk + 1 < tile_.chunk_end ? find_tiles(chunk + 1, &KvCache::keys, next_keys) : 0;
     int begin[kQueryRows], end[kQueryRows];
     for (int r = 0; r < tile_.rows; ++r) {
       const int p = position(r);
@@ -126,7 +123,7 @@ class TileWork {
       end[r] = std::min(p + 1 - first, kChunkKeys);
     }
     const AttendArgs args{tile_.rows, shape_.head_dim, queries_, keys, values, begin, end, scores_, result.largest, result.sum, result.out,
-                          query_codes(), query_scales_};
+                          query_codes(), query_scales_, next_keys, next_tiles};
     switch (call_.cache->shape().type) {
       case KvType::f32: return kernels_.attend_f32(args);
       case KvType::bf16: return kernels_.attend_bf16(args);
@@ -161,6 +158,17 @@ class TileWork {
   const Rows& chunk_result() const { return chunk_; }
 
  private:
+  // Tiles of a chunk's keys or values; returns how many there are.
+  int find_tiles(int chunk, const std::byte* (KvCache::*side)(int, int64_t, int, int) const, const void** tiles) const {
+    const int block_size = call_.cache->shape().block_size, first = chunk * kChunkKeys;
+    const int last = std::min(first + kChunkKeys, step_.context_len[tile_.sequence]);
+    int count = 0;
+    for (int position = first; position < last; position += kTileKeys) {
+      const int64_t block = step_.block_table[tile_.sequence * step_.table_width + position / block_size];
+      tiles[count++] = (call_.cache->*side)(call_.layer, block, tile_.kv_head, position % block_size);
+    }
+    return count;
+  }
   int16_t* query_codes() { return reinterpret_cast<int16_t*>(queries_); }
   int64_t token(int r) const { return step_.query_start[tile_.sequence] + (tile_.row_begin + r) / shape_.group; }
   int64_t head(int r) const { return int64_t(tile_.kv_head) * shape_.group + (tile_.row_begin + r) % shape_.group; }

@@ -38,6 +38,8 @@ struct AttendArgs {
   // For int8 keys instead of `queries`: [rows, head_dim] codes of at most query_limit(head_dim), and what each row's codes are times.
   const int16_t* query_codes = nullptr;
   const float* query_scales = nullptr;
+  const void* const* next_keys = nullptr;  // [next_tiles] tiles that will be wanted next: worth fetching meanwhile
+  int next_tiles = 0;
 };
 
 struct Largest {

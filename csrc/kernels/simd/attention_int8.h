@@ -6,6 +6,9 @@
 //
 // What fixes the value of a row is what attention.h says, but that sums of products, being exact, have no order; and the largest weight is taken
 // over the row's own visible keys. A key a row does not see has the weight 0: its codes may be anything, and its scale is never used.
+//
+// Keys and values lie in runs of a few KiB, too short for the hardware to see coming: while keys are multiplied the chunk's values are asked for, and
+// while values are, the next chunk's keys. Only the first block of rows does so.
 #pragma once
 #include "kernels/simd/attention.h"
 
@@ -23,21 +26,33 @@ inline int16_t* weight_codes(const AttendArgs& a, int row) { return reinterpret_
 // Scores of R rows against T tiles.
 template <int R, int T>
 inline void score_codes(const AttendArgs& a, int row, int tile) {
+  const bool fetch = row == 0;
   IntLanes sums[R][T];
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t) sums[r][t] = zero_ints();
   }
   const int16_t* q = a.query_codes + int64_t(row) * a.head_dim;
   for (int64_t d = 0; d < a.head_dim; d += 2) {
+    if (fetch && d % 4 == 0) {  // a cache line of each tile's values for each line of its keys
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) __builtin_prefetch(static_cast<const int8_t*>(a.values[tile + t]) + d * kTileKeys);
+    }
     PairLanes k[T];
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t) k[t] = load_code_pairs(static_cast<const int8_t*>(a.keys[tile + t]) + d * kTileKeys);
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const PairLanes x = fill_pair(q + int64_t(r) * a.head_dim + d);
+#pragma GCC unroll 4
       for (int t = 0; t < T; ++t) sums[r][t] = add_products(x, k[t], sums[r][t]);
     }
   }
+#pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     const Lanes scales = load_scales(a.keys[tile + t], a.head_dim);
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const Lanes scaled = multiply(multiply(to_floats(sums[r][t]), fill(a.query_scales[row + r])), scales);
       store(a.scores + int64_t(row + r) * kChunkKeys + (tile + t) * kTileKeys, scaled);
@@ -89,22 +104,31 @@ template <int R, int C>
 inline void value_codes(const AttendArgs& a, int row, int64_t d, int tile_begin, int tile_end, const float* scales) {
   const int64_t padded = padded_head(a.head_dim);
   IntLanes sums[R][C];
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) sums[r][c] = zero_ints();
   }
   for (int t = tile_begin; t < tile_end; ++t) {
     const int16_t* weights = weight_codes(a, row) + t * kTileKeys;
     const int8_t* values = static_cast<const int8_t*>(a.values[t]) + 2 * d;
+    const int8_t* next = row == 0 && d == 0 && t < a.next_tiles ? static_cast<const int8_t*>(a.next_keys[t]) : nullptr;
     for (int key = 0; key < kTileKeys; key += 2) {
+      for (int64_t i = 0; next && i < 2 * a.head_dim; i += 64) __builtin_prefetch(next + key * int64_t(a.head_dim) + i);
       PairLanes v[C];
+#pragma GCC unroll 4
       for (int c = 0; c < C; ++c) v[c] = load_code_pairs(values + key * int64_t(a.head_dim) + 32 * c);
+#pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         const PairLanes x = fill_pair(weights + int64_t(r) * 2 * kChunkKeys + key);
+#pragma GCC unroll 4
         for (int c = 0; c < C; ++c) sums[r][c] = add_products(x, v[c], sums[r][c]);
       }
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) store(a.out + (row + r) * padded + d + 16 * c, multiply(to_floats(sums[r][c]), fill(scales[r])));
   }
 }
