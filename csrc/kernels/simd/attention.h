@@ -14,6 +14,7 @@ namespace {
 
 // How keys and values lie in memory: see kv_cache.h.
 struct StoredF32 {
+  using Element = float;
   static constexpr int kStep = 1;  // head elements of keys, or tokens of values, in one load
   static void keys(const void* tile, int64_t d, Lanes (&out)[1]) { out[0] = load(static_cast<const float*>(tile) + d * kTileKeys); }
   static void values(const void* tile, int64_t head_dim, int64_t token, int64_t d, Lanes (&out)[1]) {
@@ -22,6 +23,7 @@ struct StoredF32 {
 };
 
 struct StoredBf16 {
+  using Element = uint16_t;
   static constexpr int kStep = 2;
   static void keys(const void* tile, int64_t d, Lanes (&out)[2]) { load_pairs(static_cast<const uint16_t*>(tile) + d * kTileKeys, out[0], out[1]); }
   static void values(const void* tile, int64_t head_dim, int64_t token, int64_t d, Lanes (&out)[2]) {
@@ -29,26 +31,53 @@ struct StoredBf16 {
   }
 };
 
+// Keys and values lie in runs of a few KiB, too short for the hardware to see coming. So while keys are multiplied the chunk's values are asked for,
+// a line of cache for each line of keys, and while values are, the next chunk's keys. Only the first block of rows does so.
+template <class Element>
+inline void fetch(const void* tile, int64_t element) {
+  __builtin_prefetch(static_cast<const Element*>(tile) + element);
+}
+
+// Asks for the part of the next chunk's keys that is as long as the values of tokens key .. key + count - 1.
+template <class Element>
+inline void fetch_next(const AttendArgs& a, int key, int count) {
+  if (key / kTileKeys >= a.next_tiles) return;
+  const int64_t begin = int64_t(key % kTileKeys) * a.head_dim, end = begin + int64_t(count) * a.head_dim;
+  for (int64_t i = begin; i < end; i += 64 / static_cast<int64_t>(sizeof(Element))) fetch<Element>(a.next_keys[key / kTileKeys], i);
+}
+
 // Scores of R rows against T tiles.
 template <class Stored, int R, int T>
 inline void score_block(const AttendArgs& a, int row, int tile) {
   constexpr int kStep = Stored::kStep;
   Lanes sums[R][T];
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t) sums[r][t] = fill(0);
   }
   const float* q = a.queries + int64_t(row) * a.head_dim;
   for (int64_t d = 0; d < a.head_dim; d += kStep) {
+    if (row == 0) {
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) fetch<typename Stored::Element>(a.values[tile + t], d * kTileKeys);
+    }
     Lanes k[T][kStep];
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t) Stored::keys(a.keys[tile + t], d, k[t]);
+#pragma GCC unroll 4
     for (int s = 0; s < kStep; ++s) {
+#pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         const Lanes x = fill(q[int64_t(r) * a.head_dim + d + s]);
+#pragma GCC unroll 4
         for (int t = 0; t < T; ++t) sums[r][t] = multiply_add(x, k[t][s], sums[r][t]);
       }
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t) store(a.scores + int64_t(row + r) * kChunkKeys + (tile + t) * kTileKeys, sums[r][t]);
   }
 }
@@ -85,10 +114,13 @@ inline void soften_row(const AttendArgs& a, int row) {
 // Adds the values of keys key + First .. key + Last - 1, all within one load, to the sums. Every index is a constant, so sums stay in registers.
 template <class Stored, int R, int C, int First, int Last>
 inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int key, Lanes (&sums)[R][C]) {
+#pragma GCC unroll 4
   for (int c = 0; c < C; ++c) {
     Lanes v[Stored::kStep];
     Stored::values(a.values[key / kTileKeys], a.head_dim, key % kTileKeys, d + 16 * c, v);
+#pragma GCC unroll 4
     for (int s = First; s < Last; ++s) {
+#pragma GCC unroll 4
       for (int r = 0; r < R; ++r) sums[r][c] = multiply_add(fill(weights[int64_t(r) * kChunkKeys + key + s]), v[s], sums[r][c]);
     }
   }
@@ -100,7 +132,9 @@ inline void value_block(const AttendArgs& a, int row, int64_t d, int begin, int 
   constexpr int kStep = Stored::kStep;
   const int64_t padded = padded_head(a.head_dim);
   Lanes sums[R][C];
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) sums[r][c] = load(a.out + (row + r) * padded + d + 16 * c);
   }
   const float* weights = a.scores + int64_t(row) * kChunkKeys;
@@ -109,9 +143,15 @@ inline void value_block(const AttendArgs& a, int row, int64_t d, int begin, int 
     add_values<Stored, R, C, kStep - 1, kStep>(a, weights, d, key - 1, sums);
     ++key;
   }
-  for (; key + kStep <= end; key += kStep) add_values<Stored, R, C, 0, kStep>(a, weights, d, key, sums);
+  const bool first = row == 0 && d == 0;
+  for (; key + kStep <= end; key += kStep) {
+    if (first) fetch_next<typename Stored::Element>(a, key, kStep);
+    add_values<Stored, R, C, 0, kStep>(a, weights, d, key, sums);
+  }
   if (key < end) add_values<Stored, R, C, 0, 1>(a, weights, d, key, sums);
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) store(a.out + (row + r) * padded + d + 16 * c, sums[r][c]);
   }
 }

@@ -6,9 +6,6 @@
 //
 // What fixes the value of a row is what attention.h says, but that sums of products, being exact, have no order; and the largest weight is taken
 // over the row's own visible keys. A key a row does not see has the weight 0: its codes may be anything, and its scale is never used.
-//
-// Keys and values lie in runs of a few KiB, too short for the hardware to see coming: while keys are multiplied the chunk's values are asked for, and
-// while values are, the next chunk's keys. Only the first block of rows does so.
 #pragma once
 #include "kernels/simd/attention.h"
 
@@ -26,7 +23,6 @@ inline int16_t* weight_codes(const AttendArgs& a, int row) { return reinterpret_
 // Scores of R rows against T tiles.
 template <int R, int T>
 inline void score_codes(const AttendArgs& a, int row, int tile) {
-  const bool fetch = row == 0;
   IntLanes sums[R][T];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -35,9 +31,9 @@ inline void score_codes(const AttendArgs& a, int row, int tile) {
   }
   const int16_t* q = a.query_codes + int64_t(row) * a.head_dim;
   for (int64_t d = 0; d < a.head_dim; d += 2) {
-    if (fetch && d % 4 == 0) {  // a cache line of each tile's values for each line of its keys
+    if (row == 0 && d % 4 == 0) {
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) __builtin_prefetch(static_cast<const int8_t*>(a.values[tile + t]) + d * kTileKeys);
+      for (int t = 0; t < T; ++t) fetch<int8_t>(a.values[tile + t], d * kTileKeys);
     }
     PairLanes k[T];
 #pragma GCC unroll 4
@@ -112,9 +108,8 @@ inline void value_codes(const AttendArgs& a, int row, int64_t d, int tile_begin,
   for (int t = tile_begin; t < tile_end; ++t) {
     const int16_t* weights = weight_codes(a, row) + t * kTileKeys;
     const int8_t* values = static_cast<const int8_t*>(a.values[t]) + 2 * d;
-    const int8_t* next = row == 0 && d == 0 && t < a.next_tiles ? static_cast<const int8_t*>(a.next_keys[t]) : nullptr;
     for (int key = 0; key < kTileKeys; key += 2) {
-      for (int64_t i = 0; next && i < 2 * a.head_dim; i += 64) __builtin_prefetch(next + key * int64_t(a.head_dim) + i);
+      if (row == 0 && d == 0) fetch_next<int8_t>(a, t * kTileKeys + key, 2);
       PairLanes v[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) v[c] = load_code_pairs(values + key * int64_t(a.head_dim) + 32 * c);

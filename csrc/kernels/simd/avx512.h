@@ -43,6 +43,20 @@ inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
   odd = {_mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
 
+// Pairwise: lane i with i + 8, then 4, 2, 1. The same order at every level.
+inline float sum_lanes(const Lanes& x) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x.all), _mm512_extractf32x8_ps(x.all, 1));
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+inline float largest_lane(const Lanes& x) {
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(x.all), _mm512_extractf32x8_ps(x.all, 1));
+  const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+}
+
 // Sixteen 32-bit sums, and sixteen pairs of 16-bit codes.
 struct IntLanes {
   __m512i all;

@@ -1,27 +1,8 @@
-// What all levels build from Lanes: fixed-order reductions and the exponential. Include one of scalar.h, avx2.h, avx512.h first.
+// What all levels build from Lanes: the exponential, and parts of a vector. Include one of scalar.h, avx2.h, avx512.h first.
 #pragma once
 
 namespace homenode {
 namespace {
-
-// Pairwise: lane i with i + 8, then 4, 2, 1. The same order at every level.
-inline float sum_lanes(const Lanes& x) {
-  float v[16];
-  store(v, x);
-  for (int half = 8; half; half /= 2) {
-    for (int i = 0; i < half; ++i) v[i] += v[i + half];
-  }
-  return v[0];
-}
-
-inline float largest_lane(const Lanes& x) {
-  float v[16];
-  store(v, x);
-  for (int half = 8; half; half /= 2) {
-    for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
-  }
-  return v[0];
-}
 
 // e^x to about 2 units in the last place for x in [-87.3, 88]; clamped outside (so never 0 or infinite); NaN stays NaN.
 // x = n ln2 + r with |r| <= ln2 / 2, and the Taylor polynomial of e^r to degree 7 (the rest is below 2^-27).

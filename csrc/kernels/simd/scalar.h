@@ -92,6 +92,19 @@ inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
   memcpy(&odd, high, sizeof odd);
 }
 
+// Pairwise: lane i with i + 8, then 4, 2, 1. The same order at every level.
+inline float sum_lanes(const Lanes& x) {
+  const Quad quarter = (x.part[0] + x.part[2]) + (x.part[1] + x.part[3]);
+  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+inline float largest_lane(const Lanes& x) {
+  Quad half[2];
+  for (int i = 0; i < 2; ++i) half[i] = x.part[i] > x.part[i + 2] ? x.part[i] : x.part[i + 2];
+  const Quad q = half[0] > half[1] ? half[0] : half[1];
+  const float a = q[0] > q[2] ? q[0] : q[2], b = q[1] > q[3] ? q[1] : q[3];
+  return a > b ? a : b;
+}
+
 // Sixteen 32-bit sums, and sixteen pairs of codes.
 struct IntLanes {
   QuadInt part[4];
