@@ -31,6 +31,7 @@ class Plan:
     batches: tuple[int, ...] = (1,)
     context: int = 0
     repeat: int = 3
+    kv_dtype: str = "auto"
 
     @property
     def tests(self) -> int:
@@ -49,7 +50,7 @@ def measure(model: LoadedModel, backend: Backend, meter: Meter, plan: Plan, watc
     widest = max(plan.batches)
     blocks = -(-longest // _BLOCK)
     limits = StepLimits(max(plan.prompt_tokens, widest), widest, widest, blocks)
-    geometry = model.kv_geometry(_BLOCK, "auto")
+    geometry = model.kv_geometry(_BLOCK, plan.kv_dtype)
     cache = backend.kv_cache(geometry, blocks * widest)
     bench = _Bench(
         backend, backend.compile(model.forward(cache), limits), meter, plan, watch, ModelWork(model.layout, model.spec, geometry), blocks

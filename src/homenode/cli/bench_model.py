@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--batch", type=Numbers(), default="1", show_default=True, help="Batch sizes to decode at, such as 1,4,8.")
 @click.option("--context", type=click.IntRange(0), default=0, show_default=True, help="Tokens already in the context when decoding begins.")
-@with_some_settings(EngineConfig, "threads", "isa", "quantize", "dtype")
+@with_some_settings(EngineConfig, "threads", "isa", "quantize", "dtype", "kv_cache_dtype")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Counted runs; the median is reported.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def model(
@@ -40,6 +40,7 @@ def model(
     isa: str | None,
     quantize: str | None,
     dtype: str,
+    kv_cache_dtype: str,
     repeat: int,
     as_json: bool,
 ) -> None:
@@ -57,7 +58,7 @@ def model(
         checkpoint = open_checkpoint(locate(model))
         with loading_bar("loading") as update:
             loaded = load_model(checkpoint, backend, quantize=quantize, dtype=dtype, progress=update)
-        plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat)
+        plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat, kv_cache_dtype)
         with measuring(plan.tests * (repeat + 1)) as watch:
             results = measure(loaded, backend, meter_of(backend), plan, watch)
         if as_json:
