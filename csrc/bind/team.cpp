@@ -1,13 +1,16 @@
 #include <atomic>
+#include <optional>
+
+#include <nanobind/stl/optional.h>
 
 #include "bind/bind.h"
 
 namespace homenode {
 namespace {
 
-std::shared_ptr<Team> make_team(const std::vector<int>& cpus, int spin_us, bool pin_caller) {
+std::shared_ptr<Team> make_team(const std::vector<int>& cpus, int spin_us, bool pin_caller, std::optional<std::vector<GroupPath>> groups) {
   nb::gil_scoped_release unlocked;
-  auto team = Team::create(cpus, spin_us, pin_caller);
+  auto team = Team::create(cpus, spin_us, pin_caller, std::move(groups).value_or(std::vector<GroupPath>{}));
   if (!team) {
     nb::gil_scoped_acquire locked;
     raise(team.error());
@@ -21,7 +24,7 @@ int64_t exercise(Team& team, int runs, int rounds) {
   int64_t expected = 0;
   nb::gil_scoped_release unlocked;
   for (int r = 0; r < runs; ++r) {
-    team.run([&](int member) {
+    team.compute([&](int member) {
       for (int i = 1; i <= rounds; ++i) {
         count.fetch_add(1, std::memory_order_relaxed);
         team.barrier(member);
@@ -38,8 +41,11 @@ int64_t exercise(Team& team, int runs, int rounds) {
 
 void bind_team(nb::module_& m) {
   nb::class_<Team>(m, "Team", "Threads pinned to the CPUs given (-1: not pinned).")
-      .def(nb::new_(&make_team), nb::arg("cpus"), nb::arg("spin_us"), nb::arg("pin_caller"))
+      .def(nb::new_(&make_team), nb::arg("cpus"), nb::arg("spin_us"), nb::arg("pin_caller"),
+           nb::arg("groups").none() = nb::none())
       .def_prop_ro("cpus", [](const Team& t) { return t.cpus(); })
+      .def_prop_ro("spin_us", &Team::spin_us, "Microseconds members watch for others now: less than asked for while CPUs are short.")
+      .def_prop_ro("lost_shares", &Team::lost_shares, "For each member the share of the CPU time it recently wanted that it did not get.")
       .def("exercise", &exercise, nb::arg("runs"), nb::arg("rounds"), "Self-test: runs with many barriers; returns how often one let go too early.");
 }
 

@@ -5,30 +5,44 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "base/status.h"
+#include "host/tree.h"
 
 namespace homenode {
 
 class Team {
  public:
-  // cpus[i]: the CPU of member i, or -1 to leave it unpinned. At least one member.
-  static Result<std::unique_ptr<Team>> create(std::vector<int> cpus, int spin_us, bool pin_caller);
+  // cpus[i]: the CPU of member i, or -1 to leave it unpinned. At least one member. groups[i]: the path of groups member i belongs to (see
+  // tree.h), what it shares with its neighbours first by the largest; none at all: one group.
+  static Result<std::unique_ptr<Team>> create(std::vector<int> cpus, int spin_us, bool pin_caller, std::vector<GroupPath> groups = {});
   ~Team();
   Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
   int size() const;
   const std::vector<int>& cpus() const;
 
   template <class F>
   void run(F&& f) {  // f(int member)
-    run_raw([](int member, void* p) { (*static_cast<std::remove_reference_t<F>*>(p))(member); }, &f);
+    run_raw([](int member, void* p) { (*static_cast<std::remove_reference_t<F>*>(p))(member); }, &f, false);
   }
-  void run_raw(void (*f)(int, void*), void* context);
+  // The same for work that only computes: time in which a member does not run is time it was kept from running, and counts in lost_shares().
+  template <class F>
+  void compute(F&& f) {
+    run_raw([](int member, void* p) { (*static_cast<std::remove_reference_t<F>*>(p))(member); }, &f, true);
+  }
   void barrier(int member);
+
+  // Of the time each member recently computed or watched for the others, the share in which it did not have its CPU (see crowding.h).
+  std::vector<double> lost_shares() const;
+  // How long members watch for others now, in microseconds: less than asked for while CPUs are short.
+  int spin_us() const;
 
  private:
   Team();
+  void run_raw(void (*f)(int, void*), void* context, bool computes);
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -20,7 +20,7 @@ Result<Output> Program::run(const StepInput& input) {
   if (auto error = step_.assign(input, bounds_)) return *error;
   for (auto& plan : plans_) plan->divide(step_);
   for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
-  team_->run([this](int thread) { run_phases(thread, team_->size()); });
+  team_->compute([this](int thread) { run_phases(thread, team_->size()); });
   const int64_t rows = output_.rows == RowKind::sampled ? step_.sampled : output_.rows == RowKind::tokens ? step_.tokens : output_.fixed_rows;
   return Output{output_.data, rows, output_.columns, output_.stride};
 }

@@ -89,9 +89,10 @@ def running(
     gate: threading.Semaphore | None = None,
     lookahead: int = 1,
     refuses: Callable[[ToFront], bool] = lambda message: False,
+    figures: Callable[[], dict[str, Any]] = dict,
 ) -> Iterator[Front]:
     runner = ScriptedRunner(fault, gate)
-    executor = InlineExecutor(runner, LIMITS)
+    executor = InlineExecutor(runner, LIMITS, figures)
     scheduler = Scheduler(
         config or SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64), KvConfig(block_size=32), LIMITS, {EOS}, b"k" * 32, lookahead
     )
@@ -351,3 +352,13 @@ def test_wake_latency_of_an_idle_loop() -> None:
         waits.sort()
         print(f"\nwake latency, submit to step: median {1e6 * waits[50]:.0f} us, 95 % {1e6 * waits[95]:.0f} us")
         assert waits[50] < 0.05
+
+
+def test_threads_without_their_cpus_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "homenode.engine.core"), running(figures=lambda: {"lost_cpu_shares": [0.0, 0.4]}) as front:
+        for number in range(3):
+            front.core.post(Submit([request(number, [1, 2, 3])]))
+            front.finish(number)
+        while len(front.statistics) < 2:  # as often they could have been said
+            front.next(Statistics)
+    assert [r.levelname for r in caplog.records if "1 of 2 compute threads were interrupted: up to 40%" in r.getMessage()] == ["WARNING"]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from homenode.engine.config import PlacementConfig
-from homenode.engine.placement import UNPINNED, EnginePlace, place_engine, too_few_cores
+from homenode.engine.crowding import interrupted, too_many_threads
+from homenode.engine.placement import UNPINNED, EnginePlace, place_engine, team_groups, too_few_cores
 from homenode.engine.settle import MemoryRoom, memory_room, settle
 from homenode.errors import PlacementError, UserError
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
@@ -181,3 +182,35 @@ def test_too_little_memory_on_the_nodes_is_said_with_their_numbers(
         main(["serve", "--check-config", "--backend", "reference", "--kv-cache-memory", "1GiB"])
     assert end.value.code == 2
     assert "memory is bound to NUMA node 3, where 64MiB can be had" in " ".join(capsys.readouterr().err.split())
+
+
+def test_threads_are_grouped_by_node_and_last_level_cache() -> None:
+    on = host("2s/2n/8c/l3=2")
+    assert team_groups(on, (0, 1, 2, 4, 7)) == ((0, 0), (0, 0), (0, 2), (1, 4), (1, 6))
+    assert team_groups(host("1s/0n/4c/l3=0"), (0, 3)) == ((0, -1), (0, -1)), "what is not known is one"
+    assert team_groups(on, (UNPINNED, UNPINNED)) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "threads", "words"),
+    [
+        ("1s/1n/8c", 8, None),
+        ("1s/1n/8c/quota=8", 8, None),
+        ("1s/1n/8c/quota=2.5", 2, None),
+        ("1s/1n/8c/quota=2.5", 3, "3 compute threads share a CPU quota worth 2.5 CPUs"),
+        ("1s/1n/8c/allowed=0-3", 5, "5 compute threads share 4 CPUs"),
+    ],
+)
+def test_more_threads_than_cpus_or_cpu_time_are_said(text: str, threads: int, words: str | None) -> None:
+    found = too_many_threads(host(text), EnginePlace((UNPINNED,) * threads))
+    assert [(f.severity, f.code) for f in found] == ([("warning", "too_many_threads")] if words else [])
+    if words:
+        remedy = 2 if "quota" in words else 4
+        assert words in found[0].message and f"--threads {remedy}" in found[0].remedy
+
+
+def test_interrupted_threads_are_a_warning_with_a_remedy() -> None:
+    assert interrupted({"backend": "reference"}) is None and interrupted({"lost_cpu_shares": [0.0, 0.09]}) is None
+    found = interrupted({"lost_cpu_shares": [0.02, 0.31, 0.1]})
+    assert found is not None and (found.severity, found.code) == ("warning", "threads_interrupted")
+    assert found.message.startswith("2 of 3 compute threads were interrupted: up to 31% ") and "--threads" in found.remedy

@@ -9,10 +9,13 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import KvGeometry
+from homenode.engine.crowding import interrupted
 from homenode.errors import HostError, UserError
 
 
@@ -31,6 +34,45 @@ def test_more_threads_than_cpus_on_one_cpu() -> None:
 def test_many_short_runs_wake_sleepers() -> None:
     """With no spinning, every run finds the workers asleep or falling asleep: a lost wake-up would hang here."""
     assert _native.Team([-1] * 3, 0, False).exercise(3000, 1) == 0
+
+
+_names = st.integers(-1, 2)
+_shapes = st.lists(st.lists(_names, max_size=3), min_size=1, max_size=9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups=_shapes, spin_us=st.sampled_from([0, 5, 100]))
+def test_groups_of_any_shape_let_nobody_through_early(groups: list[list[int]], spin_us: int) -> None:
+    """Nested groups, groups of one, members of no group; more members than most test machines have CPUs."""
+    team = _native.Team([-1] * len(groups), spin_us, False, groups)
+    assert team.exercise(3, 30) == 0
+
+
+@pytest.mark.parametrize("groups", [[(0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 2), (1, 3), (1, 3)], [(i,) for i in range(8)]])
+def test_groups_hold_when_all_members_share_one_cpu(groups: list[tuple[int, ...]]) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    assert _native.Team([cpu] * 8, 20, True, groups).exercise(20, 20) == 0
+
+
+def test_impossible_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="groups of 1 members for a team of 2"):
+        _native.Team([-1, -1], 0, False, [(0,)])
+    with pytest.raises(ValueError, match="groups 9 deep; at most 8"):
+        _native.Team([-1], 0, False, [range(9)])
+
+
+def test_members_that_share_a_cpu_notice_it_and_watch_for_a_shorter_time() -> None:
+    """Three members watching for the fourth on its CPU: most of the time nobody gets on."""
+    cpu = min(os.sched_getaffinity(0))
+    backend = NativeBackend([cpu] * 4, spin_us=1000)
+    assert backend.statistics()["lost_cpu_shares"] == [0.0] * 4 and backend.statistics()["spin_us"] == 1000
+    deadline = time.monotonic() + 60
+    while backend.statistics()["spin_us"] == 1000:
+        assert time.monotonic() < deadline, backend.statistics()
+        assert backend._team.exercise(1, 20) == 0
+    figures = backend.statistics()
+    assert figures["spin_us"] < 10 and max(figures["lost_cpu_shares"]) > 0.25
+    assert interrupted(figures) is not None
 
 
 def test_runs_from_several_threads_take_turns() -> None:

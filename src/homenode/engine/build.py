@@ -11,10 +11,11 @@ from pathlib import Path
 from homenode.compute.ops import Backend, KvGeometry
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import ComputeConfig, EngineConfig
+from homenode.engine.crowding import too_many_threads
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
-from homenode.engine.placement import UNPINNED, EnginePlace, place_engine, too_few_cores
+from homenode.engine.placement import UNPINNED, EnginePlace, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import MemoryRoom, memory_room, settle
 from homenode.engine.sizing import Sizes, problems, resolve
@@ -40,8 +41,8 @@ class Engine:
     ready: Ready
 
 
-def make_backend(compute: ComputeConfig, cpus: tuple[int, ...]) -> Backend:
-    """What computes, one thread on each of `cpus` (-1: not pinned). UserError for an unknown level."""
+def make_backend(compute: ComputeConfig, cpus: tuple[int, ...], groups: Sequence[Sequence[int]] | None = None) -> Backend:
+    """What computes, one thread on each of `cpus` (-1: not pinned), in the groups of `placement.team_groups`. UserError for an unknown level."""
     if compute.backend == "reference":
         from homenode.compute.reference import ReferenceBackend
 
@@ -56,7 +57,7 @@ def make_backend(compute: ComputeConfig, cpus: tuple[int, ...]) -> Backend:
             "(python3-dev) and reinstall homenode, or take --backend reference, which is slow"
         ) from error
 
-    return NativeBackend(cpus, spin_us=compute.spin_us, level=compute.isa)
+    return NativeBackend(cpus, spin_us=compute.spin_us, level=compute.isa, groups=groups)
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None, lookahead: int = 1) -> Engine:
@@ -70,8 +71,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     host = read_host(LiveSource(), accelerators=False)
     place = place_engine(config.placement, config.compute.threads, host)
-    findings = (*place.findings, *too_few_cores(host, place), *settle(place))
-    backend = make_backend(config.compute, place.team)
+    findings = (*place.findings, *too_few_cores(host, place), *too_many_threads(host, place), *settle(place))
+    backend = make_backend(config.compute, place.team, team_groups(host, place.team))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
     _sizes(config, checkpoint.spec, geometry, memory_room(place), layout.target_bytes)

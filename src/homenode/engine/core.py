@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from homenode.engine.crowding import interrupted
 from homenode.engine.executor.protocol import Executor, StepError
 from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Statistics, Submit, ToEngine, ToFront
 from homenode.engine.schedule.events import (
@@ -77,6 +78,7 @@ class EngineCore:
         self._outputs: list[Output] = []
         self._live: set[int] = set()
         self._failures = 0
+        self._crowded = False  # and told so
         self._drain_ends: float | None = None
         self._stopped = False
         self._changed = True  # since statistics were last sent
@@ -199,8 +201,9 @@ class EngineCore:
         now, rests = self._clock(), not self._scheduler.has_work()
         if self._changed and (rests or now - self._sent_at >= _STATISTICS_EVERY_S):
             self._changed, self._sent_at = False, now
-            figures = self._scheduler.statistics()
-            self._send(msgspec.structs.replace(figures, compute=self._executor.statistics()))
+            figures = msgspec.structs.replace(self._scheduler.statistics(), compute=self._executor.statistics())
+            self._send(figures)
+            self._look_for_interruptions(figures)
             self._log_figures(figures, now)
 
     def _send_outputs(self, outputs: list[Output]) -> None:
@@ -225,6 +228,12 @@ class EngineCore:
         self._live.discard(request_id)
         self._apply(Aborted(self._clock(), request_id))
         self._outputs = [output for output in self._outputs if output.id != request_id]  # its end has just been told
+
+    def _look_for_interruptions(self, figures: Statistics) -> None:
+        """Say once that the threads that compute do not get their CPUs."""
+        if not self._crowded and (finding := interrupted(figures.compute)):
+            self._crowded = True
+            _log.warning("%s", finding.text)
 
     def _log_figures(self, figures: Statistics, now: float) -> None:
         """One line every ten seconds, if something was computed meanwhile."""

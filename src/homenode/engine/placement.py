@@ -106,6 +106,21 @@ def _core(host: Host, cpu: int) -> int:
     return known.core if known else cpu
 
 
+def team_groups(host: Host, team: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """For each compute thread the path (NUMA node, last-level cache) of its CPU; empty for a thread that may run anywhere.
+
+    An unknown cache counts as the node's only one, an unknown node as node 0.
+    """
+    return tuple(_path(host, cpu) for cpu in team)
+
+
+def _path(host: Host, cpu: int) -> tuple[int, ...]:
+    known = host.cpu_by_id.get(cpu)
+    if known is None:
+        return ()
+    return (known.node if known.node is not None else 0, known.l3 if known.l3 is not None else -1)
+
+
 def too_few_cores(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
     """A warning when the front, the scheduler and the compute threads have to share physical cores."""
     needed = requirements(host, Demand(workers=1)).homenode

@@ -25,19 +25,22 @@ class NativeBackend:
 
     cpus: the CPU of each thread, -1 for a thread that is not pinned. The caller of a run works as the first of them and is pinned only while
     it does. spin_us: how long an idle thread watches for work before it sleeps; a sleeping thread needs 10 to 40 us to wake. level: one of
-    `capability.LEVELS`, None for the best there is.
+    `capability.LEVELS`, None for the best there is. groups: for each thread the path of groups it belongs to, the largest first, such as
+    (NUMA node, last-level cache); threads of one group wait for each other before they wait for another. None: all are one group.
 
     UserError for an impossible level or an empty list of CPUs, HostError when a thread cannot be pinned.
     """
 
     name = "native"
 
-    def __init__(self, cpus: Sequence[int], spin_us: int = 50, level: str | None = None) -> None:
+    def __init__(
+        self, cpus: Sequence[int], spin_us: int = 50, level: str | None = None, groups: Sequence[Sequence[int]] | None = None
+    ) -> None:
         if not cpus:
             raise UserError("the native backend needs at least one thread", param="threads")
         self._level = choose_level(level)
         with _host_errors():
-            self._team = _native.Team(list(cpus), spin_us, True)
+            self._team = _native.Team(list(cpus), spin_us, True, groups)
         self._sampler = _native.Sampler(self._team, self._level)
         self._weight_bytes = 0
         self._huge_weight_bytes = 0
@@ -106,12 +109,18 @@ class NativeBackend:
         return _sampled_rows(self._sampler.score(logits, rows, targets, num_logprobs))
 
     def statistics(self) -> dict[str, Any]:
-        """See `Backend.statistics`. Bytes of weights and programs count what was made, freed or not."""
+        """See `Backend.statistics`. Bytes of weights and programs count what was made, freed or not.
+
+        `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it did not have its CPU.
+        `spin_us`: how long threads watch for each other now, less than asked for while they lack CPUs.
+        """
         return {
             "backend": self.name,
             "level": self._level.name,
             "threads": len(self._team.cpus),
             "cpus": list(self._team.cpus),
+            "lost_cpu_shares": [round(share, 3) for share in self._team.lost_shares],
+            "spin_us": self._team.spin_us,
             "weight_bytes": self._weight_bytes,
             "huge_page_share": self._huge_weight_bytes / self._weight_bytes if self._weight_bytes else 0.0,
             "kv_bytes": self._kv_bytes,

@@ -1,0 +1,30 @@
+#include "host/affinity.h"
+
+#include <cerrno>
+#include <cstring>
+
+namespace homenode {
+
+int pin_this_thread(int cpu) {
+  if (cpu >= 8192) return EINVAL;
+  CpuMask mask;
+  CPU_ZERO_S(sizeof mask, mask.words);
+  CPU_SET_S(cpu, sizeof mask, mask.words);
+  return sched_setaffinity(0, sizeof mask, mask.words) ? errno : 0;
+}
+
+Error pin_error(int cpu, int code) {
+  return Error{Fault::host, code, "sched_setaffinity to CPU " + std::to_string(cpu) + " failed: " + std::strerror(code)};
+}
+
+PinScope::PinScope(int cpu) {
+  if (cpu < 0 || sched_getaffinity(0, sizeof before_, before_.words)) return;
+  error_ = pin_this_thread(cpu);
+  pinned_ = error_ == 0;
+}
+
+PinScope::~PinScope() {
+  if (pinned_) sched_setaffinity(0, sizeof before_, before_.words);
+}
+
+}  // namespace homenode
