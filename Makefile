@@ -8,7 +8,7 @@ MODEL   ?=
 FLAGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat check test test-all docs wheel format clean
+.PHONY: help setup serve chat check test test-all sanitize docs wheel format clean
 
 help:  ## print these lines
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ test: $(VENV)/torch  ## all tests that take seconds each
 
 test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
 	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest
+
+sanitize: $(VENV)/tools  ## run kernels and threads under AddressSanitizer, UBSan and ThreadSanitizer, over many random shapes
+	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest tests/native/test_sanitizers.py
 
 docs: $(VENV)/installed  ## build the documentation into docs/_build
 	$(BIN)/pip install --quiet --group docs

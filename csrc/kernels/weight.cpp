@@ -73,7 +73,9 @@ Result<std::shared_ptr<Weight>> lay_out(int members, int64_t rows, int64_t colum
   auto* at = reinterpret_cast<uint8_t*>(pages.value().data);
   for (auto& piece : weight->pieces) {
     piece.data = at;
-    at += (piece.bytes + kPage - 1) / kPage * kPage;
+    const size_t room = (piece.bytes + kPage - 1) / kPage * kPage;
+    forbid(reinterpret_cast<const std::byte*>(at) + piece.bytes, room - piece.bytes);
+    at += room;
   }
   return weight;
 }

@@ -1,0 +1,101 @@
+// What the checks are made of: random choices that a seed repeats, and memory that ends where it says.
+//
+// The checks run kernels of every level over random shapes in builds with sanitizers. What they compute is held against NumPy elsewhere; here
+// every buffer is a piece of heap of exactly the size a kernel may use, so that a byte too far is found, and results are compared bit by bit
+// where they have to be the same: alone and in a batch, on one thread and on several.
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/isa.h"
+#include "host/team.h"
+
+namespace homenode::checks {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
+  uint64_t bits() {  // xorshift64*
+    state_ ^= state_ >> 12, state_ ^= state_ << 25, state_ ^= state_ >> 27;
+    return state_ * 0x2545f4914f6cdd1du;
+  }
+  int between(int low, int high) { return low + static_cast<int>(bits() % static_cast<uint64_t>(high - low + 1)); }
+  bool one_in(int n) { return between(1, n) == 1; }
+  float real() { return static_cast<float>(static_cast<int64_t>(bits()) >> 40) / static_cast<float>(1 << 23); }  // -1 .. 1
+
+  template <class T>
+  const T& of(const std::vector<T>& choices) {
+    return choices[static_cast<size_t>(between(0, static_cast<int>(choices.size()) - 1))];
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// `count` elements on a boundary of 64 bytes. Room for none is room: its address may be taken, not used.
+template <class T>
+class Exact {
+ public:
+  explicit Exact(size_t count) : count_(count), data_(static_cast<T*>(allocate(count * sizeof(T)))) {}
+  T* get() const { return data_.get(); }
+  T& operator[](size_t i) const { return data_.get()[i]; }
+  size_t size() const { return count_; }
+
+ private:
+  struct Free {
+    void operator()(T* p) const { std::free(p); }
+  };
+  static void* allocate(size_t bytes) {
+    void* p = nullptr;
+    if (posix_memalign(&p, 64, bytes)) std::abort();
+    std::memset(p, 0xff, bytes);  // a NaN, whatever it is read as, until it is written
+    return p;
+  }
+  size_t count_;
+  std::unique_ptr<T, Free> data_;
+};
+
+inline Exact<float> reals(Random& random, size_t count, float scale = 1) {
+  Exact<float> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = random.real() * scale;
+  return values;
+}
+
+inline std::vector<Level> levels() {
+  std::vector<Level> found;
+  for (const Level level : {Level::scalar, Level::avx2, Level::avx512}) {
+    if (level_available(level)) found.push_back(level);
+  }
+  return found;
+}
+
+inline std::shared_ptr<Team> team_of(int members) {
+  auto team = Team::create(std::vector<int>(static_cast<size_t>(members), -1), 5, false);
+  if (!team) std::abort();
+  return std::move(team.value());
+}
+
+inline void require(bool holds, const std::string& what) {
+  if (holds) return;
+  std::fprintf(stderr, "does not hold: %s\n", what.c_str());
+  std::exit(1);
+}
+
+template <class T>
+T taken(Result<T> result) {
+  require(static_cast<bool>(result), result ? "" : result.error().message);
+  return std::move(result.value());
+}
+
+void check_linear(Random&);    // products and embeddings, of every format
+void check_elements(Random&);  // the kernels of kernels.h, one by one
+void check_program(Random&);   // a layer of a model, its KV memory included
+void check_sampling(Random&);
+void check_team(Random&);
+
+}  // namespace homenode::checks

@@ -1,0 +1,26 @@
+// homenode_checks CHECK ROUNDS SEED: one check of cases.h, so many times, each time with other choices.
+#include <functional>
+#include <map>
+
+#include "tests/cases.h"
+
+int main(int count, char** words) {
+  using namespace homenode::checks;
+  const std::map<std::string, std::function<void(Random&)>> all = {
+      {"linear", check_linear}, {"elements", check_elements}, {"program", check_program}, {"sampling", check_sampling}, {"team", check_team}};
+  const auto check = count == 4 ? all.find(words[1]) : all.end();
+  if (check == all.end()) {
+    std::fprintf(stderr, "usage: homenode_checks linear|elements|program|sampling|team ROUNDS SEED\n");
+    return 2;
+  }
+  const int rounds = std::atoi(words[2]);
+  for (int round = 0; round < rounds; ++round) {
+    const uint64_t seed = std::strtoull(words[3], nullptr, 10) + static_cast<uint64_t>(round);
+    Random random(seed);
+    std::fprintf(stderr, "\r%s %d of %d, seed %llu ", words[1], round + 1, rounds, static_cast<unsigned long long>(seed));
+    check->second(random);
+  }
+  std::fprintf(stderr, "\n");
+  std::printf("%s: %d rounds\n", words[1], rounds);
+  return 0;
+}

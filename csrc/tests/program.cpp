@@ -1,0 +1,135 @@
+#include "kernels/program.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "tests/cases.h"
+
+namespace homenode::checks {
+namespace {
+
+constexpr int kVocabulary = 70, kMaxTokens = 160, kBlocks = 24, kMaxSequences = 4;
+
+// A small model of random shape: what is recorded from it, and the KV memory, differ from team to team, the numbers do not.
+struct Shape {
+  int hidden, heads, kv_heads, head_dim, inner, window, block_size;
+  bool bf16, qk_norm;
+  Format format;
+  uint64_t seed;
+};
+
+Shape random_shape(Random& random) {
+  const int group = random.between(1, 4), kv_heads = random.between(1, 3), head_dim = 2 * random.between(1, 40);
+  return {32 * random.between(1, 4), group * kv_heads, kv_heads, head_dim, 32 * random.between(1, 4), random.one_in(2) ? random.between(1, 300) : 0,
+          32 * random.between(1, 2), random.one_in(2), random.one_in(2), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}), random.bits()};
+}
+
+// Records the model for one team and keeps what it needs.
+class Model {
+ public:
+  Model(const Shape& shape, std::shared_ptr<Team> team, Level level) : shape_(shape), team_(std::move(team)), random_(shape.seed) {
+    cache_ = taken(KvCache::create(*team_, {1, shape.kv_heads, shape.head_dim, shape.block_size, shape.bf16}, kBlocks));
+    Recorder r(team_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks});
+    Tensor x = taken(r.embedding(weight(kVocabulary, shape.hidden)));
+    x = attention(r, x);
+    x = feed_forward(r, x);
+    x = taken(r.rms_norm(taken(r.select(x)), parameter(shape.hidden), 1e-6f));
+    program_ = taken(r.finish(taken(r.linear(x, {weight(kVocabulary, shape.hidden)}, {}, nullptr))));
+  }
+
+  std::vector<float> run(const StepInput& input) {
+    const Output out = taken(program_->run(input));
+    std::vector<float> values;
+    for (int64_t r = 0; r < out.rows; ++r) values.insert(values.end(), out.data + r * out.stride, out.data + r * out.stride + out.columns);
+    return values;
+  }
+
+ private:
+  std::shared_ptr<const Weight> weight(int rows, int columns) {
+    const Exact<float> values = reals(random_, static_cast<size_t>(rows) * static_cast<size_t>(columns), 0.3f);
+    return taken(weight_from_rows(*team_, values.get(), rows, columns, shape_.format));
+  }
+  Tensor parameter(int columns) {
+    const Exact<float> values = reals(random_, static_cast<size_t>(columns));
+    return taken(constant(values.get(), 1, columns));
+  }
+
+  Tensor attention(Recorder& r, const Tensor& x) {
+    const int queries = shape_.heads * shape_.head_dim, keys = shape_.kv_heads * shape_.head_dim;
+    const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));
+    const Tensor qkv = taken(r.linear(normed, {weight(queries, shape_.hidden), weight(keys, shape_.hidden), weight(keys, shape_.hidden)},
+                                      {parameter(queries), Tensor{}, parameter(keys)}, nullptr));
+    const std::vector<int64_t> widths = {queries, keys, keys};
+    auto parts = taken(r.split(qkv, widths));
+    if (shape_.qk_norm) parts[0] = taken(r.rms_norm(parts[0], parameter(shape_.head_dim), 1e-6f));
+    const Tensor angles = taken(r.rope_angles(std::vector<float>(static_cast<size_t>(shape_.head_dim / 2), 0.1f), 1));
+    const Tensor q = taken(r.rope(parts[0], angles, shape_.head_dim)), k = taken(r.rope(parts[1], angles, shape_.head_dim));
+    const Tensor attended = taken(r.attention(q, k, parts[2], cache_, 0, 1 / std::sqrt(static_cast<float>(shape_.head_dim)), shape_.window));
+    return taken(r.linear(attended, {weight(shape_.hidden, queries)}, {}, &x));
+  }
+
+  Tensor feed_forward(Recorder& r, const Tensor& x) {
+    const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));
+    const Tensor both = taken(r.linear(normed, {weight(shape_.inner, shape_.hidden), weight(shape_.inner, shape_.hidden)}, {}, nullptr));
+    return taken(r.linear(taken(r.silu_mul(both)), {weight(shape_.hidden, shape_.inner)}, {}, &x));
+  }
+
+  Shape shape_;
+  std::shared_ptr<Team> team_;
+  Random random_;
+  std::shared_ptr<KvCache> cache_;
+  std::shared_ptr<Program> program_;
+};
+
+// Sequences that grow step by step, with blocks dealt out in any order.
+class Histories {
+ public:
+  Histories(Random& random, int block_size) : random_(random), block_size_(block_size), context_(static_cast<size_t>(random.between(1, kMaxSequences)), 0) {
+    std::vector<int32_t> free(kBlocks);
+    std::iota(free.begin(), free.end(), 0);
+    for (size_t i = free.size(); i > 1; --i) std::swap(free[i - 1], free[static_cast<size_t>(random.between(0, static_cast<int>(i) - 1))]);
+    width_ = kBlocks / static_cast<int>(context_.size());
+    table_.assign(free.begin(), free.begin() + width_ * static_cast<int>(context_.size()));
+  }
+
+  // Valid until the next call.
+  StepInput next() {
+    ids_.clear(), positions_.clear(), rows_.clear();
+    start_.assign(1, 0);
+    for (size_t s = 0; s < context_.size(); ++s) {
+      const int room = std::min(width_ * block_size_ - context_[s], kMaxTokens / static_cast<int>(context_.size()));
+      const int count = std::min(room, random_.one_in(2) ? 1 : random_.between(1, kMaxTokens));
+      require(count > 0, "room for a step");
+      for (int i = 0; i < count; ++i) {
+        ids_.push_back(random_.between(0, kVocabulary - 1)), positions_.push_back(context_[s]++);
+        if (i + 1 == count || random_.one_in(5)) rows_.push_back(static_cast<int32_t>(ids_.size()) - 1);
+      }
+      start_.push_back(static_cast<int32_t>(ids_.size()));
+    }
+    return {ids_, positions_, start_, context_, table_, width_, rows_};
+  }
+
+ private:
+  Random& random_;
+  int block_size_, width_;
+  std::vector<int32_t> context_, table_, ids_, positions_, start_, rows_;
+};
+
+}  // namespace
+
+void check_program(Random& random) {
+  const Shape shape = random_shape(random);
+  for (const Level level : levels()) {
+    Model several(shape, team_of(random.between(2, 4)), level), alone(shape, team_of(1), level);
+    Histories histories(random, shape.block_size);
+    for (int step = random.between(2, 4); step > 0; --step) {  // few enough for the blocks of any sequence
+      const StepInput input = histories.next();
+      const std::vector<float> found = several.run(input), wanted = alone.run(input);
+      require(found.size() == wanted.size() && !std::memcmp(found.data(), wanted.data(), found.size() * sizeof(float)),
+              std::string("several threads compute what one does, at ") + level_name(level));
+      for (const float value : found) require(std::isfinite(value), "logits are numbers");
+    }
+  }
+}
+
+}  // namespace homenode::checks

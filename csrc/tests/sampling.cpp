@@ -1,0 +1,62 @@
+#include "kernels/sampling.h"
+
+#include <limits>
+
+#include "tests/cases.h"
+
+namespace homenode::checks {
+namespace {
+
+// Settings of some rows, of every kind.
+struct Settings {
+  std::vector<float> temperature, top_p, min_p, repetition, frequency, presence, bias_value;
+  std::vector<int32_t> top_k, bias_start{0}, bias_token, seen_start{0}, seen_token, seen_count;
+  std::vector<uint64_t> seed, counter;
+
+  Settings(Random& random, int rows, int vocabulary) {
+    for (int r = 0; r < rows; ++r) {
+      temperature.push_back(random.one_in(3) ? 0 : 1 + random.real());
+      top_p.push_back(random.one_in(2) ? 1 : 0.5f + random.real() / 2);
+      min_p.push_back(random.one_in(2) ? 0 : 0.5f + random.real() / 2);
+      top_k.push_back(random.one_in(2) ? 0 : random.between(1, 2 * vocabulary));
+      repetition.push_back(random.one_in(2) ? 1 : 1.5f + random.real());
+      frequency.push_back(random.one_in(2) ? 0 : random.real());
+      presence.push_back(random.one_in(2) ? 0 : random.real());
+      seed.push_back(random.bits()), counter.push_back(random.bits());
+      for (int i = random.between(0, 4); i > 0; --i) {
+        bias_token.push_back(random.between(0, vocabulary - 1)), bias_value.push_back(random.real() * 50);
+        seen_token.push_back(random.between(0, vocabulary - 1)), seen_count.push_back(random.between(1, 9));
+      }
+      bias_start.push_back(static_cast<int32_t>(bias_token.size())), seen_start.push_back(static_cast<int32_t>(seen_token.size()));
+    }
+  }
+
+  SamplingInput input() const {
+    return {temperature, top_p,      min_p,      repetition, frequency,  presence,   top_k,     seed,
+            counter,     bias_start, bias_token, bias_value, seen_start, seen_token, seen_count};
+  }
+};
+
+}  // namespace
+
+void check_sampling(Random& random) {
+  const int rows = random.between(1, 9), vocabulary = random.one_in(4) ? random.between(16000, 40000) : random.between(1, 700);
+  const int64_t stride = vocabulary + random.between(0, 17);
+  const Exact<float> logits = reals(random, static_cast<size_t>((rows - 1) * stride + vocabulary), 8);
+  if (random.one_in(3)) logits[static_cast<size_t>(random.between(0, vocabulary - 1))] = std::numeric_limits<float>::infinity() * (random.one_in(2) ? -1 : 1);
+  const Output output{logits.get(), rows, vocabulary, stride};
+  const Settings settings(random, rows, vocabulary);
+  const int logprobs = random.between(-1, 20);
+  std::vector<int32_t> all(static_cast<size_t>(rows)), targets(static_cast<size_t>(rows));
+  for (int r = 0; r < rows; ++r) all[static_cast<size_t>(r)] = r, targets[static_cast<size_t>(r)] = random.between(0, vocabulary - 1);
+  for (const Level level : levels()) {
+    Sampler alone(team_of(1), level), several(team_of(random.between(2, 4)), level);
+    const Drawn wanted = taken(alone.sample(output, settings.input(), logprobs)), found = taken(several.sample(output, settings.input(), logprobs));
+    require(wanted.tokens == found.tokens && wanted.bad_rows == found.bad_rows && wanted.top_tokens == found.top_tokens,
+            std::string("several threads draw what one does, at ") + level_name(level));
+    const Drawn scored = taken(several.score(output, all, targets, std::max(0, logprobs)));
+    require(scored.tokens.size() == targets.size(), "every target has a score");
+  }
+}
+
+}  // namespace homenode::checks

@@ -1,0 +1,78 @@
+"""The native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, as a program of its own: csrc/tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+EXAMPLES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "80"))
+BUILD_S = 1200
+TRIVIAL = "#include <thread>\nint main() { int x = 0; std::thread([&] { x = 1; }).join(); return x - 1; }\n"
+
+# Rounds of each check with 80 examples; ThreadSanitizer looks at what several threads touch.
+CHECKS = [
+    *(
+        ("address,undefined", check, rounds)
+        for check, rounds in (("elements", 40), ("linear", 10), ("program", 8), ("sampling", 20), ("team", 20))
+    ),
+    *(("thread", check, rounds) for check, rounds in (("linear", 5), ("program", 10), ("sampling", 10), ("team", 30))),
+]
+
+
+def tool(name: str) -> str | None:
+    """A program next to this Python, or else on the path."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
+@cache
+def lacking(sanitizers: str, folder: Path) -> str | None:
+    """Why nothing can be built with these sanitizers here; None when it can."""
+    compiler = os.environ.get("CXX", "c++")
+    if tool("cmake") is None:
+        return "cmake is not installed; `make test` installs it"
+    if shutil.which(compiler) is None:
+        return f"there is no compiler {compiler}"
+    source, program = folder / "trivial.cpp", folder / "trivial"
+    source.write_text(TRIVIAL)
+    built = subprocess.run([compiler, f"-fsanitize={sanitizers}", "-pthread", source, "-o", program], capture_output=True, text=True)
+    if built.returncode:
+        return f"{compiler} has no runtime for -fsanitize={sanitizers}: {built.stderr.strip()[-200:]}"
+    ran = subprocess.run([program], capture_output=True, text=True)
+    return f"a program with -fsanitize={sanitizers} does not run here: {ran.stderr.strip()[-200:]}" if ran.returncode else None
+
+
+@cache
+def program(sanitizers: str) -> Path:
+    """The checks, built with these sanitizers; what has not changed is not compiled again."""
+    cmake, ninja = tool("cmake"), tool("ninja")
+    assert cmake
+    folder = ROOT / "build" / f"sanitize-{sanitizers.partition(',')[0]}"
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else ["-G", "Unix Makefiles"]
+    for command in (
+        [cmake, "-S", str(ROOT), "-B", str(folder), *generator, f"-DHOMENODE_SANITIZE={sanitizers}"],
+        [cmake, "--build", str(folder), "--parallel", str(len(os.sched_getaffinity(0)))],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return folder / "homenode_checks"
+
+
+@pytest.mark.timeout(BUILD_S + 600)
+@pytest.mark.parametrize(("sanitizers", "check", "rounds"), CHECKS, ids=[f"{s.partition(',')[0]}-{check}" for s, check, _ in CHECKS])
+def test_sanitizers_find_nothing(sanitizers: str, check: str, rounds: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    if reason := lacking(sanitizers, tmp_path_factory.getbasetemp()):
+        pytest.skip(reason)
+    rounds = max(1, rounds * EXAMPLES // 80)
+    # Leaks are not looked for: that takes the right to trace, which containers do not give.
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
+    done = subprocess.run([program(sanitizers), check, str(rounds), "1"], capture_output=True, text=True, env={**os.environ, **options})
+    assert done.returncode == 0, done.stderr[-8000:]
+    assert done.stdout == f"{check}: {rounds} rounds\n"
