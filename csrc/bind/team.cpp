@@ -44,7 +44,7 @@ void bind_team(nb::module_& m) {
       .def(nb::new_(&make_team), nb::arg("cpus"), nb::arg("spin_us"), nb::arg("pin_caller"),
            nb::arg("groups").none() = nb::none())
       .def_prop_ro("cpus", [](const Team& t) { return t.cpus(); })
-      .def_prop_ro("spin_us", &Team::spin_us, "Microseconds members watch for others now: less than asked for while CPUs are short.")
+      .def_prop_ro("spin_us", &Team::spin_us, "Microseconds members watch for others: less than asked for where they share CPUs.")
       .def_prop_ro("lost_shares", &Team::lost_shares, "For each member the share of the CPU time it recently wanted that it did not get.")
       .def("exercise", &exercise, nb::arg("runs"), nb::arg("rounds"), "Self-test: runs with many barriers; returns how often one let go too early.");
 }

@@ -1,6 +1,7 @@
 #include "host/affinity.h"
 
 #include <cerrno>
+#include <climits>
 #include <cstring>
 
 namespace homenode {
@@ -11,6 +12,12 @@ int pin_this_thread(int cpu) {
   CPU_ZERO_S(sizeof mask, mask.words);
   CPU_SET_S(cpu, sizeof mask, mask.words);
   return sched_setaffinity(0, sizeof mask, mask.words) ? errno : 0;
+}
+
+int cpus_of_this_thread() {
+  CpuMask mask;
+  if (sched_getaffinity(0, sizeof mask, mask.words)) return INT_MAX;
+  return CPU_COUNT_S(sizeof mask, mask.words);
 }
 
 Error pin_error(int cpu, int code) {

@@ -14,6 +14,9 @@ struct CpuMask {
 // 0, or the errno of the refusal.
 int pin_this_thread(int cpu);
 
+// How many CPUs the calling thread may run on.
+int cpus_of_this_thread();
+
 Error pin_error(int cpu, int code);
 
 // Pins the calling thread while it lives, and gives its old CPUs back. Does nothing for CPU -1.

@@ -6,10 +6,8 @@
 namespace homenode {
 namespace {
 
-constexpr int64_t kEvery = 50'000'000;    // nanoseconds from one measured run to the next
-constexpr int64_t kRecent = 2'000'000'000; // of measured time, after which older measurements count half
-constexpr int64_t kShortSpin = 2'000;
-constexpr double kCrowdedAbove = 0.25, kFreeBelow = 0.10;  // far apart, so that the short spin's own effect does not end it
+constexpr int64_t kEvery = 50'000'000;       // nanoseconds from one measured run to the next
+constexpr int64_t kRecent = 2'000'000'000;  // of measured time, after which older measurements count half
 
 int64_t cpu_ns() {
   timespec t;
@@ -19,8 +17,7 @@ int64_t cpu_ns() {
 
 }  // namespace
 
-Crowding::Crowding(int members, int64_t spin_ns)
-    : full_spin_ns_(spin_ns), spin_ns_(spin_ns), members_(static_cast<size_t>(members)), recent_(static_cast<size_t>(members)) {}
+Crowding::Crowding(int members) : members_(static_cast<size_t>(members)), recent_(static_cast<size_t>(members)) {}
 
 bool Crowding::due() { return now_ns() - concluded_at_ >= kEvery; }
 
@@ -39,17 +36,13 @@ void Crowding::end(int member) {
 
 void Crowding::conclude() {
   concluded_at_ = now_ns();
-  double worst = 0;
   const std::lock_guard<std::mutex> alone(reading_);
   for (size_t i = 0; i < members_.size(); ++i) {
     Recent& recent = recent_[i];
     if (recent.wanted > kRecent) recent.wanted /= 2, recent.lost /= 2;
     recent.wanted += members_[i].wanted;
     recent.lost += std::max<int64_t>(0, members_[i].wanted - members_[i].had);
-    worst = std::max(worst, recent.share());
   }
-  if (worst > kCrowdedAbove) spin_ns_.store(std::min(full_spin_ns_, kShortSpin), std::memory_order_relaxed);
-  if (worst < kFreeBelow) spin_ns_.store(full_spin_ns_, std::memory_order_relaxed);
 }
 
 std::vector<double> Crowding::lost_shares() const {

@@ -3,7 +3,6 @@
 //
 // Such time is measured in one run now and then, for asking what CPU time a thread has had takes about a microsecond.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -14,7 +13,7 @@ namespace homenode {
 
 class Crowding {
  public:
-  Crowding(int members, int64_t spin_ns);
+  explicit Crowding(int members);
 
   // By the caller of a run: whether to measure this one.
   bool due();
@@ -26,9 +25,6 @@ class Crowding {
 
   // By a member that slept, waiting for others: that was no time it lost.
   void slept(int member, int64_t ns) { members_[static_cast<size_t>(member)].slept += ns; }
-
-  // How long to watch for others before sleeping. Watching takes CPU time from those who are waited for once CPUs are short.
-  int64_t spin_ns() const { return spin_ns_.load(std::memory_order_relaxed); }
 
   // Of the time each member recently wanted its CPU, the share it did not have it; 0 while too little has been measured.
   std::vector<double> lost_shares() const;
@@ -46,8 +42,6 @@ class Crowding {
     double share() const { return wanted < kTelling ? 0 : static_cast<double>(lost) / static_cast<double>(wanted); }
   };
 
-  const int64_t full_spin_ns_;
-  std::atomic<int64_t> spin_ns_;
   int64_t concluded_at_ = 0;
   std::vector<Member> members_;  // written by the member
   mutable std::mutex reading_;

@@ -3,9 +3,12 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cstring>
 #include <mutex>
+#include <set>
 
 #include "host/affinity.h"
 #include "host/crowding.h"
@@ -13,12 +16,25 @@
 #include "host/tree.h"
 
 namespace homenode {
+namespace {
+
+// Where members share CPUs, who watches keeps the CPU from the one it waits for.
+constexpr int kSharedSpinUs = 2;
+
+bool members_share_cpus(const std::vector<int>& cpus) {
+  const std::set<int> different(cpus.begin(), cpus.end());
+  if (different.count(-1)) return static_cast<int>(cpus.size()) > cpus_of_this_thread();
+  return different.size() < cpus.size();
+}
+
+}  // namespace
 
 struct Team::State {
-  State(std::vector<int> on, int64_t spin_ns, bool pin, std::unique_ptr<TeamTree> meeting)
-      : cpus(std::move(on)), pin_caller(pin), tree(std::move(meeting)), crowding(static_cast<int>(cpus.size()), spin_ns) {}
+  State(std::vector<int> on, int64_t spin, bool pin, std::unique_ptr<TeamTree> meeting)
+      : cpus(std::move(on)), spin_ns(spin), pin_caller(pin), tree(std::move(meeting)), crowding(static_cast<int>(cpus.size())) {}
 
   const std::vector<int> cpus;
+  const int64_t spin_ns;
   const bool pin_caller;
   std::mutex one_run;  // run() may come from several Python threads; they take turns
   std::unique_ptr<TeamTree> tree;
@@ -48,7 +64,7 @@ struct Team::State {
   }
 
   void meet(int member) {
-    if (const int64_t slept = tree->meet(member, crowding.spin_ns())) crowding.slept(member, slept);
+    if (const int64_t slept = tree->meet(member, spin_ns)) crowding.slept(member, slept);
   }
 
   void take_part(int member) {
@@ -68,7 +84,7 @@ struct Team::State {
     settle(member);
     settled.wait_while(0, 0);
     for (uint32_t seen = 0;; ++seen) {
-      tree->wait_for_call(member, seen, crowding.spin_ns());
+      tree->wait_for_call(member, seen, spin_ns);
       if (ending) return;
       take_part(member);
     }
@@ -114,7 +130,8 @@ Result<std::unique_ptr<Team>> Team::create(std::vector<int> cpus, int spin_us, b
   auto tree = TeamTree::create(groups);
   if (!tree) return tree.error();
   std::unique_ptr<Team> team(new Team);
-  team->state_ = std::make_unique<State>(std::move(cpus), int64_t(spin_us > 0 ? spin_us : 0) * 1000, pin_caller, std::move(tree.value()));
+  const int64_t spin_ns = std::clamp(spin_us, 0, members_share_cpus(cpus) ? kSharedSpinUs : INT_MAX) * int64_t(1000);
+  team->state_ = std::make_unique<State>(std::move(cpus), spin_ns, pin_caller, std::move(tree.value()));
   State& s = *team->state_;
 
   size_t started = 0;
@@ -157,6 +174,6 @@ void Team::run_raw(void (*f)(int, void*), void* context, bool computes) {
 void Team::barrier(int member) { state_->meet(member); }
 
 std::vector<double> Team::lost_shares() const { return state_->crowding.lost_shares(); }
-int Team::spin_us() const { return static_cast<int>(state_->crowding.spin_ns() / 1000); }
+int Team::spin_us() const { return static_cast<int>(state_->spin_ns / 1000); }
 
 }  // namespace homenode

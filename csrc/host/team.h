@@ -1,7 +1,7 @@
 // A team of threads on exactly the CPUs it is told. It never looks around the machine.
 //
 // The caller of run() is member 0 and is pinned like the others while inside run() only if `pin_caller`. The others spin for `spin_us`, then
-// sleep on a futex. run() calls the function on all members and returns when all are done; inside, barrier(member) waits for all.
+// sleep on a futex; where there are more members than CPUs for them, they sleep almost at once. run() calls the function on all members and returns when all are done; inside, barrier(member) waits for all.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -37,7 +37,7 @@ class Team {
 
   // Of the time each member recently computed or watched for the others, the share in which it did not have its CPU (see crowding.h).
   std::vector<double> lost_shares() const;
-  // How long members watch for others now, in microseconds: less than asked for while CPUs are short.
+  // How long members watch for others before they sleep, in microseconds: less than asked for where members share CPUs.
   int spin_us() const;
 
  private:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.engine.config import PlacementConfig
-from homenode.engine.crowding import interrupted, too_many_threads
+from homenode.engine.crowding import interrupted, spin_us, too_many_threads
 from homenode.engine.placement import UNPINNED, EnginePlace, place_engine, team_groups, too_few_cores
 from homenode.engine.settle import MemoryRoom, memory_room, settle
 from homenode.errors import PlacementError, UserError
@@ -202,8 +202,10 @@ def test_threads_are_grouped_by_node_and_last_level_cache() -> None:
     ],
 )
 def test_more_threads_than_cpus_or_cpu_time_are_said(text: str, threads: int, words: str | None) -> None:
-    found = too_many_threads(host(text), EnginePlace((UNPINNED,) * threads))
+    place = EnginePlace((UNPINNED,) * threads)
+    found = too_many_threads(host(text), place)
     assert [(f.severity, f.code) for f in found] == ([("warning", "too_many_threads")] if words else [])
+    assert spin_us(100, host(text), place) == (2 if words else 100), "who waits leaves the CPU to those it waits for"
     if words:
         remedy = 2 if "quota" in words else 4
         assert words in found[0].message and f"--threads {remedy}" in found[0].remedy

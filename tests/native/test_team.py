@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -61,18 +63,33 @@ def test_impossible_groups_are_refused() -> None:
         _native.Team([-1], 0, False, [range(9)])
 
 
-def test_members_that_share_a_cpu_notice_it_and_watch_for_a_shorter_time() -> None:
-    """Three members watching for the fourth on its CPU: most of the time nobody gets on."""
-    cpu = min(os.sched_getaffinity(0))
-    backend = NativeBackend([cpu] * 4, spin_us=1000)
-    assert backend.statistics()["lost_cpu_shares"] == [0.0] * 4 and backend.statistics()["spin_us"] == 1000
-    deadline = time.monotonic() + 60
-    while backend.statistics()["spin_us"] == 1000:
-        assert time.monotonic() < deadline, backend.statistics()
-        assert backend._team.exercise(1, 20) == 0
-    figures = backend.statistics()
-    assert figures["spin_us"] < 10 and max(figures["lost_cpu_shares"]) > 0.25
-    assert interrupted(figures) is not None
+def test_members_that_share_cpus_watch_for_a_short_time_only() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    assert NativeBackend(cpus, spin_us=1000).statistics()["spin_us"] == 1000
+    assert NativeBackend([-1] * len(cpus), spin_us=1000).statistics()["spin_us"] == 1000
+    for sharing in ([*cpus, cpus[0]], [-1] * (len(cpus) + 1)):
+        assert NativeBackend(sharing, spin_us=1000).statistics()["spin_us"] < 10
+
+
+def test_members_whose_cpu_others_want_notice_it() -> None:
+    """Two members, each on a CPU of its own or on the only one, and on each of them two more threads that never rest."""
+    cpus = sorted(os.sched_getaffinity(0))
+    backend = NativeBackend([cpus[0], cpus[-1]], spin_us=1000)
+    assert backend.statistics()["lost_cpu_shares"] == [0.0, 0.0]
+    busy = [
+        subprocess.Popen([sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"])
+        for cpu in cpus[:1] + cpus[-1:]
+        for _ in range(2)
+    ]
+    try:
+        deadline = time.monotonic() + 60
+        while interrupted(backend.statistics()) is None:
+            assert time.monotonic() < deadline, backend.statistics()
+            assert backend._team.exercise(1, 5000) == 0
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def test_runs_from_several_threads_take_turns() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homenode.compute.ops import Backend, KvGeometry
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import ComputeConfig, EngineConfig
-from homenode.engine.crowding import too_many_threads
+from homenode.engine.crowding import spin_us, too_many_threads
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
@@ -72,7 +72,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     host = read_host(LiveSource(), accelerators=False)
     place = place_engine(config.placement, config.compute.threads, host)
     findings = (*place.findings, *too_few_cores(host, place), *too_many_threads(host, place), *settle(place))
-    backend = make_backend(config.compute, place.team, team_groups(host, place.team))
+    compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, place))
+    backend = make_backend(compute, place.team, team_groups(host, place.team))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
     _sizes(config, checkpoint.spec, geometry, memory_room(place), layout.target_bytes)

@@ -11,6 +11,7 @@ from homenode.host.topology.host import Host
 
 # Of the CPU time a thread wants. What a quiet machine takes by itself (timers, interrupts) stays well below; every thread waits for the slowest.
 TELLING_SHARE = 0.1
+SHORT_SPIN_US = 2
 
 
 def too_many_threads(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
@@ -24,6 +25,11 @@ def too_many_threads(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
     else:
         return ()
     return (Finding("warning", "too_many_threads", message, f"Give --threads {min(cpus, allowance.usable_threads)} or more CPUs."),)
+
+
+def spin_us(wanted: int, host: Host, place: EnginePlace) -> int:
+    """How long compute threads shall watch for each other: where CPU time is short, watching takes it from those who are waited for."""
+    return min(wanted, SHORT_SPIN_US) if too_many_threads(host, place) else wanted
 
 
 def interrupted(figures: Mapping[str, Any]) -> Finding | None:

@@ -112,7 +112,7 @@ class NativeBackend:
         """See `Backend.statistics`. Bytes of weights and programs count what was made, freed or not.
 
         `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it did not have its CPU.
-        `spin_us`: how long threads watch for each other now, less than asked for while they lack CPUs.
+        `spin_us`: how long threads watch for each other, less than asked for where there are more of them than CPUs.
         """
         return {
             "backend": self.name,
