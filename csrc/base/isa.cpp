@@ -38,10 +38,10 @@ Level detect() {
   const Registers one = cpuid(1, 0), seven = cpuid(7, 0), seven1 = cpuid(7, 1);
   const bool fma_f16c_avx_osxsave = has(one.ecx, bit(12) | bit(29) | bit(28) | bit(27));
   if (!fma_f16c_avx_osxsave || !has(enabled_states(), 0x6) || !has(seven.ebx, bit(5))) return Level::scalar;
-  // F, DQ, BW, VL; VBMI, VNNI; BF16; and the kernel saving opmask and both halves of the zmm registers.
-  const bool wide = has(seven.ebx, bit(16) | bit(17) | bit(30) | bit(31)) && has(seven.ecx, bit(1) | bit(11)) && has(seven1.eax, bit(5)) &&
-                    has(enabled_states(), 0xe6);
-  return wide ? Level::avx512 : Level::avx2;
+  // F, DQ, BW, VL; VBMI, VNNI; and the kernel saving opmask and both halves of the zmm registers.
+  const bool wide = has(seven.ebx, bit(16) | bit(17) | bit(30) | bit(31)) && has(seven.ecx, bit(1) | bit(11)) && has(enabled_states(), 0xe6);
+  if (!wide) return Level::avx2;
+  return has(seven1.eax, bit(5)) ? Level::avx512bf16 : Level::avx512;
 }
 
 #else
@@ -61,6 +61,12 @@ bool built(Level level) {
 #endif
     case Level::avx512:
 #ifdef HOMENODE_HAVE_AVX512
+      return true;
+#else
+      return false;
+#endif
+    case Level::avx512bf16:
+#ifdef HOMENODE_HAVE_AVX512BF16
       return true;
 #else
       return false;
@@ -91,6 +97,7 @@ const char* level_name(Level level) {
   switch (level) {
     case Level::avx2: return "avx2";
     case Level::avx512: return "avx512";
+    case Level::avx512bf16: return "avx512bf16";
     default: return "scalar";
   }
 }

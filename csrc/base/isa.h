@@ -3,10 +3,12 @@
 
 namespace homenode {
 
-enum class Level { scalar = 0, avx2 = 1, avx512 = 2 };
+// Every level runs on a machine that has a later one. avx512: F, BW, DQ, VL, VBMI and VNNI; avx512bf16: dot products of bfloat16 pairs besides,
+// used for BF16 matrices only (see kernels/linear_tiles.h); all else is then that of avx512.
+enum class Level { scalar = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3 };
 
 Level best_level();               // what this processor and kernel can run (cpuid and xgetbv)
-const char* level_name(Level);    // "scalar", "avx2", "avx512"
+const char* level_name(Level);    // "scalar", "avx2", "avx512", "avx512bf16"
 // The level all kernels use. set_level refuses (false) a level the machine or the build lacks. Called once, before any other kernel call.
 bool set_level(Level);
 Level current_level();

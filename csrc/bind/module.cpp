@@ -25,7 +25,8 @@ NB_MODULE(_native, m) {
   hn::nb::enum_<hn::Level>(m, "Level", "Instruction set levels, in order.")
       .value("scalar", hn::Level::scalar)
       .value("avx2", hn::Level::avx2)
-      .value("avx512", hn::Level::avx512);
+      .value("avx512", hn::Level::avx512)
+      .value("avx512bf16", hn::Level::avx512bf16);
   m.def("best_level", &hn::best_level, "The best level this machine and this build have.");
   m.def("level_available", &hn::level_available, hn::nb::arg("level"));
   hn::bind_team(m);

@@ -7,10 +7,10 @@ extern const Kernels kernels_avx2, kernels_avx512;
 
 const Kernels& kernels(Level level) {
 #ifdef HOMENODE_HAVE_AVX512
-  if (level == Level::avx512) return kernels_avx512;
+  if (level >= Level::avx512) return kernels_avx512;
 #endif
 #ifdef HOMENODE_HAVE_AVX2
-  if (level == Level::avx2) return kernels_avx2;
+  if (level >= Level::avx2) return kernels_avx2;
 #endif
   (void)level;
   return kTable;

@@ -16,8 +16,11 @@ constexpr int64_t kTokensAtOnce = 96;
 constexpr int64_t kBytesAtOnce = 32 << 10;
 
 const LinearTable& table_of(Level level) {
+#ifdef HOMENODE_HAVE_AVX512BF16
+  if (level == Level::avx512bf16) return linear_table_avx512bf16();
+#endif
 #ifdef HOMENODE_HAVE_AVX512
-  if (level == Level::avx512) return linear_table_avx512();
+  if (level >= Level::avx512) return linear_table_avx512();
 #endif
 #ifdef HOMENODE_HAVE_AVX2
   if (level >= Level::avx2) return linear_table_avx2();
@@ -38,6 +41,22 @@ const Tiles& tiles_of(const LinearTable& table, Format format) {
 int64_t parts_of(int64_t columns) { return (columns + kPartColumns - 1) / kPartColumns; }
 
 bool is_coded(const Weight& w) { return coding_of(w.format) != nullptr; }
+bool is_bf16(const Weight& w) { return w.format == Format::bf16; }
+
+template <class Property>
+bool any_weight(const Weight* const* weights, int count, Property property) {
+  return std::any_of(weights, weights + count, [&](const Weight* w) { return property(*w); });
+}
+
+// Scratch memory holds the encoded rows, if a weight wants them, then the rounded rows.
+size_t encoded_bytes(int64_t tokens, int64_t columns, const Weight* const* weights, int count) {
+  return any_weight(weights, count, is_coded) ? (size_t(tokens) * size_t(parts_of(columns)) * sizeof(EncodedPart) + 63) / 64 * 64 : 0;
+}
+
+// An odd number of cache lines, so that the rows of a tile never compete for the same few places of the nearest cache.
+size_t rounded_row_bytes(int64_t columns) { return size_t(parts_of(columns) | 1) * kPartColumns * sizeof(uint16_t); }
+
+uint8_t* rounded_rows(const LinearArgs& a) { return a.scratch + encoded_bytes(a.tokens, a.weights[0]->columns, a.weights, a.count); }
 
 // Activation rows as one weight's kernel wants them.
 struct Rows {
@@ -47,8 +66,9 @@ struct Rows {
   int64_t columns;     // padded to whole parts when encoded
 };
 
-Rows rows_for(const LinearArgs& a, const Weight& w) {
+Rows rows_for(const LinearArgs& a, const Weight& w, const LinearTable& table) {
   constexpr int64_t kFloat = sizeof(float);
+  if (table.round && is_bf16(w)) return {rounded_rows(a), rounded_row_bytes(w.columns), kPartColumns * sizeof(uint16_t), w.columns};
   if (!is_coded(w)) return {reinterpret_cast<const uint8_t*>(a.x), size_t(a.x_stride * kFloat), kPartColumns * kFloat, w.columns};
   const int64_t parts = parts_of(w.columns);
   return {a.scratch, size_t(parts) * sizeof(EncodedPart), sizeof(EncodedPart), parts * kPartColumns};
@@ -97,9 +117,10 @@ void store_group(const LinearArgs& a, const Target& to, const float* sums, int64
   }
 }
 
-void multiply_piece(const LinearArgs& a, const Weight& w, const Weight::Piece& piece, const float* bias, int64_t column, const Tiles& tiles) {
+void multiply_piece(const LinearArgs& a, const Weight& w, const Weight::Piece& piece, const float* bias, int64_t column, const LinearTable& table) {
   alignas(64) float sums[kTokensAtOnce * kGroupRows];
-  const Rows rows = rows_for(a, w);
+  const Tiles& tiles = tiles_of(table, w.format);
+  const Rows rows = rows_for(a, w, table);
   const PackedStep step = packed_step(w.format);
   const int64_t group_bytes = packed_group_bytes(w.format, w.columns);
   const uint8_t* group = piece.data;
@@ -119,24 +140,28 @@ bool has_kernel(Format format) { return packed_step(format).columns > 0; }
 bool can_decode(Format format) { return file_block(format).bytes > 0; }
 
 size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count) {
-  const bool any = std::any_of(weights, weights + count, [](const Weight* w) { return is_coded(*w); });
-  return any ? (size_t(max_tokens) * size_t(parts_of(columns)) * sizeof(EncodedPart) + 63) / 64 * 64 : 0;
+  const size_t rounded = any_weight(weights, count, is_bf16) ? size_t(max_tokens) * rounded_row_bytes(columns) : 0;  // whatever the level
+  return encoded_bytes(max_tokens, columns, weights, count) + rounded;
 }
 
 bool linear_needs_prepare(const LinearArgs& a) {
-  return std::any_of(a.weights, a.weights + a.count, [](const Weight* w) { return is_coded(*w); });
+  return any_weight(a.weights, a.count, is_coded) || (table_of(current_level()).round && any_weight(a.weights, a.count, is_bf16));
 }
 
 void linear_prepare(const LinearArgs& a, int thread, int threads) {
-  if (!linear_needs_prepare(a)) return;
-  const auto encode = table_of(current_level()).encode;
+  const LinearTable& table = table_of(current_level());
+  const bool encodes = any_weight(a.weights, a.count, is_coded), rounds = table.round && any_weight(a.weights, a.count, is_bf16);
+  if (!encodes && !rounds) return;
   const int64_t columns = a.weights[0]->columns, parts = parts_of(columns), all = a.tokens * parts;
-  auto* out = reinterpret_cast<EncodedPart*>(a.scratch);
+  auto* encoded = reinterpret_cast<EncodedPart*>(a.scratch);
+  uint8_t* rounded = rounds ? rounded_rows(a) : nullptr;
   const int64_t end = all * (thread + 1) / threads;
   for (int64_t i = all * thread / threads; i < end;) {
     const int64_t token = i / parts, part = i % parts, now = std::min(parts - part, end - i);
-    const int64_t column = part * kPartColumns;
-    encode(a.x + token * a.x_stride + column, std::min(now * kPartColumns, columns - column), out + i);
+    const int64_t column = part * kPartColumns, count = std::min(now * kPartColumns, columns - column);
+    const float* x = a.x + token * a.x_stride + column;
+    if (encodes) table.encode(x, count, encoded + i);
+    if (rounds) table.round(x, count, reinterpret_cast<uint16_t*>(rounded + size_t(token) * rounded_row_bytes(columns)) + column);
     i += now;
   }
 }
@@ -146,9 +171,8 @@ void linear_multiply(const LinearArgs& a, int thread, int threads) {
   int64_t column = 0;
   for (int i = 0; i < a.count; ++i) {
     const Weight& w = *a.weights[i];
-    const Tiles& tiles = tiles_of(table, w.format);
     for (size_t p = size_t(thread); p < w.pieces.size(); p += size_t(threads)) {
-      multiply_piece(a, w, w.pieces[p], a.biases ? a.biases[i] : nullptr, column, tiles);
+      multiply_piece(a, w, w.pieces[p], a.biases ? a.biases[i] : nullptr, column, table);
     }
     column += w.rows;
   }

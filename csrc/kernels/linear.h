@@ -54,8 +54,8 @@ struct LinearArgs {
 };
 
 size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count);
-// Two phases, a barrier between and after: every thread calls both. Prepare encodes the activations (nothing to do for some formats: then
-// linear_needs_prepare is false and the first barrier can be left out).
+// Two phases, a barrier between and after: every thread calls both. Prepare encodes or rounds the activations; where the formats and the level
+// want float32, linear_needs_prepare is false and the first barrier can be left out.
 bool linear_needs_prepare(const LinearArgs&);
 void linear_prepare(const LinearArgs&, int thread, int threads);
 void linear_multiply(const LinearArgs&, int thread, int threads);

@@ -17,10 +17,11 @@ struct EncodedPart {
 };
 
 // Adds to sums[token][32] the products of `tokens` activation rows with `columns` columns of one packed group.
-// `rows` is the first of these columns in the first row, `stride` the bytes from row to row: EncodedPart for block formats, else float.
+// `rows` is the first of these columns in the first row, `stride` the bytes from row to row: EncodedPart for block formats, bfloat16 for BF16
+// where the level has `round`, else float. Every level may take up to kMaxTileTokens.
 using TileFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums);
 
-constexpr int kMaxTileTokens = 6;
+constexpr int kMaxTileTokens = 12;
 constexpr int kFloatFormats = 3;  // rows of `floats` below: F32, F16, BF16
 
 struct Tiles {
@@ -32,10 +33,13 @@ struct LinearTable {
   Tiles floats[kFloatFormats];
   Tiles coded[kCodingCount];  // in the order of kCodings
   void (*encode)(const float* x, int64_t columns, EncodedPart* out);
+  // Activations as bfloat16, to nearest, ties to even, with zeros up to whole parts; null where BF16 matrices are multiplied with float32.
+  void (*round)(const float* x, int64_t columns, uint16_t* out);
 };
 
 const LinearTable& linear_table_scalar();
 const LinearTable& linear_table_avx2();
 const LinearTable& linear_table_avx512();
+const LinearTable& linear_table_avx512bf16();
 
 }  // namespace homenode

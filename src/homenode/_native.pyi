@@ -17,6 +17,7 @@ class Level(enum.Enum):
     scalar = 0
     avx2 = 1
     avx512 = 2
+    avx512bf16 = 3
 
 def best_level() -> Level: ...
 def level_available(level: Level) -> bool: ...

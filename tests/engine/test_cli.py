@@ -22,7 +22,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 @needs_data
-@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "avx512bf16"])
 @pytest.mark.parametrize("source", [STORIES, STORIES / "stories260K-f32.gguf"], ids=["folder", "gguf"])
 def test_generate_the_golden_text_at_every_level(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, source: Path, isa: str

@@ -8,6 +8,7 @@ import pytest
 
 from homenode.compute.ops import Backend
 from homenode.compute.reference import ReferenceBackend
+from tests.model.driver import ROUNDING_LEVELS, rounds_activations
 
 
 @pytest.fixture
@@ -19,10 +20,30 @@ def reference() -> Backend:
 @pytest.fixture(params=["reference", "native"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """The NumPy oracle, then the native core on two unpinned threads (skipped where it is not built)."""
-    if request.param == "reference":
+    return make_backend(request.param, rounding=True)
+
+
+@pytest.fixture(params=["reference", "native"])
+def exact_backend(request: pytest.FixtureRequest) -> Backend:
+    """The same, at the best level that multiplies every float matrix, BF16 ones too, with float32 activations."""
+    return make_backend(request.param, rounding=False)
+
+
+@pytest.fixture
+def rounding_backend() -> Backend:
+    """The native core at a level that rounds what BF16 matrices are multiplied with to bfloat16 (skipped where there is none)."""
+    backend = make_backend("native", rounding=True)
+    if not rounds_activations(backend):
+        pytest.skip("this machine has no dot products of bfloat16 pairs")
+    return backend
+
+
+def make_backend(name: str, rounding: bool) -> Backend:
+    if name == "reference":
         return ReferenceBackend()
     if importlib.util.find_spec("homenode._native") is None:
         pytest.skip("needs the compiled core (homenode._native), which is not built here")
-    from homenode.compute.native import NativeBackend
+    from homenode.compute.native import NativeBackend, available_levels
 
-    return NativeBackend([-1, -1])
+    levels = [level for level in available_levels() if rounding or level not in ROUNDING_LEVELS]
+    return NativeBackend([-1, -1], level=levels[-1])

@@ -10,6 +10,13 @@ import numpy as np
 from homenode.compute.ops import Backend, FloatArray, StepArrays, StepLimits
 from homenode.model.weights.load import LoadedModel
 
+ROUNDING_LEVELS = frozenset({"avx512bf16"})  # at which BF16 matrices are multiplied with activations rounded to bfloat16
+
+
+def rounds_activations(backend: Backend) -> bool:
+    """Does this backend round what BF16 matrices are multiplied with?"""
+    return backend.statistics().get("level") in ROUNDING_LEVELS
+
 
 @dataclass
 class Sequence:

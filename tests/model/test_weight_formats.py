@@ -16,12 +16,13 @@ from homenode.model.checkpoint import open_checkpoint
 from homenode.model.checkpoint.fallback_decode import decode_rows
 from homenode.model.weights.load import load_model
 from tests.checkpoints import interleave_heads, make_folder, make_gguf
-from tests.model.driver import Driver
+from tests.model.driver import Driver, rounds_activations
 from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
 
 PROMPT = [5, 70, 33, 12, 9, 41, 2, 77, 50, 8, 61]
 DOWN = "model.layers.1.mlp.down_proj.weight"
 HALF = struct.pack("<e", 0.01)
+BF16_ACTIVATIONS = 3e-3  # activations of one matrix rounded to 8 significant bits; measured up to 1.2e-3
 # Where a block keeps its scales, and sane values for them: all other bytes of a block may be anything.
 SCALES = {
     "F16": {}, "BF16": {}, "F32": {}, "F64": {}, "I8": {}, "I16": {}, "I32": {}, "F8_E4M3": {}, "F8_E5M2": {},
@@ -76,7 +77,7 @@ def logprobs(backend: Backend, path: Path, dtype: DType, stored: bytes) -> tuple
 
 @pytest.mark.parametrize("name", list(SCALES))
 def test_every_format(tmp_path: Path, backend: Backend, name: str) -> None:
-    """Against the same model with the decoded values in float32. Kernels for blocks may round activations to 8 bits, and conversions round."""
+    """Against the same model with the decoded values in float32. Kernels may round activations (to eight bits for blocks), and conversions round."""
     stored = random_rows(BY_NAME[name], 64, 256)
     decoded = decode_rows(stored, BY_NAME[name], (64, 256))
     assert np.isfinite(decoded).all() and decoded.std() > 0
@@ -86,7 +87,7 @@ def test_every_format(tmp_path: Path, backend: Backend, name: str) -> None:
     if backend.name == "reference" and kept == name:
         assert np.array_equal(found, wanted)
     else:
-        bound = 1e-5 if BY_NAME[kept].block == 1 else 0.03
+        bound = BF16_ACTIVATIONS if kept == "BF16" and rounds_activations(backend) else 1e-5 if BY_NAME[kept].block == 1 else 0.03
         assert np.abs(found - wanted).max() < bound * np.ptp(wanted)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from homenode import _native
 from homenode.errors import UserError
 
-LEVELS = ("scalar", "avx2", "avx512")
+LEVELS = ("scalar", "avx2", "avx512", "avx512bf16")
 
 
 def available_levels() -> tuple[str, ...]:
@@ -28,4 +28,5 @@ def choose_level(name: str | None) -> _native.Level:
 
 
 def _level(name: str) -> _native.Level:
-    return {"scalar": _native.Level.scalar, "avx2": _native.Level.avx2, "avx512": _native.Level.avx512}[name]
+    levels: dict[str, _native.Level] = {level.name: level for level in _native.Level}
+    return levels[name]

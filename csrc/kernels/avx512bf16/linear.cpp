@@ -1,0 +1,84 @@
+// AVX-512 with dot products of bfloat16 pairs: BF16 matrices by vdpbf16ps, everything else as the level avx512 has it.
+//
+// One instruction multiplies two columns of 16 rows of weights, where float32 takes a shift, a mask and two multiply-adds. It wants both factors
+// as bfloat16, so activations are rounded once before a product (round_columns). See linear_tiles.h for the arithmetic.
+// GCC 12 takes the deliberately undefined operands inside its own intrinsics for a fault of ours.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include "kernels/linear_table.h"
+
+namespace homenode {
+namespace {
+
+constexpr int kVectors = 2;       // of 16 rows each
+constexpr int kVectorBytes = 64;  // 16 rows x 2 columns x 2 bytes
+constexpr int kPairBytes = 4;     // two adjacent columns of an activation row
+// 12 x 2 sums, two vectors of weights and one of activations fill 27 of 32 registers. From 8 tokens on the multipliers are busy all the time.
+constexpr int kTokens = 12;
+
+// One pair of an activation row in every lane, by an instruction of its own: as an operand of each dot product the load would be repeated.
+inline __m512bh broadcast_pair(const uint8_t* p) {
+  int32_t pair;
+  __builtin_memcpy(&pair, p, sizeof pair);
+  __m512i all = _mm512_set1_epi32(pair);
+  asm("" : "+v"(all));
+  return reinterpret_cast<__m512bh>(all);
+}
+
+template <int M>
+void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums) {
+  __m512 f[M][kVectors];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+    f[m][0] = _mm512_loadu_ps(sums + kGroupRows * m);
+    f[m][1] = _mm512_loadu_ps(sums + kGroupRows * m + 16);
+  }
+  for (; columns > 0; columns -= 2, packed += kVectors * kVectorBytes, rows += kPairBytes) {
+    const __m512bh first = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed));
+    const __m512bh second = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed + kVectorBytes));
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const __m512bh pair = broadcast_pair(rows + m * stride);
+      f[m][0] = _mm512_dpbf16_ps(f[m][0], first, pair);
+      f[m][1] = _mm512_dpbf16_ps(f[m][1], second, pair);
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+    _mm512_storeu_ps(sums + kGroupRows * m, f[m][0]);
+    _mm512_storeu_ps(sums + kGroupRows * m + 16, f[m][1]);
+  }
+}
+
+// 32 columns at a time; those beyond the last are zeros.
+void round_columns(const float* x, int64_t columns, uint16_t* out) {
+  for (; columns > 0; columns -= kPartColumns, x += kPartColumns, out += kPartColumns) {
+    const uint32_t present = columns >= kPartColumns ? ~0u : (1u << columns) - 1;
+    const __m512 low = _mm512_maskz_loadu_ps(__mmask16(present), x), high = _mm512_maskz_loadu_ps(__mmask16(present >> 16), x + 16);
+    _mm512_storeu_si512(out, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+  }
+}
+
+template <int M = 1>
+constexpr void fill_pairs(Tiles& tiles) {
+  tiles.tile[M - 1] = tile_pairs<M>;
+  tiles.max_tokens = M;
+  if constexpr (M < kTokens) fill_pairs<M + 1>(tiles);
+}
+
+LinearTable make_table() {
+  LinearTable table = linear_table_avx512();
+  fill_pairs(table.floats[2]);
+  table.round = round_columns;
+  return table;
+}
+
+}  // namespace
+
+const LinearTable& linear_table_avx512bf16() {
+  static const LinearTable table = make_table();
+  return table;
+}
+
+}  // namespace homenode
