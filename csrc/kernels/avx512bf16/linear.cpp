@@ -16,6 +16,9 @@ constexpr int kVectorBytes = 64;  // 16 rows x 2 columns x 2 bytes
 constexpr int kPairBytes = 4;     // two adjacent columns of an activation row
 // 12 x 2 sums, two vectors of weights and one of activations fill 27 of 32 registers. From 8 tokens on the multipliers are busy all the time.
 constexpr int kTokens = 12;
+// How far ahead weights are asked for. With many tokens the instructions in flight reach only a few lines ahead, and what the processor looks ahead
+// by itself is not enough: asked for early, the weights of eight tokens come from memory as fast as those of one. Beyond the end it does nothing.
+constexpr int kBytesAhead = 8192;
 
 // One pair of an activation row in every lane, by an instruction of its own: as an operand of each dot product the load would be repeated.
 inline __m512bh broadcast_pair(const uint8_t* p) {
@@ -35,6 +38,8 @@ void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, siz
     f[m][1] = _mm512_loadu_ps(sums + kGroupRows * m + 16);
   }
   for (; columns > 0; columns -= 2, packed += kVectors * kVectorBytes, rows += kPairBytes) {
+    _mm_prefetch(reinterpret_cast<const char*>(packed) + kBytesAhead, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(packed) + kBytesAhead + kVectorBytes, _MM_HINT_T0);
     const __m512bh first = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed));
     const __m512bh second = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed + kVectorBytes));
 #pragma GCC unroll 16
