@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/isa.h"
+#include "kernels/linear_rounded.h"
 #include "kernels/linear_table.h"
 #include "quant/block.h"
 #include "quant/pack.h"
@@ -41,20 +42,15 @@ const Tiles& tiles_of(const LinearTable& table, Format format) {
 int64_t parts_of(int64_t columns) { return (columns + kPartColumns - 1) / kPartColumns; }
 
 bool is_coded(const Weight& w) { return coding_of(w.format) != nullptr; }
-bool is_bf16(const Weight& w) { return w.format == Format::bf16; }
 
-template <class Property>
-bool any_weight(const Weight* const* weights, int count, Property property) {
-  return std::any_of(weights, weights + count, [&](const Weight* w) { return property(*w); });
+bool any_coded(const Weight* const* weights, int count) {
+  return std::any_of(weights, weights + count, [](const Weight* w) { return is_coded(*w); });
 }
 
-// Scratch memory holds the encoded rows, if a weight wants them, then the rounded rows.
+// The scratch memory holds the encoded rows, if a weight wants them, then the rounded rows.
 size_t encoded_bytes(int64_t tokens, int64_t columns, const Weight* const* weights, int count) {
-  return any_weight(weights, count, is_coded) ? (size_t(tokens) * size_t(parts_of(columns)) * sizeof(EncodedPart) + 63) / 64 * 64 : 0;
+  return any_coded(weights, count) ? (size_t(tokens) * size_t(parts_of(columns)) * sizeof(EncodedPart) + 63) / 64 * 64 : 0;
 }
-
-// An odd number of cache lines, so that the rows of a tile never compete for the same few places of the nearest cache.
-size_t rounded_row_bytes(int64_t columns) { return size_t(parts_of(columns) | 1) * kPartColumns * sizeof(uint16_t); }
 
 uint8_t* rounded_rows(const LinearArgs& a) { return a.scratch + encoded_bytes(a.tokens, a.weights[0]->columns, a.weights, a.count); }
 
@@ -68,7 +64,7 @@ struct Rows {
 
 Rows rows_for(const LinearArgs& a, const Weight& w, const LinearTable& table) {
   constexpr int64_t kFloat = sizeof(float);
-  if (table.round && is_bf16(w)) return {rounded_rows(a), rounded_row_bytes(w.columns), kPartColumns * sizeof(uint16_t), w.columns};
+  if (takes_rounded(table, w)) return {rounded_rows(a), rounded_row_bytes(w.columns), kPartColumns * sizeof(uint16_t), w.columns};
   if (!is_coded(w)) return {reinterpret_cast<const uint8_t*>(a.x), size_t(a.x_stride * kFloat), kPartColumns * kFloat, w.columns};
   const int64_t parts = parts_of(w.columns);
   return {a.scratch, size_t(parts) * sizeof(EncodedPart), sizeof(EncodedPart), parts * kPartColumns};
@@ -140,28 +136,25 @@ bool has_kernel(Format format) { return packed_step(format).columns > 0; }
 bool can_decode(Format format) { return file_block(format).bytes > 0; }
 
 size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count) {
-  const size_t rounded = any_weight(weights, count, is_bf16) ? size_t(max_tokens) * rounded_row_bytes(columns) : 0;  // whatever the level
-  return encoded_bytes(max_tokens, columns, weights, count) + rounded;
+  return encoded_bytes(max_tokens, columns, weights, count) + rounded_bytes(max_tokens, columns, weights, count);
 }
 
 bool linear_needs_prepare(const LinearArgs& a) {
-  return any_weight(a.weights, a.count, is_coded) || (table_of(current_level()).round && any_weight(a.weights, a.count, is_bf16));
+  return any_coded(a.weights, a.count) || any_takes_rounded(table_of(current_level()), a);
 }
 
 void linear_prepare(const LinearArgs& a, int thread, int threads) {
   const LinearTable& table = table_of(current_level());
-  const bool encodes = any_weight(a.weights, a.count, is_coded), rounds = table.round && any_weight(a.weights, a.count, is_bf16);
-  if (!encodes && !rounds) return;
+  if (any_takes_rounded(table, a)) round_share(a, table, rounded_rows(a), thread, threads);
+  if (!any_coded(a.weights, a.count)) return;
+  const auto encode = table.encode;
   const int64_t columns = a.weights[0]->columns, parts = parts_of(columns), all = a.tokens * parts;
-  auto* encoded = reinterpret_cast<EncodedPart*>(a.scratch);
-  uint8_t* rounded = rounds ? rounded_rows(a) : nullptr;
+  auto* out = reinterpret_cast<EncodedPart*>(a.scratch);
   const int64_t end = all * (thread + 1) / threads;
   for (int64_t i = all * thread / threads; i < end;) {
     const int64_t token = i / parts, part = i % parts, now = std::min(parts - part, end - i);
-    const int64_t column = part * kPartColumns, count = std::min(now * kPartColumns, columns - column);
-    const float* x = a.x + token * a.x_stride + column;
-    if (encodes) table.encode(x, count, encoded + i);
-    if (rounds) table.round(x, count, reinterpret_cast<uint16_t*>(rounded + size_t(token) * rounded_row_bytes(columns)) + column);
+    const int64_t column = part * kPartColumns;
+    encode(a.x + token * a.x_stride + column, std::min(now * kPartColumns, columns - column), out + i);
     i += now;
   }
 }
