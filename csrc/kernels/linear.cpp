@@ -11,10 +11,12 @@
 namespace homenode {
 namespace {
 
-// Tokens whose sums are kept at hand while one group's weights are multiplied, and bytes of weights that are used for all of them before
-// the next: both chosen to stay in the nearest cache. Neither changes a result, for the sums go on where they stopped.
+// None of these sizes changes a result: the sums of a tile go on where they stopped.
+// Activations that stay in the second-level cache while all the groups of a piece pass.
+constexpr int64_t kBlockBytes = 512 << 10;
+// Bytes of weights that stay in the first-level cache while all the tokens at hand pass, and how many tokens these are.
+constexpr int64_t kSliceBytes = 32 << 10;
 constexpr int64_t kTokensAtOnce = 96;
-constexpr int64_t kBytesAtOnce = 32 << 10;
 
 const LinearTable& table_of(Level level) {
 #ifdef HOMENODE_HAVE_AVX512BF16
@@ -70,62 +72,78 @@ Rows rows_for(const LinearArgs& a, const Weight& w, const LinearTable& table) {
   return {a.scratch, size_t(parts) * sizeof(EncodedPart), sizeof(EncodedPart), parts * kPartColumns};
 }
 
-// Columns multiplied with all the tokens at hand before the next: whole steps and whole parts.
-int64_t columns_at_once(PackedStep step) {
-  const int64_t columns = kBytesAtOnce / step.bytes * step.columns;
-  return std::max<int64_t>(columns / kPartColumns * kPartColumns, std::max(step.columns, kPartColumns));
+int64_t ceiling_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Columns multiplied with all the tokens at hand before the next: about equal slices of whole steps and whole parts.
+int64_t slice_columns(PackedStep step, int64_t columns) {
+  const int64_t unit = std::max<int64_t>(step.columns, kPartColumns), units = ceiling_of(columns, unit);
+  const int64_t slices = ceiling_of(ceiling_of(columns, step.columns) * step.bytes, kSliceBytes);
+  return ceiling_of(units, slices) * unit;
 }
 
-// sums[n][32] = rows first .. first + n - 1 times one group.
-void multiply_group(const Tiles& tiles, PackedStep step, const uint8_t* group, const Rows& rows, int64_t first, int64_t n, float* sums) {
-  std::fill_n(sums, n * kGroupRows, 0.0f);
-  const int64_t at_once = n <= tiles.max_tokens ? rows.columns : columns_at_once(step);
-  for (int64_t column = 0; column < rows.columns; column += at_once) {
-    const int64_t columns = std::min(at_once, rows.columns - column);
-    const uint8_t* packed = group + column / step.columns * step.bytes;
-    const uint8_t* row = rows.data + size_t(first) * rows.stride + column / kPartColumns * rows.part_bytes;
-    for (int64_t token = 0, left = n; left > 0;) {
-      const int64_t calls = (left + tiles.max_tokens - 1) / tiles.max_tokens, now = (left + calls - 1) / calls;  // about equal tiles
-      tiles.tile[now - 1](packed, columns, row + size_t(token) * rows.stride, rows.stride, sums + token * kGroupRows);
-      token += now;
-      left -= now;
+// Tokens whose activations make a block, about equal blocks.
+int64_t block_tokens(int64_t tokens, int64_t row_bytes) {
+  const int64_t most = std::max(kBlockBytes / row_bytes, kTokensAtOnce / 2);
+  return ceiling_of(tokens, ceiling_of(tokens, most));
+}
+
+// The product of one weight with some of the tokens, as one thread computes it.
+struct Product {
+  const LinearTable& table;
+  const Tiles& tiles;
+  PackedStep step;
+  Rows rows;
+  Outputs to;     // of the group at hand and token 0
+  float* sums;    // [kTokensAtOnce][32], 0 between groups
+
+  // Asks for the lines of the outputs early: they lie a row apart, and the stores would wait for them.
+  void expect_outputs(int64_t first, int64_t n) const {
+    for (int64_t t = first; t < first + n; ++t) {
+      const float* out = to.out + t * to.out_stride;
+      __builtin_prefetch(out, 1);
+      __builtin_prefetch(out + to.rows - 1, 1);
     }
   }
-}
 
-struct Target {
-  const float* bias;  // of the group's first row, or null
-  int64_t column;     // in `out` and `residual`
-  int64_t rows;       // of the group that exist
+  void store(int64_t first, int64_t n, float* from) const {
+    Outputs at = to;
+    at.out += first * to.out_stride;
+    if (at.residual) at.residual += first * to.residual_stride;
+    table.store(from, n, at);
+  }
+
+  // Tokens first .. first + n - 1 (at most kTokensAtOnce) times one group.
+  void multiply_group(const uint8_t* group, int64_t first, int64_t n) const {
+    const int64_t at_once = n <= tiles.max_tokens ? rows.columns : slice_columns(step, rows.columns);
+    for (int64_t column = 0; column < rows.columns; column += at_once) {
+      const int64_t columns = std::min(at_once, rows.columns - column);
+      const bool last = column + columns == rows.columns;
+      const uint8_t* packed = group + column / step.columns * step.bytes;
+      const uint8_t* row = rows.data + size_t(first) * rows.stride + column / kPartColumns * rows.part_bytes;
+      for (int64_t token = 0; token < n;) {
+        const int64_t left = n - token, now = ceiling_of(left, ceiling_of(left, tiles.max_tokens));  // about equal tiles
+        float* mine = sums + token * kGroupRows;
+        if (last) expect_outputs(first + token, now);
+        tiles.tile[now - 1](packed, columns, row + size_t(token) * rows.stride, rows.stride, mine);
+        if (last) store(first + token, now, mine);
+        token += now;
+      }
+    }
+  }
 };
 
-void store_group(const LinearArgs& a, const Target& to, const float* sums, int64_t first, int64_t n) {
-  for (int64_t t = 0; t < n; ++t) {
-    const float* sum = sums + t * kGroupRows;
-    float* out = a.out + (first + t) * a.out_stride + to.column;
-    const float* residual = a.residual ? a.residual + (first + t) * a.residual_stride + to.column : nullptr;
-    for (int64_t i = 0; i < to.rows; ++i) {
-      float value = sum[i];
-      if (to.bias) value += to.bias[i];
-      if (residual) value += residual[i];
-      out[i] = value;
-    }
-  }
-}
-
 void multiply_piece(const LinearArgs& a, const Weight& w, const Weight::Piece& piece, const float* bias, int64_t column, const LinearTable& table) {
-  alignas(64) float sums[kTokensAtOnce * kGroupRows];
-  const Tiles& tiles = tiles_of(table, w.format);
-  const Rows rows = rows_for(a, w, table);
-  const PackedStep step = packed_step(w.format);
+  alignas(64) float sums[kTokensAtOnce * kGroupRows] = {};
+  Product product{table, tiles_of(table, w.format), packed_step(w.format), rows_for(a, w, table), {}, sums};
   const int64_t group_bytes = packed_group_bytes(w.format, w.columns);
-  const uint8_t* group = piece.data;
-  for (int64_t row = piece.row_begin; row < piece.row_end; row += kGroupRows, group += group_bytes) {
-    const Target to{bias ? bias + row : nullptr, column + row, std::min<int64_t>(kGroupRows, piece.row_end - row)};
-    for (int64_t first = 0; first < a.tokens; first += kTokensAtOnce) {
-      const int64_t n = std::min(kTokensAtOnce, a.tokens - first);
-      multiply_group(tiles, step, group, rows, first, n, sums);
-      store_group(a, to, sums, first, n);
+  const int64_t block = block_tokens(a.tokens, int64_t(product.rows.stride));
+  for (int64_t begin = 0; begin < a.tokens; begin += block) {
+    const int64_t end = std::min(begin + block, a.tokens);
+    const uint8_t* group = piece.data;
+    for (int64_t row = piece.row_begin; row < piece.row_end; row += kGroupRows, group += group_bytes) {
+      product.to = {a.out + column + row, a.out_stride, a.residual ? a.residual + column + row : nullptr, a.residual_stride,
+                    bias ? bias + row : nullptr, std::min<int64_t>(kGroupRows, piece.row_end - row)};
+      for (int64_t first = begin; first < end; first += kTokensAtOnce) product.multiply_group(group, first, std::min(kTokensAtOnce, end - first));
     }
   }
 }
@@ -160,6 +178,7 @@ void linear_prepare(const LinearArgs& a, int thread, int threads) {
 }
 
 void linear_multiply(const LinearArgs& a, int thread, int threads) {
+  if (a.tokens < 1) return;
   const LinearTable& table = table_of(current_level());
   int64_t column = 0;
   for (int i = 0; i < a.count; ++i) {

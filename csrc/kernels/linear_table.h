@@ -21,6 +21,16 @@ struct EncodedPart {
 // where the level has `round`, else float. Every level may take up to kMaxTileTokens.
 using TileFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums);
 
+// Where the sums of a tile go: `rows` outputs (at most 32) of each token, plus what is added to them.
+struct Outputs {
+  float* out;
+  int64_t out_stride;
+  const float* residual;  // or null; may be `out`
+  int64_t residual_stride;
+  const float* bias;      // of these rows, or null
+  int64_t rows;
+};
+
 constexpr int kMaxTileTokens = 12;
 constexpr int kFloatFormats = 3;  // rows of `floats` below: F32, F16, BF16
 
@@ -35,6 +45,8 @@ struct LinearTable {
   void (*encode)(const float* x, int64_t columns, EncodedPart* out);
   // Activations as bfloat16, to nearest, ties to even, with zeros up to whole parts; null where BF16 matrices are multiplied with float32.
   void (*round)(const float* x, int64_t columns, uint16_t* out);
+  // out[token][row] = (sums[token][row] + bias[row]) + residual[token][row]; the sums become 0, ready for the next tile.
+  void (*store)(float* sums, int64_t tokens, const Outputs& to);
 };
 
 const LinearTable& linear_table_scalar();

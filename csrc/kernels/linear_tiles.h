@@ -20,6 +20,7 @@
 #include "kernels/linear_coded.h"
 #include "kernels/linear_encode.h"
 #include "kernels/linear_floats.h"
+#include "kernels/linear_store.h"
 
 namespace homenode {
 namespace {
@@ -65,6 +66,7 @@ constexpr LinearTable make_table() {
   fill_bf16(table.floats[2]);
   fill_codings(table);
   table.encode = encode_columns;
+  table.store = store_tile;
   return table;
 }
 

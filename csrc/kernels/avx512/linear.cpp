@@ -17,6 +17,7 @@ constexpr bool kWideDotSubtracts128 = false;
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
 inline Floats load_floats(const float* p) { return _mm512_loadu_ps(p); }
 inline void store_floats(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats minus_fma(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
