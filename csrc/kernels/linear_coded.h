@@ -158,65 +158,79 @@ HOMENODE_INLINE Floats part_minimum(const uint8_t* part, int h, int v) {
   return to_floats(load_unsigned8(p + Packed<C>::scale));
 }
 
-// One part of a super-block: inner += d_row * sum of s * integer sums; inner_minimum likewise.
+// One part of a super-block: inner += d_row * sum of s * integer sums.
 template <Coding C, int M>
-HOMENODE_INLINE void add_part(const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& inner, Block<M>& inner_minimum) {
+HOMENODE_INLINE void add_part(const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& inner) {
   constexpr int n = sums_per_part(C);
   PartSums<C, M> sums;
   start_sums<C, M>(x, stride, sums);
   add_products_of_part<C, M>(at + Packed<C>::scale + Packed<C>::minimum, x, stride, sums);
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) {
-    Ints s[n];
-    Floats minimum[n];
+  Ints s[n][kVectors];
 #pragma GCC unroll 2
-    for (int h = 0; h < n; ++h) {
-      s[h] = part_scale<C>(at, h, v);
-      if constexpr (C.minimum != Minimum::none) minimum[h] = part_minimum<C>(at, h, v);
-    }
+  for (int h = 0; h < n; ++h) {
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      const auto* part = reinterpret_cast<const EncodedPart*>(x + m * stride);
-      Ints scaled = multiply_ints(sums.sum[0][m][v], s[0]);
-      if constexpr (n == 2) scaled = add_ints(scaled, multiply_ints(sums.sum[1][m][v], s[1]));
-      inner[m][v] = fma(to_floats(scaled), broadcast_float(&part->scale), inner[m][v]);
-      if constexpr (C.minimum != Minimum::none) {
-#pragma GCC unroll 2
-        for (int h = 0; h < n; ++h) {
-          const Floats row = n == 2 ? minus_row_half_sum(part, h) : minus_row_sum(part);
-          inner_minimum[m][v] = fma(minimum[h], row, inner_minimum[m][v]);
-        }
-      }
+    for (int v = 0; v < kVectors; ++v) s[h][v] = part_scale<C>(at, h, v);
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    const Floats scale = broadcast_float(&reinterpret_cast<const EncodedPart*>(x + m * stride)->scale);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      Ints scaled = multiply_ints(sums.sum[0][m][v], s[0][v]);
+      if constexpr (n == 2) scaled = add_ints(scaled, multiply_ints(sums.sum[1][m][v], s[1][v]));
+      inner[m][v] = fma(to_floats(scaled), scale, inner[m][v]);
     }
   }
 }
 
+// The minimums of one part: inner += m * (d_row * -(sum of the row's codes)).
+template <Coding C, int M>
+HOMENODE_INLINE void add_minimums_of_part(const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& inner) {
+  constexpr int n = sums_per_part(C);
+#pragma GCC unroll 2
+  for (int h = 0; h < n; ++h) {
+    Floats minimum[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) minimum[v] = part_minimum<C>(at, h, v);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const auto* part = reinterpret_cast<const EncodedPart*>(x + m * stride);
+      const Floats row = n == 2 ? minus_row_half_sum(part, h) : minus_row_sum(part);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) inner[m][v] = fma(minimum[v], row, inner[m][v]);
+    }
+  }
+}
+
+// total += inner * the super-block's scales at `d`.
+template <Coding C, int M>
+HOMENODE_INLINE void add_scaled(const Block<M>& inner, const uint8_t* d, float* total) {
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    const Floats scale = load_scales<C>(d + 2 * kLanes * v);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      float* sum = total + kGroupRows * m + kLanes * v;
+      store_floats(sum, fma(inner[m][v], scale, load_floats(sum)));
+    }
+  }
+}
+
+// Products and minimums pass one after the other and the totals stay in memory: so the registers are enough for as many tokens as in a simple tile.
 template <Coding C, int M>
 void tile_super(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total) {
   using At = Packed<C>;
-  Block<M> f;
-  load_sums<M>(total, f);
-  for (; columns > 0; columns -= At::columns, packed += At::bytes) {
-    Block<M> inner, inner_minimum;
+  for (; columns > 0; columns -= At::columns, packed += At::bytes, x += C.parts * sizeof(EncodedPart)) {
+    Block<M> inner;
     set_zero<M>(inner);
-    set_zero<M>(inner_minimum);
-    const uint8_t* at = packed + At::head;
-    for (int part = 0; part < C.parts; ++part, at += At::part, x += sizeof(EncodedPart)) {
-      add_part<C, M>(at, x, stride, inner, inner_minimum);
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const Floats d = load_scales<C>(packed + 2 * kLanes * v);
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
-        f[m][v] = fma(inner[m][v], d, f[m][v]);
-        if constexpr (C.minimum != Minimum::none) {
-          f[m][v] = fma(inner_minimum[m][v], load_halves(packed + 2 * kGroupRows + 2 * kLanes * v), f[m][v]);
-        }
-      }
+    for (int p = 0; p < C.parts; ++p) add_part<C, M>(packed + At::head + p * At::part, x + p * sizeof(EncodedPart), stride, inner);
+    add_scaled<C, M>(inner, packed, total);
+    if constexpr (C.minimum != Minimum::none) {
+      set_zero<M>(inner);
+      for (int p = 0; p < C.parts; ++p) add_minimums_of_part<C, M>(packed + At::head + p * At::part, x + p * sizeof(EncodedPart), stride, inner);
+      add_scaled<C, M>(inner, packed + 2 * kGroupRows, total);
     }
   }
-  store_sums<M>(f, total);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace {
 using Floats = __m512;
 using Ints = __m512i;
 constexpr int kLanes = 16;
-constexpr int kFloatTokens = 6, kPairTokens = 6, kSimpleTokens = 6, kSuperTokens = 4;  // what 32 registers hold
+constexpr int kFloatTokens = 6, kPairTokens = 6, kSimpleTokens = 6, kSuperTokens = 6;  // what 32 registers hold
 constexpr bool kWideDotSubtracts128 = false;
 
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
