@@ -5,35 +5,10 @@
 #include <unistd.h>
 
 #include <climits>
-#include <ctime>
 
 namespace homenode {
-namespace {
 
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("isb" ::: "memory");
-#endif
-}
-
-}  // namespace
-
-int64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
-}
-
-int64_t Gate::wait_long(uint32_t seen, int64_t spin_ns) {
-  const int64_t until = spin_ns > 0 ? now_ns() + spin_ns : 0;
-  while (until && now_ns() < until) {
-    for (int i = 0; i < 32; ++i) {
-      if (word_.load(std::memory_order_acquire) != seen) return 0;
-      relax();
-    }
-  }
+int64_t Gate::sleep_while(uint32_t seen) {
   const int64_t begin = now_ns();
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (word_.load(std::memory_order_seq_cst) == seen) {
@@ -43,9 +18,6 @@ int64_t Gate::wait_long(uint32_t seen, int64_t spin_ns) {
   return now_ns() - begin;
 }
 
-void Gate::advance() {
-  word_.fetch_add(1, std::memory_order_seq_cst);
-  if (sleepers_.load(std::memory_order_seq_cst)) syscall(SYS_futex, &word_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-}
+void Gate::wake() { syscall(SYS_futex, &word_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
 
 }  // namespace homenode

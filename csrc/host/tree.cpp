@@ -11,11 +11,13 @@ constexpr size_t kNodeBytes = 4096;  // a page: what can be placed on a NUMA nod
 }
 
 struct TeamTree::Node {
-  Node* parent;
-  int arrivals;
-  std::atomic<int> arrived{0};  // in the line of what an arriving member reads anyway
-  Gate released;                // advanced when all are there
-  Gate calls;                   // advanced once a call
+  Node(Node* above, int wanted) : parent(above), arrivals(wanted) {}
+
+  Gate calls;     // advanced once a call
+  Gate released;  // advanced when all are there
+  alignas(kLine) std::atomic<int> arrived{0};
+  alignas(kLine) Node* const parent;
+  const int arrivals;
 };
 
 Result<std::unique_ptr<TeamTree>> TeamTree::create(const std::vector<GroupPath>& paths) {
@@ -32,6 +34,7 @@ Result<std::unique_ptr<TeamTree>> TeamTree::create(const std::vector<GroupPath>&
   auto pages = allocate_pages(tree->plans_.size() * kNodeBytes);
   if (!pages) return pages.error();
   tree->pages_ = pages.value();
+  for (const int index : tree->node_of_) tree->seats_.push_back(tree->node(index));
   return tree;
 }
 
@@ -68,24 +71,18 @@ TeamTree::Node* TeamTree::node(int index) const {
 void TeamTree::settle(int member) {
   for (int i = 0; i < nodes(); ++i) {
     const Plan& plan = plans_[static_cast<size_t>(i)];
-    if (plan.owner == member) new (node(i)) Node{node(plan.parent), plan.arrivals, {}, {}, {}};
+    if (plan.owner == member) new (node(i)) Node(node(plan.parent), plan.arrivals);
   }
 }
 
-int64_t TeamTree::meet(int member, int64_t spin_ns) {
-  Node* climbed[kMaxDepth + 1];
-  int64_t slept = 0;
-  int count = 0;
-  for (Node* at = node(node_of_[static_cast<size_t>(member)]); at; at = at->parent) {
-    const uint32_t seen = at->released.value();  // cannot change before this arrival
-    if (at->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 != at->arrivals) {
-      slept = at->released.wait_while(seen, spin_ns);
-      break;
-    }
-    at->arrived.store(0, std::memory_order_relaxed);  // nobody arrives again before the release
-    climbed[count++] = at;
-  }
-  while (count) climbed[--count]->released.advance();
+int64_t TeamTree::meet(int member, int64_t spin_ns) { return meet_at(*seats_[static_cast<size_t>(member)], spin_ns); }
+
+int64_t TeamTree::meet_at(Node& at, int64_t spin_ns) {
+  const uint32_t seen = at.released.value();  // cannot change before this arrival
+  if (at.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 != at.arrivals) return at.released.wait_while(seen, spin_ns);
+  at.arrived.store(0, std::memory_order_relaxed);  // nobody arrives again before the release
+  const int64_t slept = at.parent ? meet_at(*at.parent, spin_ns) : 0;
+  at.released.advance();
   return slept;
 }
 
@@ -96,7 +93,7 @@ void TeamTree::call() {
 }
 
 int64_t TeamTree::wait_for_call(int member, uint32_t seen, int64_t spin_ns) {
-  return node(node_of_[static_cast<size_t>(member)])->calls.wait_while(seen, spin_ns);
+  return seats_[static_cast<size_t>(member)]->calls.wait_while(seen, spin_ns);
 }
 
 }  // namespace homenode

@@ -49,9 +49,11 @@ class TeamTree {
   TeamTree() = default;
   void plan(const std::vector<GroupPath>& paths, const std::vector<int>& members, size_t depth, int parent);
   Node* node(int index) const;
+  int64_t meet_at(Node& at, int64_t spin_ns);
 
   std::vector<Plan> plans_;      // parents before their children
   std::vector<int> node_of_;     // where each member arrives
+  std::vector<Node*> seats_;     // the same, for those in a hurry
   Pages pages_;
 };
 
