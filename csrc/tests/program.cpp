@@ -13,7 +13,8 @@ constexpr int kVocabulary = 70, kMaxTokens = 160, kBlocks = 24, kMaxSequences = 
 // A small model of random shape: what is recorded from it, and the KV memory, differ from team to team, the numbers do not.
 struct Shape {
   int hidden, heads, kv_heads, head_dim, inner, window, block_size;
-  bool bf16, qk_norm;
+  bool qk_norm;
+  KvType kv;
   Format format;
   uint64_t seed;
 };
@@ -21,14 +22,14 @@ struct Shape {
 Shape random_shape(Random& random) {
   const int group = random.between(1, 4), kv_heads = random.between(1, 3), head_dim = 2 * random.between(1, 40);
   return {32 * random.between(1, 4), group * kv_heads, kv_heads, head_dim, 32 * random.between(1, 4), random.one_in(2) ? random.between(1, 300) : 0,
-          32 * random.between(1, 2), random.one_in(2), random.one_in(2), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}), random.bits()};
+          32 * random.between(1, 2), random.one_in(2), random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}), random.bits()};
 }
 
 // Records the model for one team and keeps what it needs.
 class Model {
  public:
   Model(const Shape& shape, std::shared_ptr<Team> team, Level level) : shape_(shape), team_(std::move(team)), random_(shape.seed) {
-    cache_ = taken(KvCache::create(*team_, {1, shape.kv_heads, shape.head_dim, shape.block_size, shape.bf16}, kBlocks));
+    cache_ = taken(KvCache::create(*team_, {1, shape.kv_heads, shape.head_dim, shape.block_size, shape.kv}, kBlocks));
     Recorder r(team_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks});
     Tensor x = taken(r.embedding(weight(kVocabulary, shape.hidden)));
     x = attention(r, x);
