@@ -263,7 +263,7 @@ def test_what_is_not_finite_is_not_hidden_by_int8(backend: NativeBackend, which:
 
 
 def test_error_of_each_storage_against_float32(backend: NativeBackend, capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/performance.md quotes what this prints: the relative error (root of the mean square) of attention over normal keys and values."""
+    """docs/models.md quotes what this prints: the relative error (root of the mean square) of attention over normal keys and values."""
     exact = Case(14, 2, 64, 600)
     inputs, blocks = exact.inputs(), shuffled_blocks(exact)
     wanted = oracle(exact, inputs)
