@@ -68,7 +68,7 @@ inline Exact<float> reals(Random& random, size_t count, float scale = 1) {
 
 inline std::vector<Level> levels() {
   std::vector<Level> found;
-  for (const Level level : {Level::scalar, Level::avx2, Level::avx512}) {
+  for (const Level level : {Level::scalar, Level::avx2, Level::avx512, Level::avx512bf16}) {
     if (level_available(level)) found.push_back(level);
   }
   return found;
