@@ -60,11 +60,14 @@ class Names(click.ParamType[tuple[str, ...]]):
 def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
     """The compiled core on the CPUs it would choose for serving."""
     from homenode.engine.build import make_backend
+    from homenode.engine.placement import team_groups
     from homenode.engine.sizing import choose_cpus
-    from homenode.host.topology.allowance import Allowance
+    from homenode.host.topology.read import read_host
+    from homenode.host.topology.source import LiveSource
 
-    backend = make_backend(ComputeConfig(backend="native", threads=threads, isa=isa), choose_cpus(threads, Allowance.of_process()))
-    return cast("NativeBackend", backend)
+    host = read_host(LiveSource(), accelerators=False)
+    cpus = choose_cpus(threads, host.allowance)
+    return cast("NativeBackend", make_backend(ComputeConfig(backend="native", threads=threads, isa=isa), cpus, team_groups(host, cpus)))
 
 
 def meter_of(backend: NativeBackend) -> NativeMeter:
