@@ -121,6 +121,7 @@ void tile_simple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
   Block<M> f;
   load_sums<M>(total, f);
   for (; columns > 0; columns -= kPartColumns, packed += At::bytes, x += sizeof(EncodedPart)) {
+    if constexpr (M > 1) expect<At::bytes>(packed);
     PartSums<C, M> sums;
     start_sums<C, M>(x, stride, sums);
     add_products_of_part<C, M>(packed + At::head, x, stride, sums);
@@ -162,6 +163,7 @@ HOMENODE_INLINE Floats part_minimum(const uint8_t* part, int h, int v) {
 template <Coding C, int M>
 HOMENODE_INLINE void add_part(const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& inner) {
   constexpr int n = sums_per_part(C);
+  if constexpr (M > 1) expect<Packed<C>::part>(at);
   PartSums<C, M> sums;
   start_sums<C, M>(x, stride, sums);
   add_products_of_part<C, M>(at + Packed<C>::scale + Packed<C>::minimum, x, stride, sums);
