@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 
 from homenode.cpuset import parse_cpu_list
-from homenode.errors import HostError, UserError
+from homenode.errors import HostError, PlacementError, UserError
 from homenode.host.binding import apply as apply_module
 from homenode.host.binding.apply import apply
 from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
-from homenode.host.binding.preflight import check_target
+from homenode.host.binding.preflight import check_running
 from homenode.host.binding.report import Report, StepResult
 from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import Process, identify
 from homenode.host.binding.undo import Remembered, recall, recorded, remember_irqs, undo
+from homenode.host.topology.source import RecordedSource
 from tests.host.children import CPUS, ONE, OTHER, child, cpuset, eventually, masks, numa, two_cpus
 
 GONE = 4194303
@@ -231,27 +232,27 @@ def test_a_real_cpuset_is_not_left(state: State) -> None:
 def test_processes_and_cpus_that_are_not_there_are_named(state: State) -> None:
     with pytest.raises(UserError, match=f"no process {GONE}"):
         apply(GONE, Target((ONE,)), state=state)
-    with pytest.raises(UserError, match="CPUs 4095 are not online"):
+    with pytest.raises(UserError, match="CPU 4095 is not on this machine"):
         apply(os.getpid(), Target((4095,)), state=state)
-    with pytest.raises(UserError, match="CPUs 4000 are not online"):
+    with pytest.raises(UserError, match="CPU 4000 is not on this machine, or is offline"):
         apply(os.getpid(), Target((ONE,), {"acl_thread": (4000,)}), state=state)
     with pytest.raises(UserError, match="NUMA node 977 is not on this machine"):
         apply(os.getpid(), Target((ONE,), memory_nodes=(977,)), state=state)
     assert not recorded(state)
 
 
-def test_offline_cpus_and_nodes_without_memory_are_named(tmp_path: Path) -> None:
-    for file, text in {"cpu/online": "0-3,6-7\n", "node/online": "0,2,8\n", "node/has_memory": "0,8\n"}.items():
-        (tmp_path / "sys/devices/system" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "sys/devices/system" / file).write_text(text)
-    check_target(Target((0, 7), {"acl_thread": (6,)}, (8, 0)), str(tmp_path))
-    for target, message in (
-        (Target((3, 4, 5)), "CPUs 4-5 are not online on this machine; it has 0-3,6-7"),
-        (Target((0,), memory_nodes=(1, 2)), "NUMA node 1 is not on this machine; it has 0,2,8"),
-        (Target((0,), memory_nodes=(2, 8)), "NUMA node 2 has no memory; nodes with memory are 0,8"),
+def test_offline_cpus_and_nodes_without_memory_are_named() -> None:
+    texts = {"cpu/online": "0-3,6-7", "node/online": "0,2,8", "node/has_memory": "0,8"}
+    machine = RecordedSource("x86_64", {f"/sys/devices/system/{file}": text for file, text in texts.items()})
+    check_running(Target((0, 7), {"acl_thread": (6,)}, (8, 0)), machine)
+    for target, code, message in (
+        (Target((3, 4, 5)), "no_such_cpu", "CPU 4-5 is not on this machine, or is offline .seen: online CPUs 0-3,6-7"),
+        (Target((0,), memory_nodes=(1, 2)), "no_such_node", "NUMA node 1 is not on this machine .seen: nodes 0,2,8"),
+        (Target((0,), memory_nodes=(2, 8)), "node_without_memory", "NUMA node 2 has no memory .seen: nodes with memory 0,8"),
     ):
-        with pytest.raises(UserError, match=message):
-            check_target(target, str(tmp_path))
+        with pytest.raises(PlacementError, match=message) as refused:
+            check_running(target, machine)
+        assert refused.value.code == code
 
 
 @two_cpus
@@ -426,7 +427,7 @@ def test_memory_nodes_that_the_cpuset_forbids_are_named(
     state: State, monkeypatch: pytest.MonkeyPatch, allowed: tuple[int, ...], steps: list[str]
 ) -> None:
     monkeypatch.setattr(apply_module, "mems_allowed", lambda pid: allowed)
-    monkeypatch.setattr(apply_module, "check_target", lambda target: None)
+    monkeypatch.setattr(apply_module, "check_running", lambda target: None)
     with child() as running:
         report = apply(running.pid, Target((ONE,), memory_nodes=(0, 977)), state=state)
         assert [step.what for step in report.steps] == steps

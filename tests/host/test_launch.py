@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError, PlacementError
-from homenode.host.binding.launch import ProgramError, bind_self, check_target, find_program
+from homenode.host.binding.launch import ProgramError, bind_self, check_allowed, find_program
 from homenode.host.binding.syscalls import _NUMBERS, Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.topology.allowance import Allowance
@@ -378,10 +378,10 @@ RECORDED = RecordedSource(
 )
 def test_targets_are_checked_before_anything_changes(target: Target, code: str, named: str) -> None:
     with pytest.raises(PlacementError, match=named) as refused:
-        check_target(target, Allowance.of_process(RECORDED), RECORDED)
+        check_allowed(target, Allowance.of_process(RECORDED), RECORDED)
     assert refused.value.code == code
     assert refused.value.remedy and refused.value.seen and refused.value.wanted is not None
 
 
 def test_a_target_inside_its_limits_passes() -> None:
-    check_target(Target((0, 1), {}, (8, 0)), Allowance.of_process(RECORDED), RECORDED)
+    check_allowed(Target((0, 1), {}, (8, 0)), Allowance.of_process(RECORDED), RECORDED)

@@ -126,14 +126,14 @@ def memory(policy: Policy, pages: dict[int, int]) -> MemoryMap:
 )
 def test_policies_and_homes_on_many_nodes(monkeypatch: pytest.MonkeyPatch, policy: Policy, pages: dict[int, int], codes: list[str]) -> None:
     monkeypatch.setattr(verify_module, "read_memory_map", lambda pid: memory(policy, pages))
-    monkeypatch.setattr(verify_module, "check_target", lambda target: None)
+    monkeypatch.setattr(verify_module, "check_running", lambda target: None)
     report = verify(os.getpid(), Target(CPUS, memory_nodes=(0, 1)))
     assert [finding.code for finding in report.findings if finding.code != "thread_off_plan"] == codes
 
 
 def test_what_pages_lie_off_the_plan_is_told_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_module, "read_memory_map", lambda pid: memory(Policy("default"), {0: 256, 2: 768}))
-    monkeypatch.setattr(verify_module, "check_target", lambda target: None)
+    monkeypatch.setattr(verify_module, "check_running", lambda target: None)
     report = verify(os.getpid(), Target((), memory_nodes=(0,)))
     assert not report.ok
     assert "25%" in report.findings[0].message and "node 0: 1MiB, node 2: 3MiB" in report.findings[0].message

@@ -15,7 +15,7 @@ from homenode.errors import HomenodeError, HostError, UserError
 from homenode.host.binding.masks import Masks, describe, explain, put_back, read_masks, refused, settle
 from homenode.host.binding.memory_map import mems_allowed, read_memory_map
 from homenode.host.binding.pages import Moves, Progress, move_private_pages
-from homenode.host.binding.preflight import check_target
+from homenode.host.binding.preflight import check_running
 from homenode.host.binding.report import Report, StepResult, skipped
 from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
@@ -47,7 +47,7 @@ def apply(
     Raises UserError for a process, CPUs or nodes that are not there or not allowed, and HostError where the system refuses: nothing is changed
     then. What fails later is rolled back and told in the report.
     """
-    check_target(target)
+    check_running(target)
     binding = _Binding(identify(pid), target, calls or Syscalls(), state)
     binding.remember(strict)
     if binding.bind_threads(settle_s):

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from homenode.errors import HomenodeError, UserError
 from homenode.host.binding.companion import leave_companion, to_stderr
-from homenode.host.binding.rank_hints import RANK_VARIABLES, RankHint, worker_rank_of
+from homenode.host.binding.rank_hints import RankHint, worker_rank_of
 from homenode.host.binding.report import Report
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import Process, identify, parse_stat, threads
+from homenode.host.placement.variables import RANK_VARIABLES
 
 TargetOf = Callable[[RankHint], Target | None]
 Bind = Callable[[int, Target], Report]

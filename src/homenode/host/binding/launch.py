@@ -19,14 +19,13 @@ from homenode.cpuset import format_cpu_list
 from homenode.errors import HostError, PlacementError, UserError
 from homenode.host.binding.companion import to_stderr
 from homenode.host.binding.ladder import bind_memory
+from homenode.host.binding.preflight import check_exists
 from homenode.host.binding.report import Report, StepResult
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.topology.allowance import Allowance
-from homenode.host.topology.facts import FactReader
 from homenode.host.topology.finding import Finding
-from homenode.host.topology.online import read_node_ids, read_online
-from homenode.host.topology.source import LiveSource, Source
+from homenode.host.topology.source import Source
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of shells for a program that is not there, or that is no program
 _NO_EXECUTE = "may not be executed; run `chmod +x` on it, or name its interpreter"
@@ -87,20 +86,11 @@ def _refusal(place: str) -> str | None:
     return "" if stat.S_ISREG(mode) and os.access(place, os.X_OK) else _NO_EXECUTE
 
 
-def check_target(target: Target, allowance: Allowance, source: Source | None = None) -> None:
+def check_allowed(target: Target, allowance: Allowance, source: Source | None = None) -> None:
     """Refuse what the machine does not have, and CPUs outside `allowance`. Raises PlacementError, whose message names them."""
-    reader = FactReader(source or LiveSource())
-    online, nodes = read_online(reader), read_node_ids(reader) or (0,)
     if not target.cpus:
         raise PlacementError("no_cpus", "there are no CPUs to run on", seen="an empty list", wanted="at least one CPU", remedy="Give some.")
-    if absent := set(target.cpus) - set(online):
-        raise PlacementError(
-            "no_such_cpu",
-            f"CPU {format_cpu_list(absent)} is not on this machine, or is offline",
-            seen=f"online CPUs {format_cpu_list(online)}",
-            wanted=format_cpu_list(target.cpus),
-            remedy="Choose from the online ones (`homenode host` shows them).",
-        )
+    check_exists(target, source)
     if outside := set(target.cpus) - set(allowance.cpus):
         origin = allowance.mask_origin if allowance.mask_origin in _ORIGINS else "inherited"
         raise PlacementError(
@@ -110,18 +100,10 @@ def check_target(target: Target, allowance: Allowance, source: Source | None = N
             wanted=format_cpu_list(target.cpus),
             remedy=_WIDEN[origin],
         )
-    if unknown := set(target.memory_nodes) - set(nodes):
-        raise PlacementError(
-            "no_such_node",
-            f"NUMA node {format_cpu_list(unknown)} is not on this machine",
-            seen=f"nodes {format_cpu_list(nodes)}",
-            wanted=format_cpu_list(target.memory_nodes),
-            remedy="Choose from its nodes (`homenode host` shows them).",
-        )
 
 
 def bind_self(target: Target, *, strict: bool = False, kernel: Syscalls | None = None) -> Report:
-    """Bind the calling thread, and what it starts or becomes, to a target that `check_target` has passed.
+    """Bind the calling thread, and what it starts or becomes, to a target that `check_allowed` has passed.
 
     What the kernel refuses is left out, each with a finding; with `strict` the first refusal raises HostError.
     """
@@ -150,7 +132,7 @@ def run_bound(
         raise UserError("there is no program to run; give one behind `--`")
     program = find_program(argv[0], env)
     if target is not None:
-        check_target(target, allowance or Allowance.of_process())
+        check_allowed(target, allowance or Allowance.of_process())
         for finding in bind_self(target, strict=strict, kernel=kernel).findings:
             say(f"{finding.severity}: {finding.text}")
     execute(program, argv, env)

@@ -1,49 +1,39 @@
-"""Whether the CPUs and nodes of a target exist on this machine, asked before anything is changed."""
+"""Whether the CPUs and nodes of a target are on this machine, asked before anything is changed."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from homenode.cpuset import format_cpu_list, parse_cpu_list
-from homenode.errors import UserError
+from homenode.cpuset import format_cpu_list
+from homenode.errors import PlacementError
 from homenode.host.binding.target import Target
+from homenode.host.topology.facts import FactReader
+from homenode.host.topology.online import NODE_FOLDER, read_node_ids, read_online
+from homenode.host.topology.source import LiveSource, Source
+
+_CHOOSE = "Choose from those that are there (`homenode host` shows them)."
 
 
-def check_target(target: Target, root: str = "/") -> None:
-    """Raises UserError for CPUs that are not online and for nodes that are not online or have no memory; `root` stands in for `/` in tests.
-
-    Source: the kernel's ABI documents sysfs-devices-system-cpu and sysfs-devices-node. A kernel without NUMA has node 0 alone.
-    """
-    devices = Path(root) / "sys/devices/system"
+def check_exists(target: Target, source: Source | None = None) -> None:
+    """Raises PlacementError no_such_cpu and no_such_node, naming them. A kernel without NUMA has node 0 alone."""
+    reader = FactReader(source or LiveSource())
+    online, nodes = read_online(reader), read_node_ids(reader) or (0,)
     cpus = {cpu for group in (target.cpus, *target.threads.values()) for cpu in group}
-    online = _numbers(devices / "cpu/online")
-    missing = cpus.difference(online)
-    if online and missing:
-        raise UserError(
-            f"CPUs {format_cpu_list(missing)} are not online on this machine; it has {format_cpu_list(online)}",
-            param="cpus",
-            missing=sorted(missing),
-        )
-    nodes = _numbers(devices / "node/online") or (0,)
-    absent = set(target.memory_nodes).difference(nodes)
-    if absent:
-        raise UserError(
-            f"NUMA node {format_cpu_list(absent)} is not on this machine; it has {format_cpu_list(nodes)}",
-            param="memory-nodes",
-            missing=sorted(absent),
-        )
-    filled = _numbers(devices / "node/has_memory") or nodes
-    empty = set(target.memory_nodes).difference(filled)
-    if empty:
-        raise UserError(
-            f"NUMA node {format_cpu_list(empty)} has no memory; nodes with memory are {format_cpu_list(filled)}",
-            param="memory-nodes",
-            missing=sorted(empty),
-        )
+    if absent := cpus - set(online):
+        message = f"CPU {format_cpu_list(absent)} is not on this machine, or is offline"
+        raise _refused("no_such_cpu", message, f"online CPUs {format_cpu_list(online)}", cpus, _CHOOSE)
+    if absent := set(target.memory_nodes) - set(nodes):
+        message = f"NUMA node {format_cpu_list(absent)} is not on this machine"
+        raise _refused("no_such_node", message, f"nodes {format_cpu_list(nodes)}", set(target.memory_nodes), _CHOOSE)
 
 
-def _numbers(file: Path) -> tuple[int, ...]:
-    try:
-        return parse_cpu_list(file.read_text(encoding="ascii", errors="replace"))
-    except (OSError, UserError):
-        return ()
+def check_running(target: Target, source: Source | None = None) -> None:
+    """For a process whose memory is to be moved or looked at: also PlacementError node_without_memory, as nothing can lie there."""
+    source = source or LiveSource()
+    check_exists(target, source)
+    filled = FactReader(source).cpus(f"{NODE_FOLDER}/has_memory")
+    if filled and (empty := set(target.memory_nodes) - set(filled)):
+        message = f"NUMA node {format_cpu_list(empty)} has no memory"
+        raise _refused("node_without_memory", message, f"nodes with memory {format_cpu_list(filled)}", set(target.memory_nodes), _CHOOSE)
+
+
+def _refused(code: str, message: str, seen: str, wanted: set[int], remedy: str) -> PlacementError:
+    return PlacementError(code, message, seen=seen, wanted=format_cpu_list(wanted), remedy=remedy)

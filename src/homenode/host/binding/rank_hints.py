@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.host.placement.demand import Parallelism
+from homenode.host.placement.variables import rank_of_environment
 
-# In the order they are believed: who is started by torchrun inside an MPI job is numbered by torchrun.
-RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 ROLES = ("worker", "engine_core", "api_server", "coordinator", "detokenizer")
 
 _TITLE = re.compile(
@@ -97,8 +96,5 @@ def _size(given: Mapping[str, str], names: Sequence[str]) -> int | None:
 
 
 def _hint_of_environment(environ: Mapping[str, str]) -> RankHint | None:
-    for name in RANK_VARIABLES:
-        text = environ.get(name, "")
-        if text.isascii() and text.isdecimal() and len(text) <= 4:
-            return RankHint("worker", int(text))
-    return None
+    rank = rank_of_environment(environ)
+    return None if rank is None else RankHint("worker", rank)

@@ -8,7 +8,7 @@ from homenode.cpuset import format_cpu_list
 from homenode.errors import UserError
 from homenode.host.binding.masks import Cpus, describe, read_masks
 from homenode.host.binding.memory_map import MemoryMap, Policy, read_memory_map
-from homenode.host.binding.preflight import check_target
+from homenode.host.binding.preflight import check_running
 from homenode.host.binding.report import Report, StepResult, skipped
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
@@ -36,7 +36,7 @@ def verify(
     off the plan too. `readers`: further checks (of interrupts) whose reports are added.
     Raises UserError for a process, CPUs or nodes that are not there, HostError for a process this user may not look into.
     """
-    check_target(target)
+    check_running(target)
     process = identify(pid)
     report = _affinity(process, target, calls or Syscalls())
     if target.memory_nodes:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from homenode.cpuset import parse_cpu_list
 from homenode.errors import PlacementError, UserError
 
-# Where launchers tell a process its rank on this host, in the order they are asked.
+# Where launchers tell a process its rank on this host, in the order they are believed: who is started by torchrun inside an MPI job is numbered
+# by torchrun.
 RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
@@ -48,7 +49,8 @@ def reserve_cpus(given: int | None, env: Mapping[str, str], *, cpu_workers: bool
 
 def rank_of_environment(env: Mapping[str, str]) -> int | None:
     """The local rank that a launcher has put into the variables; None when there is none."""
-    return next((int(env[name]) for name in RANK_VARIABLES if env.get(name, "").isdecimal() and len(env[name]) < 5), None)
+    told = (env.get(name, "") for name in RANK_VARIABLES)
+    return next((int(text) for text in told if text.isascii() and text.isdecimal() and len(text) < 5), None)
 
 
 def _first(given: str | None, env: Mapping[str, str], *names: str) -> str | None:
