@@ -1,0 +1,34 @@
+// The product of one packed group of 32 weight rows with some activation rows, cut so that weights and activations stay in the caches.
+#pragma once
+#include <cstdint>
+
+#include "kernels/linear_rows.h"
+#include "quant/pack.h"
+
+namespace homenode {
+
+// Tokens multiplied with one group before the next: what GroupProduct::multiply takes at most.
+constexpr int64_t kTokensAtOnce = 96;
+
+// Tokens whose activations make a block that stays in the second-level cache while all the groups of a piece pass: about equal blocks.
+int64_t block_tokens(int64_t tokens, int64_t row_bytes);
+
+// One weight's groups times one step's activations, as one thread computes them.
+class GroupProduct {
+ public:
+  GroupProduct(const Weight&, const ActivationRows&, const LinearTable&);
+
+  // sums[token][32] += tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`.
+  void multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
+
+  int64_t group_bytes() const { return group_bytes_; }
+  const ActivationRows& rows() const { return rows_; }
+
+ private:
+  const Tiles& tiles_;
+  PackedStep step_;
+  ActivationRows rows_;
+  int64_t group_bytes_;
+};
+
+}  // namespace homenode
