@@ -51,7 +51,12 @@ struct LinearTable {
 
 const LinearTable& linear_table_scalar();
 const LinearTable& linear_table_avx2();
+const LinearTable& linear_table_avx2vnni();
 const LinearTable& linear_table_avx512();
 const LinearTable& linear_table_avx512bf16();
+const LinearTable& linear_table_amx();
+const LinearTable& linear_table_neon();
+const LinearTable& linear_table_dotprod();
+const LinearTable& linear_table_i8mm();
 
 }  // namespace homenode
