@@ -39,6 +39,10 @@ const LinearTable& linear_table(Level level) {
   }
 }
 
+void linear_finish() {
+  if (const auto finish = linear_table(current_level()).finish) finish();
+}
+
 const Tiles& tiles_of(const LinearTable& table, Format format) {
   switch (format) {
     case Format::f32: return table.floats[0];

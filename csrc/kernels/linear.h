@@ -71,6 +71,8 @@ size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* c
 bool linear_needs_prepare(const LinearArgs&);
 void linear_prepare(const LinearArgs&, int thread, int threads);
 void linear_multiply(const LinearArgs&, int thread, int threads);
+// A thread's last product of a step is done: what the level keeps in its registers can go. Left out, it costs time and nothing else.
+void linear_finish();
 
 // Where silu(gate) * up goes: to float32 rows, or as prepared rows into the scratch memory of the product that takes them (its `filled` is set).
 struct GatedRows {

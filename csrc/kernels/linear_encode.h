@@ -5,6 +5,18 @@
 namespace homenode {
 namespace {
 
+constexpr float kAnchor = 12582912.0f;  // 1.5 * 2^23: a float whose last bit counts ones
+constexpr int32_t kLargestMagnitude = __builtin_bit_cast(int32_t, 1e33f);  // anchors of larger ones would overflow
+
+// Rounds `least` up to a quarter of its power of two.
+HOMENODE_INLINE void set_scale(float least, EncodedPart* out) {
+  constexpr int kQuarterBits = 21;  // of a float's significand below the quarters
+  const int32_t rounded = (__builtin_bit_cast(int32_t, least) + (1 << kQuarterBits) - 1) >> kQuarterBits << kQuarterBits;
+  out->scale = __builtin_bit_cast(float, rounded);
+  out->anchor = __builtin_bit_cast(float, (rounded >> 23) * (1 << 23)) * kAnchor;
+  out->factor = (rounded >> kQuarterBits & (kQuarters - 1)) * kPanelFloats;
+}
+
 void encode_part(const float* x, EncodedPart* out) {
   constexpr int kPerHalf = kPartColumns / 2 / kLanes;
   Ints bits = zero_ints();  // of the largest magnitude: as integers they compare like the floats, and a NaN is above infinity
@@ -14,13 +26,14 @@ void encode_part(const float* x, EncodedPart* out) {
   const int32_t largest_bits = largest_lane(bits);
   const float largest = __builtin_bit_cast(float, largest_bits);
   *out = EncodedPart{};
-  if (largest_bits > 0x7f7fffff) {
-    out->scale = __builtin_nanf("");
+  out->anchor = kAnchor;
+  if (largest_bits > kLargestMagnitude) {
+    out->scale = out->anchor = out->minus_total = __builtin_nanf("");
     return;
   }
   if (largest < 1e-30f) return;  // as good as zero; its inverse could overflow
-  out->scale = largest / 127.0f;
-  const float inverse = 127.0f / largest;
+  set_scale(largest / 127.0f, out);
+  const float inverse = 1.0f / out->scale;
   const Floats factor = broadcast_float(&inverse);
   for (int h = 0; h < 2; ++h) {
     Ints sum = zero_ints();
@@ -32,6 +45,7 @@ void encode_part(const float* x, EncodedPart* out) {
     out->minus_half_sum[h] = -sum_lanes(sum);
   }
   out->minus_sum = out->minus_half_sum[0] + out->minus_half_sum[1];
+  out->minus_total = out->scale * float(out->minus_sum);
 }
 
 void encode_columns(const float* x, int64_t columns, EncodedPart* out) {

@@ -25,7 +25,10 @@ class GroupProduct {
   const ActivationRows& rows() const { return rows_; }
 
  private:
+  void multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
+
   const Tiles& tiles_;
+  const PanelTiles* panels_;  // null where there are none
   PackedStep step_;
   ActivationRows rows_;
   int64_t group_bytes_;

@@ -28,6 +28,7 @@ inline Floats zero_floats() { return Floats{}; }
 inline Floats load_floats(const float* p) { return load<Floats>(p); }
 inline void store_floats(float* p, Floats x) { std::memcpy(p, &x, sizeof x); }
 inline Floats add(Floats a, Floats b) { return a + b; }
+inline Floats subtract(Floats a, Floats b) { return a - b; }
 inline Floats multiply(Floats a, Floats b) { return a * b; }
 inline Floats fma(Floats a, Floats b, Floats c) {
   for (int i = 0; i < kLanes; ++i) c[i] = std::fma(a[i], b[i], c[i]);

@@ -6,11 +6,12 @@
 //
 // The value of an output, the same at every level (but for the one exception below) and for every number of tokens:
 //   F32, F16, BF16   one fused multiply-add for each column, ascending, starting from 0
-//   simple blocks    for each 32 columns: the exact integer sum of products, then fma(float(sum), d_weight * d_row, value);
-//                    with a minimum then fma(-minimum, d_row * float(-sum of row codes), value)
-//   super-blocks     for each 256 columns: eight times fma(float(sum of s * integer sums), d_row, inner), and for minimums
-//                    fma(float(m), d_row * float(-sum of row codes), inner_minimum);
-//                    then fma(inner, d, value), and for minimums fma(inner_minimum, dmin, value)
+//   block formats    for each 32 columns, or each 16 where these have a scale of their own: the exact integer sum of products; then
+//                    fma(float(sum) * d_row, d_weight, value), d_weight being the scale of a simple block or float(s) * d of a super-block's part;
+//                    with minimums, after the sums of the 32 columns, fma(minimum, d_row * float(-sum of row codes), value), the minimum being
+//                    the simple block's, negated where it is added, or float(m) * dmin
+// A row's scale d_row is q/4 * 2^e (see EncodedPart), so that float(sum) * d_row is exact, and so is its product with 2^e alone or q/4 * d_weight:
+// whoever multiplies the three factors in another order gets the same bits (linear_panel.h does).
 // The level avx512bf16 has BF16 tiles of its own (avx512bf16/linear.cpp), for twice the operations of a fused multiply-add an instruction:
 //   BF16             activations are rounded to bfloat16 first, to nearest, ties to even, magnitudes below 2^-126 to zero; then for each two columns
 //                    fma(second weight, second activation, value), then fma(first ...), magnitudes below 2^-126 taken and left as zero
@@ -29,17 +30,11 @@
 namespace homenode {
 namespace {
 
-template <Coding C, int M>
-constexpr TileFunction coded_tile() {
-  if constexpr (C.parts == 1) return tile_simple<C, M>;
-  else return tile_super<C, M>;
-}
-
 template <Coding C, int M = 1>
 constexpr void fill_coded(Tiles& tiles) {
   constexpr int most = C.parts == 1 ? kSimpleTokens : kSuperTokens;
   tiles.max_tokens = most;
-  tiles.tile[M - 1] = coded_tile<C, M>();
+  tiles.tile[M - 1] = tile_coded<C, M>;
   if constexpr (M < most) fill_coded<C, M + 1>(tiles);
 }
 

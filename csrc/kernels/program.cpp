@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "host/team.h"
+#include "kernels/linear.h"
 
 namespace homenode {
 
@@ -23,6 +24,7 @@ void Program::run_phases(int thread, int threads) {
     work_done = true, barrier = false;
   }
   if (clock) clock->end_work();
+  linear_finish();
 }
 
 Result<Output> Program::run(const StepInput& input) {

@@ -1,5 +1,6 @@
 // AMX: matrices by tiles of bytes and of bfloat16 pairs; few tokens of block formats as the level avx512bf16 has them.
 #include "kernels/amx/pairs.h"
+#include "kernels/amx/panel.h"
 
 namespace homenode {
 namespace {
@@ -7,6 +8,7 @@ namespace {
 LinearTable make_table() {
   LinearTable table = linear_table_avx512bf16();
   fill_pairs(table.floats[2]);
+  fill_panels(table);
   table.finish = release_shape;
   return table;
 }

@@ -17,9 +17,9 @@ inline Floats zero_floats() { return _mm256_setzero_ps(); }
 inline Floats load_floats(const float* p) { return _mm256_loadu_ps(p); }
 inline void store_floats(float* p, Floats x) { _mm256_storeu_ps(p, x); }
 inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-inline Floats minus_fma(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
 inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 inline Ints round_to_ints(Floats x) { return _mm256_cvtps_epi32(x); }
 inline Floats as_floats(Ints x) { return _mm256_castsi256_ps(x); }

@@ -11,13 +11,14 @@ namespace {
 using Floats = __m512;
 using Ints = __m512i;
 constexpr int kLanes = 16;
-constexpr int kFloatTokens = 6, kPairTokens = 6, kSimpleTokens = 6, kSuperTokens = 6;  // what 32 registers hold
+constexpr int kFloatTokens = 6, kPairTokens = 6, kSimpleTokens = 6, kSuperTokens = 6, kPanelTokens = 6;  // what 32 registers hold
 constexpr bool kWideDotSubtracts128 = false;
 
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
 inline Floats load_floats(const float* p) { return _mm512_loadu_ps(p); }
 inline void store_floats(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats minus_fma(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
@@ -35,6 +36,7 @@ inline Floats broadcast_float(const void* p) {
 inline Ints zero_ints() { return _mm512_setzero_si512(); }
 inline Ints broadcast_int(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void store_ints(uint8_t* p, Ints x) { _mm512_storeu_si512(p, x); }
 inline Ints load_signed8(const uint8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Ints load_unsigned8(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Ints load_unsigned16(const uint8_t* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
@@ -80,12 +82,13 @@ inline Ints look_up(Ints table, Ints codes) { return _mm512_shuffle_epi8(table, 
 }  // namespace
 }  // namespace homenode
 
+#include "kernels/linear_panel.h"
 #include "kernels/linear_tiles.h"
 
 namespace homenode {
 
 const LinearTable& linear_table_avx512() {
-  static constexpr LinearTable table = make_table();
+  static constexpr LinearTable table = with_panels(make_table());
   return table;
 }
 

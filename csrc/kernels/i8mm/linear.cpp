@@ -5,6 +5,7 @@ namespace homenode {
 namespace {
 
 constexpr bool kWideDotSubtracts128 = false;
+constexpr int kPanelTokens = 4;  // two by two
 
 // Unsigned bytes times signed bytes, summed in fours.
 inline Ints add_products(Ints run, Ints weights, Ints codes) { return vusdotq_s32(run, unsigned_bytes_of(weights), bytes_of(codes)); }
@@ -14,6 +15,7 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) { return add_p
 }  // namespace homenode
 
 #include "kernels/i8mm/pairs.h"
+#include "kernels/i8mm/panel.h"
 #include "kernels/linear_tiles.h"
 
 namespace homenode {
@@ -22,6 +24,7 @@ namespace {
 constexpr LinearTable make_i8mm_table() {
   LinearTable table = make_table();
   fill_rounded(table.floats[2]);
+  fill_paired_panels(table);
   table.round = round_columns;
   return table;
 }

@@ -17,9 +17,9 @@ inline Floats zero_floats() { return vdupq_n_f32(0); }
 inline Floats load_floats(const float* p) { return vld1q_f32(p); }
 inline void store_floats(float* p, Floats x) { vst1q_f32(p, x); }
 inline Floats add(Floats a, Floats b) { return vaddq_f32(a, b); }
+inline Floats subtract(Floats a, Floats b) { return vsubq_f32(a, b); }
 inline Floats multiply(Floats a, Floats b) { return vmulq_f32(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
-inline Floats minus_fma(Floats a, Floats b, Floats c) { return vfmsq_f32(c, a, b); }
 inline Floats to_floats(Ints x) { return vcvtq_f32_s32(x); }
 inline Ints round_to_ints(Floats x) { return vcvtnq_s32_f32(x); }
 inline Floats as_floats(Ints x) { return vreinterpretq_f32_s32(x); }
@@ -46,6 +46,7 @@ inline Ints broadcast_bytes4(const void* p) {
   return vdupq_n_s32(x);
 }
 inline Ints load_bytes(const uint8_t* p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+inline void store_ints(uint8_t* p, Ints x) { vst1q_u8(p, unsigned_bytes_of(x)); }
 inline uint16x4_t widened_four(const uint8_t* p) {
   uint32_t four;
   __builtin_memcpy(&four, p, sizeof four);
