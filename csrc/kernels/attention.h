@@ -12,6 +12,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/kv_cache.h"
+#include "kernels/norm_rope.h"
 #include "kernels/step.h"
 
 namespace homenode {
@@ -79,6 +80,7 @@ struct AttentionCall {
   const KvCache* cache;
   int layer;
   float scale;
+  NormRope query_transform;
 };
 
 // Takes items from `next` until there are none left.

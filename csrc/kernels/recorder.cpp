@@ -4,6 +4,7 @@
 
 #include "host/team.h"
 #include "kernels/kernels.h"
+#include "kernels/kv_write.h"
 #include "kernels/program.h"
 
 namespace homenode {
@@ -185,21 +186,6 @@ Result<Tensor> Recorder::rope_angles(std::vector<float> inverse_frequencies, flo
   return out;
 }
 
-namespace {
-
-// Rotates one head; x and out may be the same.
-void rotate(const float* x, float* out, const float* cos_sin, int64_t half, int64_t head_dim) {
-  const float* sines = cos_sin + half;
-  for (int64_t i = 0; i < half; ++i) {
-    const float a = x[i], b = x[i + half];
-    out[i] = a * cos_sin[i] - b * sines[i];
-    out[i + half] = b * cos_sin[i] + a * sines[i];
-  }
-  if (out != x) std::memcpy(out + 2 * half, x + 2 * half, static_cast<size_t>(head_dim - 2 * half) * sizeof(float));
-}
-
-}  // namespace
-
 Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_dim) {
   if (auto error = check_input(x, "rope")) return *error;
   if (auto error = check_input(angles, "rope")) return *error;
@@ -214,7 +200,7 @@ Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_di
     if (!made) return made.error();
     out = made.value();
   }
-  append([=, x = View(x), angles = View(angles), y = View(out)](const Step& step, int thread, int threads) {
+  append([=, rotate = kernels(program_->level_).rotate, x = View(x), angles = View(angles), y = View(out)](const Step& step, int thread, int threads) {
     const RowRange rows = rows_of(step.tokens, thread, threads);
     for (int r = rows.begin; r < rows.end; ++r) {
       for (int64_t c = 0; c < x.columns; c += head_dim) rotate(x.row(r) + c, y.row(r) + c, angles.row(r), angles.columns / 2, head_dim);
@@ -299,17 +285,14 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
   scratch_bytes_ = std::max(scratch_bytes_, AttentionScratch::bytes(threads, plan->partials(), head_dim));
   program_->kept_.push_back(cache);
 
-  append([=, cache = cache.get(), k = View(k), v = View(v)](const Step& step, int thread, int threads) {
+  const KvWrite write{k.data, k.stride, v.data, v.stride, cache.get(), layer, {}};
+  const Kernels* table = &kernels(program_->level_);
+  append([=](const Step& step, int thread, int threads) {
     const RowRange rows = rows_of(step.tokens, thread, threads);
-    for (int r = rows.begin; r < rows.end; ++r) {
-      const auto i = static_cast<size_t>(r);
-      for (int h = 0; h < kv_heads; ++h) {
-        cache->put(layer, step.token_block[i], step.token_slot[i], h, k.row(r) + h * head_dim, v.row(r) + h * head_dim);
-      }
-    }
+    write_keys_values(write, step, *table, rows.begin, rows.end, 0, kv_heads);
   }, true, nullptr);
-  const AttentionCall call{q.data, q.stride, out.value().data, out.value().stride, cache.get(), layer, scale};
-  append([=, table = &kernels(program_->level_), program = program_.get()](const Step& step, int thread, int threads) {
+  const AttentionCall call{q.data, q.stride, out.value().data, out.value().stride, cache.get(), layer, scale, {}};
+  append([=, program = program_.get()](const Step& step, int thread, int threads) {
     attend(call, step, *plan, AttentionScratch(program->scratch_.data, threads, head_dim), *table, *next, thread);
   }, false, out.value().storage.get());
   return out;
