@@ -93,10 +93,13 @@ class NativeBackend:
         self._kv_ranges, self._pages = [cache.range], None
         return cache
 
-    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits) -> NativeProgram:
-        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other."""
+    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, *, fuse: bool = True) -> NativeProgram:
+        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other.
+
+        fuse: let operations be computed on the way into or out of others. Without it every result goes through memory; the values are the same.
+        """
         recorder = _native.Recorder(
-            self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence
+            self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence, fuse
         )
         with _host_errors():
             program = recorder.finish(forward(RecordingOps(recorder)))
