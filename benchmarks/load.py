@@ -74,9 +74,12 @@ async def run_load(port: int, load: Load, fields: dict[str, Any]) -> list[Answer
         while bodies:
             answers.append(await _ask(port, bodies.pop()))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(load.clients):
-            group.create_task(client())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(load.clients):
+                group.create_task(client())
+    except ExceptionGroup as failed:
+        raise LoadFailed(str(failed.exceptions[0])) from failed
     if wrong := {answer.tokens for answer in answers} - {load.answer}:
         raise LoadFailed(f"answers of {sorted(wrong)} tokens came where {load.answer} were asked for")
     return answers
