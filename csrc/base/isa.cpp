@@ -2,9 +2,7 @@
 
 #include <atomic>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
+#include "base/isa_detect.h"
 
 namespace homenode {
 namespace {
@@ -12,74 +10,34 @@ namespace {
 constexpr int kNoOverride = -1;
 thread_local int override_level = kNoOverride;
 
-#if defined(__x86_64__)
+constexpr unsigned bit(Level level) { return 1u << static_cast<int>(level); }
 
-struct Registers {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-};
-
-Registers cpuid(unsigned leaf, unsigned subleaf) {
-  Registers r;
-  if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) return {};
-  return r;
-}
-
-// Extended control register 0: which register states the kernel saves and restores.
-unsigned enabled_states() {
-  unsigned low, high;
-  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return low;
-}
-
-constexpr bool has(unsigned word, unsigned bits) { return (word & bits) == bits; }
-constexpr unsigned bit(int i) { return 1u << i; }
-
-Level detect() {
-  const Registers one = cpuid(1, 0), seven = cpuid(7, 0), seven1 = cpuid(7, 1);
-  const bool fma_f16c_avx_osxsave = has(one.ecx, bit(12) | bit(29) | bit(28) | bit(27));
-  if (!fma_f16c_avx_osxsave || !has(enabled_states(), 0x6) || !has(seven.ebx, bit(5))) return Level::scalar;
-  // F, DQ, BW, VL; VBMI, VNNI; and the kernel saving opmask and both halves of the zmm registers.
-  const bool wide = has(seven.ebx, bit(16) | bit(17) | bit(30) | bit(31)) && has(seven.ecx, bit(1) | bit(11)) && has(enabled_states(), 0xe6);
-  if (!wide) return Level::avx2;
-  return has(seven1.eax, bit(5)) ? Level::avx512bf16 : Level::avx512;
-}
-
-#else
-
-Level detect() { return Level::scalar; }
-
-#endif
-
-bool built(Level level) {
-  switch (level) {
-    case Level::scalar: return true;
-    case Level::avx2:
+constexpr unsigned kBuilt = bit(Level::scalar)
 #ifdef HOMENODE_HAVE_AVX2
-      return true;
-#else
-      return false;
+                            | bit(Level::avx2)
 #endif
-    case Level::avx512:
+#ifdef HOMENODE_HAVE_AVX2VNNI
+                            | bit(Level::avx2vnni)
+#endif
 #ifdef HOMENODE_HAVE_AVX512
-      return true;
-#else
-      return false;
+                            | bit(Level::avx512)
 #endif
-    case Level::avx512bf16:
 #ifdef HOMENODE_HAVE_AVX512BF16
-      return true;
-#else
-      return false;
+                            | bit(Level::avx512bf16)
 #endif
-  }
-  return false;
-}
-
-Level best_built() {
-  int level = static_cast<int>(detect());
-  while (!built(static_cast<Level>(level))) --level;
-  return static_cast<Level>(level);
-}
+#ifdef HOMENODE_HAVE_AMX
+                            | bit(Level::amx)
+#endif
+#ifdef HOMENODE_HAVE_NEON
+                            | bit(Level::neon)
+#endif
+#ifdef HOMENODE_HAVE_DOTPROD
+                            | bit(Level::dotprod)
+#endif
+#ifdef HOMENODE_HAVE_I8MM
+                            | bit(Level::i8mm)
+#endif
+    ;
 
 std::atomic<int>& process_level() {
   static std::atomic<int> level{static_cast<int>(best_level())};
@@ -88,21 +46,33 @@ std::atomic<int>& process_level() {
 
 }  // namespace
 
-Level best_level() {
-  static const Level level = best_built();
-  return level;
-}
-
 const char* level_name(Level level) {
   switch (level) {
+    case Level::scalar: return "scalar";
     case Level::avx2: return "avx2";
+    case Level::avx2vnni: return "avx2vnni";
     case Level::avx512: return "avx512";
     case Level::avx512bf16: return "avx512bf16";
-    default: return "scalar";
+    case Level::amx: return "amx";
+    case Level::neon: return "neon";
+    case Level::dotprod: return "dotprod";
+    case Level::i8mm: return "i8mm";
   }
+  return "unknown";
 }
 
-bool level_available(Level level) { return built(level) && static_cast<int>(level) <= static_cast<int>(best_level()); }
+bool level_built(Level level) { return kBuilt & bit(level); }
+
+const char* level_lack(Level level) { return level_built(level) ? processor_lack(level) : "a build for its processors, by a compiler that knows it"; }
+
+Level best_level() {
+  static const Level best = [] {
+    Level found = Level::scalar;
+    for (const Level level : kLevels) found = level_available(level) ? level : found;
+    return found;
+  }();
+  return best;
+}
 
 bool set_level(Level level) {
   if (!level_available(level)) return false;

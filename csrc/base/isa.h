@@ -3,18 +3,32 @@
 
 namespace homenode {
 
-// Every level runs on a machine that has a later one. avx512: F, BW, DQ, VL, VBMI and VNNI; avx512bf16: dot products of bfloat16 pairs besides,
-// used for BF16 matrices only (see kernels/linear_tiles.h); all else is then that of avx512.
-enum class Level { scalar = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3 };
+// In order of preference: the last one that runs here is the one to take. Each needs what its base has, and takes from it what it has no unit of
+// its own for.
+//   avx2        AVX2, FMA and F16C                                          base scalar
+//   avx2vnni    dot products of bytes in the registers of AVX2 (AVX-VNNI)   base avx2
+//   avx512      F, BW, DQ, VL, VBMI and VNNI                                base avx2
+//   avx512bf16  dot products of bfloat16 pairs, for BF16 matrices           base avx512
+//   amx         tiles of bytes and of bfloat16 pairs, for matrices          base avx512bf16
+//   neon        what every 64-bit Arm processor has                         base scalar
+//   dotprod     dot products of bytes                                       base neon
+//   i8mm        tiles of bytes (I8MM) and of bfloat16 pairs (BF16)          base dotprod
+enum class Level { scalar, avx2, avx2vnni, avx512, avx512bf16, amx, neon, dotprod, i8mm };
+inline constexpr Level kLevels[] = {Level::scalar, Level::avx2, Level::avx2vnni, Level::avx512, Level::avx512bf16,
+                                    Level::amx,    Level::neon, Level::dotprod,  Level::i8mm};
 
-Level best_level();               // what this processor and kernel can run (cpuid and xgetbv)
-const char* level_name(Level);    // "scalar", "avx2", "avx512", "avx512bf16"
-// The level all kernels use. set_level refuses (false) a level the machine or the build lacks. Called once, before any other kernel call.
+const char* level_name(Level);  // as above
+
+bool level_built(Level);
+// What keeps a level from being used here, in words after "it needs" or the like; null when nothing does. Asked of amx for the first time, the kernel is
+// asked to let this process use tiles, once and for all.
+const char* level_lack(Level);
+inline bool level_available(Level level) { return !level_lack(level); }
+
+Level best_level();
+// The level all kernels use. set_level refuses (false) one that is not available. Called once, before any other kernel call.
 bool set_level(Level);
 Level current_level();
-
-// Whether set_level would take it.
-bool level_available(Level);
 
 // Uses another level on this thread while it lives: a program carries its own level, so levels can be compared in one process.
 class LevelScope {

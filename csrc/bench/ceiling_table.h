@@ -26,7 +26,12 @@ struct CeilingTable {
 
 const CeilingTable& ceiling_table_scalar();
 const CeilingTable& ceiling_table_avx2();
+const CeilingTable& ceiling_table_avx2vnni();
 const CeilingTable& ceiling_table_avx512();
 const CeilingTable& ceiling_table_avx512bf16();
+const CeilingTable& ceiling_table_amx();
+const CeilingTable& ceiling_table_neon();
+const CeilingTable& ceiling_table_dotprod();
+const CeilingTable& ceiling_table_i8mm();
 
 }  // namespace homenode

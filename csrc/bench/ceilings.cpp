@@ -25,20 +25,36 @@ double now() {
 Error user_error(std::string message) { return Error{Fault::user, 0, std::move(message)}; }
 
 const CeilingTable& table_of(Level level) {
-#ifdef HOMENODE_HAVE_AVX512BF16
-  if (level == Level::avx512bf16) return ceiling_table_avx512bf16();
+  switch (level) {
+#ifdef HOMENODE_HAVE_AVX2
+    case Level::avx2: return ceiling_table_avx2();
+#endif
+#ifdef HOMENODE_HAVE_AVX2VNNI
+    case Level::avx2vnni: return ceiling_table_avx2vnni();
 #endif
 #ifdef HOMENODE_HAVE_AVX512
-  if (level >= Level::avx512) return ceiling_table_avx512();
+    case Level::avx512: return ceiling_table_avx512();
 #endif
-#ifdef HOMENODE_HAVE_AVX2
-  if (level >= Level::avx2) return ceiling_table_avx2();
+#ifdef HOMENODE_HAVE_AVX512BF16
+    case Level::avx512bf16: return ceiling_table_avx512bf16();
 #endif
-  (void)level;
-  return ceiling_table_scalar();
+#ifdef HOMENODE_HAVE_AMX
+    case Level::amx: return ceiling_table_amx();
+#endif
+#ifdef HOMENODE_HAVE_NEON
+    case Level::neon: return ceiling_table_neon();
+#endif
+#ifdef HOMENODE_HAVE_DOTPROD
+    case Level::dotprod: return ceiling_table_dotprod();
+#endif
+#ifdef HOMENODE_HAVE_I8MM
+    case Level::i8mm: return ceiling_table_i8mm();
+#endif
+    default: return ceiling_table_scalar();
+  }
 }
 
-std::string unavailable(Level level) { return std::string("instruction set level ") + level_name(level) + " cannot run here"; }
+std::string unavailable(Level level) { return std::string("instruction set level ") + level_name(level) + " cannot run here: it needs " + level_lack(level); }
 std::string bad_rounds(int64_t rounds) { return std::to_string(rounds) + " rounds; wanted 1 to 2^30"; }
 
 std::atomic<uint64_t> everything_read{0};  // keeps the loops from being left out

@@ -22,13 +22,11 @@ void raise(const Error& error) {
 
 NB_MODULE(_native, m) {
   namespace hn = homenode;
-  hn::nb::enum_<hn::Level>(m, "Level", "Instruction set levels, in order.")
-      .value("scalar", hn::Level::scalar)
-      .value("avx2", hn::Level::avx2)
-      .value("avx512", hn::Level::avx512)
-      .value("avx512bf16", hn::Level::avx512bf16);
+  hn::nb::enum_<hn::Level> levels(m, "Level", "Instruction set levels, the weakest first.");
+  for (const hn::Level level : hn::kLevels) levels.value(hn::level_name(level), level);
   m.def("best_level", &hn::best_level, "The best level this machine and this build have.");
-  m.def("level_available", &hn::level_available, hn::nb::arg("level"));
+  m.def("level_built", &hn::level_built, hn::nb::arg("level"));
+  m.def("level_lack", &hn::level_lack, hn::nb::arg("level"), "What keeps a level from being used here; None when nothing does.");
   hn::bind_team(m);
   hn::bind_weights(m);
   hn::bind_program(m);

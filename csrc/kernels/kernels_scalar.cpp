@@ -3,17 +3,28 @@
 
 namespace homenode {
 
-extern const Kernels kernels_avx2, kernels_avx512;
+extern const Kernels kernels_avx2, kernels_avx2vnni, kernels_avx512, kernels_neon;
 
 const Kernels& kernels(Level level) {
+  switch (level) {
 #ifdef HOMENODE_HAVE_AVX512
-  if (level >= Level::avx512) return kernels_avx512;
+    case Level::amx:
+    case Level::avx512bf16:
+    case Level::avx512: return kernels_avx512;
+#endif
+#ifdef HOMENODE_HAVE_AVX2VNNI
+    case Level::avx2vnni: return kernels_avx2vnni;
 #endif
 #ifdef HOMENODE_HAVE_AVX2
-  if (level >= Level::avx2) return kernels_avx2;
+    case Level::avx2: return kernels_avx2;
 #endif
-  (void)level;
-  return kTable;
+#ifdef HOMENODE_HAVE_NEON
+    case Level::i8mm:
+    case Level::dotprod:
+    case Level::neon: return kernels_neon;
+#endif
+    default: return kTable;
+  }
 }
 
 }  // namespace homenode

@@ -10,17 +10,33 @@
 namespace homenode {
 
 const LinearTable& linear_table(Level level) {
-#ifdef HOMENODE_HAVE_AVX512BF16
-  if (level == Level::avx512bf16) return linear_table_avx512bf16();
+  switch (level) {
+#ifdef HOMENODE_HAVE_AVX2
+    case Level::avx2: return linear_table_avx2();
+#endif
+#ifdef HOMENODE_HAVE_AVX2VNNI
+    case Level::avx2vnni: return linear_table_avx2vnni();
 #endif
 #ifdef HOMENODE_HAVE_AVX512
-  if (level >= Level::avx512) return linear_table_avx512();
+    case Level::avx512: return linear_table_avx512();
 #endif
-#ifdef HOMENODE_HAVE_AVX2
-  if (level >= Level::avx2) return linear_table_avx2();
+#ifdef HOMENODE_HAVE_AVX512BF16
+    case Level::avx512bf16: return linear_table_avx512bf16();
 #endif
-  (void)level;
-  return linear_table_scalar();
+#ifdef HOMENODE_HAVE_AMX
+    case Level::amx: return linear_table_amx();
+#endif
+#ifdef HOMENODE_HAVE_NEON
+    case Level::neon: return linear_table_neon();
+#endif
+#ifdef HOMENODE_HAVE_DOTPROD
+    case Level::dotprod: return linear_table_dotprod();
+#endif
+#ifdef HOMENODE_HAVE_I8MM
+    case Level::i8mm: return linear_table_i8mm();
+#endif
+    default: return linear_table_scalar();
+  }
 }
 
 const Tiles& tiles_of(const LinearTable& table, Format format) {

@@ -31,7 +31,7 @@ struct Outputs {
   int64_t rows;
 };
 
-constexpr int kMaxTileTokens = 12;
+constexpr int kMaxTileTokens = 32;
 constexpr int kFloatFormats = 3;  // rows of `floats` below: F32, F16, BF16
 
 struct Tiles {
@@ -47,11 +47,18 @@ struct LinearTable {
   void (*round)(const float* x, int64_t columns, uint16_t* out);
   // out[token][row] = (sums[token][row] + bias[row]) + residual[token][row]; the sums become 0, ready for the next tile.
   void (*store)(float* sums, int64_t tokens, const Outputs& to);
+  // What a thread does after its last product of a step, or null. Calling it earlier, or not at all, costs time and nothing else.
+  void (*finish)() = nullptr;
 };
 
 const LinearTable& linear_table_scalar();
 const LinearTable& linear_table_avx2();
+const LinearTable& linear_table_avx2vnni();
 const LinearTable& linear_table_avx512();
 const LinearTable& linear_table_avx512bf16();
+const LinearTable& linear_table_amx();
+const LinearTable& linear_table_neon();
+const LinearTable& linear_table_dotprod();
+const LinearTable& linear_table_i8mm();
 
 }  // namespace homenode

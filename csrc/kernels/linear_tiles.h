@@ -14,6 +14,10 @@
 // The level avx512bf16 has BF16 tiles of its own (avx512bf16/linear.cpp), for twice the operations of a fused multiply-add an instruction:
 //   BF16             activations are rounded to bfloat16 first, to nearest, ties to even, magnitudes below 2^-126 to zero; then for each two columns
 //                    fma(second weight, second activation, value), then fma(first ...), magnitudes below 2^-126 taken and left as zero
+// The level amx has tiles (amx/pairs.h), of the same rounded activations:
+//   BF16             for each 32 columns a chain of fused multiply-adds from 0 over the even columns and one over the odd ones; then value + (even + odd)
+// The level i8mm has tiles and dot products of pairs (i8mm/pairs.h), activations rounded likewise but small ones kept:
+//   BF16             for each two columns value + (first product + second product), each operation rounded to odd, small results taken as zero
 // The products of two bfloat16 numbers are exact in float32, so what differs from the other levels is the rounding of activations: at most 2^-9
 // of each product, 1.7e-3 of the outputs' root mean square for normally distributed numbers (tests/native/test_linear.py).
 #pragma once

@@ -68,7 +68,7 @@ inline Exact<float> reals(Random& random, size_t count, float scale = 1) {
 
 inline std::vector<Level> levels() {
   std::vector<Level> found;
-  for (const Level level : {Level::scalar, Level::avx2, Level::avx512, Level::avx512bf16}) {
+  for (const Level level : kLevels) {
     if (level_available(level)) found.push_back(level);
   }
   return found;
@@ -98,5 +98,7 @@ void check_elements(Random&);  // the kernels of kernels.h, one by one
 void check_program(Random&);   // a layer of a model, its KV memory included
 void check_sampling(Random&);
 void check_team(Random&);
+void check_levels(Random&);    // every kernel at every level against the scalar level
+void print_levels();           // what check_levels has seen: "kernel <tab> level <tab> largest difference" lines
 
 }  // namespace homenode::checks

@@ -7,11 +7,12 @@
 int main(int count, char** words) {
   using namespace homenode::checks;
   const std::map<std::string, std::function<void(Random&)>> all = {
-      {"attention", check_attention}, {"linear", check_linear},
-      {"elements", check_elements}, {"program", check_program}, {"sampling", check_sampling}, {"team", check_team}};
+      {"attention", check_attention}, {"linear", check_linear},     {"elements", check_elements}, {"program", check_program},
+      {"sampling", check_sampling},   {"team", check_team},         {"levels", check_levels}};
   const auto check = count == 4 ? all.find(words[1]) : all.end();
   if (check == all.end()) {
-    std::fprintf(stderr, "usage: homenode_checks attention|linear|elements|program|sampling|team ROUNDS SEED\n");
+    std::fprintf(stderr, "usage: homenode_checks attention|linear|elements|program|sampling|team|levels ROUNDS SEED
+");
     return 2;
   }
   const int rounds = std::atoi(words[2]);
@@ -22,6 +23,7 @@ int main(int count, char** words) {
     check->second(random);
   }
   std::fprintf(stderr, "\n");
+  print_levels();
   std::printf("%s: %d rounds\n", words[1], rounds);
   return 0;
 }

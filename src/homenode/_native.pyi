@@ -16,11 +16,17 @@ Drawn = tuple[_Ints, _Floats, _Ints, _Floats, list[int]]
 class Level(enum.Enum):
     scalar = 0
     avx2 = 1
-    avx512 = 2
-    avx512bf16 = 3
+    avx2vnni = 2
+    avx512 = 3
+    avx512bf16 = 4
+    amx = 5
+    neon = 6
+    dotprod = 7
+    i8mm = 8
 
 def best_level() -> Level: ...
-def level_available(level: Level) -> bool: ...
+def level_built(level: Level) -> bool: ...
+def level_lack(level: Level) -> str | None: ...
 
 class Team:
     def __new__(cls, cpus: Sequence[int], spin_us: int, pin_caller: bool, groups: Sequence[Sequence[int]] | None = None) -> Team: ...

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cli.main import main
+from homenode.compute.native import LEVELS, available_levels
 from tests.checkpoints import make_folder
 from tests.paths import STORIES, needs_data
 
@@ -22,13 +23,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 @needs_data
-@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "avx512bf16"])
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("source", [STORIES, STORIES / "stories260K-f32.gguf"], ids=["folder", "gguf"])
 def test_generate_the_golden_text_at_every_level(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, source: Path, isa: str
 ) -> None:
-    from homenode.compute.native.capability import available_levels
-
     if isa not in available_levels():
         pytest.skip(f"this machine has no {isa}")
     monkeypatch.setenv("HOMENODE_ISA", isa)

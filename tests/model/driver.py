@@ -10,7 +10,7 @@ import numpy as np
 from homenode.compute.ops import Backend, FloatArray, StepArrays, StepLimits
 from homenode.model.weights.load import LoadedModel
 
-ROUNDING_LEVELS = frozenset({"avx512bf16"})  # at which BF16 matrices are multiplied with activations rounded to bfloat16
+ROUNDING_LEVELS = frozenset({"avx512bf16", "amx", "i8mm"})  # at which BF16 matrices are multiplied with activations rounded to bfloat16
 
 
 def rounds_activations(backend: Backend) -> bool:

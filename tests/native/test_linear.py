@@ -32,8 +32,13 @@ def multiply(backend: NativeBackend, x: FloatArray, weight: _native.Weight) -> F
     return evaluate(backend, lambda ops: ops.linear(backend.constant(x), [weight]), len(x))
 
 
+def arithmetic(format: str, level: str) -> str:
+    """What levels must have in common to give the same bits: all levels do, but for BF16 where activations are rounded and summed in pairs or tiles."""
+    return level if format == "BF16" and level in ("avx512bf16", "amx", "i8mm") else "common"
+
+
 def rounds_activations(format: str, level: str) -> bool:
-    return format == "BF16" and level == "avx512bf16"
+    return arithmetic(format, level) != "common"
 
 
 def bfloat16(x: FloatArray) -> FloatArray:
@@ -78,11 +83,10 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_at_any_place(level: str,
         assert same_bits(multiply(backend, x[begin:end], weight), whole[begin:end]), (begin, end)
 
 
-def test_error_of_rounded_activations(tmp_path: Path) -> None:
-    """BF16 matrices at the level that rounds activations: the root mean square error is 1.7e-3 of the products', 2^-9 at most of a product."""
-    if "avx512bf16" not in available_levels():
-        pytest.skip("this machine has no dot products of bfloat16 pairs")
-    backend = NativeBackend([-1], spin_us=20, level="avx512bf16")
+def test_error_of_rounded_activations(backend: NativeBackend, level: str, tmp_path: Path) -> None:
+    """BF16 matrices at the levels that round activations: the root mean square error is 1.7e-3 of the products', 2^-9 at most of a product."""
+    if not rounds_activations("BF16", level):
+        pytest.skip("this level multiplies float32")
     weight, x = make(backend, tmp_path / "w", "BF16", 96, 4864), random(64, 4864)
     w = unpacked(weight).astype(np.float64)
     wanted = x.astype(np.float64) @ w.T
@@ -91,11 +95,10 @@ def test_error_of_rounded_activations(tmp_path: Path) -> None:
     assert (np.abs(error) <= (2.0**-9 + 4868 * 2.0**-24) * (np.abs(x) @ np.abs(w.T))).all()
 
 
-def test_activations_are_rounded_to_nearest_even(tmp_path: Path) -> None:
+def test_activations_are_rounded_to_nearest_even(backend: NativeBackend, level: str) -> None:
     """One column times one: the product is the rounded activation itself, or zero below the smallest normal number."""
-    if "avx512bf16" not in available_levels():
-        pytest.skip("this machine has no dot products of bfloat16 pairs")
-    backend = NativeBackend([-1], spin_us=20, level="avx512bf16")
+    if not rounds_activations("BF16", level):
+        pytest.skip("this level multiplies float32")
     bits = np.random.default_rng(5).integers(0x00800000, 0x7F000000, 3000, dtype=np.uint32)
     bits[::3] = bits[::3] & 0xFFFF0000 | 0x8000  # ties
     bits[::2] |= 0x80000000
@@ -111,11 +114,9 @@ def test_levels_and_threads_change_no_bit(tmp_path: Path, format: str) -> None:
         for threads in (1, 2, 3, 5):  # five threads for three groups of rows: two have none
             backend = NativeBackend([-1] * threads, spin_us=20, level=level)
             product = multiply(backend, x, make(backend, tmp_path / "w", format, 80, 768))
-            found.append((rounds_activations(format, level), product))
-    for rounded, other in found:
-        same = [product for how, product in found if how == rounded]
-        assert all(same_bits(other, product) for product in same)
-        assert all(not same_bits(other, product) for how, product in found if how != rounded)
+            found.append((arithmetic(format, level), product))
+    for how, product in found:
+        assert all(same_bits(product, other) == (how == another) for another, other in found)
 
 
 @pytest.mark.parametrize("formats", [("F32",), ("Q8_0", "Q8_0"), ("Q4_K", "Q6_K", "F16"), ("BF16", "Q5_1", "F32")])

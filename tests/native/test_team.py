@@ -147,7 +147,7 @@ def test_no_thread_is_a_user_error() -> None:
 
 
 def test_unknown_level_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"'sse9' is unknown; choose one of scalar, avx2, avx512, avx512bf16"):
+    with pytest.raises(UserError, match=r"'sse9' is unknown; choose one of scalar, avx2, avx2vnni, avx512, avx512bf16, amx, neon"):
         NativeBackend([-1], level="sse9")
 
 

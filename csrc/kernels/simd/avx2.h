@@ -96,7 +96,11 @@ inline PairLanes fill_pair(const int16_t* p) {
 }
 // The two products of each lane's pairs, added to its sum.
 inline IntLanes add_products(const PairLanes& a, const PairLanes& b, const IntLanes& sum) {
+#ifdef __AVXVNNI__
+  return {_mm256_dpwssd_avx_epi32(sum.low, a.low, b.low), _mm256_dpwssd_avx_epi32(sum.high, a.high, b.high)};
+#else
   return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(a.low, b.low)), _mm256_add_epi32(sum.high, _mm256_madd_epi16(a.high, b.high))};
+#endif
 }
 // Nearest whole numbers, halves to even, of magnitudes below 2^15.
 inline void store_codes(int16_t* p, const Lanes& x) {

@@ -1,4 +1,4 @@
-// What all levels build from Lanes: the exponential, and parts of a vector. Include one of scalar.h, avx2.h, avx512.h first.
+// What all levels build from Lanes: the exponential, and parts of a vector. Include one of scalar.h, avx2.h, avx512.h, neon.h first.
 #pragma once
 
 namespace homenode {

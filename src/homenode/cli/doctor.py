@@ -13,6 +13,7 @@ from homenode.cli.report import json_errors, print_json
 from homenode.errors import PlacementError, UserError
 
 if TYPE_CHECKING:
+    from homenode.cli.native_levels import NativeLevels
     from homenode.host.binding.live_facts import LiveFacts
     from homenode.host.topology.finding import Finding
     from homenode.host.topology.host import Host
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 def doctor(pid: int | None, as_json: bool, **values: Any) -> None:
     """Look over this machine, what is allowed here and the plan that the flags make, and say what to do better.
 
+    Lists the instruction set levels of the native core besides.
+
     Exit code 0: nothing worse than warnings; 1: something keeps the plan from working.
     """
+    from homenode.cli.native_levels import native_levels
     from homenode.host.binding.doctor import doctor as findings_of
     from homenode.host.topology.describe import fingerprint
     from homenode.host.topology.finding import worst
@@ -43,10 +47,15 @@ def doctor(pid: int | None, as_json: bool, **values: Any) -> None:
             found = findings_of(host, refusal, live)
         else:
             found = findings_of(host, plan, live)
+        levels = native_levels() if flags.source is None else None
+        if levels is not None:
+            found = [*levels.findings(), *found]
         if as_json:
-            print_json({"host": fingerprint(host), "findings": [finding.to_dict() for finding in found]})
+            core = levels.to_dict() if levels is not None else None
+            print_json({"host": fingerprint(host), "findings": [finding.to_dict() for finding in found], "native_core": core})
         else:
             _show(found)
+            _show_levels(levels)
         sys.exit(1 if worst(found) == "error" else 0)
 
 
@@ -81,3 +90,14 @@ def _show(found: list[Finding]) -> None:
         OUT.print(Text.assemble((f"{finding.severity:8}", COLOURS[finding.severity]), (f"{finding.code}: ", "bold"), finding.message))
         if finding.remedy:
             OUT.print(Text.assemble(" " * 8, ("do: ", "dim"), finding.remedy))
+
+
+def _show_levels(levels: NativeLevels | None) -> None:
+    from rich.text import Text
+
+    from homenode.cli.report import OUT
+
+    if levels is not None:
+        OUT.print(Text("\nInstruction set levels of the native core:", "bold"))
+        for line in levels.lines():
+            OUT.print(Text("  " + line))

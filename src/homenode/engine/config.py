@@ -37,7 +37,11 @@ class ComputeConfig:
         "Compute threads. Default: one for each physical core allowed, less one for everything else where there are more than two.",
         minimum=1,
     )
-    isa: str | None = option(None, "Instruction set level to use: scalar, avx2, avx512 or avx512bf16. Default: the best this machine has.")
+    isa: str | None = option(
+        None,
+        "Instruction set level to use: scalar, avx2, avx2vnni, avx512, avx512bf16 or amx; on Arm scalar, neon, dotprod or i8mm. "
+        "Default: the best this machine has; `homenode doctor` lists them.",
+    )
     spin_us: int = option(100, "Microseconds a compute thread watches for work before it sleeps.", minimum=0, maximum=100_000)
     backend: str = option("native", "What computes; reference is NumPy, slow, for comparisons.", choices=("native", "reference"))
 

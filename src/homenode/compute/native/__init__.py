@@ -1,7 +1,16 @@
 """The native core: packed weights, paged KV memory and recorded programs, computed by a team of pinned threads in C++."""
 
 from homenode.compute.native.backend import NativeBackend, NativeProgram
-from homenode.compute.native.capability import LEVELS, available_levels
+from homenode.compute.native.capability import LEVELS, LevelState, available_levels, choose_level, level_states
 from homenode.compute.native.meter import NativeMeter
 
-__all__ = ["LEVELS", "NativeBackend", "NativeMeter", "NativeProgram", "available_levels"]
+__all__ = [
+    "LEVELS",
+    "LevelState",
+    "NativeBackend",
+    "NativeMeter",
+    "NativeProgram",
+    "available_levels",
+    "choose_level",
+    "level_states",
+]

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from homenode import _native
 from homenode.errors import UserError
 
-LEVELS = ("scalar", "avx2", "avx512", "avx512bf16")
+LEVELS = tuple(level.name for level in _native.Level)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelState:
+    """One instruction set level: is it part of this build, and what keeps it from being used here (None when nothing does)?"""
+
+    name: str
+    built: bool
+    lack: str | None
+
+    @property
+    def available(self) -> bool:
+        """Can kernels of this level run here?"""
+        return self.lack is None
+
+
+def level_states() -> tuple[LevelState, ...]:
+    """All levels of all processors, the weakest of each kind first."""
+    return tuple(LevelState(level.name, _native.level_built(level), _native.level_lack(level)) for level in _native.Level)
 
 
 def available_levels() -> tuple[str, ...]:
     """The levels this machine and this build have, weakest first. They give the same tokens but for rounding."""
-    return tuple(name for name in LEVELS if _native.level_available(_level(name)))
+    return tuple(state.name for state in level_states() if state.available)
 
 
 def choose_level(name: str | None) -> _native.Level:
@@ -19,14 +40,10 @@ def choose_level(name: str | None) -> _native.Level:
         return _native.best_level()
     if name not in LEVELS:
         raise UserError(f"instruction set level {name!r} is unknown; choose one of {', '.join(LEVELS)}", param="HOMENODE_ISA")
-    if name not in available_levels():
+    level = _native.Level[name]
+    if lack := _native.level_lack(level):
         raise UserError(
-            f"instruction set level {name} cannot run here: this processor and this build have {', '.join(available_levels())}",
+            f"instruction set level {name} cannot run here, it needs {lack}; there are {', '.join(available_levels())}",
             param="HOMENODE_ISA",
         )
-    return _level(name)
-
-
-def _level(name: str) -> _native.Level:
-    levels: dict[str, _native.Level] = {level.name: level for level in _native.Level}
-    return levels[name]
+    return level

@@ -1,0 +1,28 @@
+// AVX2 with AVX-VNNI: the integer dot product of AVX-512 VNNI in registers half as wide (client processors since Alder Lake, and Zen 5).
+#include "kernels/avx2/vectors.h"
+
+namespace homenode {
+namespace {
+
+constexpr bool kWideDotSubtracts128 = false;
+
+// Unsigned bytes times signed bytes, summed in fours: exact for all values, so a run is the sum itself.
+constexpr int run_lines(int) { return 8; }
+inline Ints begin_run(Ints sum) { return sum; }
+inline Ints end_run(Ints, Ints run) { return run; }
+inline Ints add_products(Ints run, Ints weights, Ints codes) { return _mm256_dpbusd_avx_epi32(run, weights, codes); }
+inline Ints add_wide_products(Ints run, Ints weights, Ints codes) { return _mm256_dpbusd_avx_epi32(run, weights, codes); }
+
+}  // namespace
+}  // namespace homenode
+
+#include "kernels/linear_tiles.h"
+
+namespace homenode {
+
+const LinearTable& linear_table_avx2vnni() {
+  static constexpr LinearTable table = make_table();
+  return table;
+}
+
+}  // namespace homenode

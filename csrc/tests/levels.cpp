@@ -1,0 +1,184 @@
+// Every level against the scalar one: a line for each storage format, kind of attention and row kernel at each level. A line says
+// that the numbers were compared, over as many random shapes as there are rounds; a level that differs ends the program.
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "kernels/kernels.h"
+#include "kernels/kv_cache.h"
+#include "kernels/linear_rounded.h"
+#include "kernels/linear_rows.h"
+#include "kernels/symmetric.h"
+#include "tests/matrices.h"
+
+namespace homenode::checks {
+namespace {
+
+// What a cell of the table says: the largest difference that was seen, of what it is relative to. 0: the same bits.
+std::map<std::pair<std::string, std::string>, double> cells;
+
+void note(const std::string& kernel, Level level, double difference, double most) {
+  require(difference <= most, kernel + " at " + level_name(level) + " is " + std::to_string(difference) + " from the scalar one, more than " + std::to_string(most));
+  double& cell = cells[{kernel, level_name(level)}];
+  cell = std::max(cell, difference);
+}
+
+double largest_difference(const float* a, const float* b, size_t count) {
+  double largest = 0, size = 0;
+  for (size_t i = 0; i < count; ++i) {
+    require(std::isfinite(a[i]) && std::isfinite(b[i]), "results are numbers");
+    largest = std::max(largest, std::fabs(double(a[i]) - double(b[i])));
+    size = std::max(size, std::fabs(double(b[i])));
+  }
+  return largest / std::max(size, 1e-30);
+}
+
+float rounded_to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// The largest difference of a product of rounded activations from the exact one, relative to the sum of magnitudes of its products.
+double rounded_difference(const Matrix& m, const float* x, int64_t tokens, const float* found) {
+  const int64_t rows = m.weight->rows, columns = m.weight->columns;
+  double largest = 0;
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t r = 0; r < rows; ++r) {
+      double exact = 0, size = 1e-30;
+      for (int64_t c = 0; c < columns; ++c) {
+        const double product = double(rounded_to_bf16(x[t * columns + c])) * double(m.values[size_t(r * columns + c)]);
+        exact += product, size += std::fabs(product);
+      }
+      largest = std::max(largest, std::fabs(double(found[t * rows + r]) - exact) / size);
+    }
+  }
+  return largest;
+}
+
+void compare_products(Random& random, Format format) {
+  const auto team = team_of(1);
+  const int64_t columns = random_columns(random, format), rows = random.between(1, 70), tokens = random_tokens(random);
+  const Matrix matrix = random_matrix(random, *team, format, rows, columns);
+  const std::vector<const Weight*> weights = {matrix.weight.get()};
+  const std::vector<const float*> biases = {nullptr};
+  const Exact<float> x = reals(random, size_t(tokens * columns));
+  const auto product = [&](Level level) { return Product{weights, biases, columns, rows, level}.of(*team, x.get(), columns, tokens, nullptr); };
+  const Exact<float> wanted = product(Level::scalar);
+  for (const Level level : levels()) {
+    const Exact<float> found = product(level);
+    if (takes_rounded(linear_table(level), *matrix.weight)) {
+      note(format_name(format), level, rounded_difference(matrix, x.get(), tokens, found.get()), double(columns + 4) * 0x1p-24);
+    } else {
+      const bool same = !std::memcmp(found.get(), wanted.get(), found.size() * sizeof(float));
+      note(format_name(format), level, same ? 0 : std::max(1e-30, largest_difference(found.get(), wanted.get(), found.size())), 0);
+    }
+  }
+}
+
+// Random keys and values of one KV head, and rows that see some of them.
+struct Chunk {
+  int head_dim, rows, keys;
+  std::shared_ptr<KvCache> cache;
+  std::vector<const void*> key_tiles, value_tiles;
+  std::vector<int> begin, end;
+  std::vector<float> queries, query_scales;
+  std::vector<int16_t> query_codes;
+
+  Chunk(Random& random, Team& team, KvType type)
+      : head_dim(2 * random.between(1, 70)), rows(random.between(1, kQueryRows)), keys(random.between(1, kChunkKeys)),
+        cache(taken(KvCache::create(team, {1, 1, head_dim, kChunkKeys, type}, 1))) {
+    for (int k = 0; k < keys; ++k) cache->put(0, 0, k, 0, reals(random, size_t(head_dim), 3).get(), reals(random, size_t(head_dim)).get());
+    for (int k = 0; k < kChunkKeys; k += kTileKeys) key_tiles.push_back(cache->keys(0, 0, 0, k)), value_tiles.push_back(cache->values(0, 0, 0, k));
+    query_codes.resize(size_t(rows * head_dim));
+    for (int r = 0; r < rows; ++r) {
+      begin.push_back(random.one_in(2) ? 0 : random.between(0, keys - 1));
+      end.push_back(random.between(begin.back() + 1, keys));
+      for (int d = 0; d < head_dim; ++d) queries.push_back(random.real());
+      query_scales.push_back(encode_symmetric(queries.data() + r * head_dim, head_dim, float(query_limit(head_dim)), query_codes.data() + r * head_dim));
+    }
+  }
+
+  // The softmax of every row: its weighted values over the sum of weights, and the largest score.
+  std::vector<float> attended(const Kernels& table, KvType type) const {
+    const auto padded = size_t(padded_head(head_dim));
+    const Exact<float> scores(size_t(kQueryRows) * kChunkKeys), largest(static_cast<size_t>(rows)), sum(static_cast<size_t>(rows)), out(size_t(rows) * padded);
+    const AttendArgs args{rows, head_dim, queries.data(), key_tiles.data(), value_tiles.data(), begin.data(), end.data(), scores.get(),
+                          largest.get(), sum.get(), out.get(), query_codes.data(), query_scales.data(), nullptr, 0};
+    (type == KvType::f32 ? table.attend_f32 : type == KvType::bf16 ? table.attend_bf16 : table.attend_int8)(args);
+    std::vector<float> found(largest.get(), largest.get() + rows);
+    for (int r = 0; r < rows; ++r) {
+      for (int d = 0; d < head_dim; ++d) found.push_back(out[size_t(r) * padded + size_t(d)] / sum[size_t(r)]);
+    }
+    return found;
+  }
+};
+
+void compare_attention(Random& random, KvType type, const char* name) {
+  const auto team = team_of(1);
+  const Chunk chunk(random, *team, type);
+  const std::vector<float> wanted = chunk.attended(kernels(Level::scalar), type);
+  // Codes of softmax weights may differ by one of 32767 where the exponentials differ in their last bit.
+  const double most = type == KvType::int8 ? 2e-4 : 1e-5;
+  for (const Level level : levels()) {
+    const std::vector<float> found = chunk.attended(kernels(level), type);
+    note(name, level, largest_difference(found.data(), wanted.data(), wanted.size()), most);
+  }
+}
+
+void compare_rows(Random& random) {
+  const int64_t n = random.between(1, 3000);
+  const auto count = size_t(n);
+  const Exact<float> x = reals(random, count, 9), y = reals(random, count);
+  const float top = *std::max_element(x.get(), x.get() + count);
+  const std::map<std::string, std::function<void(const Kernels&, float*)>> all = {
+      {"rms_norm", [&](const Kernels& k, float* out) { k.rms_norm(x.get(), y.get(), out, n, 1e-6f); }},
+      {"silu_mul", [&](const Kernels& k, float* out) { k.silu_mul(x.get(), y.get(), out, n); }},
+      {"exponentials", [&](const Kernels& k, float* out) { k.exponentials(x.get(), out, n, top, 1.5f); }},
+      {"sum_exponentials", [&](const Kernels& k, float* out) { std::fill_n(out, n, float(k.sum_exponentials(x.get(), n, top, 1.5f))); }},
+      {"find_largest", [&](const Kernels& k, float* out) { const Largest found = k.find_largest(x.get(), n); std::fill_n(out, n, found.value + float(found.index)); }},
+  };
+  for (const auto& [name, kernel] : all) {
+    const auto of = [&kernel, count](Level level) {
+      Exact<float> out(count);
+      kernel(kernels(level), out.get());
+      return out;
+    };
+    const Exact<float> wanted = of(Level::scalar);
+    for (const Level level : levels()) note(name, level, largest_difference(of(level).get(), wanted.get(), count), 2e-6);
+  }
+}
+
+void compare_merge(Random& random) {
+  const int64_t padded = padded_head(random.between(1, 130));
+  const Exact<float> state = reals(random, size_t(padded)), other = reals(random, size_t(padded));
+  const float first = random.real(), second = random.real();
+  const auto merged = [&](Level level) {
+    std::vector<float> all(state.get(), state.get() + padded);
+    float largest = first, sum = 2;
+    kernels(level).merge(&largest, &sum, all.data(), second, 3, other.get(), padded);
+    all.push_back(sum), all.push_back(largest);
+    return all;
+  };
+  const std::vector<float> wanted = merged(Level::scalar);
+  for (const Level level : levels()) note("merge", level, largest_difference(merged(level).data(), wanted.data(), wanted.size()), 2e-6);
+}
+
+}  // namespace
+
+void check_levels(Random& random) {
+  for (const Format format : kFormats) compare_products(random, format);
+  compare_attention(random, KvType::f32, "attention f32");
+  compare_attention(random, KvType::bf16, "attention bf16");
+  compare_attention(random, KvType::int8, "attention int8");
+  compare_rows(random);
+  compare_merge(random);
+}
+
+void print_levels() {
+  for (const auto& [place, difference] : cells) std::printf("%s\t%s\t%.1e\n", place.first.c_str(), place.second.c_str(), difference);
+}
+
+}  // namespace homenode::checks
