@@ -6,7 +6,6 @@
 
 #include "kernels/kernels.h"
 #include "kernels/kv_cache.h"
-#include "kernels/linear_rounded.h"
 #include "kernels/linear_rows.h"
 #include "kernels/symmetric.h"
 #include "tests/matrices.h"
