@@ -80,6 +80,7 @@ struct AttentionCall {
   const KvCache* cache;
   int layer;
   float scale;
+  float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
   NormRope query_transform;
 };
 

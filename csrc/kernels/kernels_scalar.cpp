@@ -3,9 +3,12 @@
 
 namespace homenode {
 
-extern const Kernels kernels_avx2, kernels_avx512;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512bf16;
 
 const Kernels& kernels(Level level) {
+#ifdef HOMENODE_HAVE_AVX512BF16
+  if (level >= Level::avx512bf16) return kernels_avx512bf16;
+#endif
 #ifdef HOMENODE_HAVE_AVX512
   if (level >= Level::avx512) return kernels_avx512;
 #endif

@@ -291,7 +291,7 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
     const RowRange rows = rows_of(step.tokens, thread, threads);
     write_keys_values(write, step, *table, rows.begin, rows.end, 0, kv_heads);
   }, true, nullptr);
-  const AttentionCall call{q.data, q.stride, out.value().data, out.value().stride, cache.get(), layer, scale, {}};
+  const AttentionCall call{q.data, q.stride, out.value().data, out.value().stride, cache.get(), layer, scale, 0, {}};
   append([=, program = program_.get()](const Step& step, int thread, int threads) {
     attend(call, step, *plan, AttentionScratch(program->scratch_.data, threads, head_dim), *table, *next, thread);
   }, false, out.value().storage.get());
