@@ -82,6 +82,7 @@ struct AttentionCall {
   const KvCache* cache;
   int layer;
   float scale;
+  float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
   NormRope query_transform;
   // Keys and values of a step that is still to be written: each by the one work item that reads it first, so AttentionPlan::writes_alone.
   const KvWrite* write = nullptr;

@@ -27,18 +27,29 @@ constexpr int64_t padded_head(int64_t head_dim) { return (head_dim + 15) / 16 * 
 // Attention of up to kQueryRows rows over one chunk of one KV head.
 struct AttendArgs {
   int rows, head_dim;
-  const void* queries;          // [rows] heads as load_query of the same kind of KV memory leaves them
+  const void* queries;          // [rows] heads as load_query of the same kind of KV memory leaves them, for scores in base 2
+  const float* query_scales;    // [rows] what load_query returned
+  float softcap;                // scores become softcap * tanh(score / softcap), in base 2 as well; 0: they stay
   const void* const* keys;      // [kChunkTiles] tiles, see kv_cache.h
   const void* const* values;    // [kChunkTiles]
   const int* begin;             // [rows] keys begin <= i < end of the chunk are visible to a row
   const int* end;
   float* scores;                // [kQueryRows, kChunkKeys] work space
   float* largest;               // [rows] out: largest score
-  float* sum;                   // [rows] out: sum of exp(score - largest); 0 where nothing is visible
-  float* out;                   // [rows, padded_head(head_dim)] out: sum of exp(score - largest) * value
-  const float* query_scales;    // [rows] what load_query returned
-  const void* const* next_keys = nullptr;  // [next_tiles] tiles that will be wanted next: worth fetching meanwhile
-  int next_tiles = 0;
+  float* sum;                   // [rows] out: sum of 2^(score - largest); 0 where nothing is visible
+  float* out;                   // [rows, padded_head(head_dim)] out: sum of 2^(score - largest) * value
+  const void* const* ahead = nullptr;  // [ahead_tiles] tiles that will be wanted next, in that order: worth fetching meanwhile
+  int ahead_tiles = 0;
+};
+
+// A chunk's results (largest2, sum2, out2) into those of the chunks before it. Rows of `largest` are kQueryRows, whatever `rows` says.
+enum class Merge : uint8_t { leave, take, add };  // the row sees nothing of the chunk; it is the row's first; it is a later one
+struct MergeArgs {
+  int rows;
+  int64_t padded;               // elements of an output row
+  const Merge* how;             // [rows]
+  float *largest, *sum, *out;
+  const float *largest2, *sum2, *out2;
 };
 
 struct Largest {
@@ -49,8 +60,9 @@ struct Largest {
 
 // How one kind of KV memory (see kv_cache.h) is written and read.
 struct KvKernels {
-  // The head of a query, times the softmax scale, as `attend` multiplies it: float32, or with int8 codes of 16 bits. Returns what the codes are
-  // times, 1 for float32.
+  int query_bytes;  // of an element of a loaded query
+  // The head of a query, times the softmax scale and log2(e), as `attend` multiplies it: float32 or bfloat16, and with int8 KV memory codes of 16
+  // bits. Returns what the codes are times, else 1.
   float (*load_query)(const float* q, int64_t head_dim, float scale, void* out);
   // One head of a key as token `token` of a tile; with int8 its scale as well. bf16 and int8 round to nearest, halves to even; with int8 a head
   // with an element that is not finite becomes NaN as a whole.
@@ -71,8 +83,9 @@ struct Kernels {
   // out = gate / (1 + exp(-gate)) * up; out may be gate or up.
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t count);
   KvKernels kv[3];  // by KvType
-  // Adds the chunk (largest2, sum2, out2) to the state (largest, sum, out) of one row.
-  void (*merge)(float* largest, float* sum, float* out, float largest2, float sum2, const float* out2, int64_t padded);
+  void (*merge)(const MergeArgs&);
+  // out = x / divisor.
+  void (*divide)(const float* x, float divisor, float* out, int64_t count);
   Largest (*find_largest)(const float* x, int64_t count);
   // Sum of exp((x - largest) * factor), pieces of a fixed length added in double precision.
   double (*sum_exponentials)(const float* x, int64_t count, float largest, float factor);

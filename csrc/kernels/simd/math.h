@@ -22,6 +22,21 @@ inline Lanes exponential(Lanes x) {
   return scale_by_power(p, n);
 }
 
+// 2^x to about 2 units in the last place for x in [-126, 127]; clamped outside (so never 0 or infinite); NaN stays NaN.
+// x = n + r with |r| <= 1/2; the polynomial of 2^r, exactly 1 at 0, is off by at most 2e-9.
+inline Lanes power_of_two_at(Lanes x) {
+  x = larger(fill(-126.0f), smaller(fill(127.0f), x));
+  const Lanes n = round_even(x), r = subtract(x, n);
+  Lanes p = fill(1.5353362e-4f);
+  p = multiply_add(p, r, fill(1.3398875e-3f));
+  p = multiply_add(p, r, fill(9.61843692e-3f));
+  p = multiply_add(p, r, fill(5.55033237e-2f));
+  p = multiply_add(p, r, fill(0.240226477f));
+  p = multiply_add(p, r, fill(0.693147182f));
+  p = multiply_add(p, r, fill(1.0f));
+  return scale_by_power(p, n);
+}
+
 // The same arithmetic for one value.
 inline float exponential(float x) {
   float v[16];
