@@ -11,8 +11,7 @@ int main(int count, char** words) {
       {"sampling", check_sampling},   {"team", check_team},         {"levels", check_levels}};
   const auto check = count == 4 ? all.find(words[1]) : all.end();
   if (check == all.end()) {
-    std::fprintf(stderr, "usage: homenode_checks attention|linear|elements|program|sampling|team|levels ROUNDS SEED
-");
+    std::fprintf(stderr, "usage: homenode_checks attention|linear|elements|program|sampling|team|levels ROUNDS SEED\n");
     return 2;
   }
   const int rounds = std::atoi(words[2]);
