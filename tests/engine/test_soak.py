@@ -24,7 +24,19 @@ pytest.importorskip("homenode._native", reason="needs the compiled core")
 
 SECONDS = float(os.environ.get("HOMENODE_SOAK_S", "6"))
 CLIENTS = 32
-WORDS = ("the cat", "a big dog", "Tom and Sue", "went home", "was very happy", "in the park", "said", "one day", "because", "little red", "saw")
+WORDS = (
+    "the cat",
+    "a big dog",
+    "Tom and Sue",
+    "went home",
+    "was very happy",
+    "in the park",
+    "said",
+    "one day",
+    "because",
+    "little red",
+    "saw",
+)
 FLAGS = ("--max-model-len", "512", "--block-size", "32", "--max-num-seqs", str(CLIENTS), "--max-num-batched-tokens", "96")
 
 
