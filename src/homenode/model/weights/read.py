@@ -21,15 +21,22 @@ from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
 from homenode.model.weights.names import MatchedTensor
+from homenode.model.weights.packed_cache import PackedCache
+from homenode.model.weights.readahead import Readahead
 
 IndexArray = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]  # bytes of the files taken in so far, bytes in all
 
 
 def read_parameters(
-    tensors: Iterable[MatchedTensor], layout: WeightLayout, backend: Backend, num_layers: int, progress: Progress | None = None
+    tensors: Iterable[MatchedTensor],
+    layout: WeightLayout,
+    backend: Backend,
+    num_layers: int,
+    progress: Progress | None = None,
+    cache: PackedCache | None = None,
 ) -> Parameters:
-    """Read every tensor and hand it to the backend.
+    """Read every tensor and hand it to the backend; matrices from `cache` where it has them.
 
     Raises CheckpointError when a file is gone or ends before a tensor does, and what the backend raises for failed reads.
     """
@@ -39,27 +46,37 @@ def read_parameters(
     top: dict[str, Any] = {}
     layers: list[dict[str, Any]] = [{} for _ in range(num_layers)]
     done = 0
-    with _Files() as files:
+    with _Files(todo) as files:
         for tensor in todo:
             entry, expected = tensor.entry, tensor.expected
             if expected.parameter.kind == "vector":
                 handle = backend.vector(_decode(entry))
             else:
-                handle = _load_matrix(backend, files.open(entry.file), entry, targets[entry.name])
+                handle = cache.weight(entry.name) if cache else None
+                if handle is None:
+                    handle = _load_matrix(backend, files.open(entry), entry, targets[entry.name])
+                    if cache:
+                        cache.add(entry.name, handle)
             owner = top if expected.layer is None else layers[expected.layer]
             owner[expected.parameter.key] = handle
             done += entry.nbytes
             if progress is not None:
                 progress(done, total)
+    if cache:
+        cache.complete()
     return Parameters(top, tuple(layers))
 
 
 class _Files:
-    """Each file of a model, opened once, closed together."""
+    """Each file of a model, opened once, closed together, and asked for ahead of its readers."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Iterable[MatchedTensor]) -> None:
         self._stack = ExitStack()
-        self._fds: dict[Path, int] = {}
+        self._open: dict[Path, tuple[int, Readahead]] = {}
+        self._ends: dict[Path, int] = {}
+        for tensor in tensors:
+            file, end = tensor.entry.file, tensor.entry.offset + tensor.entry.nbytes
+            self._ends[file] = max(end, self._ends.get(file, 0))
 
     def __enter__(self) -> _Files:
         return self
@@ -67,16 +84,19 @@ class _Files:
     def __exit__(self, *unused: object) -> None:
         self._stack.close()
 
-    def open(self, path: Path) -> int:
-        """A descriptor of `path` to read from; CheckpointError when it cannot be opened."""
-        if path not in self._fds:
+    def open(self, entry: TensorEntry) -> int:
+        """A descriptor of the tensor's file, to read the tensor from; CheckpointError when it cannot be opened."""
+        path = entry.file
+        if path not in self._open:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 raise CheckpointError(f"{path} cannot be opened: {error.strerror}; it was there when the model was looked at") from error
             self._stack.callback(os.close, fd)
-            self._fds[path] = fd
-        return self._fds[path]
+            self._open[path] = fd, Readahead(fd, self._ends[path])
+        fd, readahead = self._open[path]
+        readahead.reading(entry.offset, entry.offset + entry.nbytes)
+        return fd
 
 
 def _load_matrix(backend: Backend, fd: int, entry: TensorEntry, target: str) -> Weight:
