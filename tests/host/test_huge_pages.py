@@ -92,7 +92,7 @@ def test_a_process_without_huge_pages_knows() -> None:
 def test_the_remedy_follows_from_the_cause(setting: str, disabled: bool, words: str) -> None:
     (finding,) = small_pages(Residence(1 << 30, 1 << 29), setting, disabled)
     assert (finding.severity, finding.code) == ("warning", "small_pages")
-    assert "1.0GiB" in finding.message and "50%" in finding.message and "slower" in finding.message
+    assert "1GiB" in finding.message and "50%" in finding.message and "slower" in finding.message
     assert words in finding.text
 
 

@@ -20,7 +20,7 @@ from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.weights.load import LoadedModel, load_model
 from homenode.model.weights.packed_cache import packed_folder
 from tests.model.driver import Driver
-from tests.model.toys import toy_arrays, toy_checkpoint, toy_spec
+from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
 from tests.paths import ROOT
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -30,7 +30,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 def checkpoint(tmp_path: Path) -> Checkpoint:
     """A model whose rows are no multiple of anything."""
     spec = toy_spec(vocab_size=1003, intermediate_size=160)
-    return toy_checkpoint(tmp_path / "model.bin", spec, toy_arrays(spec))
+    return array_checkpoint(tmp_path / "model.bin", spec, toy_arrays(spec))
 
 
 def load(checkpoint: Checkpoint, folder: Path | None, threads: int = 2, **settings: str) -> tuple[LoadedModel, list[int]]:
@@ -195,16 +195,14 @@ def test_what_a_writer_left_that_was_killed_is_removed(checkpoint: Checkpoint, t
 
 WRITER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from homenode.compute.native import NativeBackend
 from homenode.model.weights.load import load_model
-from tests.model.toys import toy_arrays, toy_checkpoint, toy_spec
+from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
 spec = toy_spec(vocab_size=1003, intermediate_size=160)
-made = toy_checkpoint(Path(sys.argv[1]), spec, toy_arrays(spec))
-import os
-os.utime(sys.argv[2], ns=(0, 7))
-for tensor in list(made.tensors):
-    object.__setattr__(made.tensors[tensor], "file", Path(sys.argv[2]))
+made = array_checkpoint(Path(sys.argv[1]), spec, toy_arrays(spec))
+made.tensors = {name: replace(entry, file=Path(sys.argv[2])) for name, entry in made.tensors.items()}
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(10):
