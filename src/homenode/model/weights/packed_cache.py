@@ -20,7 +20,6 @@ from homenode.errors import HostError, UserError
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.packed_file import PackedMatrix, SourceFile, UnusableError, expected_header, open_packed, source_file
-from homenode.model.weights.readahead import Readahead
 from homenode.units import format_bytes
 
 SUFFIX = ".packed"
@@ -52,7 +51,6 @@ class PackedCache:
         self._weights: dict[str, Weight] = {}
         try:
             self._fd, header = open_packed(self.path, self._header)
-            self._readahead = Readahead(self._fd, header.end)
             self._found = {m.name: m for m in header.matrices}
         except UnusableError as error:
             if not error.missing:
@@ -72,7 +70,6 @@ class PackedCache:
         matrix = self._found.get(name)
         if self._fd is None or matrix is None:
             return None
-        self._readahead.reading(matrix.offset, matrix.offset + matrix.size)
         try:
             weight, checksum = self._backend.weight_from_packed(self._fd, matrix.offset, matrix.format, matrix.rows, matrix.columns)
         except (HostError, ValueError) as error:

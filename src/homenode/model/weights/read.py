@@ -22,7 +22,6 @@ from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
 from homenode.model.weights.names import MatchedTensor
 from homenode.model.weights.packed_cache import PackedCache
-from homenode.model.weights.readahead import Readahead
 
 IndexArray = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]  # bytes of the files taken in so far, bytes in all
@@ -46,7 +45,7 @@ def read_parameters(
     top: dict[str, Any] = {}
     layers: list[dict[str, Any]] = [{} for _ in range(num_layers)]
     done = 0
-    with _Files(todo) as files:
+    with _Files() as files:
         for tensor in todo:
             entry, expected = tensor.entry, tensor.expected
             if expected.parameter.kind == "vector":
@@ -54,7 +53,7 @@ def read_parameters(
             else:
                 handle = cache.weight(entry.name) if cache else None
                 if handle is None:
-                    handle = _load_matrix(backend, files.open(entry), entry, targets[entry.name])
+                    handle = _load_matrix(backend, files.open(entry.file), entry, targets[entry.name])
                     if cache:
                         cache.add(entry.name, handle)
             owner = top if expected.layer is None else layers[expected.layer]
@@ -68,15 +67,11 @@ def read_parameters(
 
 
 class _Files:
-    """Each file of a model, opened once, closed together, and asked for ahead of its readers."""
+    """Each file of a model, opened once, closed together."""
 
-    def __init__(self, tensors: Iterable[MatchedTensor]) -> None:
+    def __init__(self) -> None:
         self._stack = ExitStack()
-        self._open: dict[Path, tuple[int, Readahead]] = {}
-        self._ends: dict[Path, int] = {}
-        for tensor in tensors:
-            file, end = tensor.entry.file, tensor.entry.offset + tensor.entry.nbytes
-            self._ends[file] = max(end, self._ends.get(file, 0))
+        self._fds: dict[Path, int] = {}
 
     def __enter__(self) -> _Files:
         return self
@@ -84,19 +79,16 @@ class _Files:
     def __exit__(self, *unused: object) -> None:
         self._stack.close()
 
-    def open(self, entry: TensorEntry) -> int:
-        """A descriptor of the tensor's file, to read the tensor from; CheckpointError when it cannot be opened."""
-        path = entry.file
-        if path not in self._open:
+    def open(self, path: Path) -> int:
+        """A descriptor of `path` to read from; CheckpointError when it cannot be opened."""
+        if path not in self._fds:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 raise CheckpointError(f"{path} cannot be opened: {error.strerror}; it was there when the model was looked at") from error
             self._stack.callback(os.close, fd)
-            self._open[path] = fd, Readahead(fd, self._ends[path])
-        fd, readahead = self._open[path]
-        readahead.reading(entry.offset, entry.offset + entry.nbytes)
-        return fd
+            self._fds[path] = fd
+        return self._fds[path]
 
 
 def _load_matrix(backend: Backend, fd: int, entry: TensorEntry, target: str) -> Weight:
