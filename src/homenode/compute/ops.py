@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -194,3 +194,21 @@ class Backend(Protocol):
 
     def statistics(self) -> dict[str, Any]:
         """Frozen figures of the backend: ISA level, threads and their CPUs, bytes of weights and KV, huge-page share."""
+
+
+@runtime_checkable
+class PackedBackend(Protocol):
+    """A backend that packs weights and can keep them in files as they are in memory, for any number of threads."""
+
+    @property
+    def packing(self) -> str:
+        """A word that changes when weights are packed in another way."""
+
+    def packed_bytes(self, target: str, rows: int, columns: int) -> int:
+        """Bytes of a [rows, columns] matrix kept as `target` in a file."""
+
+    def write_packed(self, weight: Weight, fd: int, offset: int) -> str:
+        """Write a weight at `offset` of an open file. The result is its checksum, 16 hexadecimal digits. HostError when writing fails."""
+
+    def weight_from_packed(self, fd: int, offset: int, target: str, rows: int, columns: int) -> tuple[Weight, str]:
+        """What `write_packed` wrote, and the checksum of what was read. ValueError when the file ends early, HostError when reading fails."""

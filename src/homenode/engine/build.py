@@ -29,6 +29,7 @@ from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
+from homenode.model.weights.packed_cache import packed_folder
 from homenode.units import format_bytes
 
 Progress = Callable[[int, int], None]
@@ -90,6 +91,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         dtype=config.model.dtype,
         max_model_len=config.model.max_model_len,
         progress=progress,
+        packed_cache=packed_folder(config.model.packed_cache, Path(str(config.model.path))),
     )
     sizes = _sizes(config, model.spec, geometry, memory_room(place))
     runner = _make_runner(model, backend, geometry, sizes)
@@ -183,7 +185,7 @@ def _ready(
             "architecture": model.spec.architecture,
             "load_seconds": round(seconds, 3),
             "weight_bytes": model.layout.target_bytes,
-            "notes": [*model.layout.notes, *(finding.text for finding in findings if finding.severity != "info")],
+            "notes": [*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info")],
             "kv_bytes": sizes.num_blocks * geometry.block_bytes,
             "kv_dtype": geometry.dtype,
             "compute": backend.statistics(),
