@@ -2,27 +2,24 @@
 
 Pairs of homenode and another engine are run one after the other, round by round over all combinations (A B A C A B A C ...), each pair between
 two readings of the machine; a pair during which its CPUs moved does not count and is measured again. What is missing is skipped, saying so.
+A combination is measured in pieces of some seconds, all in one go: the prompt and one sequence, small batches, large ones.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from benchmarks import in_python
-from benchmarks.comparison import Combination, Comparison, Pair
-from benchmarks.contender import Peer, Side, Unavailable, gguf_of
-from benchmarks.homenode_bench import own_side
+from benchmarks.comparison import Comparison, Pair
+from benchmarks.contender import Peer
 from benchmarks.llama_cpp import LlamaCpp
-from benchmarks.machine import machine, moved_between, own_version, without_folders
-from benchmarks.pair import last_json
+from benchmarks.machine import machine, own_version, without_folders
+from benchmarks.tasks import Task, measured, planned, shown_commands
 from benchmarks.turns import Turns
 from benchmarks.workload import FORMATS, SHAPES, Workload
 from homenode.cli.bench_options import Numbers
@@ -48,74 +45,31 @@ class PeerFolder(click.ParamType[tuple[str, Path]]):
         return name, Path(folder).expanduser().absolute()
 
 
-@dataclass(frozen=True)
-class Task:
-    """One combination and how both of its sides are run."""
-
-    combination: Combination
-    ours: Side
-    theirs: Side
-
-    def commands(self) -> list[list[dict[str, Any]]]:
-        """For `benchmarks.pair`."""
-        return [[command.to_json() for command in side.commands] for side in (self.ours, self.theirs)]
-
-
-def planned(
-    peers: Mapping[str, Peer], models: Path, shapes: Sequence[str], formats: Sequence[str], workload: Workload
-) -> tuple[list[Task], list[str]]:
-    """Every combination that can be measured, and a line for each that cannot."""
-    tasks, skipped = [], []
-    for shape in shapes:
-        for format in formats:
-            for name, peer in peers.items():
-                try:
-                    ours = own_side(gguf_of(shape, format, models), workload)
-                    sides = peer.sides(shape, format, models, workload)
-                    tasks += [Task(Combination(shape, format, side.engine, side.variant), ours, side) for side in sides]
-                except Unavailable as reason:
-                    skipped.append(f"{name}, {shape} {format}: {reason}")
-    return tasks, skipped
-
-
-def measured(task: Task, wrap: Sequence[str], threads: int) -> Pair:
-    """Run one pair. Raises Unavailable when a side fails or prints something else than expected."""
-    argv = [*wrap, sys.executable, "-m", "benchmarks.pair", json.dumps(task.commands()), str(threads)]
-    found = last_json(argv)
-    try:
-        ours, theirs = (side.read(output) for side, output in zip((task.ours, task.theirs), found["outputs"], strict=True))
-    except (ValueError, KeyError, IndexError) as error:
-        raise Unavailable(f"its output could not be read: {error!r}") from error
-    first, *others = found["readings"]
-    return Pair(
-        task.combination, ours.rates, theirs.rates, theirs.version, moved_between([first, *ours.readings, *others]), found["readings"]
-    )
-
-
 def run_in_turns(tasks: list[Task], comparison: Comparison, pairs: int, wrap: Sequence[str], out: Path) -> None:
-    """Measure all tasks; the file is written after every pair."""
+    """Measure all tasks until each of their pieces has so many pairs; the file is written after every go."""
+
+    def count(task: Task) -> int:
+        return min(len(comparison.counted(task.combination, piece.cases)) for piece in task.pieces)
 
     def measure(task: Task) -> str:
-        pair = measured(task, wrap, comparison.workload.threads)
-        comparison.pairs.append(pair)
-        comparison.versions[task.theirs.engine] = pair.version
+        wanted = [piece for piece in task.pieces if len(comparison.counted(task.combination, piece.cases)) < pairs]
+        found = measured(replace(task, pieces=tuple(wanted)), wrap, comparison.workload.threads)
+        comparison.pairs += found
+        for version in filter(None, (pair.version for pair in found)):
+            comparison.versions[task.combination.engine] = version
         comparison.save(out)
-        return _line(pair)
+        return "; ".join(map(_line, found))
 
     def give_up(task: Task, reason: str) -> None:
-        comparison.skipped.append(without_folders(f"{_name(task)}: {reason}"))
+        comparison.skipped.append(without_folders(f"{task.name}: {reason}"))
         comparison.save(out)
 
-    Turns(_name, measure, lambda task: len(comparison.counted(task.combination)), give_up).run(tasks, pairs)
-
-
-def _name(task: Task) -> str:
-    return f"{task.combination.shape} {task.combination.format}, {task.theirs.name}"
+    Turns(lambda task: task.name, measure, count, give_up).run(tasks, pairs)
 
 
 def _line(pair: Pair) -> str:
     if pair.moved:
-        return f"does not count, {pair.moved}"
+        return f"{', '.join(pair.theirs)} does not count, {pair.moved}"
     return ", ".join(f"{case} {pair.ours[case] / rate:.2f}x" for case, rate in pair.theirs.items() if case in pair.ours)
 
 
@@ -167,9 +121,8 @@ def main(
     comparison.versions["homenode"] = own_version()
     comparison.skipped = sorted({*comparison.skipped, *map(without_folders, skipped)})
     comparison.forget(task.combination for task in tasks)
-    for task in tasks:
-        for side in (task.ours, task.theirs):
-            comparison.commands[side.name] = [without_folders(command.shown()) for command in side.commands]
+    for name, commands in shown_commands(tasks).items():
+        comparison.commands[name] = commands
     run_in_turns(tasks, comparison, pairs, shlex.split(wrap), out)
 
 

@@ -31,7 +31,7 @@ class Combination:
 
 @dataclass(frozen=True)
 class Pair:
-    """Both sides measured one after the other. `moved`: why it does not count, or None. `readings`: of the machine, before, between and after."""
+    """Both sides measured one after the other, in all cases or in some. `moved`: why it does not count, or None. `readings`: of the machine, before, between and after."""
 
     combination: Combination
     ours: Rates
@@ -79,9 +79,11 @@ class Comparison:
         anew = set(combinations)
         self.pairs = [pair for pair in self.pairs if pair.combination not in anew]
 
-    def counted(self, combination: Combination) -> list[Pair]:
-        """The pairs during which the CPUs stayed where they were."""
-        return [pair for pair in self.pairs if pair.combination == combination and pair.moved is None]
+    def counted(self, combination: Combination, cases: Iterable[str] = ()) -> list[Pair]:
+        """The pairs during which the CPUs stayed where they were and that have all of these cases."""
+        wanted = set(cases)
+        pairs = (pair for pair in self.pairs if pair.combination == combination and pair.moved is None)
+        return [pair for pair in pairs if wanted <= pair.theirs.keys()]
 
     @property
     def combinations(self) -> list[Combination]:
@@ -91,25 +93,28 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Row:
-    """One combination in figures, by case: the median rate of the other side, the median of the pairs' ratios (ours to theirs), pairs counted."""
+    """One combination in figures, by case: the median rate of the other side, and the median of the pairs' ratios, ours to theirs."""
 
     combination: Combination
     theirs: Rates
     ratios: Rates
-    pairs: int
 
 
-def row_of(combination: Combination, pairs: Sequence[Pair]) -> Row:
-    """Of the pairs that count; there is at least one. A case that one side lacks is left out."""
-    cases = [case for case in pairs[0].ours if all(case in pair.ours and case in pair.theirs for pair in pairs)]
-    theirs = {case: median(pair.theirs[case] for pair in pairs) for case in cases}
-    ratios = {case: median(pair.ours[case] / pair.theirs[case] for pair in pairs) for case in cases}
-    return Row(combination, theirs, ratios, len(pairs))
+def row_of(combination: Combination, pairs: Sequence[Pair], cases: Iterable[str]) -> Row:
+    """Of the pairs that count. A case that none of them has is left out."""
+    theirs: Rates = {}
+    ratios: Rates = {}
+    for case in cases:
+        if both := [(pair.ours[case], pair.theirs[case]) for pair in pairs if case in pair.ours and case in pair.theirs]:
+            theirs[case] = median(their for _, their in both)
+            ratios[case] = median(our / their for our, their in both)
+    return Row(combination, theirs, ratios)
 
 
 def own_rates(pairs: Sequence[Pair], cases: Iterable[str]) -> Rates:
-    """The median of our own side by case, over the pairs with whomever."""
-    return {case: median(pair.ours[case] for pair in pairs if case in pair.ours) for case in cases}
+    """The median of our own side by case, over the pairs with whomever. A case that none of them has is left out."""
+    found = {case: [pair.ours[case] for pair in pairs if case in pair.ours] for case in cases}
+    return {case: median(rates) for case, rates in found.items() if rates}
 
 
 def _json_text(value: dict[str, Any]) -> str:

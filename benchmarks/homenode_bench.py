@@ -13,10 +13,12 @@ from benchmarks.workload import Workload, batch_case
 
 def own_side(model: Path, workload: Workload) -> Side:
     """homenode on the GGUF file `model`."""
+    batches = ",".join(map(str, workload.batches or (1,)))
+    steps = workload.steps if workload.batches else 0
     argv = (
         *(sys.executable, "-m", "homenode.cli.main", "bench", "model", str(model)),
-        *("--prompt-tokens", str(workload.prompt), "--gen-tokens", str(workload.steps), "--context", str(workload.context)),
-        *("--batch", ",".join(map(str, workload.batches)), "--threads", str(workload.threads), "--repeat", "1", "--json"),
+        *("--prompt-tokens", str(workload.prompt), "--gen-tokens", str(steps), "--context", str(workload.context)),
+        *("--batch", batches, "--threads", str(workload.threads), "--repeat", "1", "--json"),
     )
     return Side("homenode", "", (Command(argv),), read)
 

@@ -53,7 +53,7 @@ def ctranslate2(folder: Path) -> InPython:
 def read(outputs: Sequence[str], workload: Workload) -> Measured:
     """From the last line: `version`, `prefill`, and for decoding `batches`, tokens a second by batch size."""
     found = json.loads(outputs[0].strip().splitlines()[-1])
-    rates = {"prefill": float(found["prefill"])}
+    rates = {"prefill": float(found["prefill"])} if workload.prompt else {}
     rates |= {batch_case(int(batch)): float(rate) for batch, rate in found["batches"].items()}
     if missing := [case for case in workload.cases if case not in rates]:
         raise ValueError(f"the output has nothing about {', '.join(missing)}")

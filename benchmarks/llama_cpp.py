@@ -43,29 +43,32 @@ class LlamaCpp:
         common = ("-m", str(model), "-t", str(workload.threads), "-ub", str(_DEPTH_OF_PROMPT))
         mode = ("--load-mode", "none") if huge else ()
         prompt = (*common, "-p", str(workload.prompt), "-n", "0", "-r", "1", "-o", "json", *mode, *(("--repack", "0") if plain else ()))
-        room = max(workload.batches) * (workload.context + workload.steps)
-        decode = (
-            *common,
-            *("-c", str(room), "-npp", str(workload.context), "-ntg", str(workload.steps)),
-            *("-npl", ",".join(map(str, workload.batches)), "--output-format", "jsonl", *mode, *(("--no-repack",) if plain else ())),
-        )
-        return Side(
-            "llama.cpp",
-            name,
-            (
-                Command((str(self.folder / "llama-bench"), *prompt), variables),
-                Command((str(self.folder / "llama-batched-bench"), *decode), variables),
-            ),
-            read,
-        )
+        decode = (*common, *self._decoding(workload), *mode, *(("--no-repack",) if plain else ()))
+        programs = (("llama-bench", prompt, workload.prompt), ("llama-batched-bench", decode, workload.batches))
+        commands = tuple(Command((str(self.folder / program), *options), variables) for program, options, wanted in programs if wanted)
+        return Side("llama.cpp", name, commands, read)
+
+    def _decoding(self, workload: Workload) -> tuple[str, ...]:
+        """Options of llama-batched-bench: as many sequences of their own as the batch has, and room for the largest batch."""
+        room = max(workload.batches, default=0) * (workload.context + workload.steps)
+        sequences = ",".join(map(str, workload.batches))
+        return ("-c", str(room), "-npp", str(workload.context), "-ntg", str(workload.steps), "-npl", sequences, "--output-format", "jsonl")
 
 
 def read(outputs: Sequence[str]) -> Measured:
-    """From the JSON list of llama-bench and the lines of llama-batched-bench that are JSON objects."""
-    prompt = json.loads(outputs[0])[0]
-    rates: Rates = {"prefill": float(prompt["avg_ts"])}
-    for line in outputs[1].splitlines():
-        if line.startswith("{"):
-            found = json.loads(line)
-            rates[batch_case(found["pl"])] = float(found["speed_tg"])
-    return Measured(rates, f"{prompt['build_commit']} ({prompt['build_number']})")
+    """From the JSON list of llama-bench and the lines of llama-batched-bench that are JSON objects; either may be missing."""
+    rates: Rates = {}
+    version = ""
+    for output in outputs:
+        if output.lstrip().startswith("["):
+            prompt = json.loads(output)[0]
+            rates["prefill"] = float(prompt["avg_ts"])
+            version = f"{prompt['build_commit']} ({prompt['build_number']})"
+            continue
+        for line in output.splitlines():
+            if line.startswith("{"):
+                found = json.loads(line)
+                rates[batch_case(found["pl"])] = float(found["speed_tg"])
+    if not rates:
+        raise ValueError("neither a JSON list nor lines of JSON objects came")
+    return Measured(rates, version)

@@ -17,13 +17,16 @@ from pathlib import Path
 import click
 
 from benchmarks.contender import gguf_of
-from benchmarks.load import Load, Served
 from benchmarks.machine import machine, moved_between, own_version, without_folders
 from benchmarks.pair import last_json
 from benchmarks.served import ServedCombination, ServedComparison, ServedPair
 from benchmarks.servers import HUGE_PAGES, Server, homenode_server, llama_server
 from benchmarks.turns import Turns
+from homenode.bench.clients import Load
+from homenode.bench.served import Served
 from homenode.cli.bench_options import Names, Numbers
+
+_VOCABULARY = 100_000  # of which prompts are drawn; every shape here has more
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,14 @@ def run_in_turns(record: ServedComparison, wanted: Sequence[ServedCombination], 
 
     def measure(combination: ServedCombination) -> str:
         seed = 1 + sum(pair.combination == combination for pair in record.pairs)
-        rounds, prompt, answer = (record.load[name] for name in ("rounds", "prompt", "answer"))
-        load = Load(combination.clients, combination.clients * rounds, prompt, answer, seed=seed)
+        requests, prompt, gen = (record.load[name] for name in ("requests", "prompt_tokens", "gen_tokens"))
+        load = Load(combination.clients, requests, prompt, gen, _VOCABULARY, seed=seed)
         servers = place.servers(combination, load)
         record.commands.update({server.name: without_folders(server.command.shown()) for server in servers})
         pair = measured(combination, servers, load, place)
         record.pairs.append(pair)
         record.save(out)
-        return pair.moved or f"{pair.ours.tok_s / pair.theirs.tok_s:.2f}x"
+        return pair.moved or f"{pair.ours.output_tok_s / pair.theirs.output_tok_s:.2f}x"
 
     def give_up(combination: ServedCombination, reason: str) -> None:
         record.skipped.append(without_folders(f"{combination.name}: {reason}"))
@@ -82,7 +85,7 @@ def run_in_turns(record: ServedComparison, wanted: Sequence[ServedCombination], 
 @click.option("--format", "formats", type=Names(), default="Q8_0,Q4_K_M", show_default=True)
 @click.option("--variant", "variants", type=click.Choice(("default", HUGE_PAGES)), multiple=True, default=("default", HUGE_PAGES))
 @click.option("--clients", type=Numbers(), default="8,32", show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="Requests of each client.")
+@click.option("--requests", type=click.IntRange(1), default=2, show_default=True, help="Requests of each client.")
 @click.option("--prompt-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--gen-tokens", type=click.IntRange(2), default=128, show_default=True)
 @click.option("--pairs", type=click.IntRange(1), default=3, show_default=True)
@@ -96,7 +99,7 @@ def main(
     formats: tuple[str, ...],
     variants: tuple[str, ...],
     clients: tuple[int, ...],
-    rounds: int,
+    requests: int,
     prompt_tokens: int,
     gen_tokens: int,
     pairs: int,
@@ -106,7 +109,7 @@ def main(
     """Measure both servers in turns."""
     folder, models = folder.absolute(), models.absolute()
     versions = {"homenode": own_version(), "llama-server": _version(folder)}
-    record = ServedComparison(machine(), versions, {"prompt": prompt_tokens, "answer": gen_tokens, "rounds": rounds, "threads": threads})
+    record = ServedComparison(machine(), versions, {"requests": requests, "prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens})
     wanted = [ServedCombination(shape, f, n, "llama-server", v) for f in formats for n in clients for v in variants]
     run_in_turns(record, wanted, pairs, Place(folder, models, threads, tuple(shlex.split(wrap))), out)
 

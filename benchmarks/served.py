@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.load import Served
+from homenode.bench.served import Served
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ServedPair:
 
 @dataclass
 class ServedComparison:
-    """Everything measured. `load`: tokens in and out, and how many requests each client makes; `commands`: by server, as typed."""
+    """Everything measured. `load`: `prompt_tokens`, `gen_tokens` and `requests` of each client; `commands`: by server, as typed."""
 
     machine: dict[str, Any]
     versions: dict[str, str]
@@ -78,10 +78,28 @@ def _pair_of(value: dict[str, Any]) -> ServedPair:
     return ServedPair(**{**value, **fields})
 
 
+@dataclass(frozen=True)
+class _Figures:
+    """What the table shows of one side: tokens a second, and medians in milliseconds."""
+
+    tok_s: float
+    ttft_ms: float
+    itl_ms: float
+
+    @classmethod
+    def of(cls, loads: Sequence[Served]) -> _Figures:
+        """The medians over several loads."""
+        return cls(
+            median(load.output_tok_s for load in loads),
+            1e3 * median(load.ttft_median_s for load in loads),
+            1e3 * median(load.itl_median_s for load in loads),
+        )
+
+
 def served_text(record: ServedComparison) -> str:
     """What is worse here, the table, and the load."""
-    pairs = [pair for pair in record.pairs if pair.moved is None]
-    groups = {c: record.counted(c) for c in sorted({p.combination for p in pairs}, key=lambda c: (c.shape, c.format, c.clients, c.variant))}
+    wanted = sorted({pair.combination for pair in record.pairs}, key=lambda c: (c.shape, c.format, c.clients, c.variant))
+    groups = {c: pairs for c in wanted if (pairs := record.counted(c))}
     lines = [
         _behind(groups),
         "| weights, clients | | tokens/s | median time to first token | median time between tokens |",
@@ -89,15 +107,14 @@ def served_text(record: ServedComparison) -> str:
     ]
     for (shape, format, clients), combinations in groupby(groups, key=lambda c: (c.shape, c.format, c.clients)):
         of_group = list(combinations)
-        ours = _median([pair.ours for c in of_group for pair in groups[c]])
-        lines.append(
-            f"| **{shape} {format}, {clients}** | homenode | **{ours.tok_s:.0f}** | **{ours.ttft_ms:.0f} ms** | **{ours.itl_ms:.1f} ms** |"
-        )
+        ours = _Figures.of([pair.ours for c in of_group for pair in groups[c]])
+        figures = f"**{ours.tok_s:.0f}** | **{ours.ttft_ms:.0f} ms** | **{ours.itl_ms:.1f} ms** |"
+        lines.append(f"| **{shape} {format}, {clients}** | homenode | {figures}")
         lines += [_row(c, groups[c]) for c in of_group]
     load = record.load
     lines.append(
-        f"\n{load['prompt']} random tokens in, {load['answer']} out, streamed; each client makes {load['rounds']} requests one after the other, the "
-        "client program runs on the same CPUs. Tokens per second are those that came out, over the whole load, prompts included. "
+        f"\n{load['prompt_tokens']} random tokens in, {load['gen_tokens']} out, streamed; each client makes {load['requests']} requests one after "
+        "the other, the client program runs on the same CPUs. Tokens per second are those that came out, over the whole load, prompts included. "
         f"Versions: {', '.join(f'{name} {version}' for name, version in sorted(record.versions.items()))}."
     )
     return "\n".join([*lines, *(f"\nNot measured: {line}." for line in record.skipped)]) + "\n"
@@ -107,26 +124,19 @@ def _behind(groups: dict[ServedCombination, list[ServedPair]]) -> str:
     """Where the other server does better, in words."""
     lines = []
     for c, pairs in groups.items():
-        worse = [
-            words
-            for words, ratio in (
-                ("tokens/s", median([p.ours.tok_s / p.theirs.tok_s for p in pairs])),
-                ("time to first token", median([p.theirs.ttft_ms / p.ours.ttft_ms for p in pairs])),
-                ("time between tokens", median([p.theirs.itl_ms / p.ours.itl_ms for p in pairs])),
-            )
-            if ratio < 1.0
-        ]
-        if worse:
-            lines.append(f"- {c.shape} {c.format}, {c.clients} clients, against {c.engine}, {c.variant}: {', '.join(worse)}")
+        ratios = {
+            "tokens/s": median(p.ours.output_tok_s / p.theirs.output_tok_s for p in pairs),
+            "time to first token": median(p.theirs.ttft_median_s / p.ours.ttft_median_s for p in pairs),
+            "time between tokens": median(p.theirs.itl_median_s / p.ours.itl_median_s for p in pairs),
+        }
+        if worse := [words for words, ratio in ratios.items() if ratio < 1.0]:
+            lines.append(f"- {c.name}: {', '.join(worse)}")
     return "\n".join(["Behind:\n", *lines]) + "\n" if lines else "Behind: in none of the figures below.\n"
 
 
 def _row(combination: ServedCombination, pairs: Sequence[ServedPair]) -> str:
     """Theirs, and ours as a multiple of it in tokens a second; times are plain."""
-    theirs = _median([pair.theirs for pair in pairs])
-    faster = median([pair.ours.tok_s / pair.theirs.tok_s for pair in pairs])
-    return f"| | {combination.engine}, {combination.variant} | {faster:.2f}x ({theirs.tok_s:.0f}) | {theirs.ttft_ms:.0f} ms | {theirs.itl_ms:.1f} ms |"
-
-
-def _median(values: Sequence[Served]) -> Served:
-    return Served(*(median(getattr(v, name) for v in values) for name in ("tok_s", "ttft_ms", "itl_ms", "tpot_ms")))
+    theirs = _Figures.of([pair.theirs for pair in pairs])
+    faster = median(pair.ours.output_tok_s / pair.theirs.output_tok_s for pair in pairs)
+    figures = f"{faster:.2f}x ({theirs.tok_s:.0f}) | {theirs.ttft_ms:.0f} ms | {theirs.itl_ms:.1f} ms |"
+    return f"| | {combination.engine}, {combination.variant} | {figures}"

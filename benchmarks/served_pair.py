@@ -1,6 +1,6 @@
 """One pair of served loads in one go: our server, then the other one, and a reading of the machine before, between and after.
 
-`python -m benchmarks.served_pair TASK THREADS`: TASK is a JSON object with `load` (fields of `load.Load`) and `servers` (two, `Server.to_json`).
+`python -m benchmarks.served_pair TASK THREADS`: TASK is a JSON object with `load` (fields of `homenode.bench.clients.Load`) and `servers` (two, `Server.to_json`).
 Prints one JSON object like `benchmarks.pair`, with `served`, the figures of each server, instead of outputs.
 """
 
@@ -14,19 +14,25 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks.contender import Unavailable
-from benchmarks.load import Load, LoadFailed, Served, run_load, served
 from benchmarks.pair import reading_json
 from benchmarks.servers import Server, running
+from homenode.bench.clients import Load, run_load
+from homenode.bench.served import Served, served
 from homenode.bench.steady import Reading, take_reading
+from homenode.errors import HomenodeError
 
 _WARM_UP = 2  # tokens of the answer to one short request, uncounted
 
 
 def under_load(server: Server, load: Load) -> Served:
-    """Start the server, warm it up, measure, stop it. Raises Unavailable or LoadFailed."""
+    """Start the server, warm it up, measure, stop it. Raises Unavailable for the server, HomenodeError for the load."""
+    url = f"http://127.0.0.1:{server.port}"
     with running(server):
-        asyncio.run(run_load(server.port, replace(load, clients=1, requests=1, prompt=16, answer=_WARM_UP), server.fields))
-        return served(asyncio.run(run_load(server.port, load, server.fields)))
+        asyncio.run(run_load(url, replace(load, clients=1, requests=1, prompt_tokens=16, gen_tokens=_WARM_UP)))
+        found = served(load.clients, load.prompt_tokens, asyncio.run(run_load(url, load)))
+    if found.tokens != found.requests * load.gen_tokens:
+        raise Unavailable(f"{found.tokens} tokens came where {found.requests * load.gen_tokens} were asked for")
+    return found
 
 
 def run_served_pair(task: dict[str, Any], read: Callable[[], Reading]) -> dict[str, Any]:
@@ -36,7 +42,7 @@ def run_served_pair(task: dict[str, Any], read: Callable[[], Reading]) -> dict[s
     for value in task["servers"]:
         try:
             figures.append(asdict(under_load(Server.from_json(value), load)))
-        except (Unavailable, LoadFailed, ValueError) as error:
+        except (Unavailable, HomenodeError, ValueError) as error:
             return {"failed": f"{value['engine']}: {error}"}
         readings.append(reading_json(read()))
     return {"readings": readings, "served": figures}

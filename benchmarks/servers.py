@@ -12,31 +12,28 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import Command, Unavailable, existing
-from benchmarks.load import Load
+from homenode.bench.clients import Load
 
 HUGE_PAGES = "huge pages"
 _STARTING_S = 300.0
 _POLL_S = 0.1
 _STOPPING_S = 30.0
-# Both count an answer's tokens in the last event, ignore the end of text, and draw the likeliest token.
-_FIELDS = {"model": "model", "stream": True, "stream_options": {"include_usage": True}, "temperature": 0, "ignore_eos": True}
 
 
 @dataclass(frozen=True)
 class Server:
-    """`health`: the path that answers 200 when requests are taken. `fields`: of every request."""
+    """`health`: the path that answers 200 when requests are taken."""
 
     engine: str
     variant: str
     command: Command
     port: int
     health: str = "/health"
-    fields: dict[str, Any] = field(default_factory=lambda: dict(_FIELDS))
 
     @property
     def name(self) -> str:
@@ -62,11 +59,11 @@ def free_port() -> int:
 
 
 def homenode_server(model: Path, threads: int) -> Server:
-    """`homenode serve` as it comes; the model's name is set so that requests can give it."""
+    """`homenode serve` as it comes."""
     port = free_port()
     argv = (
         *(sys.executable, "-m", "homenode.cli.main", "serve", str(model), "--port", str(port)),
-        *("--threads", str(threads), "--served-model-name", "model"),
+        *("--threads", str(threads)),
     )
     return Server("homenode", "", Command(argv), port)
 
@@ -74,15 +71,14 @@ def homenode_server(model: Path, threads: int) -> Server:
 def llama_server(folder: Path, model: Path, threads: int, load: Load, *, huge: bool) -> Server:
     """`llama-server` with a slot for each client and room for prompt and answer in each; nothing to reuse between requests. Raises Unavailable."""
     port = free_port()
-    room = -(-(load.prompt + load.answer + 8) // 256) * 256  # its slots are rounded up to so many tokens anyway
+    room = -(-(load.prompt_tokens + load.gen_tokens + 8) // 256) * 256  # its slots are rounded up to so many tokens anyway
     argv = (
         *(str(existing(folder / "llama-server")), "-m", str(model), "--port", str(port), "-t", str(threads)),
         *("-np", str(load.clients), "-c", str(load.clients * room), "-b", "2048", "-ub", "512", "--no-webui", "--cache-ram", "0"),
         *(("--load-mode", "none") if huge else ()),
     )
     variables = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if huge else {}
-    fields = {**_FIELDS, "cache_prompt": False}
-    return Server("llama-server", HUGE_PAGES if huge else "default", Command(argv, variables), port, fields=fields)
+    return Server("llama-server", HUGE_PAGES if huge else "default", Command(argv, variables), port)
 
 
 @contextmanager

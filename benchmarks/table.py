@@ -35,7 +35,7 @@ def _replaced(text: str, name: str, fresh: str) -> str:
 
 def comparison_text(record: Comparison) -> str:
     """What is slower here than elsewhere, a table for each shape, and where the figures come from."""
-    rows = [row_of(c, record.counted(c)) for c in record.combinations]
+    rows = [row_of(c, record.counted(c), record.workload.cases) for c in record.combinations]
     parts = [behind_text(rows)]
     for shape, of_shape in groupby(rows, key=lambda row: row.combination.shape):
         parts.append(_shape_table(shape, list(of_shape), record))
@@ -60,7 +60,7 @@ def _shape_table(shape: str, rows: Sequence[Row], record: Comparison) -> str:
     for format, of_format in groupby(rows, key=lambda row: row.combination.format):
         group = list(of_format)
         ours = own_rates([pair for row in group for pair in record.counted(row.combination)], cases)
-        lines.append(_line(f"**{format}**", "homenode, tok/s", [f"**{_rate(ours, case)}**" for case in cases]))
+        lines.append(_line(f"**{format}**", "homenode, tok/s", [f"**{_rate(ours, case)}**" if case in ours else "" for case in cases]))
         lines += [_line("", _against(row.combination), [_cell(row, case) for case in cases]) for row in group]
     return "\n".join(lines) + "\n"
 

@@ -34,8 +34,8 @@ def main() -> None:
     generator = ctranslate2.Generator(
         task["model"], device="cpu", compute_type=task["precision"], inter_threads=1, intra_threads=task["threads"]
     )
-    seconds(generator, words, 1, task["prompt"], 1)
-    prefill = task["prompt"] / seconds(generator, words, 1, task["prompt"], 1)
+    seconds(generator, words, 1, task["prompt"] or task["context"], 1)
+    prefill = task["prompt"] / seconds(generator, words, 1, task["prompt"], 1) if task["prompt"] else 0.0
     rates = {}
     for batch in task["batches"]:
         once = seconds(generator, words, batch, task["context"], 1)

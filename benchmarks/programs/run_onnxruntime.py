@@ -52,8 +52,8 @@ def main() -> None:
     """Measure and print."""
     task = json.loads(sys.argv[1])
     model = with_threads(task["model"], task["threads"])
-    begin(model, 1, task["prompt"], 1)
-    prefill = task["prompt"] / begin(model, 1, task["prompt"], 1)[1]
+    begin(model, 1, task["prompt"] or task["context"], 1)
+    prefill = task["prompt"] / begin(model, 1, task["prompt"], 1)[1] if task["prompt"] else 0.0
     rates = {batch: decode(model, batch, task["context"], task["steps"]) for batch in task["batches"]}
     print(json.dumps({"version": genai.__version__, "prefill": prefill, "batches": rates}))
 

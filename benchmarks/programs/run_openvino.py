@@ -34,15 +34,19 @@ def exactly(tokens: int) -> Any:
 
 
 def alone(task: dict[str, Any], options: dict[str, Any]) -> tuple[float, float]:
-    """Tokens a second of a prompt and of decoding one sequence."""
+    """Tokens a second of a prompt and of decoding one sequence; 0 for what is not wanted."""
     pipe = genai.LLMPipeline(task["model"], "CPU", ATTENTION_BACKEND="SDPA", **options)
-    pipe.generate(prompt(task["prompt"]), exactly(2))
-    given = prompt(task["prompt"])
-    start = time.perf_counter()
-    pipe.generate(given, exactly(1))
-    prefill = task["prompt"] / (time.perf_counter() - start)
-    result = pipe.generate(prompt(task["context"]), exactly(task["steps"] + 1))
-    return prefill, 1000.0 / result.perf_metrics.get_tpot().mean
+    pipe.generate(prompt(task["prompt"] or task["context"]), exactly(2))
+    prefill = single = 0.0
+    if task["prompt"]:
+        given = prompt(task["prompt"])
+        start = time.perf_counter()
+        pipe.generate(given, exactly(1))
+        prefill = task["prompt"] / (time.perf_counter() - start)
+    if 1 in task["batches"]:
+        result = pipe.generate(prompt(task["context"]), exactly(task["steps"] + 1))
+        single = 1000.0 / result.perf_metrics.get_tpot().mean
+    return prefill, single
 
 
 def together(pipe: Any, batch: int, context: int, steps: int) -> float:
@@ -71,21 +75,27 @@ def drained(handles: list[Any]) -> int:
     return count
 
 
-def main() -> None:
-    """Measure and print."""
-    task = json.loads(sys.argv[1])
-    options = {"INFERENCE_NUM_THREADS": task["threads"]}
-    prefill, single = alone(task, options)
-    rates = {1: single}
+def batched(task: dict[str, Any], options: dict[str, Any]) -> dict[int, float]:
+    """Tokens a second of every batch of more than one sequence."""
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 1  # GiB
     scheduler.max_num_batched_tokens = 512
     scheduler.enable_prefix_caching = False
     pipe = genai.ContinuousBatchingPipeline(task["model"], scheduler, "CPU", options)
     together(pipe, 2, task["context"], 2)
-    for batch in task["batches"]:
-        if batch > 1:
-            rates[batch] = together(pipe, batch, task["context"], task["steps"])
+    return {batch: together(pipe, batch, task["context"], task["steps"]) for batch in task["batches"] if batch > 1}
+
+
+def main() -> None:
+    """Measure and print."""
+    task = json.loads(sys.argv[1])
+    options = {"INFERENCE_NUM_THREADS": task["threads"]}
+    prefill, rates = 0.0, dict[int, float]()
+    if task["prompt"] or 1 in task["batches"]:
+        prefill, single = alone(task, options)
+        rates |= {1: single} if 1 in task["batches"] else {}
+    if any(batch > 1 for batch in task["batches"]):
+        rates |= batched(task, options)
     print(json.dumps({"version": genai.__version__, "prefill": prefill, "batches": rates}))
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import homenode_bench, in_python, llama_cpp
-from benchmarks.compare import Task, measured, planned
 from benchmarks.comparison import Combination, Comparison, Pair, own_rates, row_of
 from benchmarks.contender import Command, Measured, Side, Unavailable
 from benchmarks.machine import moved_between, without_folders
 from benchmarks.pair import last_json, run_pair
 from benchmarks.served import ServedComparison
 from benchmarks.table import PAGE, RECORD, SERVED_RECORD, behind_text, comparison_text, page
+from benchmarks.tasks import Piece, Task, measured, planned, shown_commands
 from benchmarks.turns import Turns
 from benchmarks.workload import Workload
 from homenode.bench.ceilings import Ceilings
@@ -64,6 +65,14 @@ def test_outputs_of_all_engines_are_read() -> None:
     assert "509 ns" in str(moved_between([HERE, *ours.readings, HERE]))
 
 
+def test_a_workload_is_cut_into_pieces_that_together_are_all_of_it() -> None:
+    whole = Workload()
+    assert [piece.cases for piece in whole.parts()] == [("prefill", "batch 1"), ("batch 4", "batch 8"), ("batch 32",)]
+    assert [piece.cases for piece in Workload(prompt=0, batches=(8,)).parts()] == [("batch 8",)]
+    only_prompt = homenode_bench.own_side(Path("m"), Workload(batches=())).commands[0].argv
+    assert only_prompt[only_prompt.index("--gen-tokens") + 1] == "0"
+
+
 def test_a_move_between_any_two_readings_is_seen_and_none_otherwise() -> None:
     assert moved_between([HERE, HERE, HERE]) is None
     assert "110 to 509 ns" in str(moved_between([HERE, THERE, HERE]))
@@ -76,6 +85,7 @@ def test_every_variant_that_exists_is_planned_and_what_is_missing_is_said(tmp_pa
         (tmp_path / name).touch()
     peers = {"llama.cpp": llama_cpp.LlamaCpp(programs), "openvino": in_python.openvino(tmp_path / "venv")}
     tasks, skipped = planned(peers, models, ["s"], ["Q8_0", "Q4_0", "BF16"], WORK)
+    assert all([piece.cases for piece in task.pieces] == [("prefill", "batch 1"), ("batch 32",)] for task in tasks)
     assert [(t.combination.format, t.combination.variant) for t in tasks] == [
         *(("Q4_0", v) for v in ("default", "huge pages", "--no-repack", "huge pages, --no-repack")),
         *(("BF16", v) for v in ("default", "huge pages")),
@@ -85,11 +95,11 @@ def test_every_variant_that_exists_is_planned_and_what_is_missing_is_said(tmp_pa
         "s-openvino-int4 does not exist",
         "s-openvino-bf16 does not exist",
     ]
-    both = tasks[3].commands()[1]
-    assert all(command["variables"] == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} for command in both)
-    assert "--no-repack" in both[1]["argv"] and both[0]["argv"][-2:] == ["--repack", "0"]
-    batched = dict(zip(both[1]["argv"][1::2], both[1]["argv"][2::2], strict=False))
-    assert (batched["-npp"], batched["-ntg"], batched["-npl"], batched["-c"]) == ("16", "32", "1,32", str(32 * 48))
+    both = tasks[3].pieces[0].theirs.commands
+    assert all(command.variables == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} for command in both)
+    assert "--no-repack" in both[1].argv and both[0].argv[-2:] == ("--repack", "0")
+    batched = dict(zip(both[1].argv[1::2], both[1].argv[2::2], strict=False))
+    assert (batched["-npp"], batched["-ntg"], batched["-npl"], batched["-c"]) == ("16", "32", "1", "48")
 
 
 def reading() -> Reading:
@@ -114,11 +124,31 @@ def test_a_failing_or_babbling_side_is_unavailable() -> None:
         last_json([sys.executable, "-c", 'print(\'{"failed": "out of luck"}\')'])
     with pytest.raises(Unavailable, match="ended with 7"):
         last_json([sys.executable, "-c", "import sys; sys.exit(7)"])
-    babbling = Side("other", "", (Command((sys.executable, "-c", "print('hello')")),), llama_cpp.read)
-    task = Task(Combination("s", "Q8_0", "other", ""), Side("homenode", "", babbling.commands, llama_cpp.read), babbling)
+    task = Task(Combination("s", "Q8_0", "other", ""), (Piece(WORK.cases, side("prints"), side("nothing else")),))
     found = {"readings": [HERE] * 3, "outputs": [["hello"], ["hello"]]}
     with pytest.raises(Unavailable, match="could not be read"):
-        measured(task, [sys.executable, "-c", f"print({json.dumps(found)!r})"], 2)
+        measured(task, printing(found), 2)
+
+
+def side(name: str) -> Side:
+    return Side(name, "", (Command((name,)),), llama_cpp.read)
+
+
+def printing(found: dict[str, Any]) -> list[str]:
+    """A wrapper that measures nothing."""
+    return [sys.executable, "-c", f"print({json.dumps(found)!r})"]
+
+
+def test_a_task_gives_a_pair_for_each_of_its_pieces_and_only_those_that_saw_a_move_do_not_count() -> None:
+    ours = Side("homenode", "", (Command(("/bin/homenode",)),), lambda outputs: Measured({"prefill": float(outputs[0])}, ""))
+    pieces = tuple(Piece(("prefill",), ours, replace(ours, engine="other")) for _ in range(2))
+    task = Task(Combination("s", "Q8_0", "other", ""), pieces)
+    found = {"readings": [HERE, HERE, HERE, THERE, THERE], "outputs": [["4"], ["2"], ["9"], ["3"]]}
+    one, two = measured(task, printing(found), 2)
+    assert (one.ours["prefill"], one.theirs["prefill"], one.moved) == (4.0, 2.0, None)
+    assert (two.ours["prefill"], two.theirs["prefill"]) == (9.0, 3.0) and "509" in str(two.moved)
+    assert two.readings == [HERE, THERE, THERE]
+    assert shown_commands([task]) == {"homenode": ["homenode"] * 2, "other": ["homenode"] * 2}
 
 
 def pair(ours: float, theirs: float, moved: str | None = None, format: str = "Q8_0", variant: str = "default") -> Pair:
@@ -134,11 +164,11 @@ def record(*pairs: Pair) -> Comparison:
 def test_ratios_are_medians_of_the_pairs_that_count() -> None:
     found = record(pair(100, 50), pair(300, 100), pair(100, 20), pair(1, 1000, moved="they moved"))
     (combination,) = found.combinations
-    row = row_of(combination, found.counted(combination))
+    row = row_of(combination, found.counted(combination), found.workload.cases)
     assert row.ratios == {"prefill": 3.0, "batch 1": 1.5}
     assert row.theirs == {"prefill": 50, "batch 1": 100}
-    assert row.pairs == 3
-    assert own_rates(found.counted(combination), ["prefill", "batch 9"][:1]) == {"prefill": 100}
+    assert own_rates(found.counted(combination), ["prefill", "batch 9"]) == {"prefill": 100}
+    assert len(found.counted(combination, ["prefill"])) == 3 and not found.counted(combination, ["batch 9"])
 
 
 def test_the_record_survives_its_file_and_forgets_what_is_measured_anew(tmp_path: Path) -> None:
