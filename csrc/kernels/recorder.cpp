@@ -273,7 +273,8 @@ int Recorder::plan_for(const AttentionShape& shape, int block_size) {
 }
 
 Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale,
-                                   int window) {
+                                   int window, float softcap) {
+  if (!(softcap >= 0) || std::isinf(softcap)) return misuse("attention: scores capped at " + to_string(softcap) + "; wanted 0 for no cap, or more");
   if (auto error = check_attention(q, k, v, *cache, layer, window)) return *error;
   auto out = make(q.columns, RowKind::tokens);
   if (!out) return out.error();
@@ -291,7 +292,7 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
     const RowRange rows = rows_of(step.tokens, thread, threads);
     write_keys_values(write, step, *table, rows.begin, rows.end, 0, kv_heads);
   }, true, nullptr);
-  const AttentionCall call{q.data, q.stride, out.value().data, out.value().stride, cache.get(), layer, scale, 0, {}};
+  const AttentionCall call{q.data, q.stride, out.value().data, out.value().stride, cache.get(), layer, scale, softcap, {}};
   append([=, program = program_.get()](const Step& step, int thread, int threads) {
     attend(call, step, *plan, AttentionScratch(program->scratch_.data, threads, head_dim), *table, *next, thread);
   }, false, out.value().storage.get());
