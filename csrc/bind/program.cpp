@@ -77,8 +77,8 @@ void bind_recorder(nb::module_& m) {
            })
       .def("rope", [](Recorder& r, const Tensor& x, const Tensor& angles, int head_dim) { return take(r.rope(x, angles, head_dim)); })
       .def("attention",
-           [](Recorder& r, const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window) {
-             return take(r.attention(q, k, v, std::move(cache), layer, scale, window));
+           [](Recorder& r, const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window,
+              float softcap) { return take(r.attention(q, k, v, std::move(cache), layer, scale, window, softcap));
            })
       .def("silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); })
       .def("select", [](Recorder& r, const Tensor& x) { return take(r.select(x)); })

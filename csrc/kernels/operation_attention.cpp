@@ -62,7 +62,7 @@ void AttentionOperation::lower(Lowering& to) {
   to.phase({"attention", [=, this, y = View(out)](const Step& step, int thread, int threads) {
               const KvWrite fresh = write();
               const View queries(q.x);
-              const AttentionCall call{queries.row(0), queries.stride(), y.row(0), y.stride(), cache.get(), layer, scale, 0, q.transform(),
+              const AttentionCall call{queries.row(0), queries.stride(), y.row(0), y.stride(), cache.get(), layer, scale, softcap, q.transform(),
                                        plan->writes_alone(step) ? &fresh : nullptr};
               attend(call, step, *plan, AttentionScratch(scratch->data, threads, head_dim), *table, *next, thread);
             }},

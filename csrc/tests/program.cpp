@@ -13,6 +13,7 @@ constexpr int kVocabulary = 70, kMaxTokens = 160, kBlocks = 24, kMaxSequences = 
 // A small model of random shape: what is recorded from it, and the KV memory, differ from team to team, the numbers do not.
 struct Shape {
   int hidden, heads, kv_heads, head_dim, inner, window, block_size;
+  float softcap;
   bool qk_norm;
   KvType kv;
   Format format;
@@ -22,7 +23,7 @@ struct Shape {
 Shape random_shape(Random& random) {
   const int group = random.between(1, 4), kv_heads = random.between(1, 3), head_dim = 2 * random.between(1, 40);
   return {32 * random.between(1, 4), group * kv_heads, kv_heads, head_dim, 32 * random.between(1, 4), random.one_in(2) ? random.between(1, 300) : 0,
-          32 * random.between(1, 2), random.one_in(2), random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}), random.bits()};
+          32 * random.between(1, 2), random.one_in(3) ? 5.0f : 0.0f, random.one_in(2), random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}), random.bits()};
 }
 
 // Records the model for one team and keeps what it needs.
@@ -65,7 +66,7 @@ class Model {
     if (shape_.qk_norm) parts[0] = taken(r.rms_norm(parts[0], parameter(shape_.head_dim), 1e-6f));
     const Tensor angles = taken(r.rope_angles(std::vector<float>(static_cast<size_t>(shape_.head_dim / 2), 0.1f), 1));
     const Tensor q = taken(r.rope(parts[0], angles, shape_.head_dim)), k = taken(r.rope(parts[1], angles, shape_.head_dim));
-    const Tensor attended = taken(r.attention(q, k, parts[2], cache_, 0, 1 / std::sqrt(static_cast<float>(shape_.head_dim)), shape_.window));
+    const Tensor attended = taken(r.attention(q, k, parts[2], cache_, 0, 1 / std::sqrt(static_cast<float>(shape_.head_dim)), shape_.window, shape_.softcap));
     return taken(r.linear(attended, {weight(shape_.hidden, queries)}, {}, &x));
   }
 

@@ -11,6 +11,7 @@ import pytest
 
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import FloatArray, KvGeometry, StepLimits
+from homenode.compute.reference import ReferenceBackend
 from tests.native.steps import Part, same_bits, step_of
 
 BLOCKS = 64
@@ -27,6 +28,7 @@ class Case:
     dtype: str = "f32"
     block_size: int = 32
     window: int | None = None
+    softcap: float | None = None
 
     @property
     def geometry(self) -> KvGeometry:
@@ -49,7 +51,7 @@ class Cached:
         q, k, v = (self.backend.constant(x) for x in inputs)
         case, rows = self.case, sum(p.count for p in parts)
         program = self.backend.compile(
-            lambda ops: ops.attention(q, k, v, self.cache, self.layer, case.head_dim**-0.5, case.window),
+            lambda ops: ops.attention(q, k, v, self.cache, self.layer, case.head_dim**-0.5, case.window, case.softcap),
             StepLimits(rows, len(parts), 1, BLOCKS),
         )
         return program.run(step_of(parts)).numpy()
@@ -64,6 +66,8 @@ def oracle(case: Case, inputs: Sequence[FloatArray], first: int = 0) -> FloatArr
     queries = q[first:].reshape(-1, case.heads, case.head_dim).swapaxes(0, 1)
     keys, values = (np.repeat(x.reshape(n, case.kv_heads, case.head_dim), group, axis=1).swapaxes(0, 1) for x in (k, v))
     scores = queries @ keys.swapaxes(1, 2) * case.head_dim**-0.5
+    if case.softcap is not None:
+        scores = case.softcap * np.tanh(scores / case.softcap)
     distance = np.arange(first, n)[:, None] - np.arange(n)
     visible = (distance >= 0) & (distance < (case.window or n))
     weights = np.exp(np.where(visible, scores, -np.inf) - np.where(visible, scores, -np.inf).max(-1, keepdims=True))
@@ -126,6 +130,10 @@ CASES = [
     Case(4, 2, 256, 263, "bf16", window=129),
     Case(4, 2, 16, 700, "bf16", window=1),
     Case(4, 2, 16, 700, "bf16", window=250),
+    Case(7, 1, 64, 290, softcap=1.5),
+    Case(7, 1, 64, 290, "bf16", softcap=1.5),
+    Case(7, 1, 64, 290, "int8", softcap=1.5),
+    Case(4, 2, 96, 65, softcap=50.0),
     Case(4, 2, 16, 700, window=1),
     Case(4, 2, 16, 700, window=257),
     Case(4, 2, 16, 700, window=250),  # position 504, the first of its tile, sees the last key of the first chunk
@@ -284,3 +292,20 @@ def test_error_of_each_storage_against_float32(backend: NativeBackend, capsys: p
         with capsys.disabled():
             print(f" {dtype} {relative:.1e}", end="")
         assert low <= relative < high
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
+def test_a_cap_bounds_scores_as_the_reference_does(backend: NativeBackend, dtype: str) -> None:
+    """Scores far beyond the cap all become the cap: then every visible key weighs the same."""
+    case = Case(2, 1, 16, 70, dtype, softcap=3.0)
+    inputs = case.inputs()
+    inputs[0][:], inputs[1][:] = 40, np.abs(inputs[1]) + 1
+    found = Cached(backend, case)([Part(0, 70, [2, 0, 1])], inputs)
+    values = inputs[2] if dtype == "f32" else stored(case, inputs[2])
+    means = np.cumsum(values, axis=0) / np.arange(1, 71)[:, None]
+    np.testing.assert_allclose(found, np.tile(means, 2), rtol=1e-4, atol=4e-4 if dtype == "int8" else 1e-5)  # see check
+    eager = ReferenceBackend()
+    cache = eager.kv_cache(replace(case.geometry, dtype="f32"), 3)
+    program = eager.compile(lambda ops: ops.attention(*inputs, cache, 1, 0.25, None, 3.0), StepLimits(70, 1, 1, 3))
+    wanted = program.run(step_of([Part(0, 70, [2, 0, 1])]))
+    np.testing.assert_allclose(np.asarray(wanted), np.tile(np.cumsum(inputs[2], axis=0) / np.arange(1, 71)[:, None], 2), rtol=1e-4, atol=1e-5)

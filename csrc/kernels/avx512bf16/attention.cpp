@@ -85,13 +85,12 @@ inline void score_pairs(const AttendArgs& a, const Piece& ahead, int row, int ti
   }
 }
 
-// 2^x for x <= 0, 0 where that is too small for a float; NaN stays NaN. The polynomial of 2^f for f in 0 .. 1 is exact to 3e-6: bfloat16 is to 4e-3.
+// 2^x for x <= 0, 0 where that is too small for a float; NaN stays NaN. The polynomial of 2^f for f in 0 .. 1 is off by at most 9e-5; rounding the
+// result to bfloat16 by up to 4e-3.
 inline __m512 small_power(__m512 x) {
-  x = _mm512_max_ps(_mm512_set1_ps(-200), x);
   const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0134266894f), f, _mm512_set1_ps(0.0522424653f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.241280213f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693044841f));
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0770670846f), f, _mm512_set1_ps(0.22764495f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.695116818f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1));
   return _mm512_scalef_ps(p, x);  // 2^floor(x) * p
 }
@@ -99,43 +98,47 @@ inline __m512 small_power(__m512 x) {
 // A row's weights as bfloat16 take the place of its scores.
 inline uint16_t* weight_pairs(const AttendArgs& a, int row) { return reinterpret_cast<uint16_t*>(a.scores + int64_t(row) * kChunkKeys); }
 
-inline __m512 masked_larger(__m512 top, const float* scores, uint32_t visible) {
-  const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
-  const __m512 low = _mm512_mask_loadu_ps(lowest, static_cast<__mmask16>(visible), scores);
-  const __m512 high = _mm512_mask_loadu_ps(lowest, static_cast<__mmask16>(visible >> 16), scores + 16);
-  return _mm512_max_ps(_mm512_max_ps(low, high), top);
+// 32 scores of a row, the lowest there is where masked.
+inline __m512 larger_visible(const AttendArgs& a, int row, int key, __m512 top) {
+  const float* scores = a.scores + int64_t(row) * kChunkKeys + key;
+  __m512 low = _mm512_loadu_ps(scores), high = _mm512_loadu_ps(scores + 16);
+  if (key < a.begin[row] || key + 32 > a.end[row]) {
+    const uint32_t visible = visible_bits(a.begin[row], a.end[row], key);
+    const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
+    low = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(visible), low);
+    high = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(visible >> 16), high);
+  }
+  return _mm512_max_ps(_mm512_max_ps(low, high), top);  // a NaN is passed over here and shows in the sum
 }
 
 // Scores become weights 2^(score - largest), 0 where masked. Runs of 32 keys, upwards: a run's weights end before the next one's scores.
 inline void soften_pairs(const AttendArgs& a, int row) {
   forget_row(a, row);
-  if (a.begin[row] >= a.end[row]) return;
-  if (a.softcap != 0) cap_scores(a, row);
   const int begin = a.begin[row], end = a.end[row], first = begin & ~31;
-  float* scores = a.scores + int64_t(row) * kChunkKeys;
-  uint16_t* weights = weight_pairs(a, row);
+  if (begin >= end) return;
+  if (a.softcap != 0) cap_scores(a, row);
   __m512 top = _mm512_set1_ps(-__builtin_inff());
-  for (int key = first; key < end; key += 32) top = masked_larger(top, scores + key, visible_bits(begin, end, key));
-  const float largest = largest_lane({top});
-  const __m512 tops = _mm512_set1_ps(largest);
+  for (int key = first; key < end; key += 32) top = larger_visible(a, row, key, top);
+  a.largest[row] = largest_lane({top});
+  const __m512 tops = _mm512_set1_ps(a.largest[row]);
   const __m512bh ones = as_pairs(_mm512_set1_epi16(0x3f80));
+  const float* scores = a.scores + int64_t(row) * kChunkKeys;
   __m512 sum = _mm512_setzero_ps();
   for (int key = first; key < end; key += 32) {
-    const uint32_t visible = visible_bits(begin, end, key);
     const __m512 low = small_power(_mm512_sub_ps(_mm512_loadu_ps(scores + key), tops));
     const __m512 high = small_power(_mm512_sub_ps(_mm512_loadu_ps(scores + key + 16), tops));
-    const __m512i rounded = _mm512_maskz_mov_epi16(visible, round_line(low, high));
+    __m512i rounded = round_line(low, high);
+    if (key < begin || key + 32 > end) rounded = _mm512_maskz_mov_epi16(visible_bits(begin, end, key), rounded);
     sum = _mm512_dpbf16_ps(sum, as_pairs(rounded), ones);
-    _mm512_storeu_si512(weights + key, rounded);
+    _mm512_storeu_si512(weight_pairs(a, row) + key, rounded);
   }
-  a.largest[row] = largest;
   a.sum[row] = sum_lanes({sum});
 }
 
 // Adds the values of the keys begin .. end - 1 (even both) to the outputs of R rows, C vectors of lanes starting at element d. Only the elements in
 // `kept` of each pair of keys count.
 template <int R, int C>
-inline void value_pairs(const AttendArgs& a, const Piece& ahead, int row, int64_t d, int begin, int end, uint32_t kept) {
+inline void value_pairs(const AttendArgs& a, const Piece* ahead, int row, int64_t d, int begin, int end, uint32_t kept) {
   const int64_t padded = padded_head(a.head_dim);
   __m512 sums[R][C];
 #pragma GCC unroll 4
@@ -145,12 +148,13 @@ inline void value_pairs(const AttendArgs& a, const Piece& ahead, int row, int64_
   }
   const uint16_t* weights = weight_pairs(a, row) + begin;
   const __m512i mask = _mm512_set1_epi32(static_cast<int>(kept));
-  int64_t line = d + begin % kRunKeys;
   while (begin < end) {
     const int tile = begin / kTileKeys, tile_end = (tile + 1) * kTileKeys < end ? (tile + 1) * kTileKeys : end;
     const uint16_t* values = static_cast<const uint16_t*>(a.values[tile]) + begin % kTileKeys * int64_t(a.head_dim) + 2 * d;
+    const Piece& piece = ahead[R > 1 ? begin / kRunKeys : 0];
+    int64_t line = d + begin % kRunKeys;
     for (; begin < tile_end; begin += 2, weights += 2, line += 2, values += 2 * a.head_dim) {
-      if (R > 1 && line < d + 16 * C) ahead.fetch(line * kPairLine);
+      if (R > 1 && line < d + 16 * C) piece.fetch(line * kPairLine);
       __m512bh v[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) v[c] = as_pairs(R == 1 ? _mm512_and_si512(load_line(values + kPairLine * c), mask) : load_line(values + kPairLine * c));
@@ -170,7 +174,7 @@ inline void value_pairs(const AttendArgs& a, const Piece& ahead, int row, int64_
 }
 
 template <int R>
-inline void value_pair_rows(const AttendArgs& a, const Piece& ahead, int row, int begin, int end, uint32_t kept = ~0u) {
+inline void value_pair_rows(const AttendArgs& a, const Piece* ahead, int row, int begin, int end, uint32_t kept = ~0u) {
   if (begin >= end) return;
   const int64_t padded = padded_head(a.head_dim);
   int64_t d = 0;
@@ -180,13 +184,14 @@ inline void value_pair_rows(const AttendArgs& a, const Piece& ahead, int row, in
 
 // The pairs of keys begin .. end - 1 for one row; one of which only half is visible is taken by itself.
 inline void value_pair_row(const AttendArgs& a, int row, int begin, int end) {
+  const Piece nothing{};
   if (begin >= end) return;
   if (begin % 2) {
-    value_pair_rows<1>(a, {}, row, begin - 1, begin + 1, 0xffff0000u);
+    value_pair_rows<1>(a, &nothing, row, begin - 1, begin + 1, 0xffff0000u);
     ++begin;
   }
-  value_pair_rows<1>(a, {}, row, begin, end & ~1);
-  if (end % 2 && begin < end) value_pair_rows<1>(a, {}, row, end - 1, end + 1, 0x0000ffffu);
+  value_pair_rows<1>(a, &nothing, row, begin, end & ~1);
+  if (end % 2 && begin < end) value_pair_rows<1>(a, &nothing, row, end - 1, end + 1, 0x0000ffffu);
 }
 
 template <int R>
@@ -196,21 +201,20 @@ inline void score_pair_rows(const AttendArgs& a, Piece ahead, int row, int tile,
   if (tile < end) score_pairs<R, 1>(a, ahead, row, tile);
 }
 
-// The keys of tiles first .. last - 1 in the outputs of R rows: those only some of the rows see are added row by row, before and after the others.
+// The outputs of R rows: the keys only some of them see are added row by row, before and after those that all see.
 template <int R>
-inline void weigh_pair_rows(const AttendArgs& a, const Piece& ahead, int row, int first, int last) {
+inline void weigh_pair_rows(const AttendArgs& a, Ahead& all_ahead, int row) {
   const Seen seen = seen_by(a, row, R);
-  const Span run{first * kTileKeys, last * kTileKeys}, all = run.within((seen.all_begin + 1) & ~1, seen.all_end & ~1);
-  if (all.begin >= all.end) {
-    for (int r = row; r < row + R; ++r) {
-      const Span own = run.within(a.begin[r], a.end[r]);
-      value_pair_row(a, r, own.begin, own.end);
-    }
+  const int begin = (seen.all_begin + 1) & ~1, end = seen.all_end & ~1;  // what all see, in whole pairs
+  if (begin >= end) {
+    for (int r = row; r < row + R; ++r) value_pair_row(a, r, a.begin[r], a.end[r]);
     return;
   }
-  for (int r = row; r < row + R; ++r) value_pair_row(a, r, run.within(a.begin[r], a.end[r]).begin, all.begin);
-  value_pair_rows<R>(a, ahead, row, all.begin, all.end);
-  for (int r = row; r < row + R; ++r) value_pair_row(a, r, all.end, run.within(a.begin[r], a.end[r]).end);
+  Piece ahead[kChunkTiles / kRun] = {};
+  for (int run = begin / kRunKeys; run <= (end - 1) / kRunKeys; ++run) ahead[run] = all_ahead.take();
+  for (int r = row; r < row + R; ++r) value_pair_row(a, r, a.begin[r], begin);
+  value_pair_rows<R>(a, ahead, row, begin, end);
+  for (int r = row; r < row + R; ++r) value_pair_row(a, r, end, a.end[r]);
 }
 
 void attend_pairs(const AttendArgs& a) {
@@ -218,7 +222,7 @@ void attend_pairs(const AttendArgs& a) {
   for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_pair_rows<R>(a, ahead.take(), row, begin, end); });
   for (int r = 0; r < a.rows; ++r) soften_pairs(a, r);
   clear_rows(a);
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { weigh_pair_rows<R>(a, ahead.take(), row, begin, end); });
+  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_pair_rows<R>(a, ahead, row); });
 }
 
 constexpr Kernels with_pairs(Kernels table) {

@@ -104,11 +104,6 @@ struct Seen {
   int last_tile() const { return begin < end ? (end - 1) / kTileKeys + 1 : first_tile(); }
 };
 
-struct Span {
-  int begin, end;
-  Span within(int low, int high) const { return {begin > low ? begin : low, end < high ? end : high}; }
-};
-
 inline Seen seen_by(const AttendArgs& a, int row, int rows) {
   Seen seen;
   for (int r = row; r < row + rows; ++r) {
@@ -163,13 +158,12 @@ inline Lanes load_visible(const AttendArgs& a, int row, int tile, const Lanes& o
   return begin <= 0 && end >= kTileKeys ? v : keep(v, begin, end, other);
 }
 
-// cap * tanh(score / cap) for all tiles a row sees: tanh(x) = 1 - 2 / (e^2x + 1).
+// cap * tanh(score / cap) for all tiles a row sees.
 inline void cap_scores(const AttendArgs& a, int row) {
-  const Lanes slope = fill(2 * 1.44269504f / a.softcap), cap = fill(a.softcap), one = fill(1), two = fill(2);
+  const Lanes slope = fill(1 / a.softcap), cap = fill(a.softcap);
   for (int t = a.begin[row] / kTileKeys; t <= (a.end[row] - 1) / kTileKeys; ++t) {
     float* scores = a.scores + int64_t(row) * kChunkKeys + t * kTileKeys;
-    const Lanes e = power_of_two_at(multiply(load(scores), slope));
-    store(scores, multiply(cap, subtract(one, divide(two, add(e, one)))));
+    store(scores, multiply(cap, tanh_of(multiply(load(scores), slope))));
   }
 }
 
@@ -260,21 +254,17 @@ inline void value_rows(const AttendArgs& a, int row, int begin, int end) {
   for (; d < padded; d += 16) value_block<Stored, R, 1>(a, row, d, begin, end);
 }
 
-// The keys of tiles first .. last - 1 in the outputs of R rows: those only some of the rows see are added row by row, before and after the others.
+// The outputs of R rows: the keys only some of them see are added row by row, before and after those that all see.
 template <class Stored, int R>
-inline void weigh_rows(const AttendArgs& a, int row, int first, int last) {
+inline void weigh_rows(const AttendArgs& a, int row) {
   const Seen seen = seen_by(a, row, R);
-  const Span run{first * kTileKeys, last * kTileKeys}, all = run.within(seen.all_begin, seen.all_end);
-  if (all.begin >= all.end) {
-    for (int r = row; r < row + R; ++r) {
-      const Span own = run.within(a.begin[r], a.end[r]);
-      value_rows<Stored, 1>(a, r, own.begin, own.end);
-    }
+  if (seen.all_begin >= seen.all_end) {
+    for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, a.begin[r], a.end[r]);
     return;
   }
-  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, run.within(a.begin[r], a.end[r]).begin, all.begin);
-  value_rows<Stored, R>(a, row, all.begin, all.end);
-  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, all.end, run.within(a.begin[r], a.end[r]).end);
+  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, a.begin[r], seen.all_begin);
+  value_rows<Stored, R>(a, row, seen.all_begin, seen.all_end);
+  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, seen.all_end, a.end[r]);
 }
 
 inline void clear_rows(const AttendArgs& a) {
@@ -287,7 +277,7 @@ void attend(const AttendArgs& a) {
   for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, ahead.take(), row, begin, end); });
   for (int r = 0; r < a.rows; ++r) soften_row(a, r);
   clear_rows(a);
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { weigh_rows<Stored, R>(a, row, begin, end); });
+  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(a, row); });
 }
 
 // The factors of 16 rows come from two vectors of exponentials.

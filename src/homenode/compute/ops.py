@@ -139,10 +139,21 @@ class Ops(Protocol):
         Elements of a head beyond `rotary` pass unchanged.
         """
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, cache: KvCache, layer: int, scale: float, window: int | None = None) -> Tensor:
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: KvCache,
+        layer: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's context.
 
         Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window only.
+        With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
         """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

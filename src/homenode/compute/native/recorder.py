@@ -58,11 +58,14 @@ class RecordingOps:
         layer: int,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
     ) -> _native.Tensor:
-        """See `Ops.attention`. ValueError for a window below 1."""
+        """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
-        return self._recorder.attention(q, k, v, cache, layer, scale, window or 0)
+        if softcap is not None and not softcap > 0:
+            raise ValueError(f"attention scores capped at {softcap}; wanted more than 0, or None for no cap")
+        return self._recorder.attention(q, k, v, cache, layer, scale, window or 0, softcap or 0.0)
 
     def silu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
         """See `Ops.silu_mul`."""

@@ -81,6 +81,7 @@ class EagerOps:
         layer: int,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
     ) -> FloatArray:
         """See `Ops.attention`."""
         step = self._step
@@ -96,7 +97,7 @@ class EagerOps:
                 first = 0 if window is None else max(0, int(position) - window + 1)
                 visible = slice(first, int(position) + 1)
                 query = q[row].reshape(geometry.kv_heads, -1, geometry.head_dim)
-                out[row] = _attend(query, keys[:, visible], values[:, visible], scale).reshape(-1)
+                out[row] = _attend(query, keys[:, visible], values[:, visible], scale, softcap).reshape(-1)
         return out
 
     def silu_mul(self, gate_up: FloatArray) -> FloatArray:
@@ -111,9 +112,11 @@ class EagerOps:
         return x[self._step.sample_rows]
 
 
-def _attend(query: FloatArray, keys: FloatArray, values: FloatArray, scale: float) -> FloatArray:
+def _attend(query: FloatArray, keys: FloatArray, values: FloatArray, scale: float, softcap: float | None) -> FloatArray:
     """softmax(query @ keys.T * scale) @ values for one token: query [kv_heads, group, d], keys and values [kv_heads, visible, d]."""
     scores = np.matmul(query, keys.transpose(0, 2, 1)) * np.float32(scale)
+    if softcap is not None:
+        scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True, dtype=np.float32)
     out: FloatArray = np.matmul(weights, values)
