@@ -23,7 +23,7 @@ struct HeadRows {
 class AttentionOperation : public Operation {
  public:
   AttentionOperation(const Tensor& query, const Tensor& key, Tensor value, std::shared_ptr<KvCache> memory, int of_layer, float softmax_scale, int sees,
-                     Tensor to)
+                     float cap, Tensor to)
       : q(query), k(key), v(std::move(value)), cache(std::move(memory)), layer(of_layer), scale(softmax_scale), window(sees), softcap(cap), out(std::move(to)) {}
 
   // Norms and rotations of heads are done where heads are loaded.

@@ -72,7 +72,7 @@ class ModelWork:
             if matrix.name == _EMBEDDING:
                 phases["embedding"] = Work(tokens * matrix.target_bytes / matrix.rows, Operations())
             if matrix.name == head or matrix.name != _EMBEDDING:
-                phase = "lm_head" if matrix.name == head else _PHASES.get(matrix.name.split(".")[-2], "linear")
+                phase = "lm_head" if matrix.name == head else _PHASES.get(matrix.name.removesuffix(".weight").rpartition(".")[2], "linear")
                 products = 2.0 * (sampled if phase == "lm_head" else tokens) * matrix.rows * matrix.columns
                 work = Work(matrix.target_bytes, Operations.of(path_of(matrix.target), products))
                 phases[phase] = phases.get(phase, _NOTHING) + work
