@@ -70,6 +70,11 @@ class Program {
   Tensor output_;
 };
 
+// The matrices of a mixture's experts: see Experts in moe.h.
+struct ExpertWeights {
+  std::vector<std::shared_ptr<const Weight>> gate, up, down;
+};
+
 // Appends operations to a program. The calls mirror homenode.compute.ops.Ops; every Error is a mistake of the caller.
 class Recorder {
  public:
@@ -84,6 +89,8 @@ class Recorder {
   Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim);
   Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window);
   Result<Tensor> silu_mul(const Tensor& gate_up);
+  Result<Tensor> mixture(const Tensor& x, const Tensor& logits, const ExpertWeights&, int chosen, bool normalise, const Tensor& residual);
+  Result<Tensor> add_gated(const Tensor& x, const Tensor& y, const Tensor& gate);
   Result<Tensor> select(const Tensor& x);
 
   // The finished program; nothing can be recorded after.

@@ -47,7 +47,10 @@ def read_parameters(
             else:
                 handle = _load_matrix(backend, files.open(entry.file), entry, targets[entry.name])
             owner = top if expected.layer is None else layers[expected.layer]
-            owner[expected.parameter.key] = handle
+            if expected.expert is None:
+                owner[expected.parameter.key] = handle
+            else:
+                owner.setdefault(expected.parameter.key, []).append(handle)
             done += entry.nbytes
             if progress is not None:
                 progress(done, total)
