@@ -1,11 +1,13 @@
 """What a step of a model has to read and to multiply, from its layout and figures alone. Pure.
 
-Counted are the matrices (as kept in memory, each read once a step), the keys and values of the context, and the products with both. Left out
+Counted are the matrices (as kept in memory, each read once a step; of experts as many as the step's tokens choose together on average when
+each chooses by lot, which for one token is just its own), the keys and values of the context, and the products with both. Left out
 is what is small beside them: norms, rotations, activations, biases. So a step can come near the ceiling made of this but not above it.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from homenode.bench.ceilings import Operations, Work, path_of
@@ -15,6 +17,7 @@ from homenode.model.weights.layout import WeightLayout
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_OF_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,18 @@ class ModelWork:
                 total += Work(tokens * matrix.target_bytes / matrix.rows, Operations())
             rows = sampled if matrix.name == head else tokens
             if matrix.name == head or matrix.name != _EMBEDDING:
-                products = 2.0 * rows * matrix.rows * matrix.columns
-                total += Work(matrix.target_bytes, Operations.of(path_of(matrix.target), products))
+                read, used = self._shares(matrix.name, tokens)
+                products = 2.0 * rows * used * matrix.rows * matrix.columns
+                total += Work(read * matrix.target_bytes, Operations.of(path_of(matrix.target), products))
         return total
+
+    def _shares(self, name: str, tokens: int) -> tuple[float, float]:
+        """How likely a step of `tokens` tokens needs this matrix, and the share of the tokens that multiply with it."""
+        mixture = self.spec.mixture
+        if mixture is None or not _OF_EXPERT.search(name):
+            return 1.0, 1.0
+        chosen = mixture.experts_per_token / mixture.num_experts
+        return 1.0 - (1.0 - chosen) ** tokens, chosen
 
     def _visible_pairs(self, start: int, count: int, layer: int) -> int:
         """(token, key it sees) pairs of tokens start .. start + count - 1 in a layer."""
