@@ -12,7 +12,7 @@
 #include "base/status.h"
 #include "host/team.h"
 #include "kernels/linear.h"
-#include "kernels/program.h"
+#include "kernels/recorder.h"
 
 namespace homenode {
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/symmetric.h"
 
 namespace homenode {
 namespace {
@@ -94,19 +93,14 @@ class TileWork {
       : call_(call), step_(step), shape_(plan.shape()), tile_(tile), kernels_(kernels), padded_(padded_head(plan.shape().head_dim)), queries_(memory),
         scores_(memory + kQueryRows * padded_), merged_(scores_ + kQueryRows * kChunkKeys), chunk_(merged_.out + kQueryRows * padded_) {}
 
+  // The tile's rows as the scores are computed from them.
   void load_queries() {
-    if (call_.cache->shape().type == KvType::int8) return encode_queries();
+    const KvKernels& kv = call_.cache->kernels(kernels_);
+    float* transformed = chunk_.out;  // not in use yet
     for (int r = 0; r < tile_.rows; ++r) {
       const float* q = call_.queries + token(r) * call_.query_stride + head(r) * shape_.head_dim;
-      for (int d = 0; d < shape_.head_dim; ++d) queries_[r * shape_.head_dim + d] = q[d] * call_.scale;
-    }
-  }
-
-  void encode_queries() {
-    for (int r = 0; r < tile_.rows; ++r) {
-      const float* q = call_.queries + token(r) * call_.query_stride + head(r) * shape_.head_dim;
-      const auto limit = static_cast<float>(query_limit(shape_.head_dim));
-      query_scales_[r] = encode_symmetric(q, shape_.head_dim, limit, query_codes() + r * shape_.head_dim) * call_.scale;
+      q = call_.query_transform.apply(kernels_, q, token(r), shape_.head_dim, transformed);
+      query_scales_[r] = kv.load_query(q, shape_.head_dim, call_.scale, query(r));
     }
   }
 
@@ -122,13 +116,8 @@ class TileWork {
       begin[r] = std::max(first_visible(p, shape_.window) - first, 0);
       end[r] = std::min(p + 1 - first, kChunkKeys);
     }
-    const AttendArgs args{tile_.rows, shape_.head_dim, queries_, keys, values, begin, end, scores_, result.largest, result.sum, result.out,
-                          query_codes(), query_scales_, next_keys, next_tiles};
-    switch (call_.cache->shape().type) {
-      case KvType::f32: return kernels_.attend_f32(args);
-      case KvType::bf16: return kernels_.attend_bf16(args);
-      case KvType::int8: return kernels_.attend_int8(args);
-    }
+    call_.cache->kernels(kernels_).attend({tile_.rows, shape_.head_dim, queries_, keys, values, begin, end, scores_, result.largest, result.sum,
+                                           result.out, query_scales_, next_keys, next_tiles});
   }
 
   // Adds a chunk's result to the merged one. A row's first visible chunk is taken as it is.
@@ -169,7 +158,10 @@ class TileWork {
     }
     return count;
   }
-  int16_t* query_codes() { return reinterpret_cast<int16_t*>(queries_); }
+  void* query(int r) {
+    const int64_t element = call_.cache->shape().type == KvType::int8 ? sizeof(int16_t) : sizeof(float);
+    return reinterpret_cast<std::byte*>(queries_) + r * shape_.head_dim * element;
+  }
   int64_t token(int r) const { return step_.query_start[tile_.sequence] + (tile_.row_begin + r) / shape_.group; }
   int64_t head(int r) const { return int64_t(tile_.kv_head) * shape_.group + (tile_.row_begin + r) % shape_.group; }
   int position(int r) const { return first_position(step_, tile_.sequence) + (tile_.row_begin + r) / shape_.group; }
@@ -181,7 +173,7 @@ class TileWork {
   const Kernels& kernels_;
   int64_t padded_;
   float *queries_, *scores_;
-  float query_scales_[kQueryRows];  // with int8 keys
+  float query_scales_[kQueryRows];
   Rows merged_, chunk_;
 };
 
@@ -193,6 +185,10 @@ void attend(const AttentionCall& call, const Step& step, AttentionPlan& plan, co
   for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
     const AttentionItem& item = plan.items()[static_cast<size_t>(i)];
     const AttentionTile& tile = plan.tiles()[static_cast<size_t>(item.tile)];
+    if (call.write && item.chunk_end == tile.chunk_end) {
+      const int token = step.query_start[tile.sequence];
+      write_keys_values(*call.write, step, kernels, token, token + 1, tile.kv_head, tile.kv_head + 1);
+    }
     TileWork work(call, step, plan, tile, kernels, scratch.thread_part(thread));
     work.load_queries();
     if (tile.first_partial < 0) {

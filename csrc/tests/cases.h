@@ -93,6 +93,7 @@ T taken(Result<T> result) {
 }
 
 void check_linear(Random&);    // products and embeddings, of every format
+void check_attention(Random&);  // norms and rotations where heads are loaded, keys and values written in parts
 void check_elements(Random&);  // the kernels of kernels.h, one by one
 void check_program(Random&);   // a layer of a model, its KV memory included
 void check_sampling(Random&);

@@ -7,10 +7,11 @@
 int main(int count, char** words) {
   using namespace homenode::checks;
   const std::map<std::string, std::function<void(Random&)>> all = {
-      {"linear", check_linear}, {"elements", check_elements}, {"program", check_program}, {"sampling", check_sampling}, {"team", check_team}};
+      {"attention", check_attention}, {"linear", check_linear},
+      {"elements", check_elements}, {"program", check_program}, {"sampling", check_sampling}, {"team", check_team}};
   const auto check = count == 4 ? all.find(words[1]) : all.end();
   if (check == all.end()) {
-    std::fprintf(stderr, "usage: homenode_checks linear|elements|program|sampling|team ROUNDS SEED\n");
+    std::fprintf(stderr, "usage: homenode_checks attention|linear|elements|program|sampling|team ROUNDS SEED\n");
     return 2;
   }
   const int rounds = std::atoi(words[2]);

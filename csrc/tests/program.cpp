@@ -1,4 +1,4 @@
-#include "kernels/program.h"
+#include "kernels/recorder.h"
 
 #include <cmath>
 #include <numeric>
@@ -29,9 +29,9 @@ Shape random_shape(Random& random) {
 // Records the model for one team and keeps what it needs.
 class Model {
  public:
-  Model(const Shape& shape, std::shared_ptr<Team> team, Level level) : shape_(shape), team_(std::move(team)), random_(shape.seed) {
+  Model(const Shape& shape, std::shared_ptr<Team> team, Level level, bool fuse) : shape_(shape), team_(std::move(team)), random_(shape.seed) {
     cache_ = taken(KvCache::create(*team_, {1, shape.kv_heads, shape.head_dim, shape.block_size, shape.kv}, kBlocks));
-    Recorder r(team_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks});
+    Recorder r(team_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks}, fuse);
     Tensor x = taken(r.embedding(weight(kVocabulary, shape.hidden)));
     x = attention(r, x);
     x = feed_forward(r, x);
@@ -136,13 +136,13 @@ class Histories {
 void check_program(Random& random) {
   const Shape shape = random_shape(random);
   for (const Level level : levels()) {
-    Model several(shape, team_of(random.between(2, 4)), level), alone(shape, team_of(1), level);
+    Model several(shape, team_of(random.between(2, 4)), level, true), alone(shape, team_of(1), level, false);
     Histories histories(random, shape.block_size);
     for (int step = random.between(2, 4); step > 0; --step) {  // few enough for the blocks of any sequence
       const StepInput input = histories.next();
       const std::vector<float> found = several.run(input), wanted = alone.run(input);
       require(found.size() == wanted.size() && !std::memcmp(found.data(), wanted.data(), found.size() * sizeof(float)),
-              std::string("several threads compute what one does, at ") + level_name(level));
+              std::string("several threads compute what one does operation by operation, at ") + level_name(level));
       for (const float value : found) require(std::isfinite(value), "logits are numbers");
     }
   }

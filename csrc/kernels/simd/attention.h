@@ -56,7 +56,7 @@ inline void score_block(const AttendArgs& a, int row, int tile) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) sums[r][t] = fill(0);
   }
-  const float* q = a.queries + int64_t(row) * a.head_dim;
+  const float* q = static_cast<const float*>(a.queries) + int64_t(row) * a.head_dim;
   for (int64_t d = 0; d < a.head_dim; d += kStep) {
     if (row == 0) {
 #pragma GCC unroll 4

@@ -29,7 +29,7 @@ inline void score_codes(const AttendArgs& a, int row, int tile) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) sums[r][t] = zero_ints();
   }
-  const int16_t* q = a.query_codes + int64_t(row) * a.head_dim;
+  const int16_t* q = static_cast<const int16_t*>(a.queries) + int64_t(row) * a.head_dim;
   for (int64_t d = 0; d < a.head_dim; d += 2) {
     if (row == 0 && d % 4 == 0) {
 #pragma GCC unroll 4

@@ -4,11 +4,10 @@
 // Every thread multiplies its own rows of each expert's matrices: one token is work for the whole team. A token's experts are added to its output
 // in ascending order, each as one row of a product; so its value does not depend on the tokens beside it.
 //
-// Phases, a barrier between each two; every thread calls all that are needed:
-//   mixture_route      the experts of each token; activations as the matrices want them (see linear_prepare)
-//   mixture_gather     the activations of an expert's tokens beside each other; not needed for one token
+// Phases, a barrier between each two; every thread calls those that a step needs:
+//   mixture_route      the experts of each token, and the activations as the matrices want them   } only for more than kMixtureFew tokens; for fewer
+//   mixture_gather     the activations of an expert's tokens beside each other                     } every thread does it all for itself in the next
 //   mixture_gate_up    silu(gate) * up of each token and expert
-//   mixture_prepare    these as the matrices want them; not needed where that is float32
 //   mixture_down       the weighted sum
 #pragma once
 #include <cstddef>
@@ -22,6 +21,8 @@
 
 namespace homenode {
 
+constexpr int64_t kMixtureFew = 8;
+
 // One gated MLP for each expert. `check_experts` says whether they fit together.
 struct Experts {
   std::vector<const Weight*> gate, up, down;  // [inner, columns], [inner, columns], [columns, inner]
@@ -31,42 +32,35 @@ struct Experts {
 };
 std::optional<Error> check_experts(const Experts&);
 
-// What the phases hand on to each other besides the scratch memory. Route r is choice r % chosen of token r / chosen.
-struct MixtureMemory {
-  int32_t* indices;      // [routes] experts
-  float* weights;        // [routes]
-  int32_t* lists;        // [threads, list_length], see RouteList in moe_routes.h
-  uint8_t* gathered;     // [routes] activations for gate and up
-  uint8_t* gathered_up;  // the same for up where it wants others, else equal to `gathered`
-  float* inner;          // [routes, inner_stride]
-  int64_t list_length, inner_stride;
-  size_t bytes;
+// A mixture and how much memory steps of at most `max_tokens` tokens need for it at a level.
+struct MixturePlan {
+  MixturePlan(Experts, int chosen, bool normalise, int64_t max_tokens, Level);
+
+  Experts experts;
+  int chosen;          // experts of a token, at most as many as there are
+  bool normalise;      // their weights add up to 1
+  int64_t max_tokens;
+  size_t gate_row, up_row;  // bytes of a gathered row; up_row is 0 where gate and up take the same rows
+  size_t shared_bytes;      // of the memory all threads share, on a 64-byte boundary
+  size_t own_bytes;         // of that of one thread, a multiple of 128
 };
-// Its parts for steps of at most `max_tokens` tokens, laid out from `base` on, which is 64-byte aligned, or null to learn how many bytes it takes.
-MixtureMemory mixture_memory(std::byte* base, const Experts&, int chosen, int64_t max_tokens, int threads, Level);
 
 struct MixtureArgs {
-  const Experts* experts;
-  int chosen;                              // experts of a token, at most as many as there are
-  bool normalise;                          // their weights add up to 1
+  const MixturePlan* plan;
   int64_t tokens;
   const float* x; int64_t x_stride;        // [tokens, columns]
   const float* logits; int64_t logits_stride;      // [tokens, experts]
   const float* residual; int64_t residual_stride;  // [tokens, columns]
   float* out; int64_t out_stride;          // [tokens, columns], not the residual
-  const MixtureMemory* memory;             // like the scratch memory as the phase before left it
-  uint8_t* scratch;                        // mixture_scratch_bytes(...), 64-byte aligned
-  int64_t routes() const { return tokens * chosen; }
+  std::byte* shared;                       // as the phase before left it, like `own`
+  std::byte* own;                          // [threads] own_bytes
+  int64_t routes() const { return tokens * plan->chosen; }
 };
 
-size_t mixture_scratch_bytes(const Experts&, int chosen, int64_t max_tokens);
-
+inline bool mixture_is_few(int64_t tokens) { return tokens <= kMixtureFew; }
 void mixture_route(const MixtureArgs&, int thread, int threads);
-inline bool mixture_needs_gather(const MixtureArgs& a) { return a.tokens > 1; }
 void mixture_gather(const MixtureArgs&, int thread, int threads);
 void mixture_gate_up(const MixtureArgs&, int thread, int threads);
-bool mixture_needs_prepare(const MixtureArgs&);
-void mixture_prepare(const MixtureArgs&, int thread, int threads);
 void mixture_down(const MixtureArgs&, int thread, int threads);
 
 // The `chosen` largest of a row's logits, of equal ones the lowest index first, and their weights: softmax over all, or over the chosen ones.
