@@ -17,6 +17,7 @@
 
 namespace homenode {
 
+class Arena;
 class Team;
 
 // Does packed storage in this format have a kernel of its own (at every level)?
@@ -29,16 +30,17 @@ struct Weight {
   int64_t rows = 0, columns = 0;
   struct Piece { int64_t row_begin, row_end; uint8_t* data; size_t bytes; };
   std::vector<Piece> pieces;        // one per thread of the team, in order of rows
-  std::shared_ptr<void> memory;     // owns the pieces
+  std::vector<std::shared_ptr<void>> memory;  // owns the pieces
   size_t bytes() const;
-  bool huge_pages = false;          // asked for with MADV_HUGEPAGE and granted
 };
 
+// The memory comes from `arena`, or is the weight's own where that is null.
+//
 // Read and pack. Rows are read with pread by the thread that will own them. `permuted_heads` > 0: file rows of each of that many heads have the
 // two halves interleaved (row 2*j + h of a head holds canonical row h * head/2 + j). When source != target, rows are decoded to float32 and encoded again.
 Result<std::shared_ptr<Weight>> weight_from_file(Team&, int fd, uint64_t offset, Format source, int64_t rows, int64_t columns, Format target,
-                                                 int permuted_heads);
-Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target);
+                                                 int permuted_heads, Arena* arena = nullptr);
+Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target, Arena* arena = nullptr);
 
 // Decode one row of a packed weight to float32 (what embedding does).
 void unpack_row(const Weight&, int64_t row, float* out);

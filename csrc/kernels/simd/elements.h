@@ -59,16 +59,27 @@ void silu_mul(const float* gate, const float* up, float* out, int64_t count) {
   if (i < count) store_first(out + i, count - i, multiply(silu(load_first(gate + i, count - i)), load_first(up + i, count - i)));
 }
 
+// The largest of each stretch by vectors; only the stretch that has the largest of all is then searched for where it stands.
 Largest find_largest(const float* x, int64_t count) {
+  constexpr int64_t kStretch = 512;
   const float lowest = -__builtin_inff();
-  Lanes best = fill(lowest), poison = fill(0);
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    const Lanes v = load(x + i);
-    best = larger(v, best);  // a NaN is passed over here and shows in poison: 0 * x is NaN for NaN (and infinite) x only
-    poison = multiply_add(v, fill(0), poison);
+  Lanes poison = fill(0);
+  float value = lowest;
+  int64_t begin = 0, i = 0;
+  for (int64_t stretch = 0; stretch + 16 <= count; stretch += kStretch) {
+    const int64_t end = count - stretch < kStretch ? count : stretch + kStretch;
+    Lanes best = fill(lowest);
+    for (i = stretch; i + 16 <= end; i += 16) {
+      const Lanes v = load(x + i);
+      best = larger(v, best);  // a NaN is passed over here and shows in poison: 0 * x is NaN for NaN (and infinite) x only
+      poison = multiply_add(v, fill(0), poison);
+    }
+    const float found = largest_lane(best);
+    if (found > value) {
+      value = found;
+      begin = stretch;
+    }
   }
-  float value = largest_lane(best);
   bool nan = sum_lanes(poison) != 0;
   if (nan) {  // or only infinite: look again
     nan = false;
@@ -76,9 +87,12 @@ Largest find_largest(const float* x, int64_t count) {
   }
   for (; i < count; ++i) {
     nan |= x[i] != x[i];
-    value = x[i] > value ? x[i] : value;
+    if (x[i] > value) {
+      value = x[i];
+      begin = i;
+    }
   }
-  int64_t index = 0;
+  int64_t index = begin;
   while (index < count - 1 && x[index] != value) ++index;
   return {value, index, nan};
 }
