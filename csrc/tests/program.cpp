@@ -15,6 +15,7 @@ struct Shape {
   int hidden, heads, kv_heads, head_dim, inner, window, block_size;
   float softcap;
   bool qk_norm;
+  int experts;  // 0: an MLP
   KvType kv;
   Format format;
   uint64_t seed;
@@ -23,7 +24,9 @@ struct Shape {
 Shape random_shape(Random& random) {
   const int group = random.between(1, 4), kv_heads = random.between(1, 3), head_dim = 2 * random.between(1, 40);
   return {32 * random.between(1, 4), group * kv_heads, kv_heads, head_dim, 32 * random.between(1, 4), random.one_in(2) ? random.between(1, 300) : 0,
-          32 * random.between(1, 2), random.one_in(3) ? 5.0f : 0.0f, random.one_in(2), random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}), random.bits()};
+          32 * random.between(1, 2), random.one_in(3) ? 5.0f : 0.0f, random.one_in(2), random.one_in(2) ? random.between(1, 9) : 0,
+          random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}),
+          random.bits()};
 }
 
 // Records the model for one team and keeps what it needs.
@@ -72,8 +75,22 @@ class Model {
 
   Tensor feed_forward(Recorder& r, const Tensor& x) {
     const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));
+    if (shape_.experts) return mixture(r, normed, x);
     const Tensor both = taken(r.linear(normed, {weight(shape_.inner, shape_.hidden), weight(shape_.inner, shape_.hidden)}, {}, nullptr));
     return taken(r.linear(taken(r.silu_mul(both)), {weight(shape_.hidden, shape_.inner)}, {}, &x));
+  }
+
+  Tensor mixture(Recorder& r, const Tensor& normed, const Tensor& x) {
+    ExpertWeights experts;
+    for (int e = 0; e < shape_.experts; ++e) {
+      experts.gate.push_back(weight(shape_.inner, shape_.hidden));
+      experts.up.push_back(weight(shape_.inner, shape_.hidden));
+      experts.down.push_back(weight(shape_.hidden, shape_.inner));
+    }
+    const Tensor logits = taken(r.linear(normed, {weight(shape_.experts, shape_.hidden)}, {}, nullptr));
+    const Tensor gate = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
+    const Tensor shared = taken(r.add_gated(x, normed, gate));
+    return taken(r.mixture(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, shared));
   }
 
   Shape shape_;

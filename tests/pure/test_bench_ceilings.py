@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from homenode.bench.model_result import TimedSteps, result_of
 from homenode.bench.steady import Reading, Run, Runs, measure_repeatedly, repeat_steadily, take_reading
 from homenode.bench.work import ModelWork
 from homenode.compute.ops import KvGeometry
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 MACHINE = Ceilings(read=50e9, int8=1000e9, bf16=500e9, f32=250e9)
@@ -74,6 +75,15 @@ def test_a_prompt_multiplies_its_layers_for_every_token_and_the_head_once() -> N
     pairs = 2 * (100 * 101 // 2)
     assert work.operations == Operations(int8=2 * 64_000 + 100 * 2 * 96 * 64, bf16=100 * 2 * 64 * 96 + pairs * 4 * 64)
     assert work.bytes == 68_000 + 100 * 68 + 6528 + 12288
+
+
+def test_of_experts_those_count_that_tokens_choose() -> None:
+    experts = tuple(matrix(f"model.layers.0.mlp.experts.{e}.up_proj.weight", 96, 64, "Q8_0", 6528) for e in range(8))
+    mixture = replace(spec(), mixture=MixtureSpec(num_experts=8, experts_per_token=2, intermediate_size=96, normalise=True))
+    work, nothing = ModelWork(WeightLayout(experts, 0), mixture, KV), ModelWork(WeightLayout((), 0), mixture, KV)
+    assert work.decode(1, 0).bytes - nothing.decode(1, 0).bytes == 2 * 6528
+    assert work.decode(3, 0).bytes - nothing.decode(3, 0).bytes == pytest.approx(8 * (1 - 0.75**3) * 6528)
+    assert work.decode(3, 0).operations.int8 == 3 * 2 * (2 * 96 * 64)
 
 
 def test_windows_bound_what_a_token_sees_in_the_layers_that_have_them() -> None:

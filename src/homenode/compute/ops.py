@@ -115,6 +115,18 @@ class SampledRows:
     top_logprobs: FloatArray  # [r, n]
 
 
+@dataclass(frozen=True)
+class Experts:
+    """The gated MLPs of a mixture, one for each expert: gate and up [intermediate, columns], down [columns, intermediate].
+
+    All experts have the same shapes; the matrices of each of the three lists are kept in one format, gate and up in the same.
+    """
+
+    gate: Sequence[Weight]
+    up: Sequence[Weight]
+    down: Sequence[Weight]
+
+
 class Ops(Protocol):
     """The calls a forward function is written in."""
 
@@ -158,6 +170,16 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(left half of the columns) * right half."""
+
+    def mixture(self, x: Tensor, logits: Tensor, experts: Experts, chosen: int, normalise: bool, residual: Tensor) -> Tensor:
+        """residual + the sum of weight * down(silu(gate(x)) * up(x)) over the `chosen` experts with the largest logits of each row.
+
+        logits: [rows, experts]. Of equal logits the lowest index is chosen first. A weight is the softmax of the row's logits, in float32; with
+        `normalise` divided by the sum over the chosen ones. A row's experts are added in ascending order of their index.
+        """
+
+    def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+        """x + sigmoid(gate) * y, gate being [rows, 1]."""
 
     def select(self, x: Tensor) -> Tensor:
         """The rows named by the step's `sample_rows`."""

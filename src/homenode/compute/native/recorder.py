@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from homenode import _native
-from homenode.compute.ops import FloatArray
+from homenode.compute.ops import Experts, FloatArray
 
 
 class RecordingOps:
@@ -70,6 +70,17 @@ class RecordingOps:
     def silu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
         """See `Ops.silu_mul`."""
         return self._recorder.silu_mul(gate_up)
+
+    def mixture(
+        self, x: _native.Tensor, logits: _native.Tensor, experts: Experts, chosen: int, normalise: bool, residual: _native.Tensor
+    ) -> _native.Tensor:
+        """See `Ops.mixture`."""
+        gate, up, down = list(experts.gate), list(experts.up), list(experts.down)
+        return self._recorder.mixture(x, logits, gate, up, down, chosen, normalise, residual)
+
+    def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
+        """See `Ops.add_gated`."""
+        return self._recorder.add_gated(x, y, gate)
 
     def select(self, x: _native.Tensor) -> _native.Tensor:
         """See `Ops.select`."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from homenode.compute.ops import FloatArray, StepArrays
+from homenode.compute.ops import Experts, FloatArray, IntArray, StepArrays
 from homenode.compute.reference.kv import ReferenceKvCache
 
 
@@ -107,9 +107,36 @@ class EagerOps:
         with np.errstate(over="ignore"):  # exp of a very negative gate is infinite, and the quotient then rightly zero
             return np.asarray(gate / (1 + np.exp(-gate)) * up, np.float32)
 
+    def mixture(
+        self, x: FloatArray, logits: FloatArray, experts: Experts, chosen: int, normalise: bool, residual: FloatArray
+    ) -> FloatArray:
+        """See `Ops.mixture`. ValueError unless 1 <= chosen <= experts."""
+        out = np.array(residual, np.float32)
+        for row, row_logits, total in zip(np.ascontiguousarray(x), logits, out, strict=True):
+            indices, weights = choose_experts(row_logits, chosen, normalise)
+            for index, weight in zip(indices, weights, strict=True):
+                inner = self.silu_mul(np.concatenate([experts.gate[index] @ row, experts.up[index] @ row])[None])[0]
+                total += weight * (experts.down[index] @ inner)
+        return out
+
+    def add_gated(self, x: FloatArray, y: FloatArray, gate: FloatArray) -> FloatArray:
+        """See `Ops.add_gated`."""
+        with np.errstate(over="ignore"):
+            return np.asarray(x + 1 / (1 + np.exp(-gate)) * y, np.float32)
+
     def select(self, x: FloatArray) -> FloatArray:
         """See `Ops.select`."""
         return x[self._step.sample_rows]
+
+
+def choose_experts(logits: FloatArray, chosen: int, normalise: bool) -> tuple[IntArray, FloatArray]:
+    """The experts of one row in ascending order, int32 [chosen], and their weights, float32 [chosen]: see `Ops.mixture`."""
+    if not 1 <= chosen <= len(logits):
+        raise ValueError(f"{chosen} experts were to be chosen from {len(logits)}")
+    indices = np.sort(np.argsort(-logits, kind="stable")[:chosen])
+    likelihoods = np.exp(logits - logits.max())
+    total = (likelihoods[indices] if normalise else likelihoods).sum(dtype=np.float32)
+    return indices.astype(np.int32), np.asarray(likelihoods[indices] / total, np.float32)
 
 
 def _attend(query: FloatArray, keys: FloatArray, values: FloatArray, scale: float, softcap: float | None) -> FloatArray:

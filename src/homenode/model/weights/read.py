@@ -57,7 +57,10 @@ def read_parameters(
                     if cache:
                         cache.add(entry.name, handle)
             owner = top if expected.layer is None else layers[expected.layer]
-            owner[expected.parameter.key] = handle
+            if expected.expert is None:
+                owner[expected.parameter.key] = handle
+            else:
+                owner.setdefault(expected.parameter.key, []).append(handle)
             done += entry.nbytes
             if progress is not None:
                 progress(done, total)
