@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,17 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+CLASSES = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+}  # fmt: skip
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 32, "norm_topk_prob": False,
+    },
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True, "mlp_only_layers": [0]},
+}  # fmt: skip
 
 
 def toy_config(architecture: str = "llama", **changes: Any) -> dict[str, Any]:
@@ -36,6 +47,7 @@ def toy_config(architecture: str = "llama", **changes: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+    config |= MIXTURES.get(architecture, {})
     if architecture == "mistral":
         config["sliding_window"] = None
     config |= changes
@@ -45,7 +57,7 @@ def toy_config(architecture: str = "llama", **changes: Any) -> dict[str, Any]:
 def toy_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
     """Random float32 weights under Hugging Face names, scaled so that activations stay of order one."""
     rng = np.random.default_rng(seed)
-    hidden, middle, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden, head = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     architecture = config["model_type"]
 
@@ -61,17 +73,41 @@ def toy_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, npt.NDArr
         tensors |= {at + "input_layernorm.weight": vector(hidden, 1.0), at + "post_attention_layernorm.weight": vector(hidden, 1.0)}
         for part, rows in (("q", queries), ("k", keys), ("v", keys)):
             tensors[f"{at}self_attn.{part}_proj.weight"] = matrix(rows, hidden)
-            if architecture == "qwen2" or config.get("attention_bias"):
+            if architecture in ("qwen2", "qwen2_moe") or config.get("attention_bias"):
                 tensors[f"{at}self_attn.{part}_proj.bias"] = vector(rows, 0.0)
-            if architecture == "qwen3" and part != "v":
+            if architecture in ("qwen3", "qwen3_moe") and part != "v":
                 tensors[f"{at}self_attn.{part}_norm.weight"] = vector(head, 1.0)
         tensors[at + "self_attn.o_proj.weight"] = matrix(hidden, queries)
-        for part in ("gate", "up"):
-            tensors[f"{at}mlp.{part}_proj.weight"] = matrix(middle, hidden)
-        tensors[at + "mlp.down_proj.weight"] = matrix(hidden, middle)
+        for block, size in _gated_blocks(config, layer):
+            gate, up, down = ("w1", "w3", "w2") if architecture == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+            tensors |= {f"{at}{block}.{part}.weight": matrix(size, hidden) for part in (gate, up)}
+            tensors[f"{at}{block}.{down}.weight"] = matrix(hidden, size)
+        tensors |= {at + name: matrix(rows, hidden) for name, rows in _routers(config, layer)}
     if not config["tie_word_embeddings"]:
         tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden)
     return tensors
+
+
+def _gated_blocks(config: Mapping[str, Any], layer: int) -> list[tuple[str, int]]:
+    """Names and lengths of the gated MLPs of a layer."""
+    if config["model_type"] == "mixtral":
+        return [(f"block_sparse_moe.experts.{e}", config["intermediate_size"]) for e in range(config["num_local_experts"])]
+    if "num_experts" not in config or layer in config.get("mlp_only_layers", ()):
+        return [("mlp", config["intermediate_size"])]
+    shared = config.get("shared_expert_intermediate_size", 0)
+    experts = [(f"mlp.experts.{e}", config["moe_intermediate_size"]) for e in range(config["num_experts"])]
+    return experts + ([("mlp.shared_expert", shared)] if shared else [])
+
+
+def _routers(config: Mapping[str, Any], layer: int) -> list[tuple[str, int]]:
+    """Names and rows of what decides how much of each expert a token gets."""
+    blocks = [name for name, _ in _gated_blocks(config, layer)]
+    if config["model_type"] == "mixtral":
+        return [("block_sparse_moe.gate.weight", len(blocks))]
+    if blocks == ["mlp"]:
+        return []
+    shared = "mlp.shared_expert" in blocks
+    return [("mlp.gate.weight", len(blocks) - shared)] + ([("mlp.shared_expert_gate.weight", 1)] if shared else [])
 
 
 def bf16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -128,6 +164,9 @@ GGUF_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps", "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
 }  # fmt: skip
 
 
@@ -137,6 +176,8 @@ def gguf_name(name: str) -> str:
     if not stem.startswith("model.layers."):
         return f"{GGUF_NAMES[stem]}.{kind}"
     _, _, layer, part = stem.split(".", 3)
+    if ".experts." in part:
+        part = part.rsplit(".", 1)[1]
     return f"blk.{layer}.{GGUF_NAMES[part]}.{kind}"
 
 
@@ -154,28 +195,33 @@ def make_gguf(
     split_max_tensors: int = 0,
     keys: Mapping[str, Any] | None = None,
     extra: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    tensors_of: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
     """The same toy model as a GGUF file, written by the gguf package; returns the (first) file.
 
     `matrix_type`: a type the package can quantise to. `keys`: further metadata. `extra`: further F32 tensors under their GGUF names.
+    `tensors_of`: changes to the configuration that the tensors are made from, but not what the file says.
     With `split_max_tensors` the model is split into files of that many tensors.
     """
     import gguf
 
     config = toy_config(architecture, **changes)
-    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
+    llama = architecture in ("llama", "mixtral")  # as converters name both
+    writer = gguf.GGUFWriter(path, "llama" if llama else architecture.replace("_", ""), split_max_tensors=split_max_tensors)
     _write_figures(writer, config)
     for key, value in (keys or {}).items():
         {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}[
             type(value)
         ](key, value)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, values in toy_tensors(config, seed).items():
+    for name, values in _stacked(toy_tensors(config | dict(tensors_of or {}), seed)).items():
         part = name.split(".")[-2]
-        if architecture == "llama" and part in heads:
+        if llama and part in heads:
             values = interleave_heads(values, heads[part])
-        kind = gguf.GGMLQuantizationType[matrix_type if values.ndim == 2 else "F32"]
+        if part == "shared_expert_gate":
+            values = values[0]
+        kind = gguf.GGMLQuantizationType["F32" if values.ndim == 1 or gguf_name(name).endswith("ffn_gate_inp.weight") else matrix_type]
         writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
@@ -184,6 +230,14 @@ def make_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))), path) if split_max_tensors else path
+
+
+def _stacked(tensors: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, npt.NDArray[np.float32]]:
+    """The same tensors, matrices of a layer's experts as one of three dimensions under the first expert's name."""
+    stacks: dict[str, list[npt.NDArray[np.float32]]] = {}
+    for name, values in tensors.items():
+        stacks.setdefault(re.sub(r"experts\.\d+", "experts.0", name), []).append(values)
+    return {name: np.stack(values) if ".experts." in name else values[0] for name, values in stacks.items()}
 
 
 def _write_figures(writer: Any, config: Mapping[str, Any]) -> None:
@@ -198,6 +252,7 @@ def _write_figures(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
+    _write_mixture(writer, config)
     size = config["vocab_size"]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(size - 3)])
@@ -205,6 +260,16 @@ def _write_figures(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_token_types([2, 3, 3] + [6] * (size - 3))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+
+
+def _write_mixture(writer: Any, config: Mapping[str, Any]) -> None:
+    if experts := config.get("num_local_experts", config.get("num_experts")):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
 
 
 # The kinds of GGUF metadata values, for raw files.

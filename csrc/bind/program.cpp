@@ -27,6 +27,14 @@ Tensor linear(Recorder& r, const Tensor& x, const std::vector<const WeightHandle
   return take(r.linear(x, std::move(weights), biases, residual ? &*residual : nullptr));
 }
 
+ExpertWeights experts_of(const std::vector<const WeightHandle*>& gate, const std::vector<const WeightHandle*>& up, const std::vector<const WeightHandle*>& down) {
+  ExpertWeights experts;
+  for (const WeightHandle* handle : gate) experts.gate.push_back(weight_of(*handle));
+  for (const WeightHandle* handle : up) experts.up.push_back(weight_of(*handle));
+  for (const WeightHandle* handle : down) experts.down.push_back(weight_of(*handle));
+  return experts;
+}
+
 Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& positions, const Array1<int32_t>& query_start,
            const Array1<int32_t>& context_len, const Array2<int32_t>& block_table, const Array1<int32_t>& sample_rows) {
   const StepInput input{span_of(ids), span_of(positions), span_of(query_start), span_of(context_len),
@@ -77,10 +85,16 @@ void bind_recorder(nb::module_& m) {
            })
       .def("rope", [](Recorder& r, const Tensor& x, const Tensor& angles, int head_dim) { return take(r.rope(x, angles, head_dim)); })
       .def("attention",
-           [](Recorder& r, const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window) {
-             return take(r.attention(q, k, v, std::move(cache), layer, scale, window));
+           [](Recorder& r, const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window,
+              float softcap) { return take(r.attention(q, k, v, std::move(cache), layer, scale, window, softcap));
            })
       .def("silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); })
+      .def("mixture",
+           [](Recorder& r, const Tensor& x, const Tensor& logits, const std::vector<const WeightHandle*>& gate, const std::vector<const WeightHandle*>& up,
+              const std::vector<const WeightHandle*>& down, int chosen, bool normalise, const Tensor& residual) {
+             return take(r.mixture(x, logits, experts_of(gate, up, down), chosen, normalise, residual));
+           })
+      .def("add_gated", [](Recorder& r, const Tensor& x, const Tensor& y, const Tensor& gate) { return take(r.add_gated(x, y, gate)); })
       .def("select", [](Recorder& r, const Tensor& x) { return take(r.select(x)); })
       .def("finish", [](Recorder& r, const Tensor& output) { return take(r.finish(output)); });
 }

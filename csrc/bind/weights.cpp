@@ -1,6 +1,7 @@
 #include "bind/bind.h"
 #include "host/arena.h"
 #include "kernels/kv_cache.h"
+#include "kernels/packed_file.h"
 
 namespace homenode {
 namespace {
@@ -44,6 +45,29 @@ WeightHandle from_rows(std::shared_ptr<Team> team, const Array2<float>& rows, in
   return packed(std::move(team), [&](Team& t) { return weight_from_rows(t, data, n, columns, static_cast<Format>(target), arena); });
 }
 
+uint64_t write(const WeightHandle& handle, int fd, uint64_t offset) {
+  auto result = [&] {
+    nb::gil_scoped_release unlocked;
+    return write_packed(*handle.team, *handle.weight, fd, offset);
+  }();
+  return take(std::move(result));
+}
+
+std::pair<WeightHandle, uint64_t> read(std::shared_ptr<Team> team, int fd, uint64_t offset, int format, int64_t rows, int64_t columns, Arena* arena) {
+  check_shape(rows, columns);
+  auto result = [&] {
+    nb::gil_scoped_release unlocked;
+    return read_packed(*team, fd, offset, static_cast<Format>(format), rows, columns, arena);
+  }();
+  const ReadWeight found = take(std::move(result));
+  return {WeightHandle{found.weight, std::move(team)}, found.checksum};
+}
+
+uint64_t bytes_of(int format, int64_t rows, int64_t columns) {
+  check_shape(rows, columns);
+  return take(packed_bytes(static_cast<Format>(format), rows, columns));
+}
+
 auto unpack(const WeightHandle& handle, int64_t row) {
   const Weight& w = *handle.weight;
   if (row < 0 || row >= w.rows) raise({Fault::user, 0, "row " + std::to_string(row) + " of " + std::to_string(w.rows)});
@@ -77,10 +101,15 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("columns", [](const WeightHandle& h) { return h.weight->columns; })
       .def_prop_ro("format", [](const WeightHandle& h) { return static_cast<int>(h.weight->format); })
       .def_prop_ro("nbytes", [](const WeightHandle& h) { return h.weight->bytes(); })
+      .def("write", &write, nb::arg("fd"), nb::arg("offset"), "Write it as packed_bytes at `offset` of a file; the result is its checksum.")
       .def("unpack_row", &unpack, nb::arg("row"), "One row as float32.");
   m.def("weight_from_file", &from_file, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("source"), nb::arg("rows"), nb::arg("columns"),
         nb::arg("target"), nb::arg("permuted_heads"), nb::arg("arena") = nb::none());
   m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"), nb::arg("arena") = nb::none());
+  m.def("packed_bytes", &bytes_of, nb::arg("format"), nb::arg("rows"), nb::arg("columns"));
+  m.def("packing_fingerprint", &packing_fingerprint, "Changes when rows are encoded or packed in another way.");
+  m.def("weight_from_packed", &read, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
+        nb::arg("arena") = nb::none(), "What `Weight.write` wrote, and the checksum of what was read.");
   nb::enum_<KvType>(m, "KvType", "How keys and values are stored.")
       .value("f32", KvType::f32)
       .value("bf16", KvType::bf16)

@@ -26,6 +26,7 @@ Error pin_error(int cpu, int code) {
 
 PinScope::PinScope(int cpu) {
   if (cpu < 0 || sched_getaffinity(0, sizeof before_, before_.words)) return;
+  if (cpu < 8192 && CPU_ISSET_S(cpu, sizeof before_, before_.words) && CPU_COUNT_S(sizeof before_, before_.words) == 1) return;  // it is there
   error_ = pin_this_thread(cpu);
   pinned_ = error_ == 0;
 }

@@ -6,6 +6,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#if HOMENODE_ADDRESS_SANITIZER
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace homenode {
 namespace {
 
@@ -36,6 +40,12 @@ Result<Pages> allocate_pages(size_t bytes) {
   pages.owner = std::shared_ptr<void>(base, [mapped](void* p) { munmap(p, mapped); });
   pages.huge = alignment == kHugePage && madvise(pages.data, size, MADV_HUGEPAGE) == 0;
   return pages;
+}
+
+void forbid([[maybe_unused]] const std::byte* begin, [[maybe_unused]] size_t bytes) {
+#if HOMENODE_ADDRESS_SANITIZER
+  ASAN_POISON_MEMORY_REGION(begin, bytes);
+#endif
 }
 
 }  // namespace homenode

@@ -34,4 +34,7 @@ struct Pages {
 // At least `bytes` bytes; on a 2 MiB boundary and huge pages asked for when that large. An Error names the size and errno.
 Result<Pages> allocate_pages(size_t bytes);
 
+// Memory inside of pages that nobody may touch, such as the space between two parts of them: a finding in builds with AddressSanitizer.
+void forbid(const std::byte* begin, size_t bytes);
+
 }  // namespace homenode

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/symmetric.h"
 
 namespace homenode {
 namespace {
@@ -87,77 +86,90 @@ struct Rows {
   Rows(float* memory) : largest(memory), sum(memory + kQueryRows), out(memory + 2 * kQueryRows) {}
 };
 
+constexpr float kLog2E = 1.44269504f;  // scores are in base 2: an exponential takes a multiplication less
+
 // One tile as one thread works on it.
 class TileWork {
  public:
-  TileWork(const AttentionCall& call, const Step& step, const AttentionPlan& plan, const AttentionTile& tile, const Kernels& kernels, float* memory)
-      : call_(call), step_(step), shape_(plan.shape()), tile_(tile), kernels_(kernels), padded_(padded_head(plan.shape().head_dim)), queries_(memory),
+  TileWork(const AttentionCall& call, const Step& step, const AttentionPlan& plan, const AttentionItem& item, const Kernels& kernels, float* memory)
+      : call_(call), step_(step), shape_(plan.shape()), tile_(plan.tiles()[static_cast<size_t>(item.tile)]),
+        first_chunk_(item.chunk_begin), last_chunk_(item.chunk_end), kernels_(kernels), padded_(padded_head(plan.shape().head_dim)), queries_(memory),
         scores_(memory + kQueryRows * padded_), merged_(scores_ + kQueryRows * kChunkKeys), chunk_(merged_.out + kQueryRows * padded_) {}
 
+  // The tile's rows as the scores are computed from them.
   void load_queries() {
-    if (call_.cache->shape().type == KvType::int8) return encode_queries();
+    const KvKernels& kv = call_.cache->kernels(kernels_);
+    float* transformed = chunk_.out;  // not in use yet
     for (int r = 0; r < tile_.rows; ++r) {
       const float* q = call_.queries + token(r) * call_.query_stride + head(r) * shape_.head_dim;
-      for (int d = 0; d < shape_.head_dim; ++d) queries_[r * shape_.head_dim + d] = q[d] * call_.scale;
-    }
-  }
-
-  void encode_queries() {
-    for (int r = 0; r < tile_.rows; ++r) {
-      const float* q = call_.queries + token(r) * call_.query_stride + head(r) * shape_.head_dim;
-      const auto limit = static_cast<float>(query_limit(shape_.head_dim));
-      query_scales_[r] = encode_symmetric(q, shape_.head_dim, limit, query_codes() + r * shape_.head_dim) * call_.scale;
+      q = call_.query_transform.apply(kernels_, q, token(r), shape_.head_dim, transformed);
+      std::byte* loaded = reinterpret_cast<std::byte*>(queries_) + int64_t(r) * shape_.head_dim * kv.query_bytes;
+      query_scales_[r] = kv.load_query(q, shape_.head_dim, call_.scale * kLog2E, loaded);
     }
   }
 
   void compute_chunk(int chunk, const Rows& result) {
-    const void *keys[kChunkTiles], *values[kChunkTiles], *next_keys[kChunkTiles];
+    const void *keys[kChunkTiles], *values[kChunkTiles], *ahead[3 * kChunkTiles];
     const int first = chunk * kChunkKeys;
     find_tiles(chunk, &KvCache::keys, keys);
-    find_tiles(chunk, &KvCache::values, values);
-    const int next_tiles = chunk + 1 < tile_.chunk_end ? find_tiles(chunk + 1, &KvCache::keys, next_keys) : 0;
+    int tiles_ahead = find_tiles(chunk, &KvCache::values, values);
+    // The chunk before has asked for this one, unless there was none.
+    if (chunk == first_chunk_) {
+      std::copy(values, values + tiles_ahead, ahead);
+    } else {
+      tiles_ahead = 0;
+    }
+    if (chunk + 1 < last_chunk_) {
+      tiles_ahead += find_tiles(chunk + 1, &KvCache::keys, ahead + tiles_ahead);
+      tiles_ahead += find_tiles(chunk + 1, &KvCache::values, ahead + tiles_ahead);
+    }
     int begin[kQueryRows], end[kQueryRows];
     for (int r = 0; r < tile_.rows; ++r) {
       const int p = position(r);
       begin[r] = std::max(first_visible(p, shape_.window) - first, 0);
       end[r] = std::min(p + 1 - first, kChunkKeys);
     }
-    const AttendArgs args{tile_.rows, shape_.head_dim, queries_, keys, values, begin, end, scores_, result.largest, result.sum, result.out,
-                          query_codes(), query_scales_, next_keys, next_tiles};
-    switch (call_.cache->shape().type) {
-      case KvType::f32: return kernels_.attend_f32(args);
-      case KvType::bf16: return kernels_.attend_bf16(args);
-      case KvType::int8: return kernels_.attend_int8(args);
-    }
+    call_.cache->kernels(kernels_).attend({tile_.rows, shape_.head_dim, queries_, query_scales_, call_.softcap * kLog2E, keys, values, begin, end,
+                                           scores_, result.largest, result.sum, result.out, ahead, tiles_ahead});
   }
 
-  // Adds a chunk's result to the merged one. A row's first visible chunk is taken as it is.
+  // A chunk that is the first of every row, straight into the merged result; any other beside it, then merged.
+  void compute_and_merge(int chunk) {
+    Merge how[kQueryRows];
+    if (merge_kinds(chunk, how)) return compute_chunk(chunk, merged_);
+    compute_chunk(chunk, chunk_);
+    merge(chunk_, how);
+  }
+
   void merge_chunk(int chunk, const Rows& result) {
-    for (int r = 0; r < tile_.rows; ++r) {
-      const int p = position(r), first = first_visible(p, shape_.window) / kChunkKeys;
-      if (chunk < first || chunk > p / kChunkKeys) continue;
-      float* out = merged_.out + r * padded_;
-      const float* added = result.out + r * padded_;
-      if (chunk == first) {
-        merged_.largest[r] = result.largest[r];
-        merged_.sum[r] = result.sum[r];
-        std::copy(added, added + padded_, out);
-      } else {
-        kernels_.merge(&merged_.largest[r], &merged_.sum[r], out, result.largest[r], result.sum[r], added, padded_);
-      }
-    }
+    Merge how[kQueryRows];
+    merge_kinds(chunk, how);
+    merge(result, how);
   }
 
   void write_out() {
     for (int r = 0; r < tile_.rows; ++r) {
       float* out = call_.out + token(r) * call_.out_stride + head(r) * shape_.head_dim;
-      for (int d = 0; d < shape_.head_dim; ++d) out[d] = merged_.out[r * padded_ + d] / merged_.sum[r];
+      kernels_.divide(merged_.out + r * padded_, merged_.sum[r], out, shape_.head_dim);
     }
   }
 
-  const Rows& chunk_result() const { return chunk_; }
-
  private:
+  // What a chunk is to each row; returns whether it is the first one to all.
+  bool merge_kinds(int chunk, Merge* how) const {
+    bool first_of_all = true;
+    for (int r = 0; r < tile_.rows; ++r) {
+      const int p = position(r), first = first_visible(p, shape_.window) / kChunkKeys;
+      how[r] = chunk < first || chunk > p / kChunkKeys ? Merge::leave : chunk == first ? Merge::take : Merge::add;
+      first_of_all &= how[r] == Merge::take;
+    }
+    return first_of_all;
+  }
+
+  void merge(const Rows& result, const Merge* how) {
+    kernels_.merge({tile_.rows, padded_, how, merged_.largest, merged_.sum, merged_.out, result.largest, result.sum, result.out});
+  }
+
   // Tiles of a chunk's keys or values; returns how many there are.
   int find_tiles(int chunk, const std::byte* (KvCache::*side)(int, int64_t, int, int) const, const void** tiles) const {
     const int block_size = call_.cache->shape().block_size, first = chunk * kChunkKeys;
@@ -169,7 +181,6 @@ class TileWork {
     }
     return count;
   }
-  int16_t* query_codes() { return reinterpret_cast<int16_t*>(queries_); }
   int64_t token(int r) const { return step_.query_start[tile_.sequence] + (tile_.row_begin + r) / shape_.group; }
   int64_t head(int r) const { return int64_t(tile_.kv_head) * shape_.group + (tile_.row_begin + r) % shape_.group; }
   int position(int r) const { return first_position(step_, tile_.sequence) + (tile_.row_begin + r) / shape_.group; }
@@ -178,10 +189,11 @@ class TileWork {
   const Step& step_;
   const AttentionShape& shape_;
   const AttentionTile& tile_;
+  int first_chunk_, last_chunk_;  // of the item
   const Kernels& kernels_;
   int64_t padded_;
   float *queries_, *scores_;
-  float query_scales_[kQueryRows];  // with int8 keys
+  float query_scales_[kQueryRows];
   Rows merged_, chunk_;
 };
 
@@ -193,12 +205,15 @@ void attend(const AttentionCall& call, const Step& step, AttentionPlan& plan, co
   for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
     const AttentionItem& item = plan.items()[static_cast<size_t>(i)];
     const AttentionTile& tile = plan.tiles()[static_cast<size_t>(item.tile)];
-    TileWork work(call, step, plan, tile, kernels, scratch.thread_part(thread));
+    if (call.write && item.chunk_end == tile.chunk_end) {
+      const int token = step.query_start[tile.sequence];
+      write_keys_values(*call.write, step, kernels, token, token + 1, tile.kv_head, tile.kv_head + 1);
+    }
+    TileWork work(call, step, plan, item, kernels, scratch.thread_part(thread));
     work.load_queries();
     if (tile.first_partial < 0) {
       for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) {
-        work.compute_chunk(chunk, work.chunk_result());
-        work.merge_chunk(chunk, work.chunk_result());
+        work.compute_and_merge(chunk);
       }
       work.write_out();
       continue;

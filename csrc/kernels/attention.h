@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "kernels/kernels.h"
-#include "kernels/kv_cache.h"
+#include "kernels/kv_write.h"
+#include "kernels/norm_rope.h"
 #include "kernels/step.h"
 
 namespace homenode {
@@ -45,6 +46,8 @@ class AttentionPlan {
   // Chunks of a tile not computed yet; the one who brings it to zero merges and sets it back.
   std::atomic<int>& chunks_left(int tile) { return chunks_left_[static_cast<size_t>(tile)]; }
   int partials() const { return max_partials_; }
+  // Does one work item alone read the new key of each sequence and KV head? Then it may be the one to write it, too.
+  bool writes_alone(const Step& step) const { return step.tokens == step.sequences && shape_.group <= kQueryRows; }
 
  private:
   void add_sequence(const Step&, int sequence);
@@ -79,6 +82,10 @@ struct AttentionCall {
   const KvCache* cache;
   int layer;
   float scale;
+  float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
+  NormRope query_transform;
+  // Keys and values of a step that is still to be written: each by the one work item that reads it first, so AttentionPlan::writes_alone.
+  const KvWrite* write = nullptr;
 };
 
 // Takes items from `next` until there are none left.

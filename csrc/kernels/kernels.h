@@ -11,6 +11,7 @@ constexpr int kTileKeys = 16;       // keys side by side in a tile of the KV cac
 constexpr int kChunkKeys = 256;     // keys whose softmax is computed at once; chunks are counted from position 0
 constexpr int kChunkTiles = kChunkKeys / kTileKeys;
 constexpr int kQueryRows = 16;      // most (query, head) rows a chunk is computed for at once
+constexpr int kMostHead = 4096;     // most elements of a head
 
 // Attention over int8 keys and values multiplies whole numbers. These bounds keep every sum of products in 32 bits, so that it is exact.
 constexpr int kKvLimit = 127;         // of a code of a key or value
@@ -26,20 +27,29 @@ constexpr int64_t padded_head(int64_t head_dim) { return (head_dim + 15) / 16 * 
 // Attention of up to kQueryRows rows over one chunk of one KV head.
 struct AttendArgs {
   int rows, head_dim;
-  const float* queries;         // [rows, head_dim], times the softmax scale
+  const void* queries;          // [rows] heads as load_query of the same kind of KV memory leaves them, for scores in base 2
+  const float* query_scales;    // [rows] what load_query returned
+  float softcap;                // scores become softcap * tanh(score / softcap), in base 2 as well; 0: they stay
   const void* const* keys;      // [kChunkTiles] tiles, see kv_cache.h
   const void* const* values;    // [kChunkTiles]
   const int* begin;             // [rows] keys begin <= i < end of the chunk are visible to a row
   const int* end;
   float* scores;                // [kQueryRows, kChunkKeys] work space
   float* largest;               // [rows] out: largest score
-  float* sum;                   // [rows] out: sum of exp(score - largest); 0 where nothing is visible
-  float* out;                   // [rows, padded_head(head_dim)] out: sum of exp(score - largest) * value
-  // For int8 keys instead of `queries`: [rows, head_dim] codes of at most query_limit(head_dim), and what each row's codes are times.
-  const int16_t* query_codes = nullptr;
-  const float* query_scales = nullptr;
-  const void* const* next_keys = nullptr;  // [next_tiles] tiles that will be wanted next: worth fetching meanwhile
-  int next_tiles = 0;
+  float* sum;                   // [rows] out: sum of 2^(score - largest); 0 where nothing is visible
+  float* out;                   // [rows, padded_head(head_dim)] out: sum of 2^(score - largest) * value
+  const void* const* ahead = nullptr;  // [ahead_tiles] tiles that will be wanted next, in that order: worth fetching meanwhile
+  int ahead_tiles = 0;
+};
+
+// A chunk's results (largest2, sum2, out2) into those of the chunks before it. Rows of `largest` are kQueryRows, whatever `rows` says.
+enum class Merge : uint8_t { leave, take, add };  // the row sees nothing of the chunk; it is the row's first; it is a later one
+struct MergeArgs {
+  int rows;
+  int64_t padded;               // elements of an output row
+  const Merge* how;             // [rows]
+  float *largest, *sum, *out;
+  const float *largest2, *sum2, *out2;
 };
 
 struct Largest {
@@ -48,19 +58,34 @@ struct Largest {
   bool nan;       // a NaN was seen (value and index mean nothing then)
 };
 
+// How one kind of KV memory (see kv_cache.h) is written and read.
+struct KvKernels {
+  int query_bytes;  // of an element of a loaded query
+  // The head of a query, times the softmax scale and log2(e), as `attend` multiplies it: float32 or bfloat16, and with int8 KV memory codes of 16
+  // bits. Returns what the codes are times, else 1.
+  float (*load_query)(const float* q, int64_t head_dim, float scale, void* out);
+  // One head of a key as token `token` of a tile; with int8 its scale as well. bf16 and int8 round to nearest, halves to even; with int8 a head
+  // with an element that is not finite becomes NaN as a whole.
+  void (*put_key)(const float* key, int64_t head_dim, int token, void* tile);
+  // The same of the values of `token` and, unless `next` is null, of the token after it; `token` is even then.
+  void (*put_values)(const float* value, const float* next, int64_t head_dim, int token, void* tile);
+  void (*attend)(const AttendArgs&);
+};
+
 struct Kernels {
   // out = x / sqrt(mean(x^2) + eps) * weight over `width` values.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t width, float eps);
   // The two steps of it, for who wants the result piece by piece: 1 / sqrt(mean(x^2) + eps), and out = x * scale * weight.
   float (*rms_scale)(const float* x, int64_t width, float eps);
   void (*scale_row)(const float* x, float scale, const float* weight, float* out, int64_t count);
+  // Rotates a head, pairing element i with i + half by the cosines [half] and sines [half]; elements from 2 * half on pass. out may be x.
+  void (*rotate)(const float* x, float* out, const float* cos_sin, int64_t half, int64_t head_dim);
   // out = gate / (1 + exp(-gate)) * up; out may be gate or up.
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t count);
-  void (*attend_f32)(const AttendArgs&);
-  void (*attend_bf16)(const AttendArgs&);
-  void (*attend_int8)(const AttendArgs&);
-  // Adds the chunk (largest2, sum2, out2) to the state (largest, sum, out) of one row.
-  void (*merge)(float* largest, float* sum, float* out, float largest2, float sum2, const float* out2, int64_t padded);
+  KvKernels kv[3];  // by KvType
+  void (*merge)(const MergeArgs&);
+  // out = x / divisor.
+  void (*divide)(const float* x, float divisor, float* out, int64_t count);
   Largest (*find_largest)(const float* x, int64_t count);
   // Sum of exp((x - largest) * factor), pieces of a fixed length added in double precision.
   double (*sum_exponentials)(const float* x, int64_t count, float largest, float factor);

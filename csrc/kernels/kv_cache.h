@@ -42,9 +42,12 @@ class KvCache {
   const std::byte* values(int layer, int64_t block, int kv_head, int slot) const {
     return head(layer, block, kv_head) + (shape_.block_size + slot) / kTileKeys * tile_bytes_;
   }
-  // Store one token of one head: head_dim values each. bf16 and int8 round to nearest, halves to even; with int8 a key or value that is not
-  // finite makes all of its head's elements NaN.
-  void put(int layer, int64_t block, int slot, int kv_head, const float* key, const float* value);
+  // The same for writers (see kv_write.h), for any slot of the tile.
+  std::byte* key_tile(int layer, int64_t block, int kv_head, int slot) { return head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_; }
+  std::byte* value_tile(int layer, int64_t block, int kv_head, int slot) {
+    return head(layer, block, kv_head) + (shape_.block_size + slot) / kTileKeys * tile_bytes_;
+  }
+  const KvKernels& kernels(const Kernels& table) const { return table.kv[static_cast<int>(shape_.type)]; }
 
  private:
   std::byte* head(int layer, int64_t block, int kv_head) const {

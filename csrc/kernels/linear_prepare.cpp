@@ -9,6 +9,8 @@ namespace homenode {
 
 int64_t parts_of(int64_t columns) { return (columns + kPartColumns - 1) / kPartColumns; }
 
+bool takes_rounded(const LinearTable& table, const Weight& w) { return table.round && w.format == Format::bf16; }
+
 namespace {
 
 constexpr int64_t kChunkColumns = 256;  // normalised at once, on the stack
@@ -22,8 +24,6 @@ int64_t float_stride(int64_t columns) { return ((columns + 15) / 16 | 1) * 16; }
 size_t encoded_bytes(int64_t tokens, int64_t columns) { return whole_lines(size_t(tokens * parts_of(columns)) * sizeof(EncodedPart)); }
 size_t rounded_bytes(int64_t tokens, int64_t columns) { return size_t(tokens * rounded_stride(columns)) * sizeof(uint16_t); }
 size_t float_bytes(int64_t tokens, int64_t columns) { return size_t(tokens * float_stride(columns)) * sizeof(float); }
-
-bool takes_rounded(const LinearTable& table, const Weight& w) { return table.round && w.format == Format::bf16; }
 
 void prepare_row(const LinearArgs& a, const LinearTable& table, const Kernels& kernels, const PreparedRows& to, int64_t token) {
   const float* x = a.x + (a.picked ? a.picked[token] : token) * a.x_stride;

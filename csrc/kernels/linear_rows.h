@@ -16,6 +16,9 @@ const Tiles& tiles_of(const LinearTable&, Format);
 bool is_coded(const Weight&);
 int64_t parts_of(int64_t columns);
 
+// Does the level multiply this weight with rounded activations?
+bool takes_rounded(const LinearTable&, const Weight&);
+
 // The forms in which the weights of a product want its rows at a level.
 struct RowForms {
   bool encoded = false, rounded = false, floats = false;

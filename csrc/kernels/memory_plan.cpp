@@ -6,6 +6,7 @@ namespace homenode {
 namespace {
 
 constexpr size_t kLineBytes = 128;  // lines are fetched in pairs
+constexpr size_t kGapBytes = 128;   // behind every slot: nobody's
 
 // One place, and who lies there now.
 struct Slot {
@@ -46,13 +47,14 @@ Result<Pages> place(const std::vector<Memory*>& memories, const std::vector<int>
     slot->all.push_back(memory);
   }
   size_t total = 0;
-  for (const Slot& slot : slots) total += slot.bytes;
+  for (const Slot& slot : slots) total += slot.bytes + kGapBytes;
   auto pages = allocate_pages(total);
   if (!pages) return pages;
   std::byte* at = pages.value().data;
   for (const Slot& slot : slots) {
     for (Memory* memory : slot.all) memory->data = at;
-    at += slot.bytes;
+    forbid(at + slot.bytes, kGapBytes);
+    at += slot.bytes + kGapBytes;
   }
   return pages;
 }

@@ -4,34 +4,69 @@
 
 namespace homenode {
 
+void HeadRows::take_over(int head_dim) {
+  if (auto* rope = maker_of<RopeOperation>(x); rope && rope->head_dim == head_dim) {
+    rope->taken_over = true;
+    angles = rope->angles;
+    x = rope->x;
+  }
+  if (auto* rms_norm = maker_of<RmsNormOperation>(x); rms_norm && rms_norm->weight.columns == head_dim) {
+    rms_norm->taken_over = true;
+    norm = rms_norm->weight, eps = rms_norm->eps;
+    x = rms_norm->x;
+  }
+}
+
+NormRope HeadRows::transform() const {
+  NormRope how;
+  if (norm.value) how.norm_weight = View(norm).row(0), how.eps = eps;
+  if (angles.value) how.angles = View(angles).row(0), how.angles_stride = angles.value->stride, how.half = angles.columns / 2;
+  return how;
+}
+
+void HeadRows::add_to(std::vector<Memory*>& touched) const {
+  touched.push_back(memory_of(x));
+  if (angles.value) touched.push_back(memory_of(angles));
+}
+
 void AttentionOperation::take_over() {
-  for (const Tensor* x : {&q, &k, &v}) {
+  q.take_over(cache->shape().head_dim);
+  k.take_over(cache->shape().head_dim);
+  for (const Tensor* x : {&q.x, &k.x, &v}) {
     if (auto* product = dynamic_cast<LinearOperation*>(x->value->made_by)) product->name = "qkv";
   }
+}
+
+KvWrite AttentionOperation::write() const {
+  const View keys(k.x), values(v);
+  return {keys.row(0), keys.stride(), values.row(0), values.stride(), cache.get(), layer, k.transform()};
 }
 
 void AttentionOperation::lower(Lowering& to) {
   const KvShape& shape = cache->shape();
   const int head_dim = shape.head_dim, kv_heads = shape.kv_heads;
-  const AttentionShape key{kv_heads, static_cast<int>(q.columns / (int64_t(kv_heads) * head_dim)), head_dim, window};
+  const AttentionShape key{kv_heads, static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)), head_dim, window};
   AttentionPlan* plan = to.plan(key, shape.block_size);
   std::atomic<int>* next = to.counter();
   Memory* scratch = to.scratch(AttentionScratch::bytes(to.threads(), plan->partials(), head_dim));
-  to.phase({"kv", [=, this, k = View(k), v = View(v)](const Step& step, int thread, int threads) {
+  const Kernels* table = &kernels(to.level());
+  std::vector<Memory*> touched = {memory_of(v)};
+  k.add_to(touched);
+  to.phase({"kv", [=, this](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(step.tokens, thread, threads);
-              for (int r = rows.begin; r < rows.end; ++r) {
-                const auto i = static_cast<size_t>(r);
-                for (int h = 0; h < kv_heads; ++h) {
-                  cache->put(layer, step.token_block[i], step.token_slot[i], h, k.row(r) + h * head_dim, v.row(r) + h * head_dim);
-                }
-              }
-            }, true},
-           {memory_of(k), memory_of(v)});
-  to.phase({"attention", [=, this, q = View(q), y = View(out), table = &kernels(to.level())](const Step& step, int thread, int threads) {
-              const AttentionCall call{q.row(0), q.stride(), y.row(0), y.stride(), cache.get(), layer, scale};
+              write_keys_values(write(), step, *table, rows.begin, rows.end, 0, kv_heads);
+            }, true, [=](const Step& step) { return !plan->writes_alone(step); }},
+           touched);
+  q.add_to(touched);
+  touched.insert(touched.end(), {memory_of(out), scratch});
+  to.phase({"attention", [=, this, y = View(out)](const Step& step, int thread, int threads) {
+              const KvWrite fresh = write();
+              const View queries(q.x);
+              const AttentionCall call{queries.row(0), queries.stride(), y.row(0), y.stride(), cache.get(), layer, scale, softcap, q.transform(),
+                                       plan->writes_alone(step) ? &fresh : nullptr};
               attend(call, step, *plan, AttentionScratch(scratch->data, threads, head_dim), *table, *next, thread);
             }},
-           {memory_of(q), memory_of(out), scratch});
+           touched);
 }
 
 }  // namespace homenode

@@ -6,7 +6,6 @@
 
 #include "kernels/kernels.h"
 #include "kernels/operation_linear.h"
-#include "kernels/rope.h"
 
 namespace homenode {
 
@@ -55,7 +54,8 @@ void RopeAnglesOperation::lower(Lowering& to) {
 }
 
 void RopeOperation::lower(Lowering& to) {
-  to.phase({"rope", [x = View(x), angles = View(angles), y = View(out), head_dim = head_dim](const Step& step, int thread, int threads) {
+  to.phase({"rope", [x = View(x), angles = View(angles), y = View(out), head_dim = head_dim, rotate = kernels(to.level()).rotate](
+                        const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(step.tokens, thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
                 for (int64_t c = 0; c < x.columns(); c += head_dim) rotate(x.row(r) + c, y.row(r) + c, angles.row(r), angles.columns() / 2, head_dim);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/linear.h"
+#include "kernels/operation_mixture.h"
 #include "kernels/program.h"
 
 namespace homenode {
@@ -21,8 +22,11 @@ class Recorder {
   Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
   Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale);
   Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim);
-  Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window);
+  Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window,
+                           float softcap);
   Result<Tensor> silu_mul(const Tensor& gate_up);
+  Result<Tensor> mixture(const Tensor& x, const Tensor& logits, ExpertWeights, int chosen, bool normalise, const Tensor& residual);
+  Result<Tensor> add_gated(const Tensor& x, const Tensor& y, const Tensor& gate);
   Result<Tensor> select(const Tensor& x);
 
   // The finished program; nothing can be recorded after.

@@ -7,7 +7,6 @@
 #include "kernels/kernels.h"
 #include "kernels/kv_cache.h"
 #include "kernels/linear_rows.h"
-#include "kernels/symmetric.h"
 #include "tests/matrices.h"
 
 namespace homenode::checks {
@@ -80,33 +79,41 @@ void compare_products(Random& random, Format format) {
 // Random keys and values of one KV head, and rows that see some of them.
 struct Chunk {
   int head_dim, rows, keys;
+  KvType type;
   std::shared_ptr<KvCache> cache;
   std::vector<const void*> key_tiles, value_tiles;
   std::vector<int> begin, end;
-  std::vector<float> queries, query_scales;
-  std::vector<int16_t> query_codes;
+  std::vector<float> queries;
 
-  Chunk(Random& random, Team& team, KvType type)
-      : head_dim(2 * random.between(1, 70)), rows(random.between(1, kQueryRows)), keys(random.between(1, kChunkKeys)),
+  Chunk(Random& random, Team& team, KvType kind)
+      : head_dim(2 * random.between(1, 70)), rows(random.between(1, kQueryRows)), keys(random.between(1, kChunkKeys)), type(kind),
         cache(taken(KvCache::create(team, {1, 1, head_dim, kChunkKeys, type}, 1))) {
-    for (int k = 0; k < keys; ++k) cache->put(0, 0, k, 0, reals(random, size_t(head_dim), 3).get(), reals(random, size_t(head_dim)).get());
+    const KvKernels& scalar = kernels(Level::scalar).kv[int(type)];
+    for (int k = 0; k < keys; ++k) {
+      scalar.put_key(reals(random, size_t(head_dim), 3).get(), head_dim, k % kTileKeys, cache->key_tile(0, 0, 0, k));
+      scalar.put_values(reals(random, size_t(head_dim)).get(), nullptr, head_dim, k % kTileKeys, cache->value_tile(0, 0, 0, k));
+    }
     for (int k = 0; k < kChunkKeys; k += kTileKeys) key_tiles.push_back(cache->keys(0, 0, 0, k)), value_tiles.push_back(cache->values(0, 0, 0, k));
-    query_codes.resize(size_t(rows * head_dim));
     for (int r = 0; r < rows; ++r) {
       begin.push_back(random.one_in(2) ? 0 : random.between(0, keys - 1));
       end.push_back(random.between(begin.back() + 1, keys));
       for (int d = 0; d < head_dim; ++d) queries.push_back(random.real());
-      query_scales.push_back(encode_symmetric(queries.data() + r * head_dim, head_dim, float(query_limit(head_dim)), query_codes.data() + r * head_dim));
     }
   }
 
   // The softmax of every row: its weighted values over the sum of weights, and the largest score.
-  std::vector<float> attended(const Kernels& table, KvType type) const {
+  std::vector<float> attended(const Kernels& table) const {
     const auto padded = size_t(padded_head(head_dim));
+    const KvKernels& kv = table.kv[int(type)];
     const Exact<float> scores(size_t(kQueryRows) * kChunkKeys), largest(static_cast<size_t>(rows)), sum(static_cast<size_t>(rows)), out(size_t(rows) * padded);
-    const AttendArgs args{rows, head_dim, queries.data(), key_tiles.data(), value_tiles.data(), begin.data(), end.data(), scores.get(),
-                          largest.get(), sum.get(), out.get(), query_codes.data(), query_scales.data(), nullptr, 0};
-    (type == KvType::f32 ? table.attend_f32 : type == KvType::bf16 ? table.attend_bf16 : table.attend_int8)(args);
+    const Exact<float> loaded(queries.size());
+    std::vector<float> scales;
+    for (int r = 0; r < rows; ++r) {
+      auto* row = reinterpret_cast<std::byte*>(loaded.get()) + int64_t(r) * head_dim * kv.query_bytes;
+      scales.push_back(kv.load_query(queries.data() + r * head_dim, head_dim, 0.2f, row));
+    }
+    kv.attend({rows, head_dim, loaded.get(), scales.data(), 0, key_tiles.data(), value_tiles.data(), begin.data(), end.data(), scores.get(),
+               largest.get(), sum.get(), out.get()});
     std::vector<float> found(largest.get(), largest.get() + rows);
     for (int r = 0; r < rows; ++r) {
       for (int d = 0; d < head_dim; ++d) found.push_back(out[size_t(r) * padded + size_t(d)] / sum[size_t(r)]);
@@ -118,12 +125,14 @@ struct Chunk {
 void compare_attention(Random& random, KvType type, const char* name) {
   const auto team = team_of(1);
   const Chunk chunk(random, *team, type);
-  const std::vector<float> wanted = chunk.attended(kernels(Level::scalar), type);
-  // Codes of softmax weights may differ by one of 32767 where the exponentials differ in their last bit.
-  const double most = type == KvType::int8 ? 2e-4 : 1e-5;
+  const Kernels& scalar = kernels(Level::scalar);
+  const std::vector<float> wanted = chunk.attended(scalar);
   for (const Level level : levels()) {
-    const std::vector<float> found = chunk.attended(kernels(level), type);
-    note(name, level, largest_difference(found.data(), wanted.data(), wanted.size()), most);
+    // Codes of softmax weights may differ by one of 32767 where the exponentials differ in their last bit; queries and weights that are rounded to
+    // bfloat16 differ in their ninth.
+    const bool rounded = kernels(level).kv[int(type)].query_bytes != scalar.kv[int(type)].query_bytes;
+    const std::vector<float> found = chunk.attended(kernels(level));
+    note(name, level, largest_difference(found.data(), wanted.data(), wanted.size()), rounded ? 2e-2 : type == KvType::int8 ? 2e-4 : 1e-5);
   }
 }
 
@@ -134,6 +143,7 @@ void compare_rows(Random& random) {
   const float top = *std::max_element(x.get(), x.get() + count);
   const std::map<std::string, std::function<void(const Kernels&, float*)>> all = {
       {"rms_norm", [&](const Kernels& k, float* out) { k.rms_norm(x.get(), y.get(), out, n, 1e-6f); }},
+      {"divide", [&](const Kernels& k, float* out) { k.divide(x.get(), 0.7f, out, n); }},
       {"silu_mul", [&](const Kernels& k, float* out) { k.silu_mul(x.get(), y.get(), out, n); }},
       {"exponentials", [&](const Kernels& k, float* out) { k.exponentials(x.get(), out, n, top, 1.5f); }},
       {"sum_exponentials", [&](const Kernels& k, float* out) { std::fill_n(out, n, float(k.sum_exponentials(x.get(), n, top, 1.5f))); }},
@@ -153,13 +163,16 @@ void compare_rows(Random& random) {
 void compare_merge(Random& random) {
   const int64_t padded = padded_head(random.between(1, 130));
   const Exact<float> state = reals(random, size_t(padded)), other = reals(random, size_t(padded));
-  const float first = random.real(), second = random.real();
+  const float first = random.real(), second = random.real(), three = 3;
   const auto merged = [&](Level level) {
-    std::vector<float> all(state.get(), state.get() + padded);
-    float largest = first, sum = 2;
-    kernels(level).merge(&largest, &sum, all.data(), second, 3, other.get(), padded);
-    all.push_back(sum), all.push_back(largest);
-    return all;
+    const Exact<float> all(size_t(padded) + 2 * kQueryRows);
+    std::copy_n(state.get(), padded, all.get() + 2 * kQueryRows);
+    all[0] = first, all[kQueryRows] = 2;
+    const Merge how = Merge::add;
+    kernels(level).merge({1, padded, &how, all.get(), all.get() + kQueryRows, all.get() + 2 * kQueryRows, &second, &three, other.get()});
+    std::vector<float> found(all.get() + 2 * kQueryRows, all.get() + 2 * kQueryRows + padded);
+    found.push_back(all[0]), found.push_back(all[kQueryRows]);
+    return found;
   };
   const std::vector<float> wanted = merged(Level::scalar);
   for (const Level level : levels()) note("merge", level, largest_difference(merged(level).data(), wanted.data(), wanted.size()), 2e-6);

@@ -7,11 +7,21 @@
 int main(int count, char** words) {
   using namespace homenode::checks;
   const std::map<std::string, std::function<void(Random&)>> all = {
-      {"linear", check_linear}, {"elements", check_elements}, {"program", check_program}, {"sampling", check_sampling}, {"team", check_team},
-      {"levels", check_levels}};
+      {"attention", check_attention},
+      {"elements", check_elements},
+      {"levels", check_levels},
+      {"linear", check_linear},
+      {"packed", check_packed},
+      {"program", check_program},
+      {"sampling", check_sampling},
+      {"team", check_team},
+  };
   const auto check = count == 4 ? all.find(words[1]) : all.end();
   if (check == all.end()) {
-    std::fprintf(stderr, "usage: homenode_checks linear|elements|program|sampling|team|levels ROUNDS SEED\n");
+    std::fprintf(stderr, "usage: homenode_checks CHECK ROUNDS SEED, where CHECK is one of");
+    for (const auto& [name, run] : all) std::fprintf(stderr, " %s", name.c_str());
+    std::fprintf(stderr, "
+");
     return 2;
   }
   const int rounds = std::atoi(words[2]);

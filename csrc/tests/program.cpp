@@ -13,7 +13,9 @@ constexpr int kVocabulary = 70, kMaxTokens = 160, kBlocks = 24, kMaxSequences = 
 // A small model of random shape: what is recorded from it, and the KV memory, differ from team to team, the numbers do not.
 struct Shape {
   int hidden, heads, kv_heads, head_dim, inner, window, block_size;
+  float softcap;
   bool qk_norm;
+  int experts;  // 0: an MLP
   KvType kv;
   Format format;
   uint64_t seed;
@@ -22,15 +24,17 @@ struct Shape {
 Shape random_shape(Random& random) {
   const int group = random.between(1, 4), kv_heads = random.between(1, 3), head_dim = 2 * random.between(1, 40);
   return {32 * random.between(1, 4), group * kv_heads, kv_heads, head_dim, 32 * random.between(1, 4), random.one_in(2) ? random.between(1, 300) : 0,
-          32 * random.between(1, 2), random.one_in(2), random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}), random.bits()};
+          32 * random.between(1, 2), random.one_in(3) ? 5.0f : 0.0f, random.one_in(2), random.one_in(2) ? random.between(1, 9) : 0,
+          random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}),
+          random.bits()};
 }
 
 // Records the model for one team and keeps what it needs.
 class Model {
  public:
-  Model(const Shape& shape, std::shared_ptr<Team> team, Level level) : shape_(shape), team_(std::move(team)), random_(shape.seed) {
+  Model(const Shape& shape, std::shared_ptr<Team> team, Level level, bool fuse) : shape_(shape), team_(std::move(team)), random_(shape.seed) {
     cache_ = taken(KvCache::create(*team_, {1, shape.kv_heads, shape.head_dim, shape.block_size, shape.kv}, kBlocks));
-    Recorder r(team_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks});
+    Recorder r(team_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks}, fuse);
     Tensor x = taken(r.embedding(weight(kVocabulary, shape.hidden)));
     x = attention(r, x);
     x = feed_forward(r, x);
@@ -65,14 +69,28 @@ class Model {
     if (shape_.qk_norm) parts[0] = taken(r.rms_norm(parts[0], parameter(shape_.head_dim), 1e-6f));
     const Tensor angles = taken(r.rope_angles(std::vector<float>(static_cast<size_t>(shape_.head_dim / 2), 0.1f), 1));
     const Tensor q = taken(r.rope(parts[0], angles, shape_.head_dim)), k = taken(r.rope(parts[1], angles, shape_.head_dim));
-    const Tensor attended = taken(r.attention(q, k, parts[2], cache_, 0, 1 / std::sqrt(static_cast<float>(shape_.head_dim)), shape_.window));
+    const Tensor attended = taken(r.attention(q, k, parts[2], cache_, 0, 1 / std::sqrt(static_cast<float>(shape_.head_dim)), shape_.window, shape_.softcap));
     return taken(r.linear(attended, {weight(shape_.hidden, queries)}, {}, &x));
   }
 
   Tensor feed_forward(Recorder& r, const Tensor& x) {
     const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));
+    if (shape_.experts) return mixture(r, normed, x);
     const Tensor both = taken(r.linear(normed, {weight(shape_.inner, shape_.hidden), weight(shape_.inner, shape_.hidden)}, {}, nullptr));
     return taken(r.linear(taken(r.silu_mul(both)), {weight(shape_.hidden, shape_.inner)}, {}, &x));
+  }
+
+  Tensor mixture(Recorder& r, const Tensor& normed, const Tensor& x) {
+    ExpertWeights experts;
+    for (int e = 0; e < shape_.experts; ++e) {
+      experts.gate.push_back(weight(shape_.inner, shape_.hidden));
+      experts.up.push_back(weight(shape_.inner, shape_.hidden));
+      experts.down.push_back(weight(shape_.hidden, shape_.inner));
+    }
+    const Tensor logits = taken(r.linear(normed, {weight(shape_.experts, shape_.hidden)}, {}, nullptr));
+    const Tensor gate = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
+    const Tensor shared = taken(r.add_gated(x, normed, gate));
+    return taken(r.mixture(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, shared));
   }
 
   Shape shape_;
@@ -121,13 +139,13 @@ class Histories {
 void check_program(Random& random) {
   const Shape shape = random_shape(random);
   for (const Level level : levels()) {
-    Model several(shape, team_of(random.between(2, 4)), level), alone(shape, team_of(1), level);
+    Model several(shape, team_of(random.between(2, 4)), level, true), alone(shape, team_of(1), level, false);
     Histories histories(random, shape.block_size);
     for (int step = random.between(2, 4); step > 0; --step) {  // few enough for the blocks of any sequence
       const StepInput input = histories.next();
       const std::vector<float> found = several.run(input), wanted = alone.run(input);
       require(found.size() == wanted.size() && !std::memcmp(found.data(), wanted.data(), found.size() * sizeof(float)),
-              std::string("several threads compute what one does, at ") + level_name(level));
+              std::string("several threads compute what one does operation by operation, at ") + level_name(level));
       for (const float value : found) require(std::isfinite(value), "logits are numbers");
     }
   }

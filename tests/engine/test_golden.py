@@ -19,7 +19,7 @@ from homenode.engine.request import SamplingParams
 from homenode.errors import CapacityError, UserError
 from tests.checkpoints import make_folder
 from tests.engine.engines import BACKENDS, config_for, greedy, run_all, tokens_of
-from tests.paths import STORIES, needs_data
+from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -59,6 +59,20 @@ def test_golden_stories_batched(backend: str, mode: str) -> None:
         engine.close()
 
 
+@needs_data
+@pytest.mark.parametrize("mode", MODES)
+def test_golden_stories_of_a_mixture(mode: str) -> None:
+    """Four equal experts in every layer, each the dense model's MLP: the same text in every mode."""
+    entries = golden()
+    engine = LocalEngine(config_for(STORIES_MIXTURE, kv_cache_memory="2MiB", **MODES[mode]))
+    try:
+        wanted = [min(160, len(entry["greedy_ids"])) for entry in entries]
+        outputs = run_all(engine, [entry["prompt_ids"] for entry in entries], [greedy(n) for n in wanted])
+        check_golden(outputs, entries, 160)
+    finally:
+        engine.close()
+
+
 def prompts_of(count: int, vocab: int, longest: int, seed: int = 3) -> list[list[int]]:
     rng = random.Random(seed)
     shared = [rng.randrange(3, vocab) for _ in range(longest // 2)]
@@ -91,9 +105,9 @@ def without_counts(outputs: Sequence[Output]) -> list[Any]:
     return [tokens_of(outputs), [score for o in outputs for score in o.logprobs], scores]
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("toy") / "model", "qwen3")
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])
+def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("toy") / "model", request.param)
 
 
 BLOCK_BYTES = {"auto": 16384, "int8": 5120}  # of 32 tokens of the toy: 4 heads of 16 in all its layers, keys and values

@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from homenode.host.topology.allowance import Allowance
 from tests.engine.live import LiveServer
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
@@ -42,6 +43,26 @@ def own_server() -> Iterator[LiveServer]:
     server = LiveServer()
     yield server
     server.close()
+
+
+@pytest.mark.skipif(len(Allowance.of_process().physical_cpus) < 2, reason="needs a core for everything but computing")
+def test_the_front_and_the_loop_keep_off_the_computing_cpu() -> None:
+    if not LiveServer.possible():
+        pytest.skip("needs the built-in model or the data folder ../shared/data, and this clone has neither")
+    allowance = Allowance.of_process()
+    server = LiveServer("--threads", "1")
+    try:
+        front = server.process.pid
+        (engine,) = (int(child) for child in Path(f"/proc/{front}/task/{front}/children").read_text().split())
+        masks = [
+            {frozenset(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{pid}/task").iterdir()} for pid in (front, engine)
+        ]
+    finally:
+        server.close()
+    computing = frozenset(allowance.physical_cpus[:1])
+    (free,) = masks[0]
+    assert free and free.isdisjoint(computing) and free < set(allowance.cpus)
+    assert masks[1] == {free, computing}, "the loop beside the front, the thread of the steps where it computes"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from homenode.engine.config import PlacementConfig
 from homenode.engine.crowding import interrupted, spin_us, too_many_threads
-from homenode.engine.placement import UNPINNED, EnginePlace, place_engine, team_groups, too_few_cores
+from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.settle import MemoryRoom, memory_room, settle
 from homenode.errors import PlacementError, UserError
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
@@ -30,13 +30,32 @@ def place(config: PlacementConfig, text: str = TWO_NODES, threads: int | None = 
 
 
 def test_without_settings_every_core_but_one_and_nothing_is_bound() -> None:
-    assert place(PlacementConfig()) == EnginePlace((0, 1, 2, 3, 4, 5, 6))
+    seen = place(PlacementConfig())
+    assert seen == EnginePlace((0, 1, 2, 3, 4, 5, 6), spare=(7, 15))
+    assert alone(seen).others == seen.free_of_compute == (7, 15), "an engine with a process of its own keeps its loop on the core left"
+
+
+@pytest.mark.parametrize(
+    ("text", "threads", "team", "free"),
+    [
+        ("1s/1n/2c", None, (0, 1), ()),  # two cores: none is kept
+        ("1s/1n/1c/smt2", None, (0,), ()),  # a sibling of a compute thread is not free
+        ("1s/1n/4c/smt2", None, (0, 1, 2), (3, 7)),
+        ("1s/1n/4c/smt2", 2, (0, 1), (2, 3, 6, 7)),
+        ("1s/1n/4c/smt2", 5, (0, 1, 2, 3, 4), ()),  # siblings because they were asked for
+    ],
+)
+def test_siblings_are_used_only_when_asked_for_and_the_rest_is_for_the_loop_and_the_front(
+    text: str, threads: int | None, team: tuple[int, ...], free: tuple[int, ...]
+) -> None:
+    seen = place(PlacementConfig(), text, threads)
+    assert (seen.team, seen.free_of_compute) == (team, free)
 
 
 def test_numa_bind_keeps_threads_and_memory_on_one_node() -> None:
     seen = place(PlacementConfig(numa_bind=True))
     assert (seen.team, seen.memory_nodes) == ((0, 1, 2), (0,))
-    assert set(seen.others) == {0, 1, 2, 3, 8, 9, 10, 11}
+    assert seen.others == (3, 11), "the loop stays on the node as well, on the core without a compute thread"
 
 
 def test_numa_bind_nodes_names_the_node() -> None:

@@ -44,7 +44,7 @@ def test_two_mebibytes_hold_the_stories() -> None:
     sizes = resolve(config(kv_cache_memory="2MiB", max_model_len=512), STORIES, geometry(STORIES), GIB)
     assert sizes.num_blocks == 2 * 2**20 // (1280 * 64) == 25
     limits = sizes.step_limits()
-    assert (limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence) == (2048, 128, 256, 8)
+    assert (limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence) == (512, 128, 256, 8)
     assert sizes.worker_limits().vocab_size == 512
 
 
@@ -78,7 +78,7 @@ def test_one_sequence_of_full_length_must_fit() -> None:
         ({"max_num_seqs": 300, "max_num_batched_tokens": 299}, "--max-num-seqs 300"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 300}, "--max-num-batched-tokens 300"),
         ({"block_size": 48}, "--block-size 48"),
-        ({"kv_cache_memory": 2 * GIB}, "--kv-cache-memory 2GiB is more than the 1016"),
+        ({"kv_cache_memory": 2 * GIB}, "--kv-cache-memory 2GiB is more than the 1021.7MiB"),
         ({"max_num_batched_tokens": 10**9}, "--max-num-batched-tokens 1000000000 needs about"),
     ],
 )

@@ -289,3 +289,71 @@ def test_sampling_parameters_out_of_range_are_named(changes: dict[str, Any], wor
     SamplingParams(logit_bias={1: float("-inf")}, seed=-1, top_p=1e-45, max_tokens=0).check()
     with pytest.raises(UserError, match=words):
         SamplingParams(**changes).check()
+
+
+def random_steps(rng: random.Random, count: int) -> list[Step]:
+    """A history of sequences of several kinds that come, decode together for a while, and go; blocks are given when they are needed."""
+    kinds = (
+        GREEDY,
+        SamplingParams(temperature=1, seed=3),
+        SamplingParams(temperature=0, logprobs=1),
+        SamplingParams(temperature=1, seed=4, presence_penalty=0.5),
+        SamplingParams(temperature=1, seed=5, min_tokens=4, stop_token_ids=(1,)),
+    )
+    lengths: dict[int, int] = {}  # of the running sequences
+    steps, next_seq, next_block = [], 0, 1
+    for number in range(count):
+        ends = [seq for seq in lengths if rng.random() < 0.02]
+        for seq in ends:
+            del lengths[seq]
+        items = []
+        for seq, length in lengths.items():
+            if rng.random() < 0.02:
+                continue  # it has to wait, for whatever reason
+            new = [next_block] if length % BLOCK == 0 else []
+            next_block += len(new)
+            items.append(StepItem(seq, length, 1, new, True))
+            lengths[seq] += 1
+        starts = []
+        if not lengths or (len(lengths) < 12 and rng.random() < 0.1):
+            tokens = [rng.randrange(50) for _ in range(rng.randint(1, 3 * BLOCK))]
+            blocks = -(-len(tokens) // BLOCK)
+            starts.append(start(next_seq, tokens, params=kinds[next_seq % len(kinds)]))
+            items.append(StepItem(next_seq, 0, len(tokens), list(range(next_block, next_block + blocks)), True))
+            lengths[next_seq] = len(tokens)
+            next_seq, next_block = next_seq + 1, next_block + blocks
+        steps.append(Step(number, ends, starts, items))
+    return steps
+
+
+def test_a_step_that_carries_on_is_the_one_made_from_nothing() -> None:
+    """Two workers get the same steps; one of them has to forget the step before each time."""
+    carried = 0
+    for seed in range(6):
+        programs = CountingProgram(), CountingProgram()
+        carrying, forgetting = runner(programs[0]), runner(programs[1])
+        for step in random_steps(random.Random(seed), 150):
+            before = programs[0].steps[-1] if programs[0].steps else None
+            wanted, found = forgetting.execute(step), carrying.execute(step)
+            forgetting._batches.forget()
+            assert (found.sampled, found.scored) == (wanted.sampled, wanted.scored)
+            if step.items:
+                last, plain = programs[0].steps[-1], programs[1].steps[-1]
+                for name, array in vars(plain).items():
+                    assert np.array_equal(getattr(last, name), array) and getattr(last, name).dtype == array.dtype, name
+                assert last.block_table.flags.c_contiguous
+                carried += before is not None and last.query_start is before.query_start
+    assert carried > 100, "steps were made from nothing that only carried on"
+
+
+def test_what_cannot_carry_on_is_refused_as_ever() -> None:
+    worker = runner(CountingProgram())
+    worker.execute(Step(0, [], [start(1, [5] * (BLOCK - 1))], [StepItem(1, 0, BLOCK - 1, [3], True)]))
+    worker.execute(Step(1, [], [], [StepItem(1, BLOCK - 1, 1, [], True)]))
+    with pytest.raises(ValueError, match="its blocks hold 32"):
+        worker.execute(Step(2, [], [], [StepItem(1, BLOCK, 1, [], True)]))
+    with pytest.raises(ValueError, match="positions 34 to 34 were asked for"):
+        worker.execute(Step(3, [], [], [StepItem(1, BLOCK + 2, 1, [4], True)]))
+    worker.execute(Step(4, [], [], [StepItem(1, BLOCK, 1, [], True)]))
+    with pytest.raises(ValueError, match="was not started here or has ended"):
+        worker.execute(Step(5, [1], [], [StepItem(1, BLOCK + 1, 1, [], True)]))

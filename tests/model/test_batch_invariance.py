@@ -22,7 +22,7 @@ def prompts() -> list[list[int]]:
     return [random.integers(0, 80, n).tolist() for n in LENGTHS]
 
 
-@pytest.fixture(params=["llama", "mistral", "qwen2", "qwen3"])
+@pytest.fixture(params=["llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
 def model(request: pytest.FixtureRequest, backend: Backend, tmp_path: Path) -> LoadedModel:
     spec = toy_spec(request.param)
     if request.param == "mistral":
@@ -47,8 +47,9 @@ def test_company_changes_no_bit(model: LoadedModel, backend: Backend) -> None:
     assert np.array_equal(np.concatenate(alone), rows)
 
 
-def test_quantised_weights_change_no_bit(backend: Backend, tmp_path: Path) -> None:
-    spec = toy_spec()
+@pytest.mark.parametrize("architecture", ["llama", "qwen2_moe", "qwen3_moe"])
+def test_quantised_weights_change_no_bit(backend: Backend, tmp_path: Path, architecture: str) -> None:
+    spec = toy_spec(architecture)
     checkpoint = array_checkpoint(tmp_path / "weights", spec, toy_arrays(spec))
     for quantize in ("q8_0", "q4_0"):
         model = load_model(checkpoint, backend, quantize=quantize)

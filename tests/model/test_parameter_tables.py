@@ -76,7 +76,11 @@ def test_a_format_nobody_knows(checkpoint: ArrayCheckpoint, reference: Backend) 
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [
-        ({"architecture": "mamba"}, UnsupportedError, "'mamba' is not supported; known: llama, mistral, qwen2, qwen3"),
+        (
+            {"architecture": "mamba"},
+            UnsupportedError,
+            "'mamba' is not supported; known: llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe",
+        ),
         ({"rope": RopeSpec(kind="longrope")}, UnsupportedError, "'longrope' is not supported"),
         ({"rope": RopeSpec(theta=float("nan"))}, CheckpointError, "theta is nan"),
         ({"rope": RopeSpec(factor=0)}, CheckpointError, "factor is 0"),

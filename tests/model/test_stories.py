@@ -12,7 +12,7 @@ from homenode.compute.ops import Backend
 from homenode.model.checkpoint import open_checkpoint
 from homenode.model.weights.load import LoadedModel, load_model
 from tests.model.driver import Driver
-from tests.paths import STORIES, needs_data
+from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
 pytestmark = needs_data
 
@@ -55,6 +55,22 @@ def test_folder_and_gguf_are_one_model(backend: Backend) -> None:
     prompt = golden()[2]["prompt_ids"]
     rows = [Driver(load(backend, file), backend).prefill(prompt)[1] for file in (".", "stories260K-f32.gguf")]
     assert np.array_equal(rows[0], rows[1])
+
+
+def test_a_mixture_of_equal_experts_tells_the_same_stories(backend: Backend) -> None:
+    """Alone, together in any order of arrival, and in chunks. Every layer adds up two of four experts that are the dense model's MLP."""
+    entries = golden()
+    model = load_model(open_checkpoint(STORIES_MIXTURE), backend)
+    assert model.spec.mixture is not None and len(model.parameters.layers[0]["expert_down"]) == 4
+    for entry in entries[:2]:
+        wanted = entry["greedy_ids"]
+        _, rows = Driver(model, backend).prefill(entry["prompt_ids"] + wanted, chunk=64)
+        predicted = rows[len(entry["prompt_ids"]) - 1 : -1]
+        assert predicted.argmax(axis=1).tolist() == wanted
+        assert np.abs(predicted[np.arange(len(wanted)), wanted] - np.array(entry["logprobs"])).max() < LOGPROB_BOUND
+    count = min(len(e["greedy_ids"]) for e in entries)
+    found = Driver(model, backend).generate([e["prompt_ids"] for e in entries], count, chunk=3, stagger=4)
+    assert [s.tokens for s in found] == [e["prompt_ids"] + e["greedy_ids"][:count] for e in entries]
 
 
 @pytest.mark.parametrize(

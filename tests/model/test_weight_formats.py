@@ -121,7 +121,7 @@ def test_conversions_are_said(tmp_path: Path, source: str, kernels: tuple[str, .
 
 
 @pytest.mark.parametrize("matrix_type", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
 def test_gguf_files_hold_the_folder_s_model(tmp_path: Path, backend: Backend, architecture: str, matrix_type: str) -> None:
     """Interleaved heads are put back in order: the GGUF file of a model answers like its folder, up to the rounding of its format."""
     folder = make_folder(tmp_path / "folder", architecture, head_dim=32)
@@ -131,7 +131,10 @@ def test_gguf_files_hold_the_folder_s_model(tmp_path: Path, backend: Backend, ar
         model = load_model(open_checkpoint(path), backend)
         rows.append(Driver(model, backend, kv_dtype="f32").prefill(PROMPT)[1])
     bounds = {"F32": 0.0, "F16": 2e-3, "BF16": 1e-2, "Q8_0": 3e-2, "Q5_0": 0.12, "Q5_1": 0.12}
-    assert np.abs(rows[0] - rows[1]).max() <= bounds.get(matrix_type, 0.25) * np.ptp(rows[0])
+    errors = np.abs(rows[0] - rows[1]).max(axis=1)
+    # A rounded router's input may choose another expert: of a mixture only the usual row is near.
+    error = np.median(errors) if model.spec.mixture and matrix_type not in ("F32", "F16") else errors.max()
+    assert error <= bounds.get(matrix_type, 0.25) * np.ptp(rows[0])
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F64"])

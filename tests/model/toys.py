@@ -12,7 +12,13 @@ from homenode.compute.ops import FloatArray
 from homenode.dtypes import BY_NAME, DType
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec, TensorEntry
+from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, TensorEntry
+
+MIXTURES = {
+    "mixtral": MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=96, normalise=True),
+    "qwen2_moe": MixtureSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=False, shared_intermediate_size=72),
+    "qwen3_moe": MixtureSpec(num_experts=9, experts_per_token=4, intermediate_size=33, normalise=True, dense_layers=(0,)),
+}
 
 
 def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
@@ -20,7 +26,7 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     spec = ModelSpec(
         architecture=architecture, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16,
         vocab_size=80, max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False,
-        attention_bias=architecture == "qwen2",
+        attention_bias=architecture in ("qwen2", "qwen2_moe"), mixture=MIXTURES.get(architecture),
     )  # fmt: skip
     return replace(spec, **changes)  # type: ignore[arg-type]
 

@@ -15,6 +15,8 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+QWEN_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
 # name -> (model type, changes to the configuration). Every prompt below is longer than the sliding windows.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -28,6 +30,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-window": ("mixtral", {"sliding_window": 11, "num_local_experts": 3, "num_experts_per_tok": 3}),
+    "qwen2-moe": ("qwen2_moe", QWEN_EXPERTS | {"shared_expert_intermediate_size": 72, "norm_topk_prob": False}),
+    "qwen2-moe-mixed": (
+        "qwen2_moe",
+        QWEN_EXPERTS | WINDOWS | {"shared_expert_intermediate_size": 40, "norm_topk_prob": True, "decoder_sparse_step": 2},
+    ),
+    "qwen3-moe": ("qwen3_moe", QWEN_EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
+    "qwen3-moe-mixed": ("qwen3_moe", QWEN_EXPERTS | {"head_dim": 16, "norm_topk_prob": False, "mlp_only_layers": [1]}),
     "odd-sizes": ("llama", {"intermediate_size": 75, "vocab_size": 163, "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3}),
 }
 
@@ -52,7 +63,7 @@ def make(name: str, folder: Path, dtype: str = "float32") -> Any:
             elif parameter.dim() == 1:
                 parameter.copy_(0.3 * noise)
             else:
-                parameter.copy_(noise * (1.0 if "embed" in key else 1.5 / parameter.shape[1] ** 0.5))
+                parameter.copy_(noise * (1.0 if "embed" in key else 1.5 / parameter.shape[-1] ** 0.5))
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return load(folder, "float32")
 

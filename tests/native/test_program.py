@@ -233,6 +233,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         (lambda ops: ops.attention(x, x, x, cache, 0, 1.0), "1 heads of 8"),
         (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 2, 1.0), "layer 2 of 2"),
         (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 0, 1.0, 0), "window of 0"),
+        (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 0, 1.0, None, 0.0), "capped at 0.0"),
+        (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 0, 1.0, None, float("inf")), "capped at inf"),
         (lambda ops: ops.select(ops.select(x)), "selected already"),
     ]
     for forward, message in wrong:

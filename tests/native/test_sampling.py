@@ -129,6 +129,35 @@ def test_large_vocabularies_draw_what_the_reference_draws(backend: NativeBackend
     assert np.count_nonzero(found == wanted) >= 59
 
 
+@pytest.mark.parametrize("spread", [0.3, 4.0])
+def test_a_whole_vocabulary_draws_what_the_reference_draws(backend: NativeBackend, spread: float) -> None:
+    """Of flat distributions, where nearly every token survives, and of steep ones, with forbidden tokens and many equals among them."""
+    values = random_logits(24, 151_936, seed=9, spread=spread)
+    values[8:16] = np.round(values[8:16], 1)
+    values[16:, ::3] = -np.inf
+    rng = np.random.default_rng(6)
+    given = {
+        "temperature": rng.uniform(0.5, 1.5, 24), "top_k": np.tile([0, 1, 40, 3000, 0, 0], 4), "top_p": np.tile([1, 1, 0.95, 1, 0.9, 1], 4),
+        "min_p": np.tile([0, 0, 0, 0.1, 0, 0.2], 4), "seed": rng.integers(0, 2**63, 24), "counter": rng.integers(0, 1000, 24),
+    }  # fmt: skip
+    found = sample(backend, values, **given).tokens
+    wanted = reference.sample_rows(values, settings(24, **given), -1).tokens
+    assert np.isfinite(values[np.arange(24), found]).all()
+    assert np.count_nonzero(found == wanted) >= 22
+
+
+@pytest.mark.parametrize("at", [0, 511, 512, 16383, 16384, 16385, 151_935])
+def test_the_largest_is_found_wherever_it_stands(backend: NativeBackend, at: int) -> None:
+    values = np.full((2, 151_936), -7.0, np.float32)
+    values[0, at] = -6.5
+    values[1, at:] = -np.inf if at else 1
+    values[1, -1] = 3 if at == 0 else -8
+    wanted = [at, 151_935 if at == 0 else 0]
+    assert sample(backend, values, temperature=0).tokens.tolist() == wanted
+    top = sample(backend, values, 3, temperature=0)
+    assert top.top_tokens[:, 0].tolist() == wanted
+
+
 def test_flat_logits_and_top_p_keep_the_right_number(backend: NativeBackend) -> None:
     values = np.zeros((3000, 200), np.float32)
     drawn = sample(backend, values, top_p=0.5, counter=np.arange(3000)).tokens

@@ -21,9 +21,17 @@ TRIVIAL = "#include <thread>\nint main() { int x = 0; std::thread([&] { x = 1; }
 CHECKS = [
     *(
         ("address,undefined", check, rounds)
-        for check, rounds in (("elements", 40), ("linear", 10), ("program", 8), ("sampling", 20), ("team", 20))
+        for check, rounds in (
+            ("attention", 20),
+            ("elements", 40),
+            ("linear", 10),
+            ("packed", 10),
+            ("program", 8),
+            ("sampling", 20),
+            ("team", 20),
+        )
     ),
-    *(("thread", check, rounds) for check, rounds in (("linear", 5), ("program", 10), ("sampling", 10), ("team", 30))),
+    *(("thread", check, rounds) for check, rounds in (("linear", 5), ("packed", 5), ("program", 10), ("sampling", 10), ("team", 30))),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from homenode.bench.model_result import TimedSteps, result_of
 from homenode.bench.steady import Reading, Run, Runs, measure_repeatedly, repeat_steadily, take_reading
 from homenode.bench.work import ModelWork
 from homenode.compute.ops import KvGeometry
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 MACHINE = Ceilings(read=50e9, int8=1000e9, bf16=500e9, f32=250e9)
@@ -76,11 +77,35 @@ def test_a_prompt_multiplies_its_layers_for_every_token_and_the_head_once() -> N
     assert work.bytes == 68_000 + 100 * 68 + 6528 + 12288
 
 
+def test_of_experts_those_count_that_tokens_choose() -> None:
+    experts = tuple(matrix(f"model.layers.0.mlp.experts.{e}.up_proj.weight", 96, 64, "Q8_0", 6528) for e in range(8))
+    mixture = replace(spec(), mixture=MixtureSpec(num_experts=8, experts_per_token=2, intermediate_size=96, normalise=True))
+    work, nothing = ModelWork(WeightLayout(experts, 0), mixture, KV), ModelWork(WeightLayout((), 0), mixture, KV)
+    assert work.decode(1, 0).bytes - nothing.decode(1, 0).bytes == 2 * 6528
+    assert work.decode(3, 0).bytes - nothing.decode(3, 0).bytes == pytest.approx(8 * (1 - 0.75**3) * 6528)
+    assert work.decode(3, 0).operations.int8 == 3 * 2 * (2 * 96 * 64)
+
+
 def test_windows_bound_what_a_token_sees_in_the_layers_that_have_them() -> None:
     full = ModelWork(WeightLayout(LAYERS, 0), spec(), KV).decode(1, 100).bytes
     one = ModelWork(WeightLayout(LAYERS, 0), spec(window=8, sliding=(True, False)), KV).decode(1, 100).bytes
     every = ModelWork(WeightLayout(LAYERS, 0), spec(window=8), KV).decode(1, 100).bytes
     assert (full - one, full - every) == (93 * 128, 2 * 93 * 128)
+
+
+def test_phases_are_the_work_of_their_matrices_and_sum_up_to_the_step() -> None:
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "router")
+    layers = tuple(matrix(f"model.layers.0.x.{name}.weight", 64, 64, "Q8_0", 4000 + i) for i, name in enumerate(names))
+    work = ModelWork(WeightLayout((EMBEDDING, HEAD, *layers), 0), spec(tied=False), KV)
+    phases = work.decode_phases(batch=3, context=9)
+    assert {name: phase.bytes for name, phase in phases.items()} == {
+        "embedding": 3 * 68, "lm_head": 128_000, "qkv": 12_003, "o": 4003, "gate_up": 8009, "down": 4006, "linear": 4007,
+        "attention": 3 * 2 * 10 * 128,
+    }  # fmt: skip
+    assert phases["qkv"].operations == Operations(int8=3 * 3 * 2 * 64 * 64)
+    prompt = work.prefill_phases(5)
+    assert prompt["lm_head"].operations == Operations(f32=2 * 64_000) and prompt["attention"].bytes == 0
+    assert work.prefill(5).bytes == sum(p.bytes for p in prompt.values())
 
 
 def test_steps_in_a_row_see_a_growing_context() -> None:

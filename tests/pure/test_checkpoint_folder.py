@@ -11,9 +11,10 @@ import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.checkpoint import ModelSpec, RopeSpec, open_checkpoint
+from homenode.model.checkpoint.spec import MixtureSpec
 from tests.checkpoints import CLASSES, make_folder, make_gguf, safetensors_bytes, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom
-from tests.paths import DATA, STORIES, needs_data
+from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
 
 @pytest.fixture
@@ -54,6 +55,68 @@ def test_attention_bias_of_llama_and_qwen3_includes_the_output(folder: Path) -> 
         spec = spec_of(folder, architecture, attention_bias=True)
         assert spec.attention_bias and spec.output_bias
     assert spec_of(folder, "llama", mlp_bias=True).mlp_bias and not spec_of(folder, "qwen3", mlp_bias=True).mlp_bias
+
+
+MIXTURES = {
+    "mixtral": MixtureSpec(4, 2, 96, True),
+    "qwen2_moe": MixtureSpec(4, 3, 64, False, shared_intermediate_size=32),
+    "qwen3_moe": MixtureSpec(6, 2, 32, True, dense_layers=(0,)),
+}
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_mixtures(architecture: str, folder: Path) -> None:
+    spec = spec_of(folder, architecture)
+    assert (spec.architecture, spec.mixture) == (architecture, MIXTURES[architecture])
+    assert (spec.attention_bias, spec.output_bias) == (architecture == "qwen2_moe", False)
+
+
+def test_missing_keys_of_mixtures_mean_what_transformers_takes_them_to_mean(folder: Path) -> None:
+    absent = dict.fromkeys(
+        ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob",
+         "mlp_only_layers", "sliding_window"), "absent",
+    )  # fmt: skip
+    assert spec_of(folder, "mixtral", **absent).mixture == MixtureSpec(8, 2, 96, True)
+    assert spec_of(folder, "mixtral", **absent).sliding_window is None
+    assert spec_of(folder, "qwen2_moe", **absent).mixture == MixtureSpec(60, 4, 1408, False, shared_intermediate_size=5632)
+    assert spec_of(folder, "qwen3_moe", **absent).mixture == MixtureSpec(128, 8, 768, False)
+
+
+def test_layers_without_experts(folder: Path) -> None:
+    def dense(**changes: Any) -> tuple[int, ...] | None:
+        mixture = spec_of(folder, "qwen3_moe", num_hidden_layers=6, **changes).mixture
+        return None if mixture is None else mixture.dense_layers
+
+    assert dense(mlp_only_layers=[]) == ()
+    assert dense(mlp_only_layers=[4, 1], decoder_sparse_step=2) == (0, 1, 2, 4)
+    assert dense(mlp_only_layers=[0, 1, 2, 3, 4, 5]) is None and dense(num_experts=0) is None
+
+
+def test_windows_of_mixtures(folder: Path) -> None:
+    used = {"use_sliding_window": True, "sliding_window": 32, "num_hidden_layers": 5}
+    alternating = spec_of(folder, "qwen2_moe", **used, max_window_layers=3)
+    assert (alternating.sliding_window, alternating.sliding_layers) == (32, (True, False, True, False, False))
+    assert (spec_of(folder, "qwen3_moe", **used).sliding_window, spec_of(folder, "qwen3_moe", **used).sliding_layers) == (32, ())
+    assert spec_of(folder, "mixtral", sliding_window=32).sliding_window == 32
+
+
+IMPOSSIBLE_MIXTURES: dict[str, tuple[dict[str, Any], str]] = {
+    "more experts of a token than there are": ({"num_experts_per_tok": 7}, "experts of a token: seen 7, wanted at most the 6 there are"),
+    "no experts of a token": ({"num_experts_per_tok": 0}, "num_experts_per_tok: seen 0"),
+    "experts of text": ({"num_experts": "6"}, "num_experts: seen '6'"),
+    "too many experts": ({"num_experts": 5000}, "num_experts: seen 5000"),
+    "too many experts in all": ({"num_experts": 4096, "num_hidden_layers": 100}, "4096 in each of 100 layers"),
+    "layers of text": ({"mlp_only_layers": ["0"]}, "mlp_only_layers: seen"),
+    "negative layers": ({"mlp_only_layers": [-1]}, "mlp_only_layers: seen"),
+    "every zeroth layer": ({"decoder_sparse_step": 0}, "decoder_sparse_step: seen 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE_MIXTURES)
+def test_mixtures_that_cannot_be(case: str, folder: Path) -> None:
+    changes, message = IMPOSSIBLE_MIXTURES[case]
+    with memory_headroom(64 * 2**20), pytest.raises(CheckpointError, match=message):
+        spec_of(folder, "qwen3_moe", **changes)
 
 
 def test_missing_keys_mean_what_transformers_takes_them_to_mean(folder: Path) -> None:
@@ -188,14 +251,14 @@ def test_real_folders() -> None:
     checkpoint = open_checkpoint(STORIES)
     assert checkpoint.spec.architecture == "llama" and len(checkpoint.tensors) == 47 and checkpoint.spec.tie_word_embeddings
     assert "tokenizer_config.json" in checkpoint.metadata
-    with pytest.raises(UnsupportedError, match="MixtralForCausalLM"):
-        open_checkpoint(DATA / "stories260K-moe4")
+    mixture = open_checkpoint(STORIES_MIXTURE).spec.mixture
+    assert mixture == MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=172, normalise=True)
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "another architecture": ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; homenode runs LlamaForCausalLM"),
     "an architecture of a million letters": ({"architectures": ["x" * 10**6]}, "is not supported"),
-    "mixture of experts": ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+    "mixture of experts": ({"architectures": ["DeepseekV3ForCausalLM"]}, "DeepseekV3ForCausalLM"),
     "another head": ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
     "no architecture": ({"architectures": "absent", "model_type": "absent"}, "'none' is not supported"),
     "quantised weights": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised by 'gptq'"),

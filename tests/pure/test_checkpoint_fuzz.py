@@ -23,7 +23,22 @@ from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.gguf import read_gguf
 from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.checkpoint.spec import TensorEntry
-from tests.checkpoints import ARRAY, BOOL, F32, STRING, U8, U32, U64, gguf_bytes, make_folder, make_gguf, safetensors_bytes, toy_config
+from tests.checkpoints import (
+    ARRAY,
+    BOOL,
+    CLASSES,
+    F32,
+    MIXTURES,
+    STRING,
+    U8,
+    U32,
+    U64,
+    gguf_bytes,
+    make_folder,
+    make_gguf,
+    safetensors_bytes,
+    toy_config,
+)
 from tests.memory import memory_headroom
 
 pytest.importorskip("gguf", reason="needs the gguf package to write files")
@@ -195,6 +210,9 @@ def test_safetensors_entries_of_any_shape(entries: dict[str, Any], size: int, tm
 
 KEYS = [
     *toy_config("mistral"),
+    *MIXTURES["mixtral"],
+    *MIXTURES["qwen2_moe"],
+    *MIXTURES["qwen3_moe"],
     "rope_scaling",
     "rope_parameters",
     "layer_types",
@@ -211,7 +229,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @fuzz
 @given(
-    architecture=st.sampled_from(("llama", "mistral", "qwen2", "qwen3")),
+    architecture=st.sampled_from(sorted(CLASSES)),
     changes=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
     generation=st.dictionaries(st.sampled_from(["eos_token_id", "temperature", "top_k", "top_p"]), JSON, max_size=2),
 )

@@ -12,7 +12,7 @@ import pytest
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint import ModelSpec, RopeSpec, open_checkpoint
 from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
-from homenode.model.checkpoint.gguf_names import hugging_face_name
+from homenode.model.checkpoint.gguf_names import expert_names, hugging_face_name
 from tests.checkpoints import F32, STRING, U32, gguf_bytes, interleave_heads, make_folder, make_gguf, toy_config, toy_tensors
 
 pytest.importorskip("gguf", reason="needs the gguf package to write files")
@@ -22,7 +22,7 @@ def spec_of(path: Path, architecture: str = "llama", **how: Any) -> ModelSpec:
     return open_checkpoint(make_gguf(path / "m.gguf", architecture, **how)).spec
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
 def test_the_same_model_as_folder_and_file(architecture: str, tmp_path: Path) -> None:
     folder = open_checkpoint(make_folder(tmp_path / "hf", architecture))
     gguf = open_checkpoint(make_gguf(tmp_path / "m.gguf", architecture))
@@ -30,12 +30,46 @@ def test_the_same_model_as_folder_and_file(architecture: str, tmp_path: Path) ->
     assert vars(gguf.spec) == theirs
     assert {n: e.shape for n, e in gguf.tensors.items()} == {n: e.shape for n, e in folder.tensors.items()}
     config = toy_config(architecture)
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]} if architecture == "llama" else {}
+    heads = (
+        {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]} if architecture in ("llama", "mixtral") else {}
+    )
     for name, values in toy_tensors(config).items():
         entry = gguf.tensors[name]
         assert entry.permuted_heads == heads.get(name.split(".")[-2], 0), name
         wanted = interleave_heads(values, entry.permuted_heads) if entry.permuted_heads else values
+        assert entry.shape == values.shape, name
         assert np.array_equal(np.concatenate(list(iter_decoded_rows(entry))).reshape(wanted.shape), wanted), name
+
+
+def test_names_of_experts() -> None:
+    assert hugging_face_name("blk.3.ffn_gate_inp.weight") == "model.layers.3.mlp.gate.weight"
+    assert hugging_face_name("blk.3.ffn_gate_inp.weight", mixtral=True) == "model.layers.3.block_sparse_moe.gate.weight"
+    assert hugging_face_name("blk.3.ffn_up.12.weight") == "model.layers.3.mlp.experts.12.up_proj.weight"
+    assert hugging_face_name("blk.3.ffn_up.12.weight", mixtral=True) == "model.layers.3.block_sparse_moe.experts.12.w3.weight"
+    assert hugging_face_name("blk.3.ffn_up_exps.weight") == "blk.3.ffn_up_exps.weight"  # many tensors, not one
+    assert expert_names("blk.0.ffn_down_exps.weight", 2) == tuple(f"model.layers.0.mlp.experts.{e}.down_proj.weight" for e in (0, 1))
+    assert expert_names("blk.0.ffn_down.weight", 2) == ()
+
+
+def test_experts_that_are_not_as_many_as_promised(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path / "m.gguf", "qwen3_moe", num_experts=5, tensors_of={"num_experts": 6})
+    with pytest.raises(CheckpointError, match=r"ffn_gate_exps\.weight: seen \[6, 32, 64\], wanted matrices of 5 experts"):
+        open_checkpoint(path)
+
+
+def test_more_experts_of_a_token_than_there_are(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path / "m.gguf", "qwen3_moe", num_experts_per_tok=7)
+    with pytest.raises(CheckpointError, match=r"experts of a token: seen 7, wanted at most the 6 there are"):
+        open_checkpoint(path)
+
+
+def test_sizes_of_experts_that_older_files_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token's experts share the length of an MLP, and the expert all use has it."""
+    for key in ("add_expert_feed_forward_length", "add_expert_shared_feed_forward_length"):
+        monkeypatch.setattr(f"gguf.GGUFWriter.{key}", lambda *_: None)
+    sizes = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96}
+    mixture = open_checkpoint(make_gguf(tmp_path / "m.gguf", "qwen2_moe", **sizes)).spec.mixture
+    assert mixture is not None and (mixture.intermediate_size, mixture.shared_intermediate_size) == (32, 96)
 
 
 def test_names() -> None:
@@ -140,10 +174,14 @@ def test_a_llama_with_a_window_is_a_mistral(tmp_path: Path) -> None:
     assert (spec.architecture, spec.sliding_window) == ("mistral", 64)
 
 
+MIXTURE: list[tuple[str, int, Any]] = [("llama.expert_count", U32, 8), ("llama.expert_used_count", U32, 2)]
 UNSUPPORTED: dict[str, tuple[list[tuple[str, int, Any]], str]] = {
     "another architecture": ([("general.architecture", STRING, "falcon")], "'falcon' is not supported; homenode runs GGUF files of llama"),
     "no architecture": ([("general.architecture", STRING, "")], "architecture '' is not supported"),
-    "experts": ([("llama.expert_count", U32, 8)], "mixtures of experts"),
+    "experts of a dense kind": ([("general.architecture", STRING, "qwen3"), ("qwen3.expert_count", U32, 8)], "mixtures of experts"),
+    "experts chosen by sigmoid": ([*MIXTURE, ("llama.expert_gating_func", U32, 2)], "expert_gating_func 2"),
+    "experts in groups": ([*MIXTURE, ("llama.expert_group_count", U32, 4)], "expert_group_count 4"),
+    "experts with a scale": ([*MIXTURE, ("llama.expert_weights_scale", F32, 2.5)], "expert_weights_scale 2.5"),
     "unequal heads": ([("llama.attention.key_length", U32, 2), ("llama.attention.value_length", U32, 4)], "keys of 2 and values of 4"),
     "another scale": ([("llama.attention.scale", F32, 0.01)], r"attention\.scale 0\.01"),
     "rope over half a head": ([("llama.attention.key_length", U32, 4), ("llama.rope.dimension_count", U32, 2)], "rope over 2 of 4"),
@@ -165,6 +203,10 @@ INVALID: dict[str, tuple[list[tuple[str, int, Any]], str]] = {
     "text for a number": ([("llama.block_count", STRING, "2")], "llama.block_count: seen '2'"),
     "no layers": ([("llama.block_count", U32, 0)], "llama.block_count: seen 0"),
     "absurd layers": ([("llama.block_count", U32, 2**32 - 1)], "llama.block_count: seen 4294967295"),
+    "experts of text": ([("llama.expert_count", STRING, "8")], "expert_count: seen '8'"),
+    "too many experts": ([("llama.expert_count", U32, 2**31)], "expert_count: seen 2147483648"),
+    "experts without a router": (MIXTURE, "no layer with a router"),
+    "nobody knows how many experts": ([("llama.expert_count", U32, 8)], "expert_used_count: seen nothing"),
     "heads that do not divide": ([("llama.attention.head_count", U32, 3)], "attention heads: seen 3"),
     "key-value heads that do not divide": ([("llama.attention.head_count_kv", U32, 3)], "key-value heads: seen 3"),
     "heads that differ by layer": ([("llama.attention.head_count_kv", 9, (U32, [1, 2]))], r"seen \[1, 2\]"),

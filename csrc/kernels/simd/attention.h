@@ -2,7 +2,7 @@
 //
 // What fixes the value of a row, bit by bit, and so must not depend on which rows are computed together:
 //   score      one chain of multiply-adds over the head's elements in order, for each key;
-//   largest    over the visible keys of the chunk;
+//   largest    over the visible keys of the chunk; scores are in base 2 (see AttendArgs);
 //   sum        lane i adds the keys i, i + 16, ... of the chunk (masked keys add +0), then sum_lanes;
 //   output     for each element one chain of multiply-adds over the visible keys in order. Other keys' values are not touched at all.
 #pragma once
@@ -31,24 +31,36 @@ struct StoredBf16 {
   }
 };
 
-// Keys and values lie in runs of a few KiB, too short for the hardware to see coming. So while keys are multiplied the chunk's values are asked for,
-// a line of cache for each line of keys, and while values are, the next chunk's keys. Only the first block of rows does so.
-template <class Element>
-inline void fetch(const void* tile, int64_t element) {
-  __builtin_prefetch(static_cast<const Element*>(tile) + element);
-}
+// Keys and values lie in runs of a few KiB, too short for the hardware to see coming, and so much is computed between two of them that what it sees
+// it asks for too late. So while a chunk is computed the next one is asked for, a little with every step, by all blocks of rows alike.
+struct Piece {
+  const void* const* tiles;
+  int count;
+  // The line of each tile with this byte. Into the second cache: a chunk is longer than the first.
+  void fetch(int64_t byte) const {
+    for (int i = 0; i < count; ++i) __builtin_prefetch(static_cast<const char*>(tiles[i]) + byte, 0, 2);
+  }
+};
 
-// Asks for the part of the next chunk's keys that is as long as the values of tokens key .. key + count - 1.
-template <class Element>
-inline void fetch_next(const AttendArgs& a, int key, int count) {
-  if (key / kTileKeys >= a.next_tiles) return;
-  const int64_t begin = int64_t(key % kTileKeys) * a.head_dim, end = begin + int64_t(count) * a.head_dim;
-  for (int64_t i = begin; i < end; i += 64 / static_cast<int64_t>(sizeof(Element))) fetch<Element>(a.next_keys[key / kTileKeys], i);
-}
+class Ahead {
+ public:
+  Ahead(const AttendArgs& a, int calls) : tiles_(a.ahead), left_(a.ahead_tiles), share_((a.ahead_tiles + calls - 1) / calls) {}
+  // What the next of the calls is to ask for.
+  Piece take() {
+    const Piece piece{tiles_, share_ < left_ ? share_ : left_};
+    tiles_ += piece.count;
+    left_ -= piece.count;
+    return piece;
+  }
+
+ private:
+  const void* const* tiles_;
+  int left_, share_;
+};
 
 // Scores of R rows against T tiles.
 template <class Stored, int R, int T>
-inline void score_block(const AttendArgs& a, int row, int tile) {
+inline void score_block(const AttendArgs& a, const Piece& ahead, int row, int tile) {
   constexpr int kStep = Stored::kStep;
   Lanes sums[R][T];
 #pragma GCC unroll 4
@@ -56,12 +68,9 @@ inline void score_block(const AttendArgs& a, int row, int tile) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) sums[r][t] = fill(0);
   }
-  const float* q = a.queries + int64_t(row) * a.head_dim;
+  const float* q = static_cast<const float*>(a.queries) + int64_t(row) * a.head_dim;
   for (int64_t d = 0; d < a.head_dim; d += kStep) {
-    if (row == 0) {
-#pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) fetch<typename Stored::Element>(a.values[tile + t], d * kTileKeys);
-    }
+    ahead.fetch(d * kTileKeys * static_cast<int64_t>(sizeof(typename Stored::Element)));
     Lanes k[T][kStep];
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) Stored::keys(a.keys[tile + t], d, k[t]);
@@ -83,29 +92,111 @@ inline void score_block(const AttendArgs& a, int row, int tile) {
 }
 
 template <class Stored, int R>
-inline void score_rows(const AttendArgs& a, int row, int tile_begin, int tile_end) {
-  int tile = tile_begin;
-  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock) score_block<Stored, R, kLaneBlock>(a, row, tile);
-  for (; tile < tile_end; ++tile) score_block<Stored, R, 1>(a, row, tile);
+inline void score_rows(const AttendArgs& a, Piece ahead, int row, int tile, int tile_end) {
+  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock, ahead.count = 0) score_block<Stored, R, kLaneBlock>(a, ahead, row, tile);
+  for (; tile < tile_end; ++tile, ahead.count = 0) score_block<Stored, R, 1>(a, ahead, row, tile);
 }
 
-// Scores become weights exp(score - largest), 0 where masked.
-inline void soften_row(const AttendArgs& a, int row) {
-  const int begin = a.begin[row], end = a.end[row];
-  float* scores = a.scores + int64_t(row) * kChunkKeys;
-  const int first = begin / kTileKeys, last = (end - 1) / kTileKeys;
-  Lanes top = fill(-__builtin_inff());
-  for (int t = first; t <= last; ++t) {
-    const Lanes v = keep(load(scores + t * kTileKeys), begin - t * kTileKeys, end - t * kTileKeys, fill(-__builtin_inff()));
-    top = larger(v, top);
+// The keys of the chunk that any of some rows see, and those that all of them see.
+struct Seen {
+  int begin = kChunkKeys, end = 0, all_begin = 0, all_end = kChunkKeys;
+  int first_tile() const { return begin / kTileKeys; }
+  int last_tile() const { return begin < end ? (end - 1) / kTileKeys + 1 : first_tile(); }
+};
+
+inline Seen seen_by(const AttendArgs& a, int row, int rows) {
+  Seen seen;
+  for (int r = row; r < row + rows; ++r) {
+    const int begin = a.begin[r], end = a.end[r];
+    seen.all_begin = begin > seen.all_begin ? begin : seen.all_begin;
+    seen.all_end = end < seen.all_end ? end : seen.all_end;
+    if (begin >= end) continue;
+    seen.begin = begin < seen.begin ? begin : seen.begin;
+    seen.end = end > seen.end ? end : seen.end;
   }
-  const float largest = largest_lane(top);
+  return seen;
+}
+
+// Calls block.operator()<R>(first row) for all rows, in blocks of as many as the registers hold.
+template <class Block>
+inline void for_row_blocks(int rows, Block block) {
+  int row = 0;
+  for (; row + kRowBlock <= rows; row += kRowBlock) block.template operator()<kRowBlock>(row);
+  if constexpr (kRowBlock > 3) {
+    if (rows - row == 3) return block.template operator()<3>(row);
+    if (rows - row == 2) return block.template operator()<2>(row);
+  }
+  for (; row < rows; ++row) block.template operator()<1>(row);
+}
+
+constexpr int kRun = 4;  // tiles
+
+inline int count_runs(const AttendArgs& a) {
+  const Seen any = seen_by(a, 0, a.rows);
+  const int runs = (any.last_tile() + kRun - 1) / kRun - any.first_tile() / kRun;
+  return (a.rows + kRowBlock - 1) / kRowBlock * (runs > 0 ? runs : 1);
+}
+
+// Calls work.operator()<R>(first row, tile begin, tile end) until all that any row sees has been worked on: tiles in runs of a few, which stay in
+// the first cache while every block of rows is multiplied with them.
+template <class Work>
+inline void for_key_runs(const AttendArgs& a, Work work) {
+  const Seen any = seen_by(a, 0, a.rows);
+  for (int tile = any.first_tile() / kRun * kRun; tile < any.last_tile(); tile += kRun) {
+    for_row_blocks(a.rows, [&]<int R>(int row) {
+      const Seen seen = seen_by(a, row, R);
+      const int first = seen.first_tile() > tile ? seen.first_tile() : tile, last = seen.last_tile() < tile + kRun ? seen.last_tile() : tile + kRun;
+      if (first < last) work.template operator()<R>(row, first, last);
+    });
+  }
+}
+
+// Scores of a row as lanes, `other` where masked.
+inline Lanes load_visible(const AttendArgs& a, int row, int tile, const Lanes& other) {
+  const Lanes v = load(a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys);
+  const int begin = a.begin[row] - tile * kTileKeys, end = a.end[row] - tile * kTileKeys;
+  return begin <= 0 && end >= kTileKeys ? v : keep(v, begin, end, other);
+}
+
+// cap * tanh(score / cap) for all tiles a row sees.
+inline void cap_scores(const AttendArgs& a, int row) {
+  const Lanes slope = fill(1 / a.softcap), cap = fill(a.softcap);
+  for (int t = a.begin[row] / kTileKeys; t <= (a.end[row] - 1) / kTileKeys; ++t) {
+    float* scores = a.scores + int64_t(row) * kChunkKeys + t * kTileKeys;
+    store(scores, multiply(cap, tanh_of(multiply(load(scores), slope))));
+  }
+}
+
+// The largest visible score of a row, capped first where there is a cap.
+inline float largest_score(const AttendArgs& a, int row) {
+  if (a.softcap != 0) cap_scores(a, row);
+  Lanes top = fill(-__builtin_inff());
+  for (int t = a.begin[row] / kTileKeys; t <= (a.end[row] - 1) / kTileKeys; ++t) top = larger(load_visible(a, row, t, fill(-__builtin_inff())), top);
+  return largest_lane(top);
+}
+
+// Weight 2^(score - largest) of each key of a tile, 0 where masked.
+inline Lanes weights_of(const AttendArgs& a, int row, int tile, const Lanes& largest) {
+  const Lanes e = power_of_two_at(subtract(load(a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys), largest));
+  const int begin = a.begin[row] - tile * kTileKeys, end = a.end[row] - tile * kTileKeys;
+  return begin <= 0 && end >= kTileKeys ? e : keep(e, begin, end, fill(0));
+}
+
+inline void forget_row(const AttendArgs& a, int row) {
+  a.largest[row] = -__builtin_inff();
+  a.sum[row] = 0;
+}
+
+// Scores become weights.
+inline void soften_row(const AttendArgs& a, int row) {
+  forget_row(a, row);
+  if (a.begin[row] >= a.end[row]) return;
+  const float largest = largest_score(a, row);
   Lanes sum = fill(0);
-  for (int t = first; t <= last; ++t) {
-    const Lanes e = exponential(subtract(load(scores + t * kTileKeys), fill(largest)));
-    const Lanes weights = keep(e, begin - t * kTileKeys, end - t * kTileKeys, fill(0));
+  for (int t = a.begin[row] / kTileKeys; t <= (a.end[row] - 1) / kTileKeys; ++t) {
+    const Lanes weights = weights_of(a, row, t, fill(largest));
     sum = add(sum, weights);
-    store(scores + t * kTileKeys, weights);
+    store(a.scores + int64_t(row) * kChunkKeys + t * kTileKeys, weights);
   }
   a.largest[row] = largest;
   a.sum[row] = sum_lanes(sum);
@@ -143,9 +234,7 @@ inline void value_block(const AttendArgs& a, int row, int64_t d, int begin, int 
     add_values<Stored, R, C, kStep - 1, kStep>(a, weights, d, key - 1, sums);
     ++key;
   }
-  const bool first = row == 0 && d == 0;
   for (; key + kStep <= end; key += kStep) {
-    if (first) fetch_next<typename Stored::Element>(a, key, kStep);
     add_values<Stored, R, C, 0, kStep>(a, weights, d, key, sums);
   }
   if (key < end) add_values<Stored, R, C, 0, 1>(a, weights, d, key, sums);
@@ -165,58 +254,59 @@ inline void value_rows(const AttendArgs& a, int row, int begin, int end) {
   for (; d < padded; d += 16) value_block<Stored, R, 1>(a, row, d, begin, end);
 }
 
-// R rows: the keys only some of them see are added row by row, before and after those that all see.
+// The outputs of R rows: the keys only some of them see are added row by row, before and after those that all see.
 template <class Stored, int R>
-inline void attend_rows(const AttendArgs& a, int row) {
-  int begin = kChunkKeys, end = 0, all_begin = 0, all_end = kChunkKeys;
-  for (int r = row; r < row + R; ++r) {
-    a.largest[r] = -__builtin_inff();
-    a.sum[r] = 0;
-    all_begin = a.begin[r] > all_begin ? a.begin[r] : all_begin;
-    all_end = a.end[r] < all_end ? a.end[r] : all_end;
-    if (a.begin[r] >= a.end[r]) continue;
-    begin = a.begin[r] < begin ? a.begin[r] : begin;
-    end = a.end[r] > end ? a.end[r] : end;
-  }
-  const int64_t padded = padded_head(a.head_dim);
-  for (int64_t i = row * padded; i < (row + R) * padded; i += 16) store(a.out + i, fill(0));
-  if (begin >= end) return;
-  score_rows<Stored, R>(a, row, begin / kTileKeys, (end - 1) / kTileKeys + 1);
-  for (int r = row; r < row + R; ++r) {
-    if (a.begin[r] < a.end[r]) soften_row(a, r);
-  }
-  if (all_begin >= all_end) {
+inline void weigh_rows(const AttendArgs& a, int row) {
+  const Seen seen = seen_by(a, row, R);
+  if (seen.all_begin >= seen.all_end) {
     for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, a.begin[r], a.end[r]);
     return;
   }
-  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, a.begin[r], all_begin);
-  value_rows<Stored, R>(a, row, all_begin, all_end);
-  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, all_end, a.end[r]);
+  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, a.begin[r], seen.all_begin);
+  value_rows<Stored, R>(a, row, seen.all_begin, seen.all_end);
+  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, seen.all_end, a.end[r]);
 }
 
-// Calls block.operator()<R>(first row) for all rows, in blocks of as many as the registers hold.
-template <class Block>
-inline void for_row_blocks(int rows, Block block) {
-  int row = 0;
-  for (; row + kRowBlock <= rows; row += kRowBlock) block.template operator()<kRowBlock>(row);
-  if constexpr (kRowBlock > 3) {
-    if (rows - row == 3) return block.template operator()<3>(row);
-    if (rows - row == 2) return block.template operator()<2>(row);
-  }
-  for (; row < rows; ++row) block.template operator()<1>(row);
+inline void clear_rows(const AttendArgs& a) {
+  for (int64_t i = 0; i < a.rows * padded_head(a.head_dim); i += 16) store(a.out + i, fill(0));
 }
 
 template <class Stored>
 void attend(const AttendArgs& a) {
-  for_row_blocks(a.rows, [&]<int R>(int row) { attend_rows<Stored, R>(a, row); });
+  Ahead ahead(a, count_runs(a));
+  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, ahead.take(), row, begin, end); });
+  for (int r = 0; r < a.rows; ++r) soften_row(a, r);
+  clear_rows(a);
+  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(a, row); });
 }
 
-void merge(float* largest, float* sum, float* out, float largest2, float sum2, const float* out2, int64_t padded) {
-  const float top = *largest > largest2 ? *largest : largest2;
-  const float keep1 = exponential(*largest - top), keep2 = exponential(largest2 - top);
-  *sum = *sum * keep1 + sum2 * keep2;
-  *largest = top;
-  for (int64_t i = 0; i < padded; i += 16) store(out + i, multiply_add(load(out + i), fill(keep1), multiply(load(out2 + i), fill(keep2))));
+// The factors of 16 rows come from two vectors of exponentials.
+void merge_rows(const MergeArgs& m) {
+  float keep1[16], keep2[16];
+  for (int r = 0; r < m.rows; ++r) {
+    if (r % 16 == 0) {
+      const Lanes first = load(m.largest + r), second = load(m.largest2 + r), top = larger(first, second);
+      store(keep1, power_of_two_at(subtract(first, top)));
+      store(keep2, power_of_two_at(subtract(second, top)));
+    }
+    if (m.how[r] == Merge::leave) continue;
+    const bool take = m.how[r] == Merge::take;
+    const float a = keep1[r % 16], b = keep2[r % 16];
+    float* out = m.out + r * m.padded;
+    const float* out2 = m.out2 + r * m.padded;
+    for (int64_t i = 0; i < m.padded; i += 16) {
+      const Lanes added = load(out2 + i);
+      store(out + i, take ? added : multiply_add(load(out + i), fill(a), multiply(added, fill(b))));
+    }
+    m.sum[r] = take ? m.sum2[r] : m.sum[r] * a + m.sum2[r] * b;
+    m.largest[r] = take || m.largest2[r] > m.largest[r] ? m.largest2[r] : m.largest[r];
+  }
+}
+
+void divide_row(const float* x, float divisor, float* out, int64_t count) {
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) store(out + i, divide(load(x + i), fill(divisor)));
+  for (; i < count; ++i) out[i] = x[i] / divisor;
 }
 
 }  // namespace

@@ -22,19 +22,16 @@ inline int16_t* weight_codes(const AttendArgs& a, int row) { return reinterpret_
 
 // Scores of R rows against T tiles.
 template <int R, int T>
-inline void score_codes(const AttendArgs& a, int row, int tile) {
+inline void score_codes(const AttendArgs& a, const Piece& ahead, int row, int tile) {
   IntLanes sums[R][T];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) sums[r][t] = zero_ints();
   }
-  const int16_t* q = a.query_codes + int64_t(row) * a.head_dim;
+  const int16_t* q = static_cast<const int16_t*>(a.queries) + int64_t(row) * a.head_dim;
   for (int64_t d = 0; d < a.head_dim; d += 2) {
-    if (row == 0 && d % 4 == 0) {
-#pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) fetch<int8_t>(a.values[tile + t], d * kTileKeys);
-    }
+    if (d % 4 == 0) ahead.fetch(d * kTileKeys);
     PairLanes k[T];
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) k[t] = load_code_pairs(static_cast<const int8_t*>(a.keys[tile + t]) + d * kTileKeys);
@@ -57,32 +54,36 @@ inline void score_codes(const AttendArgs& a, int row, int tile) {
 }
 
 template <int R>
-inline void score_code_rows(const AttendArgs& a, int row, int tile_begin, int tile_end) {
-  int tile = tile_begin;
-  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock) score_codes<R, kLaneBlock>(a, row, tile);
-  for (; tile < tile_end; ++tile) score_codes<R, 1>(a, row, tile);
+inline void score_code_rows(const AttendArgs& a, Piece ahead, int row, int tile, int tile_end) {
+  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock, ahead.count = 0) score_codes<R, kLaneBlock>(a, ahead, row, tile);
+  for (; tile < tile_end; ++tile, ahead.count = 0) score_codes<R, 1>(a, ahead, row, tile);
 }
 
-// Weights times the values' scales, 0 where masked. Returns the largest, NaN where a visible one is.
+// A row's scores become weights times the values' scales, 0 where masked. Returns the largest, NaN where a visible one is.
 inline float scale_weights(const AttendArgs& a, int row) {
-  const int begin = a.begin[row], end = a.end[row];
-  float* scores = a.scores + int64_t(row) * kChunkKeys;
-  Lanes top = fill(0), sum = fill(0);
-  for (int t = begin / kTileKeys; t <= (end - 1) / kTileKeys; ++t) {
-    const Lanes product = multiply(load(scores + t * kTileKeys), load_scales(a.values[t], a.head_dim));
-    const Lanes scaled = keep(product, begin - t * kTileKeys, end - t * kTileKeys, fill(0));
+  forget_row(a, row);
+  if (a.begin[row] >= a.end[row]) return 0;
+  const float largest = largest_score(a, row);
+  Lanes top = fill(0), sum = fill(0), scaled_sum = fill(0);
+  for (int t = a.begin[row] / kTileKeys; t <= (a.end[row] - 1) / kTileKeys; ++t) {
+    const Lanes weights = weights_of(a, row, t, fill(largest));
+    const Lanes product = multiply(weights, load_scales(a.values[t], a.head_dim));
+    const int begin = a.begin[row] - t * kTileKeys, end = a.end[row] - t * kTileKeys;
+    const Lanes scaled = begin <= 0 && end >= kTileKeys ? product : keep(product, begin, end, fill(0));
+    sum = add(sum, weights);
     top = larger(scaled, top);  // a NaN is passed over here and shows in the sum
-    sum = add(sum, scaled);
-    store(scores + t * kTileKeys, scaled);
+    scaled_sum = add(scaled_sum, scaled);
+    store(a.scores + int64_t(row) * kChunkKeys + t * kTileKeys, scaled);
   }
-  const float total = sum_lanes(sum);
+  a.largest[row] = largest;
+  a.sum[row] = sum_lanes(sum);
+  const float total = sum_lanes(scaled_sum);
   return total != total ? total : largest_lane(top);
 }
 
 // Codes of the weights of a row, 0 in those of the tiles it sees nothing of. Returns what the codes are times: NaN if a visible weight is NaN.
 inline float encode_weights(const AttendArgs& a, int row, int tile_begin, int tile_end) {
-  const bool any = a.begin[row] < a.end[row];
-  const float largest = any ? scale_weights(a, row) : 0;
+  const float largest = scale_weights(a, row);
   const bool usable = largest >= 1e-30f;  // the inverse of a smaller one could overflow
   const int first = usable ? a.begin[row] / kTileKeys : tile_end, last = usable ? (a.end[row] - 1) / kTileKeys : tile_end;
   const Lanes inverse = fill(usable ? static_cast<float>(kWeightLimit) / largest : 0);
@@ -109,7 +110,6 @@ inline void value_codes(const AttendArgs& a, int row, int64_t d, int tile_begin,
     const int16_t* weights = weight_codes(a, row) + t * kTileKeys;
     const int8_t* values = static_cast<const int8_t*>(a.values[t]) + 2 * d;
     for (int key = 0; key < kTileKeys; key += 2) {
-      if (row == 0 && d == 0) fetch_next<int8_t>(a, t * kTileKeys + key, 2);
       PairLanes v[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) v[c] = load_code_pairs(values + key * int64_t(a.head_dim) + 32 * c);
@@ -129,22 +129,11 @@ inline void value_codes(const AttendArgs& a, int row, int64_t d, int tile_begin,
 }
 
 template <int R>
-inline void attend_code_rows(const AttendArgs& a, int row) {
-  int begin = kChunkKeys, end = 0;
-  for (int r = row; r < row + R; ++r) {
-    a.largest[r] = -__builtin_inff();
-    a.sum[r] = 0;
-    if (a.begin[r] >= a.end[r]) continue;
-    begin = a.begin[r] < begin ? a.begin[r] : begin;
-    end = a.end[r] > end ? a.end[r] : end;
-  }
-  const int first = begin / kTileKeys, last = begin < end ? (end - 1) / kTileKeys + 1 : first;
-  score_code_rows<R>(a, row, first, last);
+inline void weigh_code_rows(const AttendArgs& a, int row) {
+  const Seen seen = seen_by(a, row, R);
+  const int first = seen.first_tile(), last = seen.last_tile();
   float scales[R];
-  for (int r = 0; r < R; ++r) {
-    if (a.begin[row + r] < a.end[row + r]) soften_row(a, row + r);
-    scales[r] = encode_weights(a, row + r, first, last);
-  }
+  for (int r = 0; r < R; ++r) scales[r] = encode_weights(a, row + r, first, last);
   const int64_t padded = padded_head(a.head_dim);
   int64_t d = 0;
   for (; d + 16 * kLaneBlock <= padded; d += 16 * kLaneBlock) value_codes<R, kLaneBlock>(a, row, d, first, last, scales);
@@ -152,7 +141,9 @@ inline void attend_code_rows(const AttendArgs& a, int row) {
 }
 
 void attend_int8(const AttendArgs& a) {
-  for_row_blocks(a.rows, [&]<int R>(int row) { attend_code_rows<R>(a, row); });
+  Ahead ahead(a, count_runs(a));
+  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<R>(a, ahead.take(), row, begin, end); });
+  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_code_rows<R>(a, row); });
 }
 
 }  // namespace

@@ -35,6 +35,22 @@ void scale_row(const float* x, float scale, const float* weight, float* out, int
 
 void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps) { scale_row(x, rms_scale(x, width, eps), weight, out, width); }
 
+void rotate(const float* x, float* out, const float* cos_sin, int64_t half, int64_t head_dim) {
+  const float* sines = cos_sin + half;
+  int64_t i = 0;
+  for (; i + 16 <= half; i += 16) {
+    const Lanes a = load(x + i), b = load(x + half + i), c = load(cos_sin + i), s = load(sines + i);
+    store(out + i, subtract(multiply(a, c), multiply(b, s)));
+    store(out + half + i, add(multiply(b, c), multiply(a, s)));
+  }
+  for (; i < half; ++i) {
+    const float a = x[i], b = x[half + i];
+    out[i] = a * cos_sin[i] - b * sines[i];
+    out[half + i] = b * cos_sin[i] + a * sines[i];
+  }
+  if (out != x) __builtin_memcpy(out + 2 * half, x + 2 * half, static_cast<uint64_t>(head_dim - 2 * half) * sizeof(float));
+}
+
 inline Lanes silu(const Lanes& x) { return divide(x, add(fill(1), exponential(subtract(fill(0), x)))); }
 
 void silu_mul(const float* gate, const float* up, float* out, int64_t count) {

@@ -3,12 +3,26 @@
 #include "kernels/simd/attention.h"
 #include "kernels/simd/attention_int8.h"
 #include "kernels/simd/elements.h"
+#include "kernels/simd/kv_store.h"
 
 namespace homenode {
 namespace {
 
-constexpr Kernels kTable = {rms_norm, rms_scale, scale_row, silu_mul, attend<StoredF32>, attend<StoredBf16>, attend_int8,
-                            merge, find_largest, sum_exponentials, exponentials};
+constexpr Kernels kTable = {
+    rms_norm,
+    rms_scale,
+    scale_row,
+    rotate,
+    silu_mul,
+    {{4, load_query_floats, put_key_f32, put_values_f32, attend<StoredF32>},
+     {4, load_query_floats, put_key_bf16, put_values_bf16, attend<StoredBf16>},
+     {2, load_query_codes, put_key_int8, put_values_int8, attend_int8}},
+    merge_rows,
+    divide_row,
+    find_largest,
+    sum_exponentials,
+    exponentials,
+};
 
 }  // namespace
 }  // namespace homenode

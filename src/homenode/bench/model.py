@@ -8,18 +8,31 @@ limits are measured on the same threads, so each run is held against what the ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from homenode.bench.model_result import Result, TimedSteps, result_of
-from homenode.bench.steady import Meter, Watch, measure_repeatedly
+from homenode.bench.ceilings import Work
+from homenode.bench.model_result import PhaseShare, Result, TimedSteps, result_of
+from homenode.bench.steady import Meter, Watch, measure_repeatedly, take_reading
 from homenode.bench.work import ModelWork
 from homenode.compute.ops import Backend, Program, SamplingArrays, StepArrays, StepLimits
 from homenode.errors import UserError
 from homenode.model.weights.load import LoadedModel
 
 _BLOCK = 64
+
+
+@runtime_checkable
+class PhasedProgram(Protocol):
+    """A program that can tell where its time goes: `compute.native.NativeProgram`."""
+
+    def measure_phases(self, on: bool) -> None:
+        """Add up times from the next run on, or forget them."""
+
+    def phase_times(self) -> Sequence[Any]:
+        """What was measured: for each kind of phase its name, `seconds`, and of these `waited`."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class Plan:
     context: int = 0
     repeat: int = 3
     kv_dtype: str = "auto"
+    phases: bool = False  # one more run of each test, to see where the time of a step goes
 
     @property
     def tests(self) -> int:
@@ -83,7 +97,8 @@ class _Bench:
         ids = np.random.default_rng(0).integers(0, self.work.spec.vocab_size, n).astype(np.int32)
         arrays = StepArrays(ids, _int32(range(n)), _int32([0, n]), _int32([n]), _tables(1, self.blocks), _int32([n - 1]))
         run, work = TimedSteps(lambda _: self.program.run(arrays), 1), self.work.prefill(n)
-        return result_of(("prefill", 1, n, 0), n, run, work, work, measure_repeatedly(run, self.meter, self.plan.repeat, self.watch))
+        result = result_of(("prefill", 1, n, 0), n, run, work, work, measure_repeatedly(run, self.meter, self.plan.repeat, self.watch))
+        return self._with_phases(result, run, self.work.prefill_phases(n))
 
     def decode(self, batch: int) -> Result:
         """`gen_tokens` steps a run, each fed with the tokens the one before drew."""
@@ -92,7 +107,31 @@ class _Bench:
         runs = measure_repeatedly(run, self.meter, self.plan.repeat, self.watch)
         work = self.work.decoding(batch, plan.context, plan.gen_tokens)
         middle = self.work.decode(batch, plan.context + plan.gen_tokens // 2)
-        return result_of(("decode", batch, plan.gen_tokens, plan.context), batch * plan.gen_tokens, run, work, middle, runs)
+        result = result_of(("decode", batch, plan.gen_tokens, plan.context), batch * plan.gen_tokens, run, work, middle, runs)
+        return self._with_phases(result, run, self.work.decode_phases(batch, plan.context + plan.gen_tokens // 2))
+
+    def _with_phases(self, result: Result, run: TimedSteps, work: dict[str, Work]) -> Result:
+        """The result with where the time goes, if asked for: from one more run, between two readings of the machine."""
+        if not self.plan.phases or not isinstance(self.program, PhasedProgram):
+            return result
+        before = take_reading(self.meter).ceilings
+        self.program.measure_phases(True)
+        run()
+        times = self.program.phase_times()
+        self.program.measure_phases(False)
+        ceilings = before.between(take_reading(self.meter).ceilings)
+        total = sum(t.seconds for t in times)
+        shares = (
+            PhaseShare(
+                t.name,
+                t.seconds / run.count,
+                t.seconds / total,
+                t.waited / run.count,
+                ceilings.seconds(work[t.name]) * run.count / t.seconds if t.name in work else 0.0,
+            )
+            for t in times
+        )
+        return replace(result, phases=tuple(shares))
 
     def _decode_step(self, batch: int) -> Callable[[int], object]:
         tables, how = _tables(batch, self.blocks), _greedy(batch)

@@ -13,13 +13,28 @@ from homenode.bench.steady import Runs
 
 
 @dataclass(frozen=True)
+class PhaseShare:
+    """All phases of one name in a step, as the first thread sees them.
+
+    `seconds`: of a step; `share`: of the whole step; `waited`: part of `seconds` spent waiting for other threads; `fraction`: how much of the
+    ceiling of the phase's own work was reached, 0 for what is not counted as work.
+    """
+
+    name: str
+    seconds: float
+    share: float
+    waited: float
+    fraction: float
+
+
+@dataclass(frozen=True)
 class Result:
     """One test. `seconds` are of one run, the median; `tok_s` tokens of all sequences in a second.
 
     `ceiling_tok_s`: what the machine allowed around the median run, reading and multiplying overlapped; `fraction`: how much of it was reached,
     the median over the runs; `limit`: whether `read` or `multiply` sets the ceiling. `best_step_tok_s`: from the fastest single step, which on
     a machine with other work shows the engine undisturbed. `cpu_seconds`: CPU time of all threads of the run that used least.
-    `discarded`, `steady`: see `steady.Runs`.
+    `discarded`, `steady`: see `steady.Runs`. `phases`: where the time of a step goes, if asked for.
     """
 
     test: str
@@ -39,6 +54,7 @@ class Result:
     placement: dict[str, Any]
     discarded: tuple[str, ...]
     steady: bool
+    phases: tuple[PhaseShare, ...] = ()
 
 
 class TimedSteps:

@@ -31,12 +31,14 @@ from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.schedule.step import WorkerLimits
 from homenode.engine.wire import FrameSocket
 from homenode.engine.worker.runner import Runner
+from homenode.errors import PeerError
 
 _COLUMNS = 64  # of the stand-in's activations
 _BLOCK = 64
 _PROMPT = 32
 _FRACTION_LEFT_OUT = 0.2  # of the steps, at the beginning: prompts, and memory touched for the first time
 _CALIBRATION = 100_000  # rounds
+_PATIENCE_S = 600.0  # for one measurement
 
 
 @dataclass(frozen=True)
@@ -103,17 +105,22 @@ def measure_steps(
     """Run `sequences` requests of `steps` tokens each, all at once. `temperature` above 0 samples with top-k 40 and top-p 0.95."""
     times: list[_Times] = []
     loop_cpu: list[float] = []
-    executor = InlineExecutor(_runner(backend, sequences, steps, step_s, vocab_size, times), _limits(sequences, steps, vocab_size))
+    runner = _runner(backend, sequences, steps, step_s, vocab_size, times)
+    executor = InlineExecutor(runner, _limits(sequences, steps, vocab_size), cpu=backend.statistics()["cpus"][0])
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-P", "-m", "homenode.bench.step_front", str(theirs.fileno()), str(vocab_size)]
         front = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdout=subprocess.PIPE, text=True)
     with ours:
         channel = FrameSocket(ours)
-        channel.receive()  # its tokenizer is ready
-        _run(executor, channel.send, sequences, steps, temperature, loop_cpu)
-        executor.close()
-    told = front.communicate()[0]
+        try:
+            if channel.receive() is None:  # otherwise its tokenizer is ready
+                raise PeerError("the process that takes the frames could not start; its own words are above")
+            _run(executor, channel.send, sequences, steps, temperature, loop_cpu)
+        finally:
+            executor.close()
+            ours.close()
+            told = front.communicate()[0]
     return _cost(sequences, times, loop_cpu[0], float(told))
 
 
@@ -179,7 +186,7 @@ def _run(
     core.post(Submit([Request(id=i, prompt_ids=[draw.randrange(1000) for _ in range(_PROMPT)], params=params) for i in range(sequences)]))
     thread.start()
     for _ in range(sequences):
-        left.get()
+        left.get(timeout=_PATIENCE_S)
     core.stop()
     thread.join()
 

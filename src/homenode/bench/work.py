@@ -1,11 +1,13 @@
 """What a step of a model has to read and to multiply, from its layout and figures alone. Pure.
 
-Counted are the matrices (as kept in memory, each read once a step), the keys and values of the context, and the products with both. Left out
+Counted are the matrices (as kept in memory, each read once a step; of experts as many as the step's tokens choose together on average when
+each chooses by lot, which for one token is just its own), the keys and values of the context, and the products with both. Left out
 is what is small beside them: norms, rotations, activations, biases. So a step can come near the ceiling made of this but not above it.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from homenode.bench.ceilings import Operations, Work, path_of
@@ -15,6 +17,19 @@ from homenode.model.weights.layout import WeightLayout
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_OF_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
+
+# The phase of a native program in which a matrix is multiplied, by the end of its name.
+_PHASES = {
+    "q_proj": "qkv",
+    "k_proj": "qkv",
+    "v_proj": "qkv",
+    "o_proj": "o",
+    "gate_proj": "gate_up",
+    "up_proj": "gate_up",
+    "down_proj": "down",
+}
+_NOTHING = Work(0.0, Operations())
 
 
 @dataclass(frozen=True)
@@ -27,14 +42,23 @@ class ModelWork:
 
     def prefill(self, tokens: int) -> Work:
         """One step of `tokens` tokens of one sequence from position 0, of which the last is sampled."""
+        return sum(self.prefill_phases(tokens).values(), _NOTHING)
+
+    def prefill_phases(self, tokens: int) -> dict[str, Work]:
+        """The same by phase of the program: qkv, attention, o, gate_up, down, lm_head, ..."""
         pairs = sum(self._visible_pairs(0, tokens, layer) for layer in range(self.spec.num_layers))
         attention = Work(0.0, self._attention_operations(pairs))  # its keys and values are made in the step and need not come from memory
-        return self._matrices(tokens, sampled=1) + attention
+        return self._matrices(tokens, sampled=1) | {"attention": attention}
 
     def decode(self, batch: int, context: int) -> Work:
         """One step of one token for each of `batch` sequences, of `context` tokens before it, all of them sampled."""
+        return sum(self.decode_phases(batch, context).values(), _NOTHING)
+
+    def decode_phases(self, batch: int, context: int) -> dict[str, Work]:
+        """The same by phase of the program."""
         visible = batch * sum(self._visible_pairs(context, 1, layer) for layer in range(self.spec.num_layers))
-        return self._matrices(batch, sampled=batch) + Work(visible * self._token_bytes(), self._attention_operations(visible))
+        attention = Work(visible * self._token_bytes(), self._attention_operations(visible))
+        return self._matrices(batch, sampled=batch) | {"attention": attention}
 
     def decoding(self, batch: int, context: int, steps: int) -> Work:
         """`steps` such steps in a row, the context growing."""
@@ -43,18 +67,28 @@ class ModelWork:
             total += self.decode(batch, context + step)
         return total
 
-    def _matrices(self, tokens: int, sampled: int) -> Work:
+    def _matrices(self, tokens: int, sampled: int) -> dict[str, Work]:
         """Every matrix once for `tokens` rows, the output matrix for `sampled`; of an embedding table only the rows that are looked up."""
         head = _EMBEDDING if self.spec.tie_word_embeddings else _HEAD
-        total = Work(0.0, Operations())
+        phases: dict[str, Work] = {}
         for matrix in self.layout.matrices:
             if matrix.name == _EMBEDDING:
-                total += Work(tokens * matrix.target_bytes / matrix.rows, Operations())
-            rows = sampled if matrix.name == head else tokens
+                phases["embedding"] = Work(tokens * matrix.target_bytes / matrix.rows, Operations())
             if matrix.name == head or matrix.name != _EMBEDDING:
-                products = 2.0 * rows * matrix.rows * matrix.columns
-                total += Work(matrix.target_bytes, Operations.of(path_of(matrix.target), products))
-        return total
+                phase = "lm_head" if matrix.name == head else _phase_of(matrix.name)
+                read, used = self._shares(matrix.name, tokens)
+                products = 2.0 * (sampled if phase == "lm_head" else tokens) * used * matrix.rows * matrix.columns
+                work = Work(read * matrix.target_bytes, Operations.of(path_of(matrix.target), products))
+                phases[phase] = phases.get(phase, _NOTHING) + work
+        return phases
+
+    def _shares(self, name: str, tokens: int) -> tuple[float, float]:
+        """How likely a step of `tokens` tokens needs this matrix, and the share of the tokens that multiply with it."""
+        mixture = self.spec.mixture
+        if mixture is None or not _OF_EXPERT.search(name):
+            return 1.0, 1.0
+        chosen = mixture.experts_per_token / mixture.num_experts
+        return 1.0 - (1.0 - chosen) ** tokens, chosen
 
     def _visible_pairs(self, start: int, count: int, layer: int) -> int:
         """(token, key it sees) pairs of tokens start .. start + count - 1 in a layer."""
@@ -71,3 +105,11 @@ class ModelWork:
     def _attention_operations(self, pairs: int) -> Operations:
         """A product with the key and one with the value, for each pair and query head."""
         return Operations.of(path_of(self.geometry.dtype.upper()), 4.0 * self.spec.num_heads * self.spec.head_dim * pairs)
+
+
+def _phase_of(name: str) -> str:
+    """The phase that multiplies with a matrix of the layers."""
+    role = name.removesuffix(".weight").rpartition(".")[2]
+    if _OF_EXPERT.search(name):
+        return "experts_down" if role in ("down_proj", "w2") else "experts_gate_up"
+    return _PHASES.get(role, "linear")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--context", type=click.IntRange(0), default=0, show_default=True, help="Tokens already in the context when decoding begins.")
 @with_some_settings(EngineConfig, "threads", "isa", "quantize", "dtype", "kv_cache_dtype")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Counted runs; the median is reported.")
+@click.option("--phases", is_flag=True, help="Also show where the time of a step goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def model(
     model: str | None,
@@ -42,6 +43,7 @@ def model(
     dtype: str,
     kv_cache_dtype: str,
     repeat: int,
+    phases: bool,
     as_json: bool,
 ) -> None:
     """Prefill and decode speed of MODEL, through the same program the server runs."""
@@ -58,7 +60,7 @@ def model(
         checkpoint = open_checkpoint(locate(model))
         with loading_bar("loading") as update:
             loaded = load_model(checkpoint, backend, quantize=quantize, dtype=dtype, progress=update)
-        plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat, kv_cache_dtype)
+        plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat, kv_cache_dtype, phases)
         with measuring(plan.tests * (repeat + 1)) as watch:
             results = measure(loaded, backend, meter_of(backend), plan, watch)
         if as_json:
@@ -66,6 +68,9 @@ def model(
             click.echo(msgspec.json.encode(found).decode())
         else:
             _print_table(results)
+            for result in results:
+                if result.phases:
+                    _print_phases(result)
 
 
 def _print_table(results: Sequence[Result]) -> None:
@@ -106,6 +111,18 @@ def _print_table(results: Sequence[Result]) -> None:
     )
     for note in filter(None, map(_note, results)):
         OUT.print(note, highlight=False)
+
+
+def _print_phases(result: Result) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    title = f"where a step of {result.test}, batch {result.batch}, spends its time, as its first thread sees it"
+    table = Table("phase", "ms", "share", "waiting", "of its ceiling", title=title, box=SIMPLE, padding=(0, 1, 0, 0))
+    for p in result.phases:
+        reached = f"{p.fraction:.0%}" if p.fraction else ""
+        table.add_row(p.name, f"{1e3 * p.seconds:.3f}", f"{p.share:.1%}", f"{p.waited / p.seconds:.0%}", reached)
+    OUT.print(table)
 
 
 def _note(result: Result) -> str | None:

@@ -16,7 +16,7 @@ from homenode.engine.config import EngineConfig
 if TYPE_CHECKING:
     from homenode.model.tokenizer import Tokenizer
 
-_SETTINGS = ("threads", "isa", "quantize", "dtype", "max_model_len", "kv_cache_dtype")
+_SETTINGS = ("threads", "isa", "quantize", "dtype", "packed_cache", "max_model_len", "kv_cache_dtype")
 
 
 @click.command()

@@ -65,9 +65,19 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -
             listener = bind(server)
             tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
             ready = await loading
+        _keep_off_compute(ready)
         return await serve(client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready))
     finally:
         await client.close()
+
+
+def _keep_off_compute(ready: Any) -> None:
+    """Move to the CPUs on which the engine does not compute, if it left any."""
+    from homenode.engine.settle import keep_to
+
+    if cpus := tuple(ready.details.get("free_cpus", ())):
+        for finding in keep_to(cpus):
+            ERR.print(f"[yellow]note:[/] {finding.text}", highlight=False)
 
 
 def _announce(url: str, ready: Any) -> None:

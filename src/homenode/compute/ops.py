@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,18 @@ class SampledRows:
     top_logprobs: FloatArray  # [r, n]
 
 
+@dataclass(frozen=True)
+class Experts:
+    """The gated MLPs of a mixture, one for each expert: gate and up [intermediate, columns], down [columns, intermediate].
+
+    All experts have the same shapes; the matrices of each of the three lists are kept in one format, gate and up in the same.
+    """
+
+    gate: Sequence[Weight]
+    up: Sequence[Weight]
+    down: Sequence[Weight]
+
+
 class Ops(Protocol):
     """The calls a forward function is written in."""
 
@@ -139,14 +151,35 @@ class Ops(Protocol):
         Elements of a head beyond `rotary` pass unchanged.
         """
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, cache: KvCache, layer: int, scale: float, window: int | None = None) -> Tensor:
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: KvCache,
+        layer: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's context.
 
         Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window only.
+        With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
         """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(left half of the columns) * right half."""
+
+    def mixture(self, x: Tensor, logits: Tensor, experts: Experts, chosen: int, normalise: bool, residual: Tensor) -> Tensor:
+        """residual + the sum of weight * down(silu(gate(x)) * up(x)) over the `chosen` experts with the largest logits of each row.
+
+        logits: [rows, experts]. Of equal logits the lowest index is chosen first. A weight is the softmax of the row's logits, in float32; with
+        `normalise` divided by the sum over the chosen ones. A row's experts are added in ascending order of their index.
+        """
+
+    def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+        """x + sigmoid(gate) * y, gate being [rows, 1]."""
 
     def select(self, x: Tensor) -> Tensor:
         """The rows named by the step's `sample_rows`."""
@@ -194,3 +227,21 @@ class Backend(Protocol):
 
     def statistics(self) -> dict[str, Any]:
         """Frozen figures of the backend: ISA level, threads and their CPUs, bytes of weights and KV, huge-page share."""
+
+
+@runtime_checkable
+class PackedBackend(Protocol):
+    """A backend that packs weights and can keep them in files as they are in memory, for any number of threads."""
+
+    @property
+    def packing(self) -> str:
+        """A word that changes when weights are packed in another way."""
+
+    def packed_bytes(self, target: str, rows: int, columns: int) -> int:
+        """Bytes of a [rows, columns] matrix kept as `target` in a file."""
+
+    def write_packed(self, weight: Weight, fd: int, offset: int) -> str:
+        """Write a weight at `offset` of an open file. The result is its checksum, 16 hexadecimal digits. HostError when writing fails."""
+
+    def weight_from_packed(self, fd: int, offset: int, target: str, rows: int, columns: int) -> tuple[Weight, str]:
+        """What `write_packed` wrote, and the checksum of what was read. ValueError when the file ends early, HostError when reading fails."""

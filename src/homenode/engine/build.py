@@ -16,7 +16,7 @@ from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
-from homenode.engine.placement import UNPINNED, EnginePlace, place_engine, team_groups, too_few_cores
+from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import MemoryRoom, memory_room, settle
 from homenode.engine.sizing import Sizes, problems, resolve
@@ -29,6 +29,7 @@ from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
+from homenode.model.weights.packed_cache import packed_folder
 from homenode.units import format_bytes
 
 Progress = Callable[[int, int], None]
@@ -62,8 +63,10 @@ def make_backend(compute: ComputeConfig, cpus: tuple[int, ...], groups: Sequence
     return NativeBackend(cpus, spin_us=compute.spin_us, level=compute.isa, groups=groups)
 
 
-def build_engine(config: EngineConfig, progress: Progress | None = None, lookahead: int = 1) -> Engine:
+def build_engine(config: EngineConfig, progress: Progress | None = None, lookahead: int = 1, own_process: bool = False) -> Engine:
     """Load the model and lay out everything. `progress` is told (bytes done, bytes in all) while weights are read.
+
+    `own_process`: nothing else lives in this process, so that all its threads may be kept off the CPUs that compute.
 
     Raises UserError, CapacityError and CheckpointError for what the user can mend, before anything large is read wherever that is
     possible, and HostError when the machine refuses.
@@ -73,6 +76,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     host = read_host(LiveSource(), accelerators=False)
     place = place_engine(config.placement, config.compute.threads, host)
+    if own_process:
+        place = alone(place)
     findings = (*place.findings, *too_few_cores(host, place), *too_many_threads(host, place), *settle(place))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, place))
     backend = make_backend(compute, place.team, team_groups(host, place.team))
@@ -86,10 +91,13 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         dtype=config.model.dtype,
         max_model_len=config.model.max_model_len,
         progress=progress,
+        packed_cache=packed_folder(config.model.packed_cache, Path(str(config.model.path))),
     )
     sizes = _sizes(config, model.spec, geometry, memory_room(place))
     runner = _make_runner(model, backend, geometry, sizes)
-    executor = InlineExecutor(runner, sizes.worker_limits(), backend.statistics)
+    # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
+    cpu = UNPINNED if compute.backend == "reference" else place.team[0]
+    executor = InlineExecutor(runner, sizes.worker_limits(), backend.statistics, cpu=cpu)
     scheduler = Scheduler(
         config.scheduler,
         config.kv,
@@ -99,7 +107,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
     )
     findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
-    ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin, findings)
+    ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin, place, findings)
     return Engine(scheduler, executor, ready)
 
 
@@ -160,6 +168,7 @@ def _ready(
     model: LoadedModel,
     backend: Backend,
     seconds: float,
+    place: EnginePlace,
     findings: Sequence[Finding],
 ) -> Ready:
     return Ready(
@@ -176,9 +185,10 @@ def _ready(
             "architecture": model.spec.architecture,
             "load_seconds": round(seconds, 3),
             "weight_bytes": model.layout.target_bytes,
-            "notes": [*model.layout.notes, *(finding.text for finding in findings if finding.severity != "info")],
+            "notes": [*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info")],
             "kv_bytes": sizes.num_blocks * geometry.block_bytes,
             "kv_dtype": geometry.dtype,
             "compute": backend.statistics(),
+            "free_cpus": list(place.free_of_compute),  # where a front disturbs nobody
         },
     )

@@ -24,6 +24,11 @@ class ModelConfig:
     dtype: str = option(
         "auto", "Storage of float matrices; auto keeps the model's own.", choices=("auto", "float32", "bfloat16", "float16")
     )
+    packed_cache: str = option(
+        "off",
+        "Keep the packed weights in a file, so that the next start reads them as they are: off, beside (the model), or a folder.",
+        metavar="off|beside|DIR",
+    )
     max_model_len: int | None = option(None, "Most tokens of a sequence, prompt and answer together. Default: the model's own.", minimum=1)
     seed: int | None = option(None, "Makes the sampling of requests without a seed repeatable from start to start.", minimum=0)
 

@@ -27,12 +27,25 @@ class EnginePlace:
     """`team`: the CPU of each compute thread, UNPINNED for a thread that may run anywhere.
 
     `others`: CPUs of the engine's remaining threads, empty: wherever they are. `memory_nodes`: nodes its memory is bound to, empty: not bound.
+    `spare`: CPUs of cores without a compute thread, where nothing was said about them; empty where there are none.
     """
 
     team: tuple[int, ...]
     others: tuple[int, ...] = ()
     memory_nodes: tuple[int, ...] = ()
     findings: tuple[Finding, ...] = ()
+    spare: tuple[int, ...] = ()
+
+    @property
+    def free_of_compute(self) -> tuple[int, ...]:
+        """Where the loop, the scheduler and the front disturb no compute thread; empty where there is no such CPU, or none is known."""
+        cpus = self.others or self.spare
+        return cpus if set(cpus).isdisjoint(self.team) else ()
+
+
+def alone(place: EnginePlace) -> EnginePlace:
+    """The place of an engine that has its process to itself: its other threads go where no compute thread is, if there is room."""
+    return replace(place, others=place.others or place.spare)
 
 
 def place_engine(config: PlacementConfig, threads: int | None, host: Host) -> EnginePlace:
@@ -62,7 +75,9 @@ def _check(config: PlacementConfig) -> None:
 def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | None) -> EnginePlace:
     """The whole allowance; a reserve of whole cores is taken from its end."""
     if reserve is None:
-        return EnginePlace(choose_cpus(threads, allowance))
+        team = choose_cpus(threads, allowance)
+        taken = {_core(host, cpu) for cpu in team}
+        return EnginePlace(team, spare=tuple(cpu for cpu in allowance.cpus if _core(host, cpu) not in taken))
     cores = allowance.physical_cpus
     if reserve >= len(cores):
         raise UserError(
@@ -79,7 +94,7 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
 def _within(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EnginePlace:
     """The worker's CPUs are its whole world."""
     place = _free(threads, host, _cut(host, host.allowance, worker.cpus), reserve)
-    return replace(place, others=place.others or worker.cpus, memory_nodes=worker.memory_nodes, findings=plan.findings)
+    return replace(place, others=place.others or place.spare or worker.cpus, memory_nodes=worker.memory_nodes, findings=plan.findings)
 
 
 def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> EnginePlace:

@@ -57,7 +57,7 @@ def serve(front: FrameSocket, config: EngineConfig) -> None:
 
     inbox: SimpleQueue[object] = SimpleQueue()
     threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
-    engine = build_engine(config, _Progress(front))
+    engine = build_engine(config, _Progress(front), own_process=True)
     try:
         front.send(engine.ready)
         EngineCore(engine.scheduler, engine.executor, front.send, inbox=inbox, log_stats=not config.disable_log_stats).run()

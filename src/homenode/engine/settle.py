@@ -41,11 +41,17 @@ def settle(place: EnginePlace, kernel: Syscalls | None = None) -> tuple[Finding,
         findings = bind_memory(place.memory_nodes, kernel).findings
         _bring_along(place.memory_nodes, kernel)
     if place.others:
-        for thread in Path("/proc/self/task").iterdir():
-            with suppress(ProcessLookupError):  # a thread that has ended meanwhile
-                kernel.set_affinity(int(thread.name), place.others)
-        findings += _read_back(place.others, kernel)
+        findings += keep_to(place.others, kernel)
     return findings
+
+
+def keep_to(cpus: tuple[int, ...], kernel: Syscalls | None = None) -> tuple[Finding, ...]:
+    """Bind every thread of this process to these CPUs; later ones inherit it. A finding tells when something else binds it as well."""
+    kernel = kernel or Syscalls()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # a thread that has ended meanwhile
+            kernel.set_affinity(int(thread.name), cpus)
+    return _read_back(cpus, kernel)
 
 
 def memory_room(place: EnginePlace, kernel: Syscalls | None = None, source: Source | None = None) -> MemoryRoom:
@@ -70,5 +76,5 @@ def _read_back(wanted: tuple[int, ...], kernel: Syscalls) -> tuple[Finding, ...]
     seen = kernel.affinity(os.getpid())
     if set(seen) == set(wanted):
         return ()
-    message = f"the engine's threads may run on CPUs {seen}, planned are {wanted}"
+    message = f"the threads beside the computing ones may run on CPUs {seen}, planned are {wanted}"
     return (Finding("warning", "affinity_cut", message, "Something else binds this process; see `homenode doctor`."),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 from starlette.requests import Request
@@ -40,13 +40,18 @@ class EventStream(Response):
         self._keep_alive_s, self._write_timeout_s = keep_alive_s, write_timeout_s
         self._started = False
         self._last = time.monotonic()
+        self._writing_since: float | None = None
+        self._unread = False  # the client left a write waiting for too long
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.ensure_future(self._pump(scope, receive, send))
+        timer = _Repeated(lambda: self._watch(pump))
+        timer.start(self._write_timeout_s)
         helpers = [asyncio.ensure_future(disconnected(receive)), asyncio.ensure_future(self._keep_alive(send))]
         try:
             await asyncio.wait({pump, helpers[0]}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            timer.stop()
             for task in (pump, *helpers):
                 task.cancel()
             await asyncio.gather(pump, *helpers, return_exceptions=True)
@@ -56,7 +61,9 @@ class EventStream(Response):
         try:
             async for chunk in self._events:
                 await self._send(send, chunk)
-        except TimeoutError:
+        except asyncio.CancelledError:
+            if not self._unread:
+                raise
             _LOG.warning("request %s: the client left its stream unread for %g s; dropped", self._id, self._write_timeout_s)
             return
         except Exception as error:  # a stream has begun: its client is told within it
@@ -85,11 +92,43 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
 
     async def _send(self, send: Send, data: bytes) -> None:
-        await self._start(send)
-        async with asyncio.timeout(self._write_timeout_s):
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        self._last = time.monotonic()
+        if not self._started:
+            await self._start(send)
+        if self._writing_since is None:  # a comment may wait behind an event
+            self._writing_since = time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._writing_since, self._last = None, time.monotonic()
+
+    def _watch(self, pump: asyncio.Future[None]) -> float:
+        """Drop a client that does not read. A timer of its own for each event would cost more than the event. Seconds to the next look."""
+        if self._writing_since is None:
+            return self._write_timeout_s
+        left = self._write_timeout_s - (time.monotonic() - self._writing_since)
+        if left <= 0:
+            self._unread = True
+            pump.cancel()
+        return left if left > 0 else self._write_timeout_s
 
     @property
     def _id(self) -> str:
         return str(self._request.state.request_id)
+
+
+class _Repeated:
+    """Calls a function again and again, each time after the seconds it returned."""
+
+    def __init__(self, look: Callable[[], float]) -> None:
+        self._look = look
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float) -> None:
+        """The first call is `seconds` from now."""
+        self._handle = asyncio.get_running_loop().call_later(seconds, self._again)
+
+    def stop(self) -> None:
+        """No further calls."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _again(self) -> None:
+        self.start(self._look())

@@ -73,6 +73,26 @@ class NativeBackend:
             values = np.ascontiguousarray(array, np.float32)
             return self._count(_native.weight_from_rows(self._team, values, self._target(target), self._arena))
 
+    @property
+    def packing(self) -> str:
+        """See `PackedBackend.packing`."""
+        return f"{_native.packing_fingerprint():016x}"
+
+    def packed_bytes(self, target: str, rows: int, columns: int) -> int:
+        """See `PackedBackend.packed_bytes`."""
+        return _native.packed_bytes(self._target(target), rows, columns)
+
+    def write_packed(self, weight: _native.Weight, fd: int, offset: int) -> str:
+        """See `PackedBackend.write_packed`."""
+        with _host_errors():
+            return f"{weight.write(fd, offset):016x}"
+
+    def weight_from_packed(self, fd: int, offset: int, target: str, rows: int, columns: int) -> tuple[_native.Weight, str]:
+        """See `PackedBackend.weight_from_packed`."""
+        with _host_errors():
+            weight, checksum = _native.weight_from_packed(self._team, fd, offset, self._target(target), rows, columns, self._arena)
+        return self._count(weight), f"{checksum:016x}"
+
     def vector(self, array: npt.NDArray[Any]) -> _native.Tensor:
         """See `Backend.vector`."""
         return _native.constant(np.ascontiguousarray(array, np.float32).reshape(1, -1))
@@ -93,10 +113,13 @@ class NativeBackend:
         self._kv_ranges, self._pages = [cache.range], None
         return cache
 
-    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits) -> NativeProgram:
-        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other."""
+    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, *, fuse: bool = True) -> NativeProgram:
+        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other.
+
+        fuse: let operations be computed on the way into or out of others. Without it every result goes through memory; the values are the same.
+        """
         recorder = _native.Recorder(
-            self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence
+            self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence, fuse
         )
         with _host_errors():
             program = recorder.finish(forward(RecordingOps(recorder)))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from homenode import _native
-from homenode.compute.ops import FloatArray
+from homenode.compute.ops import Experts, FloatArray
 
 
 class RecordingOps:
@@ -58,15 +58,29 @@ class RecordingOps:
         layer: int,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
     ) -> _native.Tensor:
-        """See `Ops.attention`. ValueError for a window below 1."""
+        """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
-        return self._recorder.attention(q, k, v, cache, layer, scale, window or 0)
+        if softcap is not None and not softcap > 0:
+            raise ValueError(f"attention scores capped at {softcap}; wanted more than 0, or None for no cap")
+        return self._recorder.attention(q, k, v, cache, layer, scale, window or 0, softcap or 0.0)
 
     def silu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
         """See `Ops.silu_mul`."""
         return self._recorder.silu_mul(gate_up)
+
+    def mixture(
+        self, x: _native.Tensor, logits: _native.Tensor, experts: Experts, chosen: int, normalise: bool, residual: _native.Tensor
+    ) -> _native.Tensor:
+        """See `Ops.mixture`."""
+        gate, up, down = list(experts.gate), list(experts.up), list(experts.down)
+        return self._recorder.mixture(x, logits, gate, up, down, chosen, normalise, residual)
+
+    def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
+        """See `Ops.add_gated`."""
+        return self._recorder.add_gated(x, y, gate)
 
     def select(self, x: _native.Tensor) -> _native.Tensor:
         """See `Ops.select`."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from homenode.compute.ops import FloatArray, StepArrays
+from homenode.compute.ops import Experts, FloatArray, IntArray, StepArrays
 from homenode.compute.reference.kv import ReferenceKvCache
 
 
@@ -81,6 +81,7 @@ class EagerOps:
         layer: int,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
     ) -> FloatArray:
         """See `Ops.attention`."""
         step = self._step
@@ -96,7 +97,7 @@ class EagerOps:
                 first = 0 if window is None else max(0, int(position) - window + 1)
                 visible = slice(first, int(position) + 1)
                 query = q[row].reshape(geometry.kv_heads, -1, geometry.head_dim)
-                out[row] = _attend(query, keys[:, visible], values[:, visible], scale).reshape(-1)
+                out[row] = _attend(query, keys[:, visible], values[:, visible], scale, softcap).reshape(-1)
         return out
 
     def silu_mul(self, gate_up: FloatArray) -> FloatArray:
@@ -106,14 +107,43 @@ class EagerOps:
         with np.errstate(over="ignore"):  # exp of a very negative gate is infinite, and the quotient then rightly zero
             return np.asarray(gate / (1 + np.exp(-gate)) * up, np.float32)
 
+    def mixture(
+        self, x: FloatArray, logits: FloatArray, experts: Experts, chosen: int, normalise: bool, residual: FloatArray
+    ) -> FloatArray:
+        """See `Ops.mixture`. ValueError unless 1 <= chosen <= experts."""
+        out = np.array(residual, np.float32)
+        for row, row_logits, total in zip(np.ascontiguousarray(x), logits, out, strict=True):
+            indices, weights = choose_experts(row_logits, chosen, normalise)
+            for index, weight in zip(indices, weights, strict=True):
+                inner = self.silu_mul(np.concatenate([experts.gate[index] @ row, experts.up[index] @ row])[None])[0]
+                total += weight * (experts.down[index] @ inner)
+        return out
+
+    def add_gated(self, x: FloatArray, y: FloatArray, gate: FloatArray) -> FloatArray:
+        """See `Ops.add_gated`."""
+        with np.errstate(over="ignore"):
+            return np.asarray(x + 1 / (1 + np.exp(-gate)) * y, np.float32)
+
     def select(self, x: FloatArray) -> FloatArray:
         """See `Ops.select`."""
         return x[self._step.sample_rows]
 
 
-def _attend(query: FloatArray, keys: FloatArray, values: FloatArray, scale: float) -> FloatArray:
+def choose_experts(logits: FloatArray, chosen: int, normalise: bool) -> tuple[IntArray, FloatArray]:
+    """The experts of one row in ascending order, int32 [chosen], and their weights, float32 [chosen]: see `Ops.mixture`."""
+    if not 1 <= chosen <= len(logits):
+        raise ValueError(f"{chosen} experts were to be chosen from {len(logits)}")
+    indices = np.sort(np.argsort(-logits, kind="stable")[:chosen])
+    likelihoods = np.exp(logits - logits.max())
+    total = (likelihoods[indices] if normalise else likelihoods).sum(dtype=np.float32)
+    return indices.astype(np.int32), np.asarray(likelihoods[indices] / total, np.float32)
+
+
+def _attend(query: FloatArray, keys: FloatArray, values: FloatArray, scale: float, softcap: float | None) -> FloatArray:
     """softmax(query @ keys.T * scale) @ values for one token: query [kv_heads, group, d], keys and values [kv_heads, visible, d]."""
     scores = np.matmul(query, keys.transpose(0, 2, 1)) * np.float32(scale)
+    if softcap is not None:
+        scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True, dtype=np.float32)
     out: FloatArray = np.matmul(weights, values)

@@ -6,8 +6,10 @@ The native core gives the interpreter free while it computes, so the two really 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -31,10 +33,15 @@ class _Resume:
 
 
 class InlineExecutor:
-    """`Executor` with a thread in place of workers. `figures` gives the statistics of what computes."""
+    """`Executor` with a thread in place of workers, on `cpu` if that is not -1. `figures` gives the statistics of what computes."""
 
     def __init__(
-        self, runner: StepRunner, limits: WorkerLimits, figures: Callable[[], dict[str, Any]] = dict, name: str = "homenode-steps"
+        self,
+        runner: StepRunner,
+        limits: WorkerLimits,
+        figures: Callable[[], dict[str, Any]] = dict,
+        name: str = "homenode-steps",
+        cpu: int = -1,
     ) -> None:
         self._runner = runner
         self._limits = limits
@@ -42,6 +49,7 @@ class InlineExecutor:
         self._tasks: SimpleQueue[Step | _Resume | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | StepError] = SimpleQueue()
         self._notify: Callable[[], None] = lambda: None
+        self._cpu = cpu
         self._pending = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -92,6 +100,9 @@ class InlineExecutor:
             self._thread.join()
 
     def _work(self) -> None:
+        if self._cpu >= 0:
+            with suppress(OSError):  # the team tries again, for the time of a step, and says what is wrong
+                os.sched_setaffinity(0, {self._cpu})
         broken = False  # a step failed: those sent before the loop heard of it are dropped, it knows they are lost
         while (task := self._tasks.get()) is not None and not self._closed.is_set():
             if isinstance(task, _Resume):

@@ -13,7 +13,7 @@ class SchedulerConfig:
     """How steps are filled and who is let in."""
 
     max_num_batched_tokens: int = option(
-        2048, "Most tokens computed in one step: the running sequences' next tokens and prefill.", minimum=1
+        512, "Most tokens computed in one step: the running sequences' next tokens and prefill.", minimum=1
     )
     max_num_seqs: int = option(128, "Most sequences running at once.", minimum=1)
     enable_chunked_prefill: bool = option(

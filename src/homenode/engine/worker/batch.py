@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ class Batch:
     spans: list[ScoredSpan]
 
 
-def build_batch(items: list[StepItem], table: SequenceTable) -> Batch:
+def build_batch(items: Sequence[StepItem], table: SequenceTable) -> Batch:
     """Arrays of a step over sequences in `table`, whose block tables are extended on the way.
 
     ValueError when an item asks for positions whose tokens or blocks are not known here.
@@ -54,13 +55,13 @@ def build_batch(items: list[StepItem], table: SequenceTable) -> Batch:
         positions=positions,
         query_start=query_start,
         context_len=ends,
-        block_table=_block_table(slots, ends, table),
+        block_table=block_table(slots, ends, table),
         sample_rows=sample_rows,
     )
     return Batch(arrays, row_slots, [item.seq for item in items if item.sample], spans)
 
 
-def _check(items: list[StepItem], slots: SlotArray, starts: IntArray, ends: IntArray, table: SequenceTable) -> None:
+def _check(items: Sequence[StepItem], slots: SlotArray, starts: IntArray, ends: IntArray, table: SequenceTable) -> None:
     lengths = table.length[slots]
     room = table.num_blocks[slots] * table.block_size
     wrong = (starts < 0) | (ends <= starts) | (ends > lengths) | (ends > room)
@@ -72,7 +73,7 @@ def _check(items: list[StepItem], slots: SlotArray, starts: IntArray, ends: IntA
 
 
 def _ids(
-    items: list[StepItem], slots: SlotArray, counts: IntArray, ends: IntArray, query_start: IntArray, table: SequenceTable
+    items: Sequence[StepItem], slots: SlotArray, counts: IntArray, ends: IntArray, query_start: IntArray, table: SequenceTable
 ) -> IntArray:
     """Token ids of the step. A sequence that decodes computes its newest token, which is at hand; the others are given slices."""
     ids: IntArray = np.repeat(table.last_token[slots], counts)
@@ -84,13 +85,14 @@ def _ids(
     return ids
 
 
-def _block_table(slots: SlotArray, ends: IntArray, table: SequenceTable) -> IntArray:
+def block_table(slots: SlotArray, ends: IntArray, table: SequenceTable) -> IntArray:
+    """[slots, widest] the blocks of each slot, as many as the longest of them needs."""
     widest = -(-int(ends.max(initial=1)) // table.block_size)
     return np.ascontiguousarray(table.blocks[:, :widest][slots])
 
 
 def _rows(
-    items: list[StepItem], slots: SlotArray, query_start: IntArray, table: SequenceTable
+    items: Sequence[StepItem], slots: SlotArray, query_start: IntArray, table: SequenceTable
 ) -> tuple[SlotArray, IntArray, list[ScoredSpan]]:
     """Whose rows of logits, which rows of the step, and the spans among them that score prompt tokens."""
     if all(item.score_from < 0 for item in items):

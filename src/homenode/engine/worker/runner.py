@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from homenode.compute.ops import Backend, Program
 from homenode.engine.schedule.step import Step, StepResult
-from homenode.engine.worker.batch import build_batch
-from homenode.engine.worker.sampler import draw, score
+from homenode.engine.worker.continued import Batches
+from homenode.engine.worker.sampler import Sampler, score
 from homenode.engine.worker.sequences import SequenceTable
 
 
@@ -27,6 +27,8 @@ class Runner:
         self._program = program
         self._backend = backend
         self._table = SequenceTable(block_size, eos_token_ids)
+        self._batches = Batches(self._table)
+        self._sampler = Sampler(backend, self._table)
         self._clock = clock
 
     @property
@@ -41,14 +43,17 @@ class Runner:
         are in no defined state afterwards; they are to be ended.
         """
         begin = self._clock()
+        if step.ends or step.starts:
+            self._batches.forget()
         for seq in step.ends:
             self._table.end(seq)
         for start in step.starts:
             self._table.start(start)
         if not step.items:
             return StepResult(step.number, [])
-        batch = build_batch(step.items, self._table)
+        batch = self._batches.build(step.items)
         logits = self._program.run(batch.arrays)
         scored = score(self._backend, logits, batch, self._table)
-        sampled = draw(self._backend, logits, batch, self._table)
+        sampled = self._sampler.draw(logits, batch)
+        self._batches.drawn(batch, step.items)
         return StepResult(step.number, sampled, scored, self._clock() - begin)

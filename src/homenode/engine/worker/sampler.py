@@ -19,23 +19,46 @@ _NO_TOKENS = np.zeros(0, np.int32)
 _NO_VALUES = np.zeros(0, np.float32)
 
 
-def draw(backend: Backend, logits: Logits, batch: Batch, table: SequenceTable) -> list[Sampled]:
-    """Draw a token for every sequence of the batch that wants one, and append it to the sequence."""
-    if not batch.sampled:
-        return []
-    slots = batch.row_slots
-    wanted = table.logprobs[slots]
-    drawn = backend.sample(logits, sampling_arrays(slots, table), int(wanted.max()))
-    rows = np.flatnonzero(slots)
-    tokens = drawn.tokens[rows]
-    table.append(slots[rows], tokens)
-    if wanted.max() < 0:
-        return [Sampled(seq, token) for seq, token in zip(batch.sampled, tokens.tolist(), strict=True)]
-    logprobs = token_logprobs(drawn, wanted)
-    return [
-        Sampled(seq, token, logprobs[row] if wanted[row] >= 0 else None)
-        for seq, token, row in zip(batch.sampled, tokens.tolist(), rows.tolist(), strict=True)
-    ]
+class Sampler:
+    """Draws the tokens of successive batches. How is put together once for rows that stay the same from step to step."""
+
+    def __init__(self, backend: Backend, table: SequenceTable) -> None:
+        self._backend, self._table = backend, table
+        self._slots: SlotArray | None = None  # the rows the following is about
+        self._how = sampling_arrays(np.zeros(0, np.intp), table)
+        self._rows: SlotArray | None = None  # those with a sequence; None: all
+        self._wanted: IntArray = _NO_TOKENS  # log-probabilities, for each row
+        self._most = -1
+
+    def draw(self, logits: Logits, batch: Batch) -> list[Sampled]:
+        """Draw a token for every sequence of the batch that wants one, and append it to the sequence."""
+        if not batch.sampled:
+            return []
+        slots, table = batch.row_slots, self._table
+        if slots is not self._slots:
+            self._look_at(slots)
+        elif table.num_biased or table.num_counted:
+            self._how = sampling_arrays(slots, table)
+        else:
+            self._how.counter = self._how.counter + np.uint64(1)  # everybody drew a token since
+        drawn = self._backend.sample(logits, self._how, self._most)
+        tokens = drawn.tokens if self._rows is None else drawn.tokens[self._rows]
+        table.append(slots if self._rows is None else slots[self._rows], tokens)
+        if self._most < 0:
+            return [Sampled(seq, token) for seq, token in zip(batch.sampled, tokens.tolist(), strict=True)]
+        logprobs, rows = token_logprobs(drawn, self._wanted), range(len(slots)) if self._rows is None else self._rows.tolist()
+        return [
+            Sampled(seq, token, logprobs[row] if self._wanted[row] >= 0 else None)
+            for seq, token, row in zip(batch.sampled, tokens.tolist(), rows, strict=True)
+        ]
+
+    def _look_at(self, slots: SlotArray) -> None:
+        """`slots` is the very array a batch and those that carry on with it share, see `continued`."""
+        self._slots = slots
+        self._how = sampling_arrays(slots, self._table)
+        self._rows = None if slots.all() else np.flatnonzero(slots)
+        self._wanted = self._table.logprobs[slots]
+        self._most = int(self._wanted.max())
 
 
 def score(backend: Backend, logits: Logits, batch: Batch, table: SequenceTable) -> list[PromptScores]:

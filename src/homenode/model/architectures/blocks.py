@@ -28,11 +28,12 @@ QKV_BIASES = (
     Parameter("v_bias", "model.layers.{layer}.self_attn.v_proj.bias", ("kv",), when="attention_bias"),
 )
 OUTPUT_BIAS = (Parameter("o_bias", "model.layers.{layer}.self_attn.o_proj.bias", ("hidden",), when="output_bias"),)
+POST_NORM = (Parameter("post_norm", "model.layers.{layer}.post_attention_layernorm.weight", ("hidden",)),)
 GATED_MLP = (
-    Parameter("post_norm", "model.layers.{layer}.post_attention_layernorm.weight", ("hidden",)),
-    Parameter("gate", "model.layers.{layer}.mlp.gate_proj.weight", ("intermediate", "hidden")),
-    Parameter("up", "model.layers.{layer}.mlp.up_proj.weight", ("intermediate", "hidden")),
-    Parameter("down", "model.layers.{layer}.mlp.down_proj.weight", ("hidden", "intermediate")),
+    *POST_NORM,
+    Parameter("gate", "model.layers.{layer}.mlp.gate_proj.weight", ("intermediate", "hidden"), when="dense"),
+    Parameter("up", "model.layers.{layer}.mlp.up_proj.weight", ("intermediate", "hidden"), when="dense"),
+    Parameter("down", "model.layers.{layer}.mlp.down_proj.weight", ("hidden", "intermediate"), when="dense"),
 )
 MLP_BIASES = (
     Parameter("gate_bias", "model.layers.{layer}.mlp.gate_proj.bias", ("intermediate",), when="mlp_bias"),

@@ -15,8 +15,9 @@ from homenode.model.checkpoint.spec import ModelSpec
 class Parameter:
     """One line of an architecture's table.
 
-    `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one. `shape` holds names of `dimensions()`:
-    two for a matrix [rows = outputs, columns = inputs], one for a vector. `when` names the flag of `flags()` that says whether the model has it.
+    `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one, and `{expert}` where every expert of a layer
+    has one: its handle is a list of them. `shape` holds names of `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a
+    vector. `when` names the flag of `flags()` that says whether the model, or this layer of it, has the parameter.
     """
 
     key: str  # what the forward function calls it
@@ -34,10 +35,18 @@ class Parameter:
         """Is there one in every layer?"""
         return "{layer}" in self.name
 
+    @property
+    def per_expert(self) -> bool:
+        """Is there one for every expert of a layer?"""
+        return "{expert}" in self.name
+
 
 @dataclass(frozen=True)
 class Parameters:
-    """Handles of a loaded model's parameters, by `Parameter.key`. A key the model lacks is absent: biases are looked up with `.get`."""
+    """Handles of a loaded model's parameters, by `Parameter.key`: a list of them where every expert has one.
+
+    A key the model (or the layer) lacks is absent: biases are looked up with `.get`.
+    """
 
     top: Mapping[str, Any]
     layers: tuple[Mapping[str, Any], ...]
@@ -64,46 +73,58 @@ class Architecture:
 
 def dimensions(spec: ModelSpec) -> dict[str, int]:
     """The lengths shapes are made of."""
+    mixture = spec.mixture
     return {
+        "one": 1,
         "vocabulary": spec.vocab_size,
         "hidden": spec.hidden_size,
         "intermediate": spec.intermediate_size,
+        "experts": mixture.num_experts if mixture else 0,
+        "expert_intermediate": mixture.intermediate_size if mixture else 0,
+        "shared_intermediate": mixture.shared_intermediate_size if mixture else 0,
         "query": spec.num_heads * spec.head_dim,
         "kv": spec.num_kv_heads * spec.head_dim,
         "head": spec.head_dim,
     }
 
 
-def flags(spec: ModelSpec) -> dict[str, bool]:
-    """The conditions `Parameter.when` can name."""
+def flags(spec: ModelSpec, layer: int | None = None) -> dict[str, bool]:
+    """The conditions `Parameter.when` can name, for a layer or for what is outside the layers."""
+    mixture = spec.mixture if spec.mixture is not None and layer not in spec.mixture.dense_layers else None
     return {
         "always": True,
         "untied": not spec.tie_word_embeddings,
         "attention_bias": spec.attention_bias,
         "output_bias": spec.output_bias,
         "mlp_bias": spec.mlp_bias,
+        "dense": mixture is None,
+        "mixture": mixture is not None,
+        "shared_expert": mixture is not None and mixture.shared_intermediate_size > 0,
     }
 
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """A tensor the checkpoint must hold. `layer` is None for those outside the layers."""
+    """A tensor the checkpoint must hold. `layer` is None for those outside the layers, `expert` for those that are no expert's."""
 
     parameter: Parameter
     layer: int | None
     name: str
     shape: tuple[int, ...]
+    expert: int | None = None
 
 
 def expected_tensors(table: tuple[Parameter, ...], spec: ModelSpec) -> Iterator[ExpectedTensor]:
-    """Every tensor a model of these figures has, layer by layer, in the order they are used."""
+    """Every tensor a model of these figures has, layer by layer, in the order they are used; a layer's experts' matrices of one kind beside each other."""
     sizes, present = dimensions(spec), flags(spec)
     for parameter in table:
-        if not present[parameter.when] or parameter.per_layer:
-            continue
-        yield ExpectedTensor(parameter, None, parameter.name, tuple(sizes[d] for d in parameter.shape))
+        if not parameter.per_layer and present[parameter.when]:
+            yield ExpectedTensor(parameter, None, parameter.name, tuple(sizes[d] for d in parameter.shape))
     for layer in range(spec.num_layers):
+        present = flags(spec, layer)
         for parameter in table:
-            if parameter.per_layer and present[parameter.when]:
-                name = parameter.name.format(layer=layer)
-                yield ExpectedTensor(parameter, layer, name, tuple(sizes[d] for d in parameter.shape))
+            if not parameter.per_layer or not present[parameter.when]:
+                continue
+            shape = tuple(sizes[d] for d in parameter.shape)
+            for expert in range(sizes["experts"]) if parameter.per_expert else (None,):
+                yield ExpectedTensor(parameter, layer, parameter.name.format(layer=layer, expert=expert), shape, expert)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import blocks
+from homenode.model.architectures import blocks, mixtures
 from homenode.model.architectures.parameters import Architecture, Forward, Parameter
 
 PARAMETERS = (
@@ -27,7 +27,7 @@ def forward(ops: Ops, model: Forward) -> Tensor:
         q = ops.rms_norm(q, layer["q_norm"], eps)
         k = ops.rms_norm(k, layer["k_norm"], eps)
         x = blocks.attend(ops, model, index, x, (q, k, v), rotation)
-        x = blocks.gated_mlp(ops, model, layer, x)
+        x = mixtures.feed_forward(ops, model, layer, x)
     return blocks.lm_head(ops, model, x)
 
 

@@ -95,6 +95,15 @@ class Fields:
             raise self.wrong(key, value, "a list of strings")
         return tuple(value)
 
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers that are not negative, empty when missing."""
+        value = self._values.get(self._prefix + key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise self.wrong(key, value, "a list of whole numbers")
+        return tuple(value)
+
     def table(self, key: str) -> Fields | None:
         """The object under `key` as Fields of its own, None when missing."""
         value = self._values.get(self._prefix + key)

@@ -14,7 +14,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.reading import quoted
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,34 @@ class _Family:
     head_dim: int | None = None  # None: hidden size / heads
     special_ids: tuple[int, int] | None = None  # beginning and end of text when nobody names them
     attention_bias: bool | None = None  # None: q, k, v and o follow `attention_bias`; True: q, k and v always
-    window: str = ""  # "": none; "all": every layer; "some": if `use_sliding_window`, layers named by kind or number
+    # "": none; "all": every layer. If `use_sliding_window`: "upper": layers named by kind, else those from `max_window_layers` on;
+    # "alternating": layers named by kind, else every other one below that; "if_used": every layer.
+    window: str = ""
+    window_size: int | None = 4096  # when nobody says; None: no window then
+    mixture: str = ""  # "": no experts; "all": in every layer, of `intermediate_size`; "some": with sizes, and perhaps layers, of their own
+    shared_expert: int = 0  # size of the expert that every token uses when nobody says; 0: there is none
+    num_experts: int = 0  # when nobody says, as are the next two
+    experts_per_token: int = 0
+    expert_size: int = 0
 
 
 FAMILIES = {
     "LlamaForCausalLM": _Family("llama", 2048, special_ids=(1, 2)),
     "MistralForCausalLM": _Family("mistral", 131072, special_ids=(1, 2), attention_bias=False, window="all"),
-    "Qwen2ForCausalLM": _Family("qwen2", 32768, attention_bias=True, window="some"),
-    "Qwen3ForCausalLM": _Family("qwen3", 32768, head_dim=128, window="some"),
-}
+    "Qwen2ForCausalLM": _Family("qwen2", 32768, attention_bias=True, window="upper"),
+    "Qwen3ForCausalLM": _Family("qwen3", 32768, head_dim=128, window="upper"),
+    "MixtralForCausalLM": _Family(
+        "mixtral", 131072, special_ids=(1, 2), attention_bias=False, window="all", window_size=None,
+        mixture="all", num_experts=8, experts_per_token=2,
+    ),
+    "Qwen2MoeForCausalLM": _Family(
+        "qwen2_moe", 32768, attention_bias=True, window="alternating",
+        mixture="some", shared_expert=5632, num_experts=60, experts_per_token=4, expert_size=1408,
+    ),
+    "Qwen3MoeForCausalLM": _Family(
+        "qwen3_moe", 32768, window="if_used", mixture="some", num_experts=128, experts_per_token=8, expert_size=768
+    ),
+}  # fmt: skip
 _BY_MODEL_TYPE = {family.architecture: family for family in FAMILIES.values()}
 _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 
@@ -56,13 +75,16 @@ def spec_from_config(path: Path, config: dict[str, object], generation: Fields, 
         fields.optional_integer("head_dim", maximum=limits.MOST_HEAD_DIM) or family.head_dim or derived_head_dim(fields, hidden, heads)
     )
     position = fields.integer("max_position_embeddings", family.max_position, maximum=limits.MOST_POSITION)
+    inner = fields.integer("intermediate_size", maximum=limits.MOST_INTERMEDIATE)
     rope = _rope(fields, position, head_dim)
     window, sliding = _window(fields, family, layers)
     bias = fields.boolean("attention_bias", False) if family.attention_bias is None else family.attention_bias
+    if family.mixture:
+        bias = bias and fields.boolean("qkv_bias", True)
     spec = ModelSpec(
         architecture=family.architecture,
         hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", maximum=limits.MOST_INTERMEDIATE),
+        intermediate_size=inner,
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=fields.integer("num_key_value_heads", heads, maximum=limits.MOST_HEADS),
@@ -75,6 +97,7 @@ def spec_from_config(path: Path, config: dict[str, object], generation: Fields, 
         attention_bias=bias,
         output_bias=bias and family.attention_bias is None,
         mlp_bias=family.architecture == "llama" and fields.boolean("mlp_bias", False),
+        mixture=_mixture(fields, family, layers, inner),
         sliding_window=window,
         sliding_layers=sliding,
         bos_token_id=_first(_token_ids(fields, generation, "bos_token_id", vocab, family)),
@@ -201,22 +224,57 @@ def _rotary_dim(fields: Fields, table: Fields, head_dim: int) -> int | None:
 
 def _window(fields: Fields, family: _Family, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The sliding window and which layers use it (empty: all)."""
-    if not family.window or (family.window == "some" and not fields.boolean("use_sliding_window", False)):
+    if not family.window or (family.window != "all" and not fields.boolean("use_sliding_window", False)):
         return None, ()
-    if fields.is_null("sliding_window"):
+    if fields.is_null("sliding_window") or not (fields.has("sliding_window") or family.window_size):
         return None, ()
-    window = fields.integer("sliding_window", 4096, maximum=limits.MOST_POSITION)
-    if family.window == "all":
+    window = fields.integer("sliding_window", family.window_size, maximum=limits.MOST_POSITION)
+    if family.window in ("all", "if_used"):
         return window, ()
     kinds = fields.texts("layer_types")
     if not kinds:
         first = fields.integer("max_window_layers", 28, minimum=0)
-        sliding = tuple(layer >= first for layer in range(layers))
+        alternating = family.window == "alternating"
+        sliding = tuple(layer < first and layer % 2 == 0 if alternating else layer >= first for layer in range(layers))
     elif len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise fields.wrong("layer_types", kinds, f"{layers} values, each full_attention or sliding_attention")
     else:
         sliding = tuple(kind == "sliding_attention" for kind in kinds)
     return (window, sliding) if any(sliding) else (None, ())
+
+
+def _mixture(fields: Fields, family: _Family, layers: int, intermediate: int) -> MixtureSpec | None:
+    """The experts, None in architectures without and where all layers are said to be dense."""
+    if not family.mixture:
+        return None
+    every = family.mixture == "all"
+    experts = fields.optional_integer("num_local_experts", minimum=0, maximum=limits.MOST_EXPERTS)
+    if experts is None:
+        experts = fields.integer("num_experts", family.num_experts, minimum=0, maximum=limits.MOST_EXPERTS)
+    dense = () if every else _dense_layers(fields, layers, experts)
+    if len(dense) == layers:
+        return None
+    if experts == 0:
+        raise fields.wrong("num_local_experts", experts, f"a whole number from 1 to {limits.MOST_EXPERTS}")
+    size = intermediate if every else fields.integer("moe_intermediate_size", family.expert_size, maximum=limits.MOST_INTERMEDIATE)
+    shared = family.shared_expert
+    if shared:
+        shared = fields.integer("shared_expert_intermediate_size", shared, maximum=limits.MOST_INTERMEDIATE)
+    return MixtureSpec(
+        num_experts=experts,
+        experts_per_token=fields.integer("num_experts_per_tok", family.experts_per_token, maximum=limits.MOST_EXPERTS),
+        intermediate_size=size,
+        normalise=every or fields.boolean("norm_topk_prob", False),
+        shared_intermediate_size=shared,
+        dense_layers=dense,
+    )
+
+
+def _dense_layers(fields: Fields, layers: int, experts: int) -> tuple[int, ...]:
+    """Layers with an MLP: those listed, and all but each `decoder_sparse_step`-th."""
+    step = fields.integer("decoder_sparse_step", 1)
+    listed = set(fields.integers("mlp_only_layers"))
+    return tuple(layer for layer in range(layers) if layer in listed or experts == 0 or (layer + 1) % step)
 
 
 def _token_ids(fields: Fields, generation: Fields, key: str, vocab: int, family: _Family) -> tuple[int, ...]:

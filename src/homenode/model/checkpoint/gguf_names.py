@@ -24,18 +24,48 @@ _IN_BLOCK = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_OF_EXPERTS = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
+# What Mixtral calls the same things.
+_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _BLOCK = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>[a-z_]+)\.(?P<kind>weight|bias)")
+_STACKED = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>ffn_gate|ffn_up|ffn_down)_exps\.weight")
+_SINGLE = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>ffn_gate|ffn_up|ffn_down)\.(?P<expert>0|[1-9][0-9]{0,4})\.weight")
 _PLAIN = re.compile(r"(?P<part>[a-z_]+)\.(?P<kind>weight|bias)")
 
 
-def hugging_face_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; a name we do not know is returned as it is."""
+def hugging_face_name(name: str, mixtral: bool = False) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; a name we do not know is returned as it is.
+
+    `mixtral`: experts and router bear Mixtral's names, not Qwen's.
+    """
     if (match := _BLOCK.fullmatch(name)) and (part := _IN_BLOCK.get(match["part"])):
+        if mixtral and part == "mlp.gate":
+            part = "block_sparse_moe.gate"
         return f"model.layers.{match['layer']}.{part}.{match['kind']}"
+    if match := _SINGLE.fullmatch(name):  # how files were written before experts were stacked
+        return _expert_name(match["layer"], match["expert"], match["part"], mixtral)
     if (match := _PLAIN.fullmatch(name)) and (part := _WHOLE.get(match["part"])):
         return f"{part}.{match['kind']}"
     return name
+
+
+def expert_names(name: str, experts: int, mixtral: bool = False) -> tuple[str, ...]:
+    """Hugging Face names of the experts whose matrices are stacked in the tensor `blk.3.ffn_gate_exps.weight`; none for another tensor."""
+    match = _STACKED.fullmatch(name)
+    return tuple(_expert_name(match["layer"], e, match["part"], mixtral) for e in range(experts)) if match else ()
+
+
+def _expert_name(layer: str, expert: str | int, part: str, mixtral: bool) -> str:
+    role = _OF_EXPERTS[part]
+    if mixtral:
+        return f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{_MIXTRAL[role]}.weight"
+    return f"model.layers.{layer}.mlp.experts.{expert}.{role}.weight"
 
 
 def permuted_heads(name: str, heads: int, kv_heads: int) -> int:

@@ -6,6 +6,7 @@ Source: the key list of the GGUF specification; the meaning of missing keys is t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import derived_head_dim, extended_position, sampling_defaults
 from homenode.model.checkpoint.reading import damaged, quoted, read_at
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec, TensorEntry
+from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, TensorEntry
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+# general.architecture -> ours. Converters name Mistral and Mixtral llama, too: see `gguf_architecture`.
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen2moe": "qwen2_moe", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
+_ROUTER = re.compile(r"model\.layers\.([0-9]+)\.(mlp|block_sparse_moe)\.gate\.weight")
+INTERLEAVED = ("llama", "mistral", "mixtral")  # whose query and key rows converters reorder: see `permuted_heads`
 ROPE_FACTORS = "rope_freqs.weight"
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files often name the end of text only; a control token that ends a turn ends the text too. These are the ones in use.
@@ -29,18 +33,31 @@ _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p":
 
 
 def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> str:
-    """general.architecture, one of `ARCHITECTURES`; UnsupportedError for another one."""
+    """Our name for general.architecture, which is one of `ARCHITECTURES`; UnsupportedError for another one."""
     name = Fields(path, metadata).text("general.architecture")
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedError(
             f"{path}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {known}",
             architecture=name,
-            known=ARCHITECTURES,
+            known=tuple(ARCHITECTURES),
         )
-    if Fields(path, metadata).optional_integer(f"{name}.expert_count", minimum=0):
-        raise UnsupportedError(f"{path}: mixtures of experts are not supported in architecture {name!r}; homenode runs dense models")
-    return name
+    fields = Fields(path, metadata, name + ".")
+    if not num_experts(path, metadata):
+        if name.endswith("moe"):
+            raise fields.wrong("expert_count", None, "the number of experts")
+        return "mistral" if name == "llama" and fields.optional_integer("attention.sliding_window", minimum=0) else ARCHITECTURES[name]
+    if name == "llama":
+        return "mixtral"
+    if not name.endswith("moe"):
+        raise UnsupportedError(f"{path}: mixtures of experts are not supported in architecture {name!r}; homenode runs dense models of it")
+    return ARCHITECTURES[name]
+
+
+def num_experts(path: Path, metadata: Mapping[str, Any]) -> int:
+    """Experts of a layer, 0 in dense models."""
+    name = Fields(path, metadata).text("general.architecture")
+    return Fields(path, metadata, name + ".").integer("expert_count", 0, minimum=0, maximum=limits.MOST_EXPERTS)
 
 
 def spec_from_gguf(
@@ -48,21 +65,23 @@ def spec_from_gguf(
 ) -> ModelSpec:
     """The figures of the model with these key-value pairs and `tensors` (Hugging Face names)."""
     architecture = gguf_architecture(path, metadata)
-    fields = Fields(path, metadata, architecture + ".")
+    fields = Fields(path, metadata, Fields(path, metadata).text("general.architecture") + ".")
     hidden = fields.integer("embedding_length", maximum=limits.MOST_HIDDEN)
     heads = fields.integer("attention.head_count", maximum=limits.MOST_HEADS)
     head_dim = _head_dim(fields, hidden, heads)
     vocab = _vocab_size(fields, metadata, tensors)
     position = fields.integer("context_length", maximum=limits.MOST_POSITION)
     rope = _rope(fields, architecture, head_dim, position, rope_factors)
+    layers = fields.integer("block_count", maximum=limits.MOST_LAYERS)
+    inner = fields.integer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE)
     window = fields.optional_integer("attention.sliding_window", minimum=0) or None
     tokenizer = Fields(path, metadata, "tokenizer.ggml.")
     bos = tokenizer.token_ids("bos_token_id", vocab)
     spec = ModelSpec(
-        architecture="mistral" if architecture == "llama" and window else architecture,  # converters name Mistral llama, too
+        architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=fields.integer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE),
-        num_layers=fields.integer("block_count", maximum=limits.MOST_LAYERS),
+        intermediate_size=inner,
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=fields.integer("attention.head_count_kv", heads, maximum=limits.MOST_HEADS),
         head_dim=head_dim,
@@ -74,6 +93,7 @@ def spec_from_gguf(
         attention_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
         output_bias="model.layers.0.self_attn.o_proj.bias" in tensors,
         mlp_bias="model.layers.0.mlp.gate_proj.bias" in tensors,
+        mixture=_mixture(fields, architecture, layers, inner, tensors) if num_experts(path, metadata) else None,
         sliding_window=window,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_eos_ids(tokenizer, metadata, vocab),
@@ -82,6 +102,34 @@ def spec_from_gguf(
     )
     limits.check_spec(spec, path)
     return spec
+
+
+def _mixture(fields: Fields, architecture: str, layers: int, intermediate: int, tensors: Mapping[str, TensorEntry]) -> MixtureSpec | None:
+    """The experts: how many, of which size, and in which layers, which are those that have a router."""
+    for key, plain in (("expert_gating_func", 1), ("expert_group_count", 1), ("expert_group_used_count", 1)):
+        if fields.integer(key, plain, minimum=0) not in (0, plain):
+            raise UnsupportedError(f"{fields.path}: {key} {fields.integer(key)} is not supported; homenode runs a softmax over all experts")
+    if (scale := fields.number("expert_weights_scale", 1.0, least=0.0)) not in (0.0, 1.0):
+        raise UnsupportedError(f"{fields.path}: expert_weights_scale {scale:g} is not supported; homenode wants 1")
+    used = fields.integer("expert_used_count", maximum=limits.MOST_EXPERTS)
+    # As the reference reader has it where a size is missing: the experts of a token share the length of an MLP.
+    size = intermediate if architecture == "mixtral" else max(intermediate // used, 1)
+    shared = "model.layers.{}.mlp.shared_expert_gate.weight"
+    routed = {int(match[1]) for name in tensors if (match := _ROUTER.fullmatch(name))}
+    dense = tuple(layer for layer in range(layers) if layer not in routed)
+    if len(dense) == layers:
+        raise damaged(fields.path, "experts", seen="no layer with a router", wanted="ffn_gate_inp.weight in the layers that have experts")
+    has_shared = any(shared.format(layer) in tensors for layer in routed)
+    return MixtureSpec(
+        num_experts=fields.integer("expert_count", maximum=limits.MOST_EXPERTS),
+        experts_per_token=used,
+        intermediate_size=fields.integer("expert_feed_forward_length", size, maximum=limits.MOST_INTERMEDIATE),
+        normalise=fields.boolean("expert_weights_norm", architecture != "qwen2_moe"),
+        shared_intermediate_size=(
+            fields.integer("expert_shared_feed_forward_length", intermediate, maximum=limits.MOST_INTERMEDIATE) if has_shared else 0
+        ),
+        dense_layers=dense,
+    )
 
 
 def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
@@ -115,7 +163,7 @@ def _vocab_size(fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[st
 def _rope(fields: Fields, architecture: str, head_dim: int, position: int, factors: TensorEntry | None) -> RopeSpec:
     theta = fields.number("rope.freq_base", 10000.0, above=1.0, most=limits.MOST_THETA)
     rotary = fields.integer("rope.dimension_count", head_dim, maximum=limits.MOST_HEAD_DIM)
-    if rotary != head_dim and architecture == "llama":
+    if rotary != head_dim and architecture in INTERLEAVED:
         # The converter interleaves whole heads, so the stored order and a shorter rotation do not agree on which elements turn.
         raise UnsupportedError(
             f"{fields.path}: rope over {rotary} of {head_dim} elements of a head is not supported in llama GGUF files; homenode wants the whole head"

@@ -8,11 +8,14 @@ from pathlib import Path
 from homenode.errors import UserError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.folder import CONFIG, read_folder
-from homenode.model.checkpoint.gguf_names import hugging_face_name, permuted_heads
+from homenode.model.checkpoint.gguf import GgufTensor
+from homenode.model.checkpoint.gguf_names import expert_names, hugging_face_name, permuted_heads
 from homenode.model.checkpoint.gguf_set import GgufSet, find_gguf, read_gguf_set
-from homenode.model.checkpoint.gguf_spec import ROPE_FACTORS, gguf_architecture, spec_from_gguf
+from homenode.model.checkpoint.gguf_spec import INTERLEAVED, ROPE_FACTORS, gguf_architecture, num_experts, spec_from_gguf
 from homenode.model.checkpoint.reading import damaged
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+
+_MOST_TENSORS = 2**17 + 3 * limits.MOST_EXPERTS_IN_ALL
 
 
 @dataclass
@@ -49,25 +52,45 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
 
 def _open_gguf(path: Path) -> OpenedCheckpoint:
     model = read_gguf_set(path)
-    gguf_architecture(path, model.metadata)
-    tensors = _named_entries(model)
+    architecture = gguf_architecture(path, model.metadata)
+    tensors = _named_entries(model, num_experts(path, model.metadata), architecture == "mixtral")
     factors = tensors.pop(ROPE_FACTORS, None)
     spec = spec_from_gguf(path, model.metadata, tensors, factors)
     limits.check_embedding(spec, tensors, path)
-    if spec.architecture in ("llama", "mistral"):
+    if spec.architecture in INTERLEAVED:
         tensors = {name: _interleaved(entry, spec) for name, entry in tensors.items()}
     return OpenedCheckpoint(path, spec, tensors, dict(model.metadata))
 
 
-def _named_entries(model: GgufSet) -> dict[str, TensorEntry]:
-    """The tensors under Hugging Face names."""
+def _named_entries(model: GgufSet, experts: int, mixtral: bool) -> dict[str, TensorEntry]:
+    """The tensors under Hugging Face names; those that stack the matrices of `experts` experts as one entry for each."""
     tensors: dict[str, TensorEntry] = {}
     for stored, (file, tensor) in model.tensors.items():
-        name = hugging_face_name(stored)
-        if name in tensors:
-            raise damaged(file, f"tensor {stored}", seen=f"another tensor that means {name}", wanted="every tensor once")
-        tensors[name] = TensorEntry(name, tensor.dtype, tensor.shape, file, tensor.offset, tensor.nbytes)
+        entries = _stacked_entries(file, tensor, experts, mixtral)
+        for entry in entries or [_entry(file, tensor, hugging_face_name(stored, mixtral))]:
+            if entry.name in tensors:
+                raise damaged(file, f"tensor {stored}", seen=f"another tensor that means {entry.name}", wanted="every tensor once")
+            tensors[entry.name] = entry
+        if len(tensors) > _MOST_TENSORS:
+            raise damaged(file, "tensors", seen="more than that, every expert's counted", wanted=f"at most {_MOST_TENSORS}")
     return tensors
+
+
+def _entry(file: Path, tensor: GgufTensor, name: str) -> TensorEntry:
+    # The gate of the shared expert is a matrix of one row, stored as a vector.
+    shape = (1, *tensor.shape) if name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1 else tensor.shape
+    return TensorEntry(name, tensor.dtype, shape, file, tensor.offset, tensor.nbytes)
+
+
+def _stacked_entries(file: Path, tensor: GgufTensor, experts: int, mixtral: bool) -> list[TensorEntry]:
+    """The slices of a tensor [experts, rows, columns], none when it is not one of these."""
+    names = expert_names(tensor.name, experts, mixtral)
+    if not names:
+        return []
+    if len(tensor.shape) != 3 or tensor.shape[0] != experts:
+        raise damaged(file, f"shape of {tensor.name}", seen=list(tensor.shape), wanted=f"matrices of {experts} experts")
+    size = tensor.nbytes // experts
+    return [TensorEntry(name, tensor.dtype, tensor.shape[1:], file, tensor.offset + e * size, size) for e, name in enumerate(names)]
 
 
 def _interleaved(entry: TensorEntry, spec: ModelSpec) -> TensorEntry:

@@ -6,12 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 from homenode.model.checkpoint.reading import damaged
-from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, TensorEntry
 
 MOST_LAYERS = 10_000
 MOST_VOCAB = 10_000_000
 MOST_HIDDEN = 1_000_000
 MOST_INTERMEDIATE = 10_000_000
+MOST_EXPERTS = 4096
+MOST_EXPERTS_IN_ALL = 100_000  # of all layers
 MOST_HEADS = 100_000
 MOST_HEAD_DIM = 4096
 MOST_POSITION = 2**30
@@ -27,6 +29,8 @@ def check_spec(spec: ModelSpec, source: Path) -> None:
     if spec.num_heads % spec.num_kv_heads:
         wanted = f"a divisor of the {spec.num_heads} attention heads"
         raise damaged(source, "key-value heads", seen=spec.num_kv_heads, wanted=wanted, do=_ASK)
+    if spec.mixture is not None:
+        _check_mixture(spec.mixture, spec.num_layers, source)
     rotary = spec.head_dim if spec.rope.rotary_dim is None else spec.rope.rotary_dim
     if rotary % 2 or not 2 <= rotary <= spec.head_dim:
         raise damaged(source, "rotary dimensions", seen=rotary, wanted=f"an even number up to the head's {spec.head_dim}", do=_ASK)
@@ -39,6 +43,16 @@ def check_spec(spec: ModelSpec, source: Path) -> None:
     if rope.kind == "yarn" and not rope.beta_slow <= rope.beta_fast:
         seen = f"beta_slow {rope.beta_slow}, beta_fast {rope.beta_fast}"
         raise damaged(source, "rope scaling", seen=seen, wanted="the slow one not above the fast one", do=_ASK)
+
+
+def _check_mixture(mixture: MixtureSpec, layers: int, source: Path) -> None:
+    if mixture.experts_per_token > mixture.num_experts:
+        raise damaged(
+            source, "experts of a token", seen=mixture.experts_per_token, wanted=f"at most the {mixture.num_experts} there are", do=_ASK
+        )
+    if layers * mixture.num_experts > MOST_EXPERTS_IN_ALL:
+        seen = f"{mixture.num_experts} in each of {layers} layers"
+        raise damaged(source, "experts", seen=seen, wanted=f"at most {MOST_EXPERTS_IN_ALL} in all", do=_ASK)
 
 
 def check_embedding(spec: ModelSpec, tensors: dict[str, TensorEntry], source: Path) -> None:

@@ -27,10 +27,22 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class MixtureSpec:
+    """Experts in place of a layer's MLP."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int  # of one expert
+    normalise: bool  # the weights of a token's experts add up to 1
+    shared_intermediate_size: int = 0  # of the expert that every token uses, scaled by a gate of its own; 0: there is none
+    dense_layers: tuple[int, ...] = ()  # layers that have an ordinary MLP instead, ascending
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The figures of a decoder. Token ids are those of the model's own generation defaults."""
 
-    architecture: str  # key of model.architectures.registry: llama, mistral, qwen2, qwen3
+    architecture: str  # key of model.architectures.registry: llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -45,6 +57,7 @@ class ModelSpec:
     attention_bias: bool = False  # q, k and v
     output_bias: bool = False  # o
     mlp_bias: bool = False
+    mixture: MixtureSpec | None = None  # None: every layer has an ordinary MLP
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
     bos_token_id: int | None = None

@@ -29,6 +29,8 @@ _WITHOUT_KERNEL = {
 }  # fmt: skip
 _QUANTISED_WITHOUT_KERNEL = ("Q8_0", "BF16", "F32")
 _WIDE = frozenset({"embed", "lm_head"})  # every token depends on these two: never narrower than Q8_0 by our own doing
+# Which experts compute hangs on these: a rounded logit would choose others. They are small.
+_EXACT = frozenset({"router", "shared_router"})
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ def _check_settings(quantize: str | None, dtype: str, weight_types: frozenset[st
 def _choose(tensor: MatchedTensor, weight_types: frozenset[str], quantize: str | None, dtype: str) -> tuple[str, str]:
     """Target format of a matrix and the reason for it."""
     source = tensor.entry.dtype.name
+    if source in _FLOATS and tensor.expected.parameter.key in _EXACT and "F32" in weight_types:
+        return "F32", "as stored" if source == "F32" else "float32, as it chooses the experts"
     if source in _FLOATS and quantize is not None:
         if tensor.expected.parameter.key in _WIDE and quantize == "q4_0" and "Q8_0" in weight_types:
             return "Q8_0", "quantised at load; embedding and output keep 8 bits, as every token depends on them"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from homenode.compute.ops import KV_DTYPES, Backend, KvCache, KvGeometry, Ops, Tensor
 from homenode.errors import UserError
@@ -13,6 +15,7 @@ from homenode.model.architectures.rope import Rope, rope_of
 from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
 from homenode.model.weights.layout import WeightLayout, plan_layout
 from homenode.model.weights.names import MatchedTensor, match_tensors
+from homenode.model.weights.packed_cache import PackedCache
 from homenode.model.weights.read import Progress, read_parameters
 
 
@@ -26,6 +29,7 @@ class LoadedModel:
     layout: WeightLayout
     rope: Rope
     max_model_len: int  # most positions of a sequence, prompt and output together
+    notes: tuple[str, ...] = ()  # of how it was loaded, worth telling an operator
 
     def forward(self, cache: KvCache) -> Callable[[Ops], Tensor]:
         """The function to compile: logits of a step's selected rows, keys and values going to `cache`."""
@@ -72,19 +76,30 @@ def load_model(
     dtype: str = "auto",
     max_model_len: int | None = None,
     progress: Progress | None = None,
+    packed_cache: Path | None = None,
 ) -> LoadedModel:
     """Load a checkpoint into a backend.
 
     quantize: None, `q8_0` or `q4_0` for float matrices. dtype: `auto`, `float32`, `bfloat16` or `float16` for float matrices.
     max_model_len: None means the model's own. progress: called with (bytes done, bytes in all) after every tensor.
+    packed_cache: the folder of a file the packed matrices are read from, or written to for the next time; see `packed_cache.PackedCache`.
 
     All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or format, CheckpointError for
     missing, unknown or misshapen tensors, UserError for settings.
     """
     length = _model_length(checkpoint.spec, max_model_len)
     plan = _plan(checkpoint, backend, quantize, dtype)
-    parameters = read_parameters(plan.tensors, plan.layout, backend, checkpoint.spec.num_layers, progress)
-    return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, length)
+    with ExitStack() as stack:
+        cache = stack.enter_context(_cache(packed_cache, plan, backend)) if packed_cache else None
+        parameters = read_parameters(plan.tensors, plan.layout, backend, checkpoint.spec.num_layers, progress, cache)
+        notes = tuple(cache.notes) if cache else ()
+    return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, length, notes)
+
+
+def _cache(folder: Path, plan: _Plan, backend: Backend) -> PackedCache:
+    matrices = {m.name for m in plan.layout.matrices}
+    entries = {t.entry.name: t.entry for t in plan.tensors if t.entry.name in matrices}
+    return PackedCache(folder, entries, plan.layout, backend)
 
 
 def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype: str) -> _Plan:

@@ -21,15 +21,21 @@ from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
 from homenode.model.weights.names import MatchedTensor
+from homenode.model.weights.packed_cache import PackedCache
 
 IndexArray = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]  # bytes of the files taken in so far, bytes in all
 
 
 def read_parameters(
-    tensors: Iterable[MatchedTensor], layout: WeightLayout, backend: Backend, num_layers: int, progress: Progress | None = None
+    tensors: Iterable[MatchedTensor],
+    layout: WeightLayout,
+    backend: Backend,
+    num_layers: int,
+    progress: Progress | None = None,
+    cache: PackedCache | None = None,
 ) -> Parameters:
-    """Read every tensor and hand it to the backend.
+    """Read every tensor and hand it to the backend; matrices from `cache` where it has them.
 
     Raises CheckpointError when a file is gone or ends before a tensor does, and what the backend raises for failed reads.
     """
@@ -45,12 +51,21 @@ def read_parameters(
             if expected.parameter.kind == "vector":
                 handle = backend.vector(_decode(entry))
             else:
-                handle = _load_matrix(backend, files.open(entry.file), entry, targets[entry.name])
+                handle = cache.weight(entry.name) if cache else None
+                if handle is None:
+                    handle = _load_matrix(backend, files.open(entry.file), entry, targets[entry.name])
+                    if cache:
+                        cache.add(entry.name, handle)
             owner = top if expected.layer is None else layers[expected.layer]
-            owner[expected.parameter.key] = handle
+            if expected.expert is None:
+                owner[expected.parameter.key] = handle
+            else:
+                owner.setdefault(expected.parameter.key, []).append(handle)
             done += entry.nbytes
             if progress is not None:
                 progress(done, total)
+    if cache:
+        cache.complete()
     return Parameters(top, tuple(layers))
 
 

@@ -1,0 +1,112 @@
+"""The tables of docs/performance.md, made of the records next to it: `python -m benchmarks.table` (a test holds the page up to date).
+
+Only text between the markers `<!-- name -->` and `<!-- end of name -->` is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from benchmarks.comparison import Combination, Comparison, Row, own_rates, row_of
+from benchmarks.served import ServedComparison, served_text
+from benchmarks.workload import Rates
+
+_DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = _DOCS / "performance.md"
+RECORD = _DOCS / "comparison.json"
+SERVED_RECORD = _DOCS / "comparison-served.json"
+_BEHIND = 1.0
+
+
+def page(text: str, record: Comparison, served: ServedComparison) -> str:
+    """The page with its tables made anew."""
+    return _replaced(_replaced(text, "comparison", comparison_text(record)), "served comparison", served_text(served))
+
+
+def _replaced(text: str, name: str, fresh: str) -> str:
+    """With other text between the markers of this name. ValueError when they are not there once each."""
+    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise ValueError(f"the page needs {start.strip()!r} and {end!r} once each")
+    return text[: text.index(start) + len(start)] + fresh + text[text.index(end) :]
+
+
+def comparison_text(record: Comparison) -> str:
+    """What is slower here than elsewhere, a table for each shape, and where the figures come from."""
+    rows = [row_of(c, record.counted(c), record.workload.cases) for c in record.combinations]
+    parts = [behind_text(rows)]
+    for shape, of_shape in groupby(rows, key=lambda row: row.combination.shape):
+        parts.append(_shape_table(shape, list(of_shape), record))
+    return "\n".join([*parts, _origin(record)]) + "\n"
+
+
+def behind_text(rows: Sequence[Row]) -> str:
+    """A line for each combination in which the other side is faster, or that there is none."""
+    lines = []
+    for row in rows:
+        slower = [f"{_case_title(case)} ({ratio:.2f}x)" for case, ratio in row.ratios.items() if ratio < _BEHIND]
+        if slower:
+            lines.append(f"- {row.combination.shape}, {row.combination.format}, against {_against(row.combination)}: {', '.join(slower)}")
+    if not lines:
+        return "Behind: in none of the cases below.\n"
+    return "\n".join(["Behind, that is slower than the other side:\n", *lines]) + "\n"
+
+
+def _shape_table(shape: str, rows: Sequence[Row], record: Comparison) -> str:
+    cases = record.workload.cases
+    lines = [f"Shape of {shape}:\n", f"| weights | | {' | '.join(map(_case_title, cases))} |", "|---" * (2 + len(cases)) + "|"]
+    for format, of_format in groupby(rows, key=lambda row: row.combination.format):
+        group = list(of_format)
+        ours = own_rates([pair for row in group for pair in record.counted(row.combination)], cases)
+        lines.append(_line(f"**{format}**", "homenode, tok/s", [f"**{_rate(ours, case)}**" if case in ours else "" for case in cases]))
+        lines += [_line("", _against(row.combination), [_cell(row, case) for case in cases]) for row in group]
+    return "\n".join(lines) + "\n"
+
+
+def _line(first: str, second: str, cells: Sequence[str]) -> str:
+    return f"| {first} | {second} | {' | '.join(cells)} |"
+
+
+def _cell(row: Row, case: str) -> str:
+    """`2.31x (154)`: our speed as a multiple of theirs, and theirs in tokens a second."""
+    return f"{row.ratios[case]:.2f}x ({_rate(row.theirs, case)})" if case in row.ratios else ""
+
+
+def _rate(rates: Rates, case: str) -> str:
+    return f"{rates[case]:.0f}" if case in rates else ""
+
+
+def _against(combination: Combination) -> str:
+    return f"{combination.engine}, {combination.variant}" if combination.variant else combination.engine
+
+
+def _case_title(case: str) -> str:
+    return case if case == "prefill" else f"decode, {case}"
+
+
+def _origin(record: Comparison) -> str:
+    """Machine, versions, what was done and how many pairs count."""
+    machine, work = record.machine, record.workload
+    counted = sum(pair.moved is None for pair in record.pairs)
+    lines = [
+        f"Machine: {machine['processor']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, transparent huge pages "
+        f"`{machine['transparent_hugepage']}`; {work.threads} threads for every engine. Prefill: one prompt of {work.prompt} tokens. Decode: "
+        f"{work.steps} tokens for each sequence after {work.context} others. {counted} pairs count, {len(record.pairs) - counted} were "
+        "measured while the CPUs moved and do not.\n",
+        "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())) + ".\n",
+    ]
+    if record.skipped:
+        lines += ["Not measured:\n", *(f"- {line}" for line in record.skipped), ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(page(text, Comparison.load(RECORD), ServedComparison.load_file(SERVED_RECORD)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

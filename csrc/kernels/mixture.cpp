@@ -1,0 +1,171 @@
+#include "kernels/mixture.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "kernels/kernels.h"
+#include "kernels/linear_group.h"
+#include "kernels/mixture_routes.h"
+
+namespace homenode {
+namespace {
+
+int64_t block_of(const GroupProduct& product, int64_t slots) {
+  return block_tokens(slots, std::max<int64_t>(static_cast<int64_t>(product.rows().stride), 1));
+}
+
+// silu(gate) * up of one expert's slots, for the rows of one piece.
+class GateUp {
+ public:
+  GateUp(const MixtureInput& input, const PreparedRows& to, const LinearTable& table)
+      : gate_rows_(input.gate_rows()), up_rows_(input.up_rows()), to_(to), table_(table), silu_mul_(kernels(current_level()).silu_mul) {}
+
+  void multiply(const Weight& gate, const Weight& up, size_t piece, int64_t begin, int64_t end) {
+    const GroupProduct gates(gate, gate_rows_, table_), ups(up, up_rows_, table_);
+    const Weight::Piece &gate_piece = gate.pieces[piece], &up_piece = up.pieces[piece];
+    const int64_t block = std::min(block_of(gates, end - begin), block_of(ups, end - begin));
+    for (int64_t from = begin; from < end; from += block) {
+      const int64_t to = std::min(from + block, end);
+      for (int64_t row = gate_piece.row_begin; row < gate_piece.row_end; row += kGroupRows) {
+        const int64_t group = (row - gate_piece.row_begin) / kGroupRows, rows = std::min<int64_t>(kGroupRows, gate_piece.row_end - row);
+        for (int64_t slot = from; slot < to; slot += kTokensAtOnce) {
+          const int64_t count = std::min(kTokensAtOnce, to - slot);
+          std::fill(gate_, gate_ + count * kGroupRows, 0.0f);
+          std::fill(up_, up_ + count * kGroupRows, 0.0f);
+          gates.multiply(gate_piece.data + group * gates.group_bytes(), slot, count, gate_);
+          ups.multiply(up_piece.data + group * ups.group_bytes(), slot, count, up_);
+          silu_mul_(gate_, up_, gate_, count * kGroupRows);
+          for (int64_t i = 0; i < count; ++i) store_columns(to_, table_, slot + i, row, gate_ + i * kGroupRows, rows);
+        }
+      }
+    }
+  }
+
+ private:
+  ActivationRows gate_rows_, up_rows_;
+  const PreparedRows& to_;
+  const LinearTable& table_;
+  void (*silu_mul_)(const float*, const float*, float*, int64_t);
+  alignas(64) float gate_[kTokensAtOnce * kGroupRows];
+  alignas(64) float up_[kTokensAtOnce * kGroupRows];
+};
+
+// Adds what one expert makes of its slots to their tokens, for the rows of one piece of down.
+void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct& product, const Weight::Piece& piece, int64_t begin, int64_t end) {
+  alignas(64) float sums[kTokensAtOnce * kGroupRows];
+  const int64_t block = block_of(product, end - begin);
+  for (int64_t from = begin; from < end; from += block) {
+    const int64_t to = std::min(from + block, end);
+    const uint8_t* group = piece.data;
+    for (int64_t row = piece.row_begin; row < piece.row_end; row += kGroupRows, group += product.group_bytes()) {
+      const int64_t rows = std::min<int64_t>(kGroupRows, piece.row_end - row);
+      for (int64_t slot = from; slot < to; slot += kTokensAtOnce) {
+        const int64_t count = std::min(kTokensAtOnce, to - slot);
+        std::fill(sums, sums + count * kGroupRows, 0.0f);
+        product.multiply(group, slot, count, sums);
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t route = m.list.route(slot + i);
+          const float weight = m.weights[route], *values = sums + i * kGroupRows;
+          float* out = a.out + route / a.plan->chosen * a.out_stride + row;
+          for (int64_t r = 0; r < rows; ++r) out[r] += weight * values[r];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void mixture_route(const MixtureArgs& a, int thread, int threads) {
+  const MixtureMemory m = memory_of(a, thread);
+  choose_all(a, m, a.tokens * thread / threads, a.tokens * (thread + 1) / threads);
+  MixtureInput(a, m).prepare(thread, threads);
+}
+
+void mixture_gather(const MixtureArgs& a, int thread, int threads) {
+  MixtureMemory m = memory_of(a, thread);
+  m.list.sort(m.indices, a.routes());
+  MixtureInput(a, m).gather(a.routes() * thread / threads, a.routes() * (thread + 1) / threads);
+}
+
+void mixture_gate_up(const MixtureArgs& a, int thread, int threads) {
+  MixtureMemory m = memory_of(a, thread);
+  const MixtureInput input(a, m);
+  if (mixture_is_few(a.tokens)) {
+    choose_all(a, m, 0, a.tokens);
+    m.list.sort(m.indices, a.routes());
+    input.prepare(0, 1);
+    if (a.tokens > 1) input.gather(0, a.routes());
+  }
+  const LinearTable& table = linear_table(current_level());
+  const Experts& experts = a.plan->experts;
+  const PreparedRows inner = prepared_rows(inner_product(a, m), table);
+  GateUp product(input, inner, table);
+  for (size_t e = 0; e < experts.gate.size(); ++e) {
+    const int64_t begin = m.list.begin(static_cast<int>(e)), end = m.list.end(static_cast<int>(e));
+    if (begin == end) continue;
+    for (size_t p = static_cast<size_t>(thread); p < experts.gate[e]->pieces.size(); p += static_cast<size_t>(threads)) {
+      product.multiply(*experts.gate[e], *experts.up[e], p, begin, end);
+    }
+  }
+}
+
+void mixture_down(const MixtureArgs& a, int thread, int threads) {
+  const MixtureMemory m = memory_of(a, thread);
+  const Experts& experts = a.plan->experts;
+  const LinearTable& table = linear_table(current_level());
+  const LinearArgs inner = inner_product(a, m);
+  const auto& pieces = experts.down[0]->pieces;
+  for (size_t p = static_cast<size_t>(thread); p < pieces.size(); p += static_cast<size_t>(threads)) {
+    const int64_t row = pieces[p].row_begin, rows = pieces[p].row_end - row;
+    for (int64_t t = 0; t < a.tokens && rows > 0; ++t) {
+      std::memcpy(a.out + t * a.out_stride + row, a.residual + t * a.residual_stride + row, static_cast<size_t>(rows) * sizeof(float));
+    }
+    for (size_t e = 0; e < experts.down.size(); ++e) {
+      const int64_t begin = m.list.begin(static_cast<int>(e)), end = m.list.end(static_cast<int>(e));
+      if (begin == end) continue;
+      const Weight& down = *experts.down[e];
+      add_expert(a, m, GroupProduct(down, rows_for(inner, down, table), table), down.pieces[p], begin, end);
+    }
+  }
+}
+
+namespace {
+
+Error misfit(const std::string& message) { return Error{Fault::user, 0, "mixture: " + message}; }
+
+std::string shape_of(const Weight& w) { return std::string(format_name(w.format)) + " " + std::to_string(w.rows) + " x " + std::to_string(w.columns); }
+
+bool alike(const Weight& a, const Weight& b) {
+  const auto same_rows = [](const Weight::Piece& p, const Weight::Piece& q) { return p.row_begin == q.row_begin && p.row_end == q.row_end; };
+  return a.rows == b.rows && a.columns == b.columns && std::equal(a.pieces.begin(), a.pieces.end(), b.pieces.begin(), b.pieces.end(), same_rows);
+}
+
+std::optional<Error> check_alike(const std::vector<const Weight*>& matrices) {
+  for (const Weight* w : matrices) {
+    if (w->format != matrices[0]->format || !alike(*w, *matrices[0])) {
+      return misfit("experts of one shape and format are needed; seen " + shape_of(*matrices[0]) + " and " + shape_of(*w));
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Error> check_experts(const Experts& experts) {
+  if (experts.gate.empty() || experts.up.size() != experts.gate.size() || experts.down.size() != experts.gate.size()) {
+    return misfit("gate, up and down matrices of " + std::to_string(experts.gate.size()) + ", " + std::to_string(experts.up.size()) + " and " +
+                  std::to_string(experts.down.size()) + " experts; wanted as many of each, and at least one");
+  }
+  for (const auto* matrices : {&experts.gate, &experts.up, &experts.down}) {
+    if (auto error = check_alike(*matrices)) return error;
+  }
+  const Weight &gate = *experts.gate[0], &up = *experts.up[0], &down = *experts.down[0];
+  if (!alike(gate, up) || down.rows != gate.columns || down.columns != gate.rows) {
+    return misfit("an expert of gate " + shape_of(gate) + ", up " + shape_of(up) + " and down " + shape_of(down) + "; the shapes do not fit each other");
+  }
+  return std::nullopt;
+}
+
+}  // namespace homenode

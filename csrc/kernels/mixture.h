@@ -1,0 +1,70 @@
+// Mixtures of experts: each token is multiplied with the matrices of the few experts a router chose for it.
+//
+// Routes are sorted by expert, so that an expert's matrices are read once for all its tokens, and matrices of experts without tokens not at all.
+// Every thread multiplies its own rows of each expert's matrices: one token is work for the whole team. A token's experts are added to its output
+// in ascending order, each as one row of a product; so its value does not depend on the tokens beside it.
+//
+// Phases, a barrier between each two; every thread calls those that a step needs:
+//   mixture_route      the experts of each token, and the activations as the matrices want them   } only for more than kMixtureFew tokens; for fewer
+//   mixture_gather     the activations of an expert's tokens beside each other                     } every thread does it all for itself in the next
+//   mixture_gate_up    silu(gate) * up of each token and expert
+//   mixture_down       the weighted sum
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/isa.h"
+#include "base/status.h"
+#include "kernels/linear.h"
+
+namespace homenode {
+
+constexpr int64_t kMixtureFew = 8;
+
+// One gated MLP for each expert. `check_experts` says whether they fit together.
+struct Experts {
+  std::vector<const Weight*> gate, up, down;  // [inner, columns], [inner, columns], [columns, inner]
+  int count() const { return static_cast<int>(gate.size()); }
+  int64_t columns() const { return gate[0]->columns; }
+  int64_t inner() const { return gate[0]->rows; }
+};
+std::optional<Error> check_experts(const Experts&);
+
+// A mixture and how much memory steps of at most `max_tokens` tokens need for it at a level.
+struct MixturePlan {
+  MixturePlan(Experts, int chosen, bool normalise, int64_t max_tokens, Level);
+
+  Experts experts;
+  int chosen;          // experts of a token, at most as many as there are
+  bool normalise;      // their weights add up to 1
+  int64_t max_tokens;
+  size_t gate_row, up_row;  // bytes of a gathered row; up_row is 0 where gate and up take the same rows
+  size_t shared_bytes;      // of the memory all threads share, on a 64-byte boundary
+  size_t own_bytes;         // of that of one thread, a multiple of 128
+};
+
+struct MixtureArgs {
+  const MixturePlan* plan;
+  int64_t tokens;
+  const float* x; int64_t x_stride;        // [tokens, columns]
+  const float* logits; int64_t logits_stride;      // [tokens, experts]
+  const float* residual; int64_t residual_stride;  // [tokens, columns]
+  float* out; int64_t out_stride;          // [tokens, columns], not the residual
+  std::byte* shared;                       // as the phase before left it, like `own`
+  std::byte* own;                          // [threads] own_bytes
+  int64_t routes() const { return tokens * plan->chosen; }
+};
+
+inline bool mixture_is_few(int64_t tokens) { return tokens <= kMixtureFew; }
+void mixture_route(const MixtureArgs&, int thread, int threads);
+void mixture_gather(const MixtureArgs&, int thread, int threads);
+void mixture_gate_up(const MixtureArgs&, int thread, int threads);
+void mixture_down(const MixtureArgs&, int thread, int threads);
+
+// The `chosen` largest of a row's logits, of equal ones the lowest index first, and their weights: softmax over all, or over the chosen ones.
+// Whatever the logits are, NaN or infinite, the indices are different ones below `experts`.
+void choose_experts(const float* logits, int experts, int chosen, bool normalise, int32_t* indices, float* weights);
+
+}  // namespace homenode

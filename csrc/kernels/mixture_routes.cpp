@@ -1,0 +1,168 @@
+#include "kernels/mixture_routes.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/kernels.h"
+#include "kernels/tensor.h"
+
+namespace homenode {
+namespace {
+
+// Hands out pieces of memory that start on cache lines; without a base it only counts.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(size_t count) {
+    T* piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  size_t used_ = 0;
+};
+
+// Routes of at most so many tokens and their activations.
+void carve_routed(Carver& from, const MixturePlan& plan, int64_t tokens, MixtureMemory& m) {
+  const auto routes = static_cast<size_t>(tokens * plan.chosen);
+  const Weight* inputs[] = {plan.experts.gate[0], plan.experts.up[0]};
+  m.indices = from.take<int32_t>(routes);
+  m.weights = from.take<float>(routes);
+  m.prepared = from.take<uint8_t>(linear_scratch_bytes(tokens, plan.experts.columns(), inputs, 2));
+  m.gathered = m.gathered_up = from.take<uint8_t>(routes * plan.gate_row);
+  if (plan.up_row) m.gathered_up = from.take<uint8_t>(routes * plan.up_row);
+}
+
+size_t carve_shared(std::byte* base, const MixturePlan& plan, MixtureMemory& m) {
+  Carver from(base);
+  m.inner = from.take<uint8_t>(linear_scratch_bytes(plan.max_tokens * plan.chosen, plan.experts.inner(), plan.experts.down.data(), 1, true));
+  carve_routed(from, plan, plan.max_tokens, m);
+  return from.used();
+}
+
+// With room for the routes of few tokens, which are then not the shared ones.
+size_t carve_own(std::byte* base, const MixturePlan& plan, bool few, MixtureMemory& m) {
+  Carver from(base);
+  m.list = RouteList(from.take<int32_t>(RouteList::length(plan.experts.count(), plan.max_tokens * plan.chosen)), plan.experts.count());
+  if (few) carve_routed(from, plan, std::min(kMixtureFew, plan.max_tokens), m);
+  return from.used();
+}
+
+struct RowBytes {
+  size_t used, stride;
+};
+
+// Of a row of x as a weight's kernel wants it: how many bytes there are, and from row to row when rows are gathered.
+RowBytes bytes_of(const ActivationRows& rows, const float* x) {
+  if (rows.data != reinterpret_cast<const uint8_t*>(x)) return {rows.stride, rows.stride};
+  return {static_cast<size_t>(rows.columns) * sizeof(float), static_cast<size_t>(row_stride(rows.columns)) * sizeof(float)};
+}
+
+// The same for a weight at a level, learnt from one row.
+size_t gathered_bytes(const Weight& w, Level level) {
+  const Weight* weights[] = {&w};
+  const float x = 0;
+  std::vector<uint8_t> scratch(linear_scratch_bytes(1, w.columns, weights, 1));
+  const LinearArgs probe{&x, row_stride(w.columns), 1, weights, 1, nullptr, nullptr, 0, nullptr, 0, scratch.data()};
+  return bytes_of(rows_for(probe, w, linear_table(level)), &x).stride;
+}
+
+}  // namespace
+
+MixturePlan::MixturePlan(Experts all, int per_token, bool sum_to_one, int64_t most, Level level)
+    : experts(std::move(all)), chosen(per_token), normalise(sum_to_one), max_tokens(most) {
+  const Weight &gate = *experts.gate[0], &up = *experts.up[0];
+  gate_row = gathered_bytes(gate, level);
+  up_row = gate.format == up.format ? 0 : gathered_bytes(up, level);
+  MixtureMemory unused{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr};
+  shared_bytes = carve_shared(nullptr, *this, unused);
+  own_bytes = (carve_own(nullptr, *this, true, unused) + 127) / 128 * 128;  // lines are fetched in pairs
+}
+
+MixtureMemory memory_of(const MixtureArgs& a, int thread) {
+  MixtureMemory m{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr};
+  carve_shared(a.shared, *a.plan, m);
+  carve_own(a.own + static_cast<size_t>(thread) * a.plan->own_bytes, *a.plan, mixture_is_few(a.tokens), m);
+  return m;
+}
+
+void RouteList::sort(const int32_t* indices, int64_t routes) {
+  std::fill(ends_, ends_ + experts_, 0);
+  for (int64_t r = 0; r < routes; ++r) ++ends_[indices[r]];
+  for (int32_t e = 0, begin = 0; e < experts_; ++e) {  // now where each expert's next route goes; at last where its routes end
+    const int32_t count = ends_[e];
+    ends_[e] = begin;
+    begin += count;
+  }
+  for (int64_t r = 0; r < routes; ++r) routes_[ends_[indices[r]]++] = static_cast<int32_t>(r);
+}
+
+void choose_experts(const float* logits, int experts, int chosen, bool normalise, int32_t* indices, float* weights) {
+  int found = 0;
+  for (int e = 0; e < experts; ++e) {
+    int place = found < chosen ? found++ : chosen;
+    for (; place > 0 && logits[e] > weights[place - 1]; --place) {
+      if (place == chosen) continue;  // the smallest gives way
+      weights[place] = weights[place - 1];
+      indices[place] = indices[place - 1];
+    }
+    if (place == chosen) continue;
+    weights[place] = logits[e];
+    indices[place] = e;
+  }
+  const Kernels& level = kernels(current_level());
+  const float largest = weights[0];
+  level.exponentials(weights, weights, chosen, largest, 1);
+  double total = 0;
+  if (normalise) {
+    for (int i = 0; i < chosen; ++i) total += weights[i];
+  } else {
+    total = level.sum_exponentials(logits, experts, largest, 1);
+  }
+  for (int i = 0; i < chosen; ++i) weights[i] = static_cast<float>(weights[i] / total);
+}
+
+void choose_all(const MixtureArgs& a, const MixtureMemory& m, int64_t begin, int64_t end) {
+  const MixturePlan& plan = *a.plan;
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t first = t * plan.chosen;
+    choose_experts(a.logits + t * a.logits_stride, plan.experts.count(), plan.chosen, plan.normalise, m.indices + first, m.weights + first);
+  }
+}
+
+MixtureInput::MixtureInput(const MixtureArgs& a, const MixtureMemory& m)
+    : call_(a), memory_(m), weights_{a.plan->experts.gate[0], a.plan->experts.up[0]},
+      args_{a.x, a.x_stride, a.tokens, weights_, 2, nullptr, nullptr, 0, nullptr, 0, m.prepared}, table_(linear_table(current_level())) {}
+
+void MixtureInput::gather(int64_t begin, int64_t end) const {
+  gather_for(0, begin, end, memory_.gathered);
+  if (memory_.gathered_up != memory_.gathered) gather_for(1, begin, end, memory_.gathered_up);
+}
+
+void MixtureInput::gather_for(int which, int64_t begin, int64_t end, uint8_t* to) const {
+  const ActivationRows rows = rows_for(args_, *weights_[which], table_);
+  const RowBytes bytes = bytes_of(rows, call_.x);
+  for (int64_t slot = begin; slot < end; ++slot) {
+    const int64_t token = memory_.list.route(slot) / call_.plan->chosen;
+    std::memcpy(to + static_cast<size_t>(slot) * bytes.stride, rows.data + static_cast<size_t>(token) * rows.stride, bytes.used);
+  }
+}
+
+ActivationRows MixtureInput::by_slot(int which, const uint8_t* gathered) const {
+  ActivationRows rows = rows_for(args_, *weights_[which], table_);
+  rows.stride = call_.tokens == 1 ? 0 : bytes_of(rows, call_.x).stride;
+  if (call_.tokens > 1) rows.data = gathered;
+  return rows;
+}
+
+LinearArgs inner_product(const MixtureArgs& a, const MixtureMemory& m) {
+  LinearArgs args{nullptr, 0, a.routes(), a.plan->experts.down.data(), 1, nullptr, nullptr, 0, nullptr, 0, m.inner};
+  args.filled = true;
+  return args;
+}
+
+}  // namespace homenode

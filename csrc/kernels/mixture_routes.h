@@ -1,0 +1,67 @@
+// The routes of a step, and activations on their way to the experts. Route r is choice r % chosen of token r / chosen.
+#pragma once
+#include "kernels/linear_rows.h"
+#include "kernels/mixture.h"
+
+namespace homenode {
+
+// The routes in the order of their experts, those of one expert in the order of tokens. The place of a route in it is its slot.
+// Every thread makes its own list, which is less work than waiting for another's.
+class RouteList {
+ public:
+  RouteList(int32_t* memory, int experts) : ends_(memory), routes_(memory + experts), experts_(experts) {}
+  static size_t length(int experts, int64_t routes) { return static_cast<size_t>(experts + routes); }
+  void sort(const int32_t* indices, int64_t routes);
+  int64_t begin(int expert) const { return expert ? ends_[expert - 1] : 0; }
+  int64_t end(int expert) const { return ends_[expert]; }
+  int32_t route(int64_t slot) const { return routes_[slot]; }
+
+ private:
+  int32_t* ends_;    // [experts] after `sort`
+  int32_t* routes_;  // [slots]
+  int experts_;
+};
+
+// The memory of a mixture as one thread uses it in a step.
+struct MixtureMemory {
+  int32_t* indices;    // [routes] experts
+  float* weights;      // [routes]
+  uint8_t* prepared;   // scratch memory of gate's and up's product
+  uint8_t* gathered;   // [routes, gate_row]
+  uint8_t* gathered_up;  // [routes, up_row], or equal to `gathered`
+  RouteList list;
+  uint8_t* inner;      // scratch memory of down's product, a row for each slot
+};
+MixtureMemory memory_of(const MixtureArgs&, int thread);
+
+// Chooses the experts of tokens begin .. end - 1.
+void choose_all(const MixtureArgs&, const MixtureMemory&, int64_t begin, int64_t end);
+
+// x on its way into gate and up: prepared by token, then gathered by slot. The row of a step's only token stays where it is.
+class MixtureInput {
+ public:
+  MixtureInput(const MixtureArgs&, const MixtureMemory&);
+  MixtureInput(const MixtureInput&) = delete;
+  MixtureInput& operator=(const MixtureInput&) = delete;
+
+  void prepare(int thread, int threads) const { linear_prepare(args_, thread, threads); }
+  // Copies the rows of slots begin .. end - 1 to their places.
+  void gather(int64_t begin, int64_t end) const;
+  ActivationRows gate_rows() const { return by_slot(0, memory_.gathered); }
+  ActivationRows up_rows() const { return by_slot(1, memory_.gathered_up); }
+
+ private:
+  ActivationRows by_slot(int which, const uint8_t* gathered) const;
+  void gather_for(int which, int64_t begin, int64_t end, uint8_t* to) const;
+
+  const MixtureArgs& call_;
+  const MixtureMemory& memory_;
+  const Weight* weights_[2];
+  LinearArgs args_;
+  const LinearTable& table_;
+};
+
+// The gated values on their way into down.
+LinearArgs inner_product(const MixtureArgs&, const MixtureMemory&);
+
+}  // namespace homenode

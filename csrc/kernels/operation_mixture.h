@@ -1,0 +1,44 @@
+// A mixture of experts, and the sum that a shared expert is added by.
+#pragma once
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/mixture.h"
+#include "kernels/operation.h"
+
+namespace homenode {
+
+// The matrices of a mixture's experts: see Experts.
+struct ExpertWeights {
+  std::vector<std::shared_ptr<const Weight>> gate, up, down;
+};
+
+class MixtureOperation : public Operation {
+ public:
+  struct Inputs {
+    Tensor x, logits, residual;
+  };
+  MixtureOperation(Inputs from, ExpertWeights with, const Experts& experts, int per_token, bool sum_to_one, Tensor to)
+      : inputs_(std::move(from)), owned_(std::move(with)), experts_(experts), chosen_(per_token), normalise_(sum_to_one), out_(std::move(to)) {}
+  void lower(Lowering&) override;
+
+ private:
+  Inputs inputs_;
+  ExpertWeights owned_;
+  Experts experts_;
+  int chosen_;
+  bool normalise_;
+  Tensor out_;
+  std::unique_ptr<MixturePlan> plan_;
+};
+
+class AddGatedOperation : public Operation {
+ public:
+  AddGatedOperation(Tensor to, Tensor from, Tensor by, Tensor sum) : x(std::move(to)), y(std::move(from)), gate(std::move(by)), out(std::move(sum)) {}
+  void lower(Lowering&) override;
+
+  Tensor x, y, gate, out;
+};
+
+}  // namespace homenode

@@ -1,0 +1,113 @@
+#include "kernels/packed_file.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "host/file.h"
+#include "host/team.h"
+#include "kernels/weight_pieces.h"
+#include "quant/checksum.h"
+#include "quant/coding.h"
+#include "quant/pack.h"
+
+namespace homenode {
+namespace {
+
+constexpr size_t kAtOnce = size_t(256) << 10;  // read, then summed while it is in the cache
+
+// Calls work(first group, groups, data) for some groups of a piece after the other, until one has an Error.
+template <class Work>
+std::optional<Error> for_groups(const Weight& weight, const Weight::Piece& piece, Work&& work) {
+  const auto group_bytes = size_t(packed_group_bytes(weight.format, weight.columns));
+  const size_t groups = piece.bytes / group_bytes, some = std::max(size_t(1), kAtOnce / group_bytes);
+  const auto first = uint64_t(piece.row_begin / kGroupRows);
+  for (size_t group = 0; group < groups; group += some) {
+    if (auto error = work(first + group, std::min(some, groups - group), piece.data + group * group_bytes)) return error;
+  }
+  return std::nullopt;
+}
+
+uint64_t checksum_of(const uint8_t* data, uint64_t first, size_t groups, size_t group_bytes) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < groups; ++i) sum += block_checksum(data + i * group_bytes, group_bytes, first + i);
+  return sum;
+}
+
+uint64_t total(const std::vector<uint64_t>& sums) { return std::accumulate(sums.begin(), sums.end(), uint64_t(0)); }
+
+// Bytes of every kind, the same everywhere; as floats they are of any size.
+std::vector<uint8_t> known_bytes(size_t count) {
+  std::vector<uint8_t> bytes(count);
+  uint64_t state = 1;
+  for (uint8_t& byte : bytes) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    byte = uint8_t(state >> 56);
+  }
+  return bytes;
+}
+
+uint64_t fingerprint_of(Format format) {
+  constexpr int kColumns = 512;
+  const auto row_bytes = size_t(file_row_bytes(format, kColumns));
+  std::vector<uint8_t> rows = known_bytes(kPackedRows * row_bytes);
+  if (can_encode(format)) {
+    std::vector<float> values(kColumns);
+    for (int i = 0; i < kColumns; ++i) values[size_t(i)] = float(rows[size_t(i) % rows.size()] - 128) / float(1 + i % 7);
+    encode_row(format, values.data(), rows.data(), kColumns);
+  }
+  std::vector<uint8_t> group(size_t(packed_group_bytes(format, kColumns)));
+  for (int place = 0; place < kGroupRows; place += kPackedRows) pack_rows(format, rows.data(), row_bytes, kPackedRows, kColumns, place, group.data());
+  return block_checksum(group.data(), group.size(), uint64_t(format));
+}
+
+}  // namespace
+
+Result<uint64_t> packed_bytes(Format format, int64_t rows, int64_t columns) {
+  if (auto error = check_packed(format, rows, columns)) return *error;
+  return uint64_t((rows + kGroupRows - 1) / kGroupRows) * uint64_t(packed_group_bytes(format, columns));
+}
+
+uint64_t packing_fingerprint() {
+  uint64_t sum = fingerprint_of(Format::f32) + fingerprint_of(Format::f16) + fingerprint_of(Format::bf16);
+  for (const Coding& coding : kCodings) sum += fingerprint_of(coding.format);
+  return sum;
+}
+
+Result<uint64_t> write_packed(Team& team, const Weight& weight, int fd, uint64_t offset) {
+  if (weight.pieces.size() != size_t(team.size())) {
+    return Error{Fault::internal, 0, "a weight of " + std::to_string(weight.pieces.size()) + " pieces and a team of " + std::to_string(team.size())};
+  }
+  const auto group_bytes = size_t(packed_group_bytes(weight.format, weight.columns));
+  std::vector<uint64_t> sums(weight.pieces.size());
+  std::vector<std::optional<Error>> errors(weight.pieces.size());
+  team.run([&](int member) {
+    errors[size_t(member)] = for_groups(weight, weight.pieces[size_t(member)], [&](uint64_t first, size_t groups, const uint8_t* data) {
+      sums[size_t(member)] += checksum_of(data, first, groups, group_bytes);
+      return write_bytes(fd, offset + first * group_bytes, groups * group_bytes, data);
+    });
+  });
+  for (auto& error : errors) {
+    if (error) return std::move(*error);
+  }
+  return total(sums);
+}
+
+Result<ReadWeight> read_packed(Team& team, int fd, uint64_t offset, Format format, int64_t rows, int64_t columns, Arena* arena) {
+  auto bytes = packed_bytes(format, rows, columns);
+  if (!bytes) return bytes.error();
+  if (auto error = check_extent(fd, offset, bytes.value(), "a packed " + shape_text(format, rows, columns))) return *error;
+  const auto group_bytes = size_t(packed_group_bytes(format, columns));
+  std::vector<uint64_t> sums(size_t(team.size()));
+  auto made = make_weight(team, arena, format, rows, columns, [&](int member, const Weight& weight, const Weight::Piece& piece) {
+    return for_groups(weight, piece, [&](uint64_t first, size_t groups, uint8_t* data) -> std::optional<Error> {
+      if (auto error = read_bytes(fd, offset + first * group_bytes, groups * group_bytes, data)) return error;
+      sums[size_t(member)] += checksum_of(data, first, groups, group_bytes);
+      return std::nullopt;
+    });
+  });
+  if (!made) return made.error();
+  return ReadWeight{made.value(), total(sums)};
+}
+
+}  // namespace homenode

@@ -1,0 +1,26 @@
+// Packed weights in files, as they are in memory: groups in order, so that a team of any size finds its rows.
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "kernels/linear.h"
+
+namespace homenode {
+
+// Bytes of a packed matrix; an Error for a format or a shape that cannot be packed.
+Result<uint64_t> packed_bytes(Format, int64_t rows, int64_t columns);
+
+// The same number as long as rows are encoded and packed in the same way: the checksum of known rows in every format.
+uint64_t packing_fingerprint();
+
+// Writes the pieces of a weight, each by the thread that owns it. The result is the checksum of the matrix.
+Result<uint64_t> write_packed(Team&, const Weight&, int fd, uint64_t offset);
+
+struct ReadWeight {
+  std::shared_ptr<Weight> weight;
+  uint64_t checksum;  // of what was read
+};
+// Reads what write_packed wrote, straight into place: every thread its own rows.
+Result<ReadWeight> read_packed(Team&, int fd, uint64_t offset, Format, int64_t rows, int64_t columns, Arena* arena = nullptr);
+
+}  // namespace homenode

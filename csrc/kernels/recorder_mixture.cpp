@@ -1,0 +1,59 @@
+#include <string>
+
+#include "kernels/operation_mixture.h"
+#include "kernels/recorder.h"
+
+namespace homenode {
+
+using std::to_string;
+
+namespace {
+
+std::optional<Error> check_mixture(const Tensor& x, const Tensor& logits, const Experts& experts, int chosen, const Tensor& residual) {
+  if (auto error = check_experts(experts)) return error;
+  for (const Tensor* t : {&x, &logits, &residual}) {
+    if (t->rows == RowKind::sampled) return misuse("mixture: rows after select");
+  }
+  if (x.columns != experts.columns() || residual.columns != experts.columns() || logits.columns != experts.count()) {
+    return misuse("mixture: rows of " + to_string(x.columns) + " and " + to_string(residual.columns) + " columns, with " + to_string(logits.columns) +
+                  " logits, for " + to_string(experts.count()) + " experts of " + to_string(experts.columns()) + " columns");
+  }
+  if (chosen < 1 || chosen > experts.count()) return misuse("mixture: " + to_string(chosen) + " experts of " + to_string(experts.count()) + " for each token");
+  return {};
+}
+
+std::vector<const Weight*> pointers_to(const std::vector<std::shared_ptr<const Weight>>& weights) {
+  std::vector<const Weight*> pointers;
+  for (const auto& weight : weights) pointers.push_back(weight.get());
+  return pointers;
+}
+
+}  // namespace
+
+Result<Tensor> Recorder::mixture(const Tensor& x, const Tensor& logits, ExpertWeights weights, int chosen, bool normalise, const Tensor& residual) {
+  for (const Tensor* t : {&x, &logits, &residual}) {
+    if (auto error = check_input(*t, "mixture")) return *error;
+  }
+  const Experts experts{pointers_to(weights.gate), pointers_to(weights.up), pointers_to(weights.down)};
+  if (auto error = check_mixture(x, logits, experts, chosen, residual)) return *error;
+  const int64_t most = program_->bounds_.limits.max_tokens;
+  if (most * chosen > INT32_MAX) return misuse("mixture: " + to_string(most) + " tokens with " + to_string(chosen) + " experts each are too many");
+  const Tensor out = make(x.columns, RowKind::tokens);
+  return append(std::make_unique<MixtureOperation>(MixtureOperation::Inputs{x, logits, residual}, std::move(weights), experts, chosen, normalise, out), out,
+                {{x, logits, residual}});
+}
+
+Result<Tensor> Recorder::add_gated(const Tensor& x, const Tensor& y, const Tensor& gate) {
+  for (const Tensor* t : {&x, &y, &gate}) {
+    if (auto error = check_input(*t, "add_gated")) return *error;
+    if (rows_made_of(*t) != rows_made_of(x)) return misuse("add_gated: some rows are selected, others are not");
+  }
+  if (x.columns != y.columns || gate.columns != 1) {
+    return misuse("add_gated: rows of " + to_string(x.columns) + " and " + to_string(y.columns) + " columns with gates of " + to_string(gate.columns) +
+                  "; wanted equal ones and gates of 1");
+  }
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<AddGatedOperation>(x, y, gate, out), out, {{x, y, gate}});
+}
+
+}  // namespace homenode

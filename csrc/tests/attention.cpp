@@ -1,0 +1,101 @@
+#include "kernels/attention.h"
+
+#include <numeric>
+
+#include "kernels/kv_write.h"
+#include "tests/cases.h"
+
+namespace homenode::checks {
+namespace {
+
+constexpr int kBlocks = 12;
+
+// One layer of one sequence, whose last tokens are a step.
+struct Layer {
+  AttentionShape shape;
+  int block_size, context, tokens, half;
+  KvType kv;
+  std::shared_ptr<Team> team = team_of(1);
+  Step step;
+  std::vector<int32_t> positions, table;
+
+  explicit Layer(Random& random)
+      : shape{random.between(1, 3), random.between(1, 9), 2 * random.between(1, 60), random.one_in(3) ? random.between(1, 300) : 0},
+        block_size(32 * random.between(1, 2)), context(random.between(1, kBlocks * block_size)), tokens(random.between(1, std::min(context, 60))),
+        half(random.between(1, shape.head_dim / 2)), kv(random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8})), table(kBlocks) {
+    std::iota(table.rbegin(), table.rend(), 0);
+  }
+  int64_t query_width() const { return int64_t(shape.kv_heads) * shape.group * shape.head_dim; }
+  int64_t key_width() const { return int64_t(shape.kv_heads) * shape.head_dim; }
+
+  // A step of the tokens first .. end - 1.
+  void take(int first, int end) {
+    positions.resize(static_cast<size_t>(end - first));
+    std::iota(positions.begin(), positions.end(), first);
+    const std::vector<int32_t> ids(positions.size(), 0), start = {0, end - first}, length = {end};
+    const StepLimits limits{kBlocks * block_size, 1, 1, kBlocks};
+    const auto error = step.assign({ids, positions, start, length, table, kBlocks, {}}, {limits, 1, kBlocks, block_size});
+    require(!error, error ? error->message : "");
+  }
+};
+
+// What one thread computes for the step; queries are [tokens, query_width] of exactly that size.
+Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& queries, const NormRope& transform, const Kernels& table) {
+  Exact<float> out(queries.size());
+  AttentionPlan plan(layer.shape, {kBlocks * layer.block_size, 1, 1, kBlocks}, layer.block_size, 1);
+  plan.divide(layer.step);
+  Exact<std::byte> memory(AttentionScratch::bytes(1, plan.partials(), layer.shape.head_dim));
+  std::atomic<int> next{0};
+  const int64_t width = layer.query_width();
+  attend({queries.get(), width, out.get(), width, &cache, 0, 0.2f, 0, transform}, layer.step, plan,
+         AttentionScratch(memory.get(), 1, layer.shape.head_dim), table, next, 0);
+  return out;
+}
+
+// Every head of `rows` rows through the two operations a transform stands for.
+Exact<float> transformed(const Exact<float>& x, int64_t width, int64_t head_dim, const NormRope& how, const Kernels& table) {
+  Exact<float> out(x.size());
+  for (int64_t i = 0; i < static_cast<int64_t>(x.size()); i += head_dim) {
+    table.rms_norm(x.get() + i, how.norm_weight, out.get() + i, head_dim, how.eps);
+    table.rotate(out.get() + i, out.get() + i, how.angles + i / width * how.angles_stride, how.half, head_dim);
+  }
+  return out;
+}
+
+void require_same(const Exact<float>& a, const Exact<float>& b, const char* what, Level level) {
+  require(a.size() == b.size() && !std::memcmp(a.get(), b.get(), a.size() * sizeof(float)), std::string(what) + ", at " + level_name(level));
+}
+
+// Keys of all tokens, written in two parts cut anywhere; then attention of the step's.
+Exact<float> run(Layer& layer, Random random, const Exact<float>& q, const Exact<float>& k, const Exact<float>& v, const NormRope& query,
+                 const NormRope& key, const Kernels& table) {
+  const auto cache = taken(KvCache::create(*layer.team, {1, layer.shape.kv_heads, layer.shape.head_dim, layer.block_size, layer.kv}, kBlocks));
+  layer.take(0, layer.context);
+  const KvWrite write{k.get(), layer.key_width(), v.get(), layer.key_width(), cache.get(), 0, key};
+  const int cut = random.between(0, layer.context), heads = layer.shape.kv_heads;
+  write_keys_values(write, layer.step, table, cut, layer.context, 0, heads);
+  write_keys_values(write, layer.step, table, 0, cut, 0, heads);
+  layer.take(layer.context - layer.tokens, layer.context);
+  return attended(layer, *cache, q, query, table);
+}
+
+}  // namespace
+
+void check_attention(Random& random) {
+  Layer layer(random);
+  const auto tokens = static_cast<size_t>(layer.tokens), context = static_cast<size_t>(layer.context);
+  const auto head = static_cast<size_t>(layer.shape.head_dim), half = static_cast<size_t>(layer.half);
+  const Exact<float> q = reals(random, tokens * static_cast<size_t>(layer.query_width())), k = reals(random, context * static_cast<size_t>(layer.key_width())),
+                     v = reals(random, k.size()), norm = reals(random, head), angles = reals(random, context * 2 * half);
+  const int64_t stride = 2 * layer.half;
+  const NormRope query{norm.get(), 1e-6f, angles.get(), stride, layer.half}, key{norm.get(), 1e-5f, angles.get(), stride, layer.half};
+  for (const Level level : levels()) {
+    const Kernels& table = kernels(level);
+    const Exact<float> found = run(layer, random, q, k, v, query, key, table);
+    const Exact<float> rotated_q = transformed(q, layer.query_width(), layer.shape.head_dim, query, table);
+    const Exact<float> rotated_k = transformed(k, layer.key_width(), layer.shape.head_dim, key, table);
+    require_same(found, run(layer, random, rotated_q, rotated_k, v, {}, {}, table), "norm and rotation on loading are those of whole rows", level);
+  }
+}
+
+}  // namespace homenode::checks

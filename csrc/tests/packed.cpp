@@ -1,0 +1,70 @@
+#include "kernels/packed_file.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "host/arena.h"
+#include "quant/coding.h"
+#include "tests/cases.h"
+
+namespace homenode::checks {
+namespace {
+
+struct File {
+  int fd = memfd_create("weights", 0);
+  ~File() { close(fd); }
+};
+
+// Rows of any bytes in a file, somewhere, and the weight that was read from there.
+std::shared_ptr<Weight> random_weight(Random& random, Team& team, Arena* arena, Format format, int64_t rows, int64_t columns, int heads) {
+  Exact<uint8_t> bytes(static_cast<size_t>(rows) * static_cast<size_t>(file_row_bytes(format, columns)));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(random.bits() >> 32);
+  const File file;
+  const uint64_t offset = static_cast<uint64_t>(random.between(0, 99));
+  require(pwrite(file.fd, bytes.get(), bytes.size(), static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes.size()), "pwrite");
+  return taken(weight_from_file(team, file.fd, offset, format, rows, columns, format, heads, arena));
+}
+
+bool same_rows(const Weight& a, const Weight& b) {
+  Exact<float> one(static_cast<size_t>(a.columns)), other(static_cast<size_t>(a.columns));
+  for (int64_t row = 0; row < a.rows; ++row) {
+    unpack_row(a, row, one.get());
+    unpack_row(b, row, other.get());
+    if (std::memcmp(one.get(), other.get(), one.size() * sizeof(float))) return false;
+  }
+  return true;
+}
+
+void check_format(Random& random, Format format) {
+  const int heads = random.one_in(3) ? random.between(1, 4) : 0, block = file_block(format).columns;
+  const int64_t rows = heads ? heads * 2 * random.between(1, 20) : random.between(1, 140);
+  const int64_t columns = block == 1 ? random.between(1, 200) : int64_t(block) * random.between(1, 3);
+  const auto team = team_of(random.between(1, 3)), others = team_of(random.between(1, 4));
+  Arena arena(team->size()), other_arena(others->size());
+  const auto weight = random_weight(random, *team, random.one_in(2) ? &arena : nullptr, format, rows, columns, heads);
+  const File file;
+  const uint64_t offset = static_cast<uint64_t>(random.between(0, 5000)), bytes = taken(packed_bytes(format, rows, columns));
+  const uint64_t written = taken(write_packed(*team, *weight, file.fd, offset));
+  const ReadWeight read = taken(read_packed(*others, file.fd, offset, format, rows, columns, random.one_in(2) ? &other_arena : nullptr));
+  require(read.checksum == written, std::string("what was written has its checksum, ") + format_name(format));
+  require(same_rows(*weight, *read.weight), std::string("what was written is read, ") + format_name(format));
+
+  const auto at = static_cast<off_t>(offset + random.bits() % bytes);
+  uint8_t byte;
+  require(pread(file.fd, &byte, 1, at) == 1, "pread");
+  byte ^= static_cast<uint8_t>(1 << random.between(0, 7));
+  require(pwrite(file.fd, &byte, 1, at) == 1, "pwrite");
+  require(taken(read_packed(*others, file.fd, offset, format, rows, columns)).checksum != written, "one bit changes the checksum");
+  require(!ftruncate(file.fd, static_cast<off_t>(offset + bytes - 1)), "ftruncate");
+  require(!read_packed(*others, file.fd, offset, format, rows, columns), "a file that ends early is refused");
+}
+
+}  // namespace
+
+void check_packed(Random& random) {
+  for (const Format format : {Format::f32, Format::f16, Format::bf16}) check_format(random, format);
+  for (const Coding& coding : kCodings) check_format(random, coding.format);
+  require(packing_fingerprint() == packing_fingerprint(), "packing is the same every time");
+}
+
+}  // namespace homenode::checks

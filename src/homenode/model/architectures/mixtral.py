@@ -1,0 +1,32 @@
+"""Mixtral: Mistral's block with a mixture of experts in every layer, the weights of a token's experts adding up to 1."""
+
+from __future__ import annotations
+
+from homenode.compute.ops import Ops, Tensor
+from homenode.model.architectures import blocks, mixtures
+from homenode.model.architectures.parameters import Architecture, Forward, Parameter
+
+_MIXTURE = "model.layers.{layer}.block_sparse_moe."
+PARAMETERS = (
+    *blocks.EMBEDDING_AND_HEAD,
+    *blocks.ATTENTION,
+    *blocks.POST_NORM,
+    Parameter("router", _MIXTURE + "gate.weight", ("experts", "hidden")),
+    Parameter("expert_gate", _MIXTURE + "experts.{expert}.w1.weight", ("expert_intermediate", "hidden")),
+    Parameter("expert_up", _MIXTURE + "experts.{expert}.w3.weight", ("expert_intermediate", "hidden")),
+    Parameter("expert_down", _MIXTURE + "experts.{expert}.w2.weight", ("hidden", "expert_intermediate")),
+)
+
+
+def forward(ops: Ops, model: Forward) -> Tensor:
+    """Logits of the step's selected rows."""
+    x = ops.embedding(model.parameters.top["embed"])
+    rotation = blocks.angles(ops, model)
+    for index, layer in enumerate(model.parameters.layers):
+        qkv = blocks.project_qkv(ops, model, layer, x)
+        x = blocks.attend(ops, model, index, x, qkv, rotation)
+        x = mixtures.feed_forward(ops, model, layer, x)
+    return blocks.lm_head(ops, model, x)
+
+
+MIXTRAL = Architecture("mixtral", PARAMETERS, forward)

@@ -1,0 +1,10 @@
+"""Qwen 3 MoE: Qwen 3's block with a mixture of experts; some layers may have an MLP instead."""
+
+from __future__ import annotations
+
+from homenode.model.architectures import mixtures, qwen3
+from homenode.model.architectures.parameters import Architecture
+
+PARAMETERS = (*qwen3.PARAMETERS, *mixtures.QWEN_MIXTURE)
+
+QWEN3_MOE = Architecture("qwen3_moe", PARAMETERS, qwen3.forward)

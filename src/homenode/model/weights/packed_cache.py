@@ -1,0 +1,171 @@
+"""Reading a model's matrices from its packed cache file, and writing that file when it was missing, stale or damaged.
+
+The cache never keeps a model from loading: whatever is wrong with it is said in a note, and the model's own files are read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from homenode.compute.ops import Backend, PackedBackend, Weight
+from homenode.errors import HostError, UserError
+from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.packed_file import PackedMatrix, SourceFile, UnusableError, expected_header, open_packed, source_file
+from homenode.units import format_bytes
+
+SUFFIX = ".packed"
+OFF, BESIDE = "off", "beside"
+
+
+def packed_folder(setting: str, model: Path) -> Path | None:
+    """The folder `--packed-cache` names: None for `off`, that of the model for `beside`, else the path itself."""
+    if setting == OFF:
+        return None
+    if setting == BESIDE:
+        return model if model.is_dir() else model.parent
+    return Path(setting).expanduser()
+
+
+class PackedCache:
+    """One model's packed file, for the time of one load. `notes`: what an operator should be told."""
+
+    def __init__(self, folder: Path, entries: Mapping[str, TensorEntry], layout: WeightLayout, backend: Backend) -> None:
+        """`entries`: the matrices of the layout in the model's files. UserError when the backend packs nothing."""
+        if not isinstance(backend, PackedBackend):
+            raise UserError(f"backend {backend.name} keeps no packed weights; give --packed-cache off", param="packed_cache")
+        self._backend = backend
+        self._header = expected_header(backend, layout, _sources(entries))
+        self.path = folder / _file_name(entries, layout)
+        self.notes: list[str] = []
+        self._fd: int | None = None
+        self._found: dict[str, PackedMatrix] = {}
+        self._weights: dict[str, Weight] = {}
+        try:
+            self._fd, header = open_packed(self.path, self._header)
+            self._found = {m.name: m for m in header.matrices}
+        except UnusableError as error:
+            if not error.missing:
+                self.notes.append(f"packed cache {self.path} is not used: {error}")
+
+    def __enter__(self) -> PackedCache:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        self._weights.clear()
+
+    def weight(self, name: str) -> Weight | None:
+        """The matrix from the packed file; None when it must be read from the model."""
+        matrix = self._found.get(name)
+        if self._fd is None or matrix is None:
+            return None
+        try:
+            weight, checksum = self._backend.weight_from_packed(self._fd, matrix.offset, matrix.format, matrix.rows, matrix.columns)
+        except (HostError, ValueError) as error:
+            self._give_up(f"matrix {name} cannot be read: {error}")
+            return None
+        if checksum != matrix.checksum:
+            self._give_up(f"matrix {name} is damaged (checksum {checksum}, written {matrix.checksum})")
+            return None
+        self._weights[name] = weight
+        return weight
+
+    def add(self, name: str, weight: Weight) -> None:
+        """A matrix that was read from the model."""
+        self._weights[name] = weight
+
+    def complete(self) -> None:
+        """All matrices are there: write the file where none could be used."""
+        if self._fd is not None:
+            return
+        try:
+            self._write()
+        except OSError as error:
+            self.notes.append(f"packed cache {self.path} was not written: {error.strerror or error}")
+        except HostError as error:
+            self.notes.append(f"packed cache {self.path} was not written: {error.message}")
+        else:
+            self.notes.append(f"packed cache {self.path} written, {format_bytes(self._header.end)}: the next start reads it")
+
+    def _give_up(self, reason: str) -> None:
+        """Read the rest from the model, and write the file anew."""
+        self.notes.append(f"packed cache {self.path} is not used any further: {reason}")
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _write(self) -> None:
+        """Into a file of a name nobody else has, which then takes the place of the old one: readers see one or the other, whole."""
+        folder = self.path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_abandoned(self.path)
+        free = os.statvfs(folder)
+        if free.f_bavail * free.f_frsize < self._header.end:
+            raise OSError(f"it needs {format_bytes(self._header.end)}, and {format_bytes(free.f_bavail * free.f_frsize)} are free")
+        temporary = folder / f".{self.path.name}.{secrets.token_hex(8)}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._fill(fd)
+            os.fsync(fd)
+            temporary.rename(self.path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        finally:
+            os.close(fd)
+        _sync_folder(folder)
+
+    def _fill(self, fd: int) -> None:
+        os.ftruncate(fd, self._header.end)
+        matrices = self._header.matrices
+        sums = [self._backend.write_packed(self._weights[m.name], fd, m.offset) for m in matrices]
+        header = self._header.with_checksums(sums).encoded()
+        if os.pwrite(fd, header, 0) != len(header):
+            raise OSError("the header was written in part only")
+
+
+def _sources(entries: Mapping[str, TensorEntry]) -> list[SourceFile]:
+    heads: dict[Path, int] = {}
+    for entry in entries.values():
+        heads[entry.file] = min(entry.offset, heads.get(entry.file, entry.offset))
+    return [source_file(path, size) for path, size in heads.items()]
+
+
+def _file_name(entries: Mapping[str, TensorEntry], layout: WeightLayout) -> str:
+    """The same for the same model kept in the same way, whatever became of its files; readable in front."""
+    first = min(entry.file for entry in entries.values())
+    digest = hashlib.blake2b(repr((str(first.absolute()), [(m.name, m.target) for m in layout.matrices])).encode(), digest_size=6)
+    return f"{first.stem}.{digest.hexdigest()}{SUFFIX}"
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what writers of this file left that ended in the middle: a living one holds a lock."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        with suppress(OSError):
+            fd = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+            finally:
+                os.close(fd)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,247 @@
+"""The packed cache file: a second load gives the same bits, and whatever is wrong with the file the model loads all the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("homenode._native", reason="the compiled core is not built; `make build` builds it")
+
+from homenode.compute.native import NativeBackend
+from homenode.compute.reference import ReferenceBackend
+from homenode.errors import UserError
+from homenode.model.checkpoint.spec import Checkpoint
+from homenode.model.weights.load import LoadedModel, load_model
+from homenode.model.weights.packed_cache import packed_folder
+from tests.model.driver import Driver
+from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
+from tests.paths import ROOT
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """A model whose rows are no multiple of anything."""
+    spec = toy_spec(vocab_size=1003, intermediate_size=160)
+    return array_checkpoint(tmp_path / "model.bin", spec, toy_arrays(spec))
+
+
+def load(checkpoint: Checkpoint, folder: Path | None, threads: int = 2, **settings: str) -> tuple[LoadedModel, list[int]]:
+    """The model, and tokens it writes."""
+    backend = NativeBackend([-1] * threads, spin_us=20)
+    model = load_model(checkpoint, backend, packed_cache=folder, **settings)
+    (sequence,) = Driver(model, backend).generate([PROMPT], 12)
+    return model, sequence.tokens
+
+
+def packed_file(folder: Path) -> Path:
+    (file,) = folder.glob("*.packed")
+    return file
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("settings", [{}, {"quantize": "q8_0"}, {"dtype": "float16"}])
+def test_a_second_start_computes_the_same_on_any_number_of_threads(
+    checkpoint: Checkpoint, tmp_path: Path, threads: int, settings: dict[str, str]
+) -> None:
+    folder = tmp_path / "cache"
+    plain, wanted = load(checkpoint, None, **settings)
+    first, tokens = load(checkpoint, folder, **settings)
+    assert tokens == wanted and plain.notes == () and len(first.notes) == 1 and "written" in first.notes[0]
+    stamp = packed_file(folder).stat()
+    second, tokens = load(checkpoint, folder, threads=threads, **settings)
+    assert tokens == wanted and second.notes == ()
+    assert packed_file(folder).stat().st_ino == stamp.st_ino
+    for layer, other in zip(plain.parameters.layers, second.parameters.layers, strict=True):
+        for key, weight in layer.items():
+            if hasattr(weight, "unpack_row"):
+                rows = [0, weight.rows // 2, weight.rows - 1]
+                assert all(np.array_equal(weight.unpack_row(r), other[key].unpack_row(r)) for r in rows), key
+
+
+def test_the_second_start_does_not_touch_the_models_matrices(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    _, wanted = load(checkpoint, tmp_path / "cache")
+    entries = [e for e in checkpoint.tensors.values() if len(e.shape) == 2]
+    file = entries[0].file
+    stamp, first = file.stat(), min(e.offset for e in entries)
+    with file.open("r+b") as opened:
+        for entry in entries[1:]:
+            if entry.offset > first:
+                opened.seek(entry.offset)
+                opened.write(bytes(entry.nbytes))
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert load(checkpoint, tmp_path / "cache")[1] == wanted
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def cut_short(file: Path) -> None:
+    os.truncate(file, 20)
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def flip(place: Callable[[bytes], int]) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[place(data)] ^= 4
+        file.write_bytes(data)
+
+    return damage
+
+
+def link(file: Path) -> None:
+    file.rename(file.with_suffix(".elsewhere"))
+    file.symlink_to(file.with_suffix(".elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut, "damaged"),
+        (cut_short, "no packed file"),
+        (empty, "no packed file"),
+        (flip(lambda data: 3), "no packed file"),
+        (flip(lambda data: 8), "version"),
+        (flip(lambda data: 14), "header"),
+        (flip(lambda data: 20), "header"),
+        (flip(lambda data: 40), "header"),
+        (flip(lambda data: 4096), "is damaged"),
+        (flip(lambda data: len(data) // 2), "is damaged"),
+        (flip(lambda data: len(data) - 1), "is damaged"),
+        (lambda file: file.chmod(0o666), "others may write it"),
+        (link, "symbolic link"),
+    ],
+)
+def test_a_file_that_cannot_be_trusted_is_said_so_and_written_anew(
+    checkpoint: Checkpoint, tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
+    folder = tmp_path / "cache"
+    _, wanted = load(checkpoint, folder)
+    damage(packed_file(folder))
+    model, tokens = load(checkpoint, folder)
+    assert tokens == wanted
+    assert len(model.notes) == 2 and words in model.notes[0] and "not used" in model.notes[0] and "written" in model.notes[1]
+    again, tokens = load(checkpoint, folder)
+    assert again.notes == () and tokens == wanted
+    assert not packed_file(folder).is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_file_of_another_user_is_not_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    load(checkpoint, tmp_path / "cache")
+    os.chown(packed_file(tmp_path / "cache"), 12345, -1)
+    assert "another user" in load(checkpoint, tmp_path / "cache")[0].notes[0]
+
+
+def test_another_state_of_the_model_is_not_mixed_up(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    load(checkpoint, tmp_path / "cache")
+    file = next(iter(checkpoint.tensors.values())).file
+    os.utime(file, ns=(0, 1))
+    model, _ = load(checkpoint, tmp_path / "cache")
+    assert "have changed" in model.notes[0]
+    assert load(checkpoint, tmp_path / "cache")[0].notes == ()
+
+
+def test_another_packing_is_not_read(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NativeBackend, "packing", "of long ago")
+    load(checkpoint, tmp_path / "cache")
+    monkeypatch.undo()
+    assert "another version" in load(checkpoint, tmp_path / "cache")[0].notes[0]
+
+
+def test_each_way_of_keeping_a_model_has_its_own_file(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for settings in ({}, {"quantize": "q8_0"}):
+        assert "written" in load(checkpoint, tmp_path, **settings)[0].notes[0]
+    for settings in ({}, {"quantize": "q8_0"}):
+        assert load(checkpoint, tmp_path, **settings)[0].notes == ()
+
+
+def test_where_nothing_can_be_written_the_model_loads(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, wanted = load(checkpoint, None)
+    (tmp_path / "file").write_bytes(b"no folder")
+    model, tokens = load(checkpoint, tmp_path / "file")
+    assert tokens == wanted and "was not written" in model.notes[-1]
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    model, tokens = load(checkpoint, tmp_path / "cache")
+    assert tokens == wanted and "No space left" in model.notes[0]
+    assert list((tmp_path / "cache").iterdir()) == [], "what was begun is removed"
+
+
+def test_what_a_writer_left_that_was_killed_is_removed(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    load(checkpoint, folder)
+    left = folder / f".{packed_file(folder).name}.0123456789abcdef"
+    left.write_bytes(b"half of it")
+    packed_file(folder).unlink()
+    load(checkpoint, folder)
+    assert [file.name for file in folder.iterdir()] == [packed_file(folder).name]
+
+
+WRITER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from homenode.compute.native import NativeBackend
+from homenode.model.weights.load import load_model
+from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
+spec = toy_spec(vocab_size=1003, intermediate_size=160)
+made = array_checkpoint(Path(sys.argv[1]), spec, toy_arrays(spec))
+made.tensors = {name: replace(entry, file=Path(sys.argv[2])) for name, entry in made.tensors.items()}
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(10):
+    for file in Path(sys.argv[3]).glob("*.packed"):
+        file.unlink(missing_ok=True)
+    load_model(made, NativeBackend([-1, -1], spin_us=20), packed_cache=Path(sys.argv[3]))
+"""
+
+
+def test_several_writers_at_once_leave_one_whole_file(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    file, folder = next(iter(checkpoint.tensors.values())).file, tmp_path / "cache"
+    command = [sys.executable, "-c", WRITER]
+    writers = [
+        subprocess.Popen([*command, str(tmp_path / f"copy{i}"), str(file), str(folder)], cwd=ROOT, stdin=-1, stdout=-1, text=True)
+        for i in range(3)
+    ]
+    for writer in writers:
+        assert writer.stdout and writer.stdin and writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    assert [writer.wait(timeout=300) for writer in writers] == [0, 0, 0]
+    for writer in writers:
+        writer.communicate()
+    left = [name.name for name in folder.iterdir()]
+    assert all(name.endswith(".packed") for name in left), left
+    load(checkpoint, folder)  # the last one may have been unlinked by another
+    assert load(checkpoint, folder)[0].notes == ()
+
+
+def test_a_backend_without_packed_weights_says_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="packed-cache off"):
+        load_model(checkpoint, ReferenceBackend(), packed_cache=tmp_path)
+
+
+def test_folders_by_their_setting(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.touch()
+    assert packed_folder("off", model) is None
+    assert packed_folder("beside", model) == packed_folder("beside", tmp_path) == tmp_path
+    assert packed_folder("/var/cache/x", model) == Path("/var/cache/x")
