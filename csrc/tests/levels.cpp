@@ -143,6 +143,7 @@ void compare_rows(Random& random) {
   const float top = *std::max_element(x.get(), x.get() + count);
   const std::map<std::string, std::function<void(const Kernels&, float*)>> all = {
       {"rms_norm", [&](const Kernels& k, float* out) { k.rms_norm(x.get(), y.get(), out, n, 1e-6f); }},
+      {"rotate", [&](const Kernels& k, float* out) { k.rotate(x.get(), out, y.get(), n / 2, n); }},
       {"divide", [&](const Kernels& k, float* out) { k.divide(x.get(), 0.7f, out, n); }},
       {"silu_mul", [&](const Kernels& k, float* out) { k.silu_mul(x.get(), y.get(), out, n); }},
       {"exponentials", [&](const Kernels& k, float* out) { k.exponentials(x.get(), out, n, top, 1.5f); }},

@@ -20,8 +20,7 @@ int main(int count, char** words) {
   if (check == all.end()) {
     std::fprintf(stderr, "usage: homenode_checks CHECK ROUNDS SEED, where CHECK is one of");
     for (const auto& [name, run] : all) std::fprintf(stderr, " %s", name.c_str());
-    std::fprintf(stderr, "
-");
+    std::fprintf(stderr, "\n");
     return 2;
   }
   const int rounds = std::atoi(words[2]);

@@ -23,7 +23,7 @@ ROUNDS = 6
 KERNELS = (
     *FORMATS,
     *("attention f32", "attention bf16", "attention int8"),
-    *("rms_norm", "silu_mul", "exponentials", "sum_exponentials", "find_largest", "merge"),
+    *("rms_norm", "rotate", "divide", "silu_mul", "exponentials", "sum_exponentials", "find_largest", "merge"),
 )
 EMULATED = {"aarch64": ("qemu-aarch64", "-cpu", "max")}
 CROSS = {"aarch64": "aarch64-linux-gnu-g++"}

@@ -63,6 +63,8 @@ def kernels(
             click.echo(msgspec.json.encode({"backend": statistics, "results": [asdict(r) for r in results]}).decode())
         else:
             _print_table(results)
+            others = ", ".join(name for name in statistics["levels"] if name != statistics["level"])
+            OUT.print(f"Instruction set level {statistics['level']}; with --isa also {others}.", highlight=False)
 
 
 def _check_plot(file: Path) -> None:

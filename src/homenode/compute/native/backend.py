@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode import _native
-from homenode.compute.native.capability import choose_level
+from homenode.compute.native.capability import available_levels, choose_level
 from homenode.compute.native.meter import NativeMeter
 from homenode.compute.native.recorder import RecordingOps
 from homenode.compute.ops import IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
@@ -150,6 +150,7 @@ class NativeBackend:
         return {
             "backend": self.name,
             "level": self._level.name,
+            "levels": list(available_levels()),
             "threads": len(self._team.cpus),
             "cpus": list(self._team.cpus),
             "lost_cpu_shares": [round(share, 3) for share in self._team.lost_shares],
