@@ -24,15 +24,6 @@ const LinearTable& linear_table(Level level) {
   return linear_table_scalar();
 }
 
-const Tiles& tiles_of(const LinearTable& table, Format format) {
-  switch (format) {
-    case Format::f32: return table.floats[0];
-    case Format::f16: return table.floats[1];
-    case Format::bf16: return table.floats[2];
-    default: return table.coded[coding_of(format) - kCodings];
-  }
-}
-
 bool is_coded(const Weight& w) { return coding_of(w.format) != nullptr; }
 
 int64_t parts_of(int64_t columns) { return (columns + kPartColumns - 1) / kPartColumns; }

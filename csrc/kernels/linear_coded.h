@@ -168,7 +168,7 @@ HOMENODE_INLINE void add_minimum(const BlockScale (&block)[kVectors], const uint
 }
 
 template <Coding C, int M>
-void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total) {
+void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, Ahead ahead) {
   using At = Packed<C>;
   constexpr bool kMinimum = C.minimum != Minimum::none, kTwo = halves_of(C) == 2;
   Block<M> f;
@@ -178,7 +178,7 @@ void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) block[v] = block_scale<C>(packed, v);
     for (const uint8_t* at = packed + At::head; at < packed + At::bytes; at += At::part, x += sizeof(EncodedPart)) {
-      if constexpr (M > 1) expect<At::part>(at);
+      expect(ahead);
       add_sum<C, M, 0>(block, at, x, stride, f);
       if constexpr (kTwo) add_sum<C, M, 1>(block, at, x, stride, f);
       if constexpr (kMinimum) add_minimum<C, M, 0>(block, at, x, stride, f);
