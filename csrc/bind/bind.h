@@ -13,7 +13,7 @@
 #include "base/status.h"
 #include "host/team.h"
 #include "kernels/linear.h"
-#include "kernels/program.h"
+#include "kernels/recorder.h"
 
 namespace homenode {
 

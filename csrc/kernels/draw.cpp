@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <limits>
 
 #include "kernels/sampling.h"
@@ -7,6 +9,8 @@ namespace homenode {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int64_t kBlock = 256;   // values whose largest is kept
+constexpr int64_t kPiece = 2048;  // values whose weights are summed before one of them is chosen
 
 bool better(const TokenValue& a, const TokenValue& b) { return a.value > b.value || (a.value == b.value && a.token < b.token); }
 
@@ -33,32 +37,30 @@ void edit(std::vector<float>& row, const RowSampling& how) {
   }
 }
 
-// The best `k` by a heap whose top is the worst kept: most values fall to one comparison.
-void select_by_heap(const float* values, int64_t count, size_t k, std::vector<TokenValue>& best) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (best.size() == k && !(values[i] > best.front().value)) continue;  // an equal value with a higher token is worse
-    if (best.size() == k) {
-      std::pop_heap(best.begin(), best.end(), better);
-      best.pop_back();
+// The largest of each block of a row, so that afterwards only blocks that hold something wanted are looked at one value at a time. Sixteen
+// independent maxima, which every compiler turns into vectors.
+void find_maxima(const float* values, int64_t count, std::vector<float>& maxima) {
+  maxima.clear();
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t end = std::min(count, begin + kBlock);
+    float best[16];
+    std::fill(best, best + 16, -kInfinity);
+    int64_t i = begin;
+    for (; i + 16 <= end; i += 16) {
+      for (int j = 0; j < 16; ++j) best[j] = values[i + j] > best[j] ? values[i + j] : best[j];
     }
-    best.push_back({values[i], static_cast<int32_t>(i)});
-    std::push_heap(best.begin(), best.end(), better);
+    for (; i < end; ++i) best[0] = std::max(best[0], values[i]);
+    maxima.push_back(*std::max_element(best, best + 16));
   }
-  std::sort_heap(best.begin(), best.end(), better);
 }
 
-// Sorts as much of the front as holds `share` of the total weight, and cuts the rest off. `weight` maps a candidate to its weight.
-template <class Weight>
-void keep_share(std::vector<TokenValue>& candidates, double share, const Weight& weight) {
-  double kept = 0;
-  size_t sorted = 0;
-  for (size_t piece = 64; sorted < candidates.size(); piece *= 4) {
-    const size_t end = std::min(candidates.size(), sorted + piece);
-    const auto begin = candidates.begin() + static_cast<std::ptrdiff_t>(sorted), middle = candidates.begin() + static_cast<std::ptrdiff_t>(end);
-    std::partial_sort(begin, middle, candidates.end(), better);
-    for (; sorted < end; ++sorted) {
-      kept += weight(candidates[sorted]);
-      if (kept >= share) return candidates.resize(sorted + 1);
+// Appends all values of at least `least`, in the order of their tokens.
+void collect(const float* values, int64_t count, float least, const std::vector<float>& maxima, std::vector<TokenValue>& found) {
+  for (size_t b = 0; b < maxima.size(); ++b) {
+    if (maxima[b] < least) continue;
+    const int64_t begin = static_cast<int64_t>(b) * kBlock, end = std::min(count, begin + kBlock);
+    for (int64_t i = begin; i < end; ++i) {
+      if (values[i] >= least) found.push_back({values[i], static_cast<int32_t>(i)});
     }
   }
 }
@@ -69,19 +71,14 @@ struct Distribution {
   float largest, factor;
 };
 
-void compute_weights(const Distribution& d, std::vector<float>& weights, const Kernels& kernels) {
-  kernels.exponentials(d.values, weights.data(), d.count, d.largest, d.factor);
-}
-
 double total(const float* weights, size_t count) {
   double sum = 0;
   for (size_t i = 0; i < count; ++i) sum += weights[i];
   return sum;
 }
 
-// Where u falls on the line of weights laid end to end.
-size_t pick(const float* weights, size_t count, double u) {
-  const double target = u * total(weights, count);
+// Where the target falls on the line of weights laid end to end.
+size_t pick(const float* weights, size_t count, double target) {
   double sum = 0;
   size_t last = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -93,48 +90,82 @@ size_t pick(const float* weights, size_t count, double u) {
   return last;
 }
 
-// min-p: the largest weight is 1, so weights are relative to it already.
-void drop_light(float* weights, size_t count, float min_p) {
-  if (min_p <= 0) return;
-  for (size_t i = 0; i < count; ++i) weights[i] = weights[i] < min_p ? 0.0f : weights[i];
+// Plain sampling: sums of pieces first, then the weights of the piece the target falls into.
+int32_t pick_from_all(const Distribution& d, SamplingScratch& s, const Kernels& kernels, double u) {
+  s.sums.clear();
+  double whole = 0;
+  for (int64_t i = 0; i < d.count; i += kPiece) {
+    s.sums.push_back(kernels.sum_exponentials(d.values + i, std::min(kPiece, d.count - i), d.largest, d.factor));
+    whole += s.sums.back();
+  }
+  double target = u * whole;
+  size_t piece = 0;
+  while (piece + 1 < s.sums.size() && target >= s.sums[piece]) target -= s.sums[piece++];
+  while (s.sums[piece] == 0) --piece;  // rounding went past the last weight there is
+  const int64_t begin = static_cast<int64_t>(piece) * kPiece, length = std::min(kPiece, d.count - begin);
+  kernels.exponentials(d.values + begin, s.weights.data(), length, d.largest, d.factor);
+  return static_cast<int32_t>(begin) + static_cast<int32_t>(pick(s.weights.data(), static_cast<size_t>(length), target));
 }
 
-// Fills scratch.candidates according to top-k and top-p, most likely first. May overwrite the row in scratch.edited.
+// A value below all that weigh at least `weight`. A little lower than need be, so that rounding leaves none of them out.
+float least_value(const Distribution& d, double weight) {
+  if (weight <= 0) return -kInfinity;
+  return static_cast<float>(d.largest + (std::log(weight) - 1e-3) / d.factor - 1e-5 * std::abs(d.largest));
+}
+
+// Keeps the best that together hold `share`, the one that reaches it included, without sorting: halves by rank, of which the first is kept
+// whole or the second is dropped whole. `candidates` stay in their order.
+void keep_share(const Distribution& d, double share, SamplingScratch& s, const Kernels& kernels) {
+  s.ranked = s.candidates;
+  const auto at = [&](size_t i) { return s.ranked.begin() + static_cast<std::ptrdiff_t>(i); };
+  size_t begin = 0, end = s.ranked.size();  // the one that reaches the share is in there, if any does
+  double kept = 0;
+  while (end - begin > 1) {
+    const size_t middle = begin + (end - begin) / 2;
+    std::nth_element(at(begin), at(middle), at(end), better);
+    for (size_t i = begin; i < middle; ++i) s.edited[i - begin] = s.ranked[i].value;
+    kernels.exponentials(s.edited.data(), s.weights.data(), static_cast<int64_t>(middle - begin), d.largest, d.factor);
+    const double half = total(s.weights.data(), middle - begin);
+    if (kept + half >= share) {
+      end = middle;
+    } else {
+      kept += half;
+      begin = middle;
+    }
+  }
+  const TokenValue last = s.ranked[begin];
+  std::erase_if(s.candidates, [&](const TokenValue& c) { return better(last, c); });
+}
+
+// Fills scratch.candidates according to top-k and top-p, in the order of their tokens. May overwrite the row in scratch.edited.
 void narrow(const Distribution& d, const RowSampling& how, SamplingScratch& s, const Kernels& kernels) {
   s.candidates.clear();
-  const bool few = how.top_k > 0 && how.top_k < d.count;
-  if (few) {
-    select_best(d.values, d.count, how.top_k, s.candidates);
+  double sum = 0;
+  if (how.top_k > 0 && how.top_k < d.count) {
+    select_best(d.values, d.count, how.top_k, s);
+    std::sort(s.candidates.begin(), s.candidates.end(), [](const TokenValue& a, const TokenValue& b) { return a.token < b.token; });
     if (how.top_p >= 1) return;
-    std::vector<float>& values = s.edited;  // no longer needed as a row: the candidates hold their values
-    for (size_t i = 0; i < s.candidates.size(); ++i) s.weights[i] = s.candidates[i].value;
-    kernels.exponentials(s.weights.data(), values.data(), static_cast<int64_t>(s.candidates.size()), d.largest, d.factor);
-    const double share = how.top_p * total(values.data(), s.candidates.size());
-    double kept = 0;
-    for (size_t i = 0; i < s.candidates.size(); ++i) {
-      kept += values[i];
-      if (kept >= share) return s.candidates.resize(i + 1);
-    }
-    return;
+    for (size_t i = 0; i < s.candidates.size(); ++i) s.edited[i] = s.candidates[i].value;  // no longer needed as a row
+    kernels.exponentials(s.edited.data(), s.weights.data(), static_cast<int64_t>(s.candidates.size()), d.largest, d.factor);
+    sum = total(s.weights.data(), s.candidates.size());
+  } else {
+    // All tokens lighter than the floor together weigh less than 1 - top_p of the whole, so the share is reached before them.
+    sum = kernels.sum_exponentials(d.values, d.count, d.largest, d.factor);
+    const double floor = how.top_p < 1 ? (1.0 - how.top_p) * sum / static_cast<double>(d.count) : static_cast<double>(how.min_p);
+    find_maxima(d.values, d.count, s.maxima);
+    collect(d.values, d.count, least_value(d, floor), s.maxima, s.candidates);
   }
-  compute_weights(d, s.weights, kernels);
-  const double sum = total(s.weights.data(), static_cast<size_t>(d.count));
-  // All tokens lighter than this together weigh less than 1 - top_p of the whole, so the share is reached before them.
-  const double floor = (1.0 - how.top_p) * sum / static_cast<double>(d.count);
-  for (int64_t i = 0; i < d.count; ++i) {
-    if (s.weights[static_cast<size_t>(i)] >= floor) s.candidates.push_back({d.values[i], static_cast<int32_t>(i)});
-  }
-  keep_share(s.candidates, how.top_p * sum, [&](const TokenValue& c) { return s.weights[static_cast<size_t>(c.token)]; });
+  if (how.top_p < 1) keep_share(d, how.top_p * sum, s, kernels);
 }
 
 // The draw runs over the surviving tokens in the order of their numbers, so it does not matter how they were found.
 int32_t pick_candidate(const Distribution& d, const RowSampling& how, SamplingScratch& s, const Kernels& kernels, double u) {
-  std::sort(s.candidates.begin(), s.candidates.end(), [](const TokenValue& a, const TokenValue& b) { return a.token < b.token; });
   const size_t count = s.candidates.size();
   for (size_t i = 0; i < count; ++i) s.edited[i] = s.candidates[i].value;
   kernels.exponentials(s.edited.data(), s.weights.data(), static_cast<int64_t>(count), d.largest, d.factor);
-  drop_light(s.weights.data(), count, how.min_p);
-  return s.candidates[pick(s.weights.data(), count, u)].token;
+  // min-p: the largest weight is 1, so weights are relative to it already.
+  for (size_t i = 0; i < count; ++i) s.weights[i] = s.weights[i] < how.min_p ? 0.0f : s.weights[i];
+  return s.candidates[pick(s.weights.data(), count, u * total(s.weights.data(), count))].token;
 }
 
 }  // namespace
@@ -152,16 +183,22 @@ double uniform(uint64_t seed, uint64_t counter) {
   return static_cast<double>(mix(seed + (counter + 1) * kGolden) >> 11) * 0x1p-53;
 }
 
-void select_best(const float* values, int64_t count, int64_t k, std::vector<TokenValue>& best) {
-  best.clear();
+void select_best(const float* values, int64_t count, int64_t k, SamplingScratch& s) {
+  s.candidates.clear();
   k = std::min(k, count);
   if (k <= 0) return;
-  if (k <= count / 16) return select_by_heap(values, count, static_cast<size_t>(k), best);
-  for (int64_t i = 0; i < count; ++i) best.push_back({values[i], static_cast<int32_t>(i)});
-  const auto end = best.begin() + k;
-  if (k < count) std::nth_element(best.begin(), end, best.end(), better);
-  std::sort(best.begin(), end, better);
-  best.resize(static_cast<size_t>(k));
+  find_maxima(values, count, s.maxima);
+  float least = -kInfinity;
+  if (k < static_cast<int64_t>(s.maxima.size())) {  // of k blocks each holds one at least as large
+    s.block_order = s.maxima;
+    std::nth_element(s.block_order.begin(), s.block_order.begin() + (k - 1), s.block_order.end(), std::greater<>());
+    least = s.block_order[static_cast<size_t>(k - 1)];
+  }
+  collect(values, count, least, s.maxima, s.candidates);
+  const auto end = s.candidates.begin() + k;
+  if (end < s.candidates.end()) std::nth_element(s.candidates.begin(), end, s.candidates.end(), better);
+  std::sort(s.candidates.begin(), end, better);
+  s.candidates.resize(static_cast<size_t>(k));
 }
 
 int32_t draw(const float* logits, int64_t vocabulary, const RowSampling& how, const Largest* known, SamplingScratch& s, const Kernels& kernels) {
@@ -178,13 +215,9 @@ int32_t draw(const float* logits, int64_t vocabulary, const RowSampling& how, co
 
   const Distribution d{row, vocabulary, largest.value, 1.0f / how.temperature};
   const double u = uniform(how.seed, how.counter);
-  if ((how.top_k > 0 && how.top_k < vocabulary) || how.top_p < 1) {
-    narrow(d, how, s, kernels);
-    return pick_candidate(d, how, s, kernels, u);
-  }
-  compute_weights(d, s.weights, kernels);
-  drop_light(s.weights.data(), static_cast<size_t>(vocabulary), how.min_p);
-  return static_cast<int32_t>(pick(s.weights.data(), static_cast<size_t>(vocabulary), u));
+  if ((how.top_k <= 0 || how.top_k >= vocabulary) && how.top_p >= 1 && how.min_p <= 0) return pick_from_all(d, s, kernels, u);
+  narrow(d, how, s, kernels);
+  return pick_candidate(d, how, s, kernels, u);
 }
 
 }  // namespace homenode

@@ -52,15 +52,35 @@ struct LinearArgs {
   const float* const* biases;            // per weight, entries may be null; or null
   const float* residual; int64_t residual_stride; // [tokens, sum of rows], or null; may be `out` itself
   float* out; int64_t out_stride;        // [tokens, sum of rows]
-  uint8_t* scratch;                      // linear_scratch_bytes(...), 64-byte aligned, shared by all threads
+  uint8_t* scratch;                      // linear_scratch_bytes(...), 64-byte aligned
+
+  // What is done to the rows on their way into the product. Any of it makes them transformed rows: x itself is then not multiplied.
+  const int32_t* picked = nullptr;       // token t's row is row picked[t] of x; null: row t
+  const float* norm = nullptr;           // rms_norm with this weight and eps
+  float eps = 0;
+  bool filled = false;                   // another product left the rows in the scratch memory (linear_multiply_gated); x is not read
+
+  bool transformed() const { return picked || norm || filled; }
 };
 
-size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count);
-// Two phases, a barrier between and after: every thread calls both. Prepare encodes or rounds the activations; where the formats and the level
-// want float32, linear_needs_prepare is false and the first barrier can be left out.
+// The scratch memory of up to max_tokens rows, for any level.
+size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count, bool transformed = false);
+// Prepare encodes or rounds the activations into the scratch memory, row by row; where the formats and the level want float32 rows just as they
+// are, linear_needs_prepare is false. Either the threads share the rows of one scratch memory, and a barrier stands between prepare and multiply, or
+// each thread prepares all rows (0, 1) in a memory of its own.
 bool linear_needs_prepare(const LinearArgs&);
 void linear_prepare(const LinearArgs&, int thread, int threads);
 void linear_multiply(const LinearArgs&, int thread, int threads);
+
+// Where silu(gate) * up goes: to float32 rows, or as prepared rows into the scratch memory of the product that takes them (its `filled` is set).
+struct GatedRows {
+  const LinearArgs* reader;
+  float* out; int64_t out_stride;        // without a reader
+};
+// Can the outputs of these two weights be multiplied where they are made? They are cut alike then: a thread has the same rows of both.
+bool can_gate(const Weight& gate, const Weight& up);
+// The product with two weights, gate and up, and then silu(gate) * up: what linear_multiply into a buffer and silu_mul of it would give.
+void linear_multiply_gated(const LinearArgs&, const GatedRows&, int thread, int threads);
 
 // out[i] = row ids[i] of the table; tokens are divided among the threads.
 void embedding_rows(const Weight& table, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads);

@@ -125,7 +125,7 @@ void Sampler::log_probabilities(const float* row, int64_t vocabulary, const Larg
   const double log_sum = static_cast<double>(largest.value) + std::log(sum);
   const auto log_probability = [&](float logit) { return static_cast<float>(logit - log_sum); };
   out.logprobs[i] = log_probability(row[out.tokens[i]]);
-  select_best(row, vocabulary, out.top, s.candidates);
+  select_best(row, vocabulary, out.top, s);
   for (size_t j = 0; j < s.candidates.size(); ++j) {
     out.top_tokens[i * static_cast<size_t>(out.top) + j] = s.candidates[j].token;
     out.top_logprobs[i * static_cast<size_t>(out.top) + j] = log_probability(s.candidates[j].value);

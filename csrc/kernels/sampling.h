@@ -34,15 +34,17 @@ struct TokenValue {
 // Work space of one thread, for a vocabulary of the size it was made for.
 struct SamplingScratch {
   std::vector<float> edited, weights;
-  std::vector<TokenValue> candidates;
+  std::vector<float> maxima, block_order;  // of blocks of a row
+  std::vector<double> sums;                // of pieces of a row
+  std::vector<TokenValue> candidates, ranked;
   void reserve(int64_t vocabulary);
 };
 
 // Uniform in [0, 1): a hash of the two numbers, the same as the NumPy backend's.
 double uniform(uint64_t seed, uint64_t counter);
 
-// The k best of a row, best first, lower tokens first among equals, into `best`.
-void select_best(const float* values, int64_t count, int64_t k, std::vector<TokenValue>& best);
+// The k best of a row, best first, lower tokens first among equals, into the candidates of `s`. No value may be NaN.
+void select_best(const float* values, int64_t count, int64_t k, SamplingScratch& s);
 
 // Temperatures below this are greedy: the quotient would overflow.
 constexpr float kGreedyBelow = 1e-5f;

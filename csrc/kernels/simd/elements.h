@@ -22,13 +22,18 @@ inline float sum_of_squares(const float* x, int64_t width) {
   return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
 
-void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps) {
-  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, width) / static_cast<float>(width) + eps);
+float rms_scale(const float* x, int64_t width, float eps) {
+  return 1.0f / __builtin_sqrtf(sum_of_squares(x, width) / static_cast<float>(width) + eps);
+}
+
+void scale_row(const float* x, float scale, const float* weight, float* out, int64_t count) {
   const Lanes scales = fill(scale);
   int64_t i = 0;
-  for (; i + 16 <= width; i += 16) store(out + i, multiply(multiply(load(x + i), scales), load(weight + i)));
-  for (; i < width; ++i) out[i] = x[i] * scale * weight[i];
+  for (; i + 16 <= count; i += 16) store(out + i, multiply(multiply(load(x + i), scales), load(weight + i)));
+  for (; i < count; ++i) out[i] = x[i] * scale * weight[i];
 }
+
+void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps) { scale_row(x, rms_scale(x, width, eps), weight, out, width); }
 
 inline Lanes silu(const Lanes& x) { return divide(x, add(fill(1), exponential(subtract(fill(0), x)))); }
 
@@ -38,16 +43,27 @@ void silu_mul(const float* gate, const float* up, float* out, int64_t count) {
   if (i < count) store_first(out + i, count - i, multiply(silu(load_first(gate + i, count - i)), load_first(up + i, count - i)));
 }
 
+// The largest of each stretch by vectors; only the stretch that has the largest of all is then searched for where it stands.
 Largest find_largest(const float* x, int64_t count) {
+  constexpr int64_t kStretch = 512;
   const float lowest = -__builtin_inff();
-  Lanes best = fill(lowest), poison = fill(0);
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    const Lanes v = load(x + i);
-    best = larger(v, best);  // a NaN is passed over here and shows in poison: 0 * x is NaN for NaN (and infinite) x only
-    poison = multiply_add(v, fill(0), poison);
+  Lanes poison = fill(0);
+  float value = lowest;
+  int64_t begin = 0, i = 0;
+  for (int64_t stretch = 0; stretch + 16 <= count; stretch += kStretch) {
+    const int64_t end = count - stretch < kStretch ? count : stretch + kStretch;
+    Lanes best = fill(lowest);
+    for (i = stretch; i + 16 <= end; i += 16) {
+      const Lanes v = load(x + i);
+      best = larger(v, best);  // a NaN is passed over here and shows in poison: 0 * x is NaN for NaN (and infinite) x only
+      poison = multiply_add(v, fill(0), poison);
+    }
+    const float found = largest_lane(best);
+    if (found > value) {
+      value = found;
+      begin = stretch;
+    }
   }
-  float value = largest_lane(best);
   bool nan = sum_lanes(poison) != 0;
   if (nan) {  // or only infinite: look again
     nan = false;
@@ -55,9 +71,12 @@ Largest find_largest(const float* x, int64_t count) {
   }
   for (; i < count; ++i) {
     nan |= x[i] != x[i];
-    value = x[i] > value ? x[i] : value;
+    if (x[i] > value) {
+      value = x[i];
+      begin = i;
+    }
   }
-  int64_t index = 0;
+  int64_t index = begin;
   while (index < count - 1 && x[index] != value) ++index;
   return {value, index, nan};
 }

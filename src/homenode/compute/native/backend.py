@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -181,6 +181,19 @@ class NativeBackend:
         return weight
 
 
+@dataclass(frozen=True)
+class PhaseTime:
+    """Time of all phases of one name ("qkv", "attention", "o", "gate_up", "down", "lm_head", ...) as the first thread sees it.
+
+    `runs`: how often such a phase ran. `seconds`: to the beginning of the next phase; `waited`: the part of it spent waiting for other threads.
+    """
+
+    name: str
+    runs: int
+    seconds: float
+    waited: float
+
+
 class NativeProgram:
     """`Program` replayed by the team in one native call; the interpreter is free meanwhile. Calls from several threads take turns."""
 
@@ -195,10 +208,17 @@ class NativeProgram:
         a = arrays
         return self._program.run(a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows)
 
-    @property
-    def barriers(self) -> int:
-        """Times the threads wait for each other in a step."""
-        return self._program.barriers
+    def barriers(self, tokens: int = 1, sequences: int = 1) -> int:
+        """Times the threads wait for each other in a step of so many tokens and sequences, one sampled row each; its end is not counted."""
+        return self._program.barriers(tokens, sequences)
+
+    def measure_phases(self, on: bool) -> None:
+        """From the next run on, add up the time each phase takes (see `phase_times`); False forgets the times."""
+        self._program.measure_phases(on)
+
+    def phase_times(self) -> list[PhaseTime]:
+        """Where the time of the measured steps went, in order of first appearance in the program; empty unless measured."""
+        return [PhaseTime(*line) for line in self._program.phase_times() if line[1]]
 
 
 def _sampled_rows(drawn: _native.Drawn) -> SampledRows:

@@ -55,6 +55,10 @@ class NativeMeter:
         operations, seconds = _native.multiply_burst(self._team, self._level, _native.Multiply[kind], _MULTIPLY_ROUNDS)
         return sum(operations / s for s in seconds)
 
+    def occupy(self, rounds: int) -> float:
+        """Keep all threads multiplying for `rounds` rounds, in one native call; the seconds the slowest took."""
+        return max(_native.multiply_burst(self._team, self._level, _native.Multiply.int8, rounds)[1])
+
     def round_trips(self) -> tuple[float, ...]:
         """Nanoseconds in which the first thread asks each other one and has its answer: small where they share a cache."""
         partners = range(1, min(self._threads, 1 + _PARTNERS))

@@ -1,0 +1,135 @@
+"""Clients of a server that speaks the OpenAI API: each streams one completion after the other and notes when its tokens came.
+
+They do little for each token, so that on a machine that serves and asks at once the server keeps the processor: one write for a request, and
+of the answer only the events are counted. Any server will do; token ids as a prompt and `ignore_eos` are what it must take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import msgspec
+
+from homenode.errors import HostError, PeerError, UserError
+
+_EVENT = b"data: "
+_DONE = b"data: [DONE]"
+_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_KEPT = 4096  # bytes of the end of an answer, which hold its usage
+_FIRST_ID = 100  # below are the special tokens of many vocabularies
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the clients ask for: `clients` of them at once, each for `requests` completions of one length, prompts all different."""
+
+    clients: int
+    requests: int = 1
+    prompt_tokens: int = 256
+    gen_tokens: int = 128
+    vocab_size: int = 30_000
+    model: str | None = None
+    seed: int = 0
+
+
+@dataclass
+class Exchange:
+    """One completion as its client saw it: seconds of time.monotonic()."""
+
+    begun: float
+    events: list[float] = field(default_factory=list)  # when each event with a token came
+    tokens: int = 0
+    ended: float = 0.0
+
+
+async def run_load(url: str, load: Load, timeout_s: float = 600.0) -> list[Exchange]:
+    """All completions of all clients. UserError for a URL that is none, HostError when nobody listens, PeerError for any other failure."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise UserError(f"{url!r} is no address such as http://127.0.0.1:8000", param="url")
+    address = parts.hostname, parts.port or 80
+    try:
+        async with asyncio.timeout(timeout_s):
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(_client(address, load, number)) for number in range(load.clients)]
+    except* OSError as errors:
+        error = errors.exceptions[0]
+        raise (PeerError(f"{url}: not done within {timeout_s:g} s") if isinstance(error, TimeoutError) else HostError(f"{url}: {error}")) from None
+    except* PeerError as errors:
+        raise errors.exceptions[0] from None
+    return [exchange for task in tasks for exchange in task.result()]
+
+
+async def _client(address: tuple[str, int], load: Load, number: int) -> list[Exchange]:
+    loop, found = asyncio.get_running_loop(), []
+    draw = random.Random(load.seed * 1_000_003 + number)
+    for _ in range(load.requests):
+        request = _request(address, load, [draw.randrange(_FIRST_ID, load.vocab_size) for _ in range(load.prompt_tokens)])
+        answer = _Answer(request, loop.create_future())
+        await loop.create_connection(lambda answer=answer: answer, *address)  # type: ignore[misc]
+        found.append(await answer.done)
+    return found
+
+
+def _request(address: tuple[str, int], load: Load, prompt: list[int]) -> bytes:
+    body: dict[str, object] = {"prompt": prompt, "max_tokens": load.gen_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    if load.model is not None:
+        body["model"] = load.model
+    text = msgspec.json.encode(body)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text
+
+
+class _Answer(asyncio.Protocol):
+    """One connection: sends the request, counts the events of the answer."""
+
+    def __init__(self, request: bytes, done: asyncio.Future[Exchange]) -> None:
+        self._request, self.done = request, done
+        self._exchange = Exchange(time.monotonic())
+        self._head = True
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._exchange.begun = time.monotonic()
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        if self._head:
+            data = self._tail + data
+            self._tail = data
+            if b"\r\n\r\n" not in data:
+                return
+            self._head = False
+            self._tail = b""
+        # An event may be cut by the network: its beginning waits with the tail.
+        before = self._tail[-len(_EVENT) + 1 :]
+        self._exchange.events += [now] * (before + data).count(_EVENT)
+        self._tail = (self._tail + data)[-_KEPT:]
+        if not self._exchange.events and len(self._tail) >= _KEPT:
+            self._fail()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.done.done():
+            return
+        usage = _USAGE.findall(self._tail)
+        if _DONE not in self._tail or not usage:
+            self._fail()
+            return
+        exchange = self._exchange
+        exchange.tokens = int(usage[-1])
+        exchange.ended = exchange.events[-1]
+        # The last events are the usage and [DONE]; a server that reports the end by itself has one more, without a token.
+        del exchange.events[min(exchange.tokens, len(exchange.events) - 2) :]
+        self.done.set_result(exchange)
+
+    def _fail(self) -> None:
+        if not self.done.done():
+            self.done.set_exception(PeerError(f"the server did not stream a completion; its answer ends in {self._tail[-500:]!r}"))
