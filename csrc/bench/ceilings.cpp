@@ -12,7 +12,7 @@
 namespace homenode {
 namespace {
 
-constexpr size_t kHugePage = size_t(2) << 20, kMostBytes = size_t(1) << 40;
+constexpr size_t kMostBytes = size_t(1) << 40;
 constexpr int64_t kMostRounds = int64_t(1) << 30;
 static_assert(kHugePage % kReadStep == 0);
 

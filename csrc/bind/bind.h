@@ -2,6 +2,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -12,7 +13,7 @@
 #include "base/status.h"
 #include "host/team.h"
 #include "kernels/linear.h"
-#include "kernels/program.h"
+#include "kernels/recorder.h"
 
 namespace homenode {
 

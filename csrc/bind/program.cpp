@@ -1,6 +1,7 @@
 #include "bind/bind.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <cstring>
 
@@ -37,6 +38,12 @@ Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& 
   return take(std::move(output));
 }
 
+std::vector<std::tuple<std::string, int64_t, double, double>> phase_times(Program& program) {
+  std::vector<std::tuple<std::string, int64_t, double, double>> lines;
+  for (const PhaseTime& line : program.phase_times()) lines.emplace_back(line.name, line.runs, line.seconds, line.waited);
+  return lines;
+}
+
 auto copy_output(const Output& output) {
   const auto rows = static_cast<size_t>(output.rows), columns = static_cast<size_t>(output.columns);
   std::vector<float> values(rows * columns);
@@ -52,14 +59,14 @@ Tensor make_constant(const Array2<float>& values) {
 void bind_recorder(nb::module_& m) {
   nb::class_<Recorder>(m, "Recorder", "Records the operations of a forward function; see homenode.compute.ops.Ops.")
       .def("__init__",
-           [](Recorder* self, std::shared_ptr<Team> team, Level level, int max_tokens, int max_sequences, int max_sampled_rows, int max_blocks) {
+           [](Recorder* self, std::shared_ptr<Team> team, Level level, int max_tokens, int max_sequences, int max_sampled_rows, int max_blocks, bool fuse) {
              if (max_tokens < 1 || max_sequences < 1 || max_sampled_rows < 0 || max_blocks < 0 || max_tokens > (1 << 24)) {
                raise({Fault::user, 0, "limits of a program: at least one token and sequence, and at most 2^24 tokens"});
              }
-             new (self) Recorder(std::move(team), level, {max_tokens, max_sequences, max_sampled_rows, max_blocks});
+             new (self) Recorder(std::move(team), level, {max_tokens, max_sequences, max_sampled_rows, max_blocks}, fuse);
            },
            nb::arg("team"), nb::arg("level"), nb::arg("max_tokens"), nb::arg("max_sequences"), nb::arg("max_sampled_rows"),
-           nb::arg("max_blocks_per_sequence"))
+           nb::arg("max_blocks_per_sequence"), nb::arg("fuse") = true)
       .def("embedding", [](Recorder& r, const WeightHandle& table) { return take(r.embedding(weight_of(table))); })
       .def("rms_norm", [](Recorder& r, const Tensor& x, const Tensor& weight, float eps) { return take(r.rms_norm(x, weight, eps)); })
       .def("linear", &linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("residual").none())
@@ -95,7 +102,9 @@ void bind_program(nb::module_& m) {
       .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"), nb::arg("block_table"),
            nb::arg("sample_rows"), nb::keep_alive<0, 1>())
       .def_prop_ro("nbytes", &Program::bytes)
-      .def_prop_ro("barriers", &Program::barriers);
+      .def("barriers", &Program::barriers, nb::arg("tokens"), nb::arg("sequences"), "Times the threads wait for each other in such a step.")
+      .def("measure_phases", &Program::measure_phases, nb::arg("on"), "Adds up the time of each phase from now on, or forgets it.")
+      .def("phase_times", &phase_times, "Name, runs, seconds, and of these seconds at the barrier, for each kind of phase.");
 }
 
 }  // namespace homenode

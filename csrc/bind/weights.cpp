@@ -1,4 +1,5 @@
 #include "bind/bind.h"
+#include "host/arena.h"
 #include "kernels/kv_cache.h"
 
 namespace homenode {
@@ -13,6 +14,8 @@ void check_shape(int64_t rows, int64_t columns) {
   }
 }
 
+std::pair<uint64_t, uint64_t> numbers(const MemoryRange& range) { return {reinterpret_cast<uintptr_t>(range.data), range.bytes}; }
+
 // Runs `make` without the interpreter lock.
 template <class F>
 WeightHandle packed(std::shared_ptr<Team> team, F&& make) {
@@ -23,21 +26,22 @@ WeightHandle packed(std::shared_ptr<Team> team, F&& make) {
   return {take(std::move(result)), std::move(team)};
 }
 
-WeightHandle from_file(std::shared_ptr<Team> team, int fd, uint64_t offset, int source, int64_t rows, int64_t columns, int target, int permuted_heads) {
+WeightHandle from_file(std::shared_ptr<Team> team, int fd, uint64_t offset, int source, int64_t rows, int64_t columns, int target, int permuted_heads,
+                       Arena* arena) {
   check_shape(rows, columns);
   if (permuted_heads < 0 || (permuted_heads && rows % (2 * int64_t(permuted_heads)))) {
     raise({Fault::user, 0, std::to_string(rows) + " rows cannot be " + std::to_string(permuted_heads) + " heads of interleaved halves"});
   }
   return packed(std::move(team), [&](Team& t) {
-    return weight_from_file(t, fd, offset, static_cast<Format>(source), rows, columns, static_cast<Format>(target), permuted_heads);
+    return weight_from_file(t, fd, offset, static_cast<Format>(source), rows, columns, static_cast<Format>(target), permuted_heads, arena);
   });
 }
 
-WeightHandle from_rows(std::shared_ptr<Team> team, const Array2<float>& rows, int target) {
+WeightHandle from_rows(std::shared_ptr<Team> team, const Array2<float>& rows, int target, Arena* arena) {
   const auto n = static_cast<int64_t>(rows.shape(0)), columns = static_cast<int64_t>(rows.shape(1));
   check_shape(n, columns);
   const float* data = rows.data();
-  return packed(std::move(team), [&](Team& t) { return weight_from_rows(t, data, n, columns, static_cast<Format>(target)); });
+  return packed(std::move(team), [&](Team& t) { return weight_from_rows(t, data, n, columns, static_cast<Format>(target), arena); });
 }
 
 auto unpack(const WeightHandle& handle, int64_t row) {
@@ -61,16 +65,22 @@ std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int 
 void bind_weights(nb::module_& m) {
   m.def("has_kernel", [](int format) { return has_kernel(static_cast<Format>(format)); }, nb::arg("format"), "Of a GGUF type number.");
   m.def("can_decode", [](int format) { return can_decode(static_cast<Format>(format)); }, nb::arg("format"), "Of a GGUF type number.");
+  nb::class_<Arena>(m, "Arena", "Memory that the weights of one team share.")
+      .def("__init__", [](Arena* self, const Team& team) { new (self) Arena(team.size()); }, nb::arg("team"))
+      .def_prop_ro("ranges", [](const Arena& arena) {
+        std::vector<std::pair<uint64_t, uint64_t>> found;
+        for (const MemoryRange& range : arena.ranges()) found.push_back(numbers(range));
+        return found;
+      }, "Address and bytes of the chunks it has mapped.");
   nb::class_<WeightHandle>(m, "Weight", "A packed matrix.")
       .def_prop_ro("rows", [](const WeightHandle& h) { return h.weight->rows; })
       .def_prop_ro("columns", [](const WeightHandle& h) { return h.weight->columns; })
       .def_prop_ro("format", [](const WeightHandle& h) { return static_cast<int>(h.weight->format); })
       .def_prop_ro("nbytes", [](const WeightHandle& h) { return h.weight->bytes(); })
-      .def_prop_ro("huge_pages", [](const WeightHandle& h) { return h.weight->huge_pages; })
       .def("unpack_row", &unpack, nb::arg("row"), "One row as float32.");
   m.def("weight_from_file", &from_file, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("source"), nb::arg("rows"), nb::arg("columns"),
-        nb::arg("target"), nb::arg("permuted_heads"));
-  m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"));
+        nb::arg("target"), nb::arg("permuted_heads"), nb::arg("arena") = nb::none());
+  m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"), nb::arg("arena") = nb::none());
   nb::enum_<KvType>(m, "KvType", "How keys and values are stored.")
       .value("f32", KvType::f32)
       .value("bf16", KvType::bf16)
@@ -78,7 +88,7 @@ void bind_weights(nb::module_& m) {
   nb::class_<KvCache>(m, "KvCache", "Paged keys and values.")
       .def_prop_ro("blocks", &KvCache::blocks)
       .def_prop_ro("nbytes", &KvCache::bytes)
-      .def_prop_ro("huge_pages", &KvCache::huge_pages);
+      .def_prop_ro("range", [](const KvCache& cache) { return numbers(cache.range()); });
   m.def("kv_cache", &make_cache, nb::arg("team"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("type"),
         nb::arg("blocks"));
 }

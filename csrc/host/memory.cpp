@@ -6,25 +6,12 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define HOMENODE_ADDRESS_SANITIZER 1
-#elif defined(__has_feature)
-#define HOMENODE_ADDRESS_SANITIZER __has_feature(address_sanitizer)
-#else
-#define HOMENODE_ADDRESS_SANITIZER 0
-#endif
-#if HOMENODE_ADDRESS_SANITIZER
-#include <sanitizer/asan_interface.h>
-#endif
-
 namespace homenode {
 namespace {
 
-constexpr size_t kPage = 4096, kHuge = size_t(2) << 20;
-
 [[maybe_unused]] Result<Pages> allocate_exactly(size_t bytes) {
   void* memory = nullptr;
-  if (const int code = posix_memalign(&memory, kPage, bytes)) return Error{Fault::host, code, "posix_memalign of " + std::to_string(bytes) + " bytes failed"};
+  if (const int code = posix_memalign(&memory, kSmallPage, bytes)) return Error{Fault::host, code, "posix_memalign of " + std::to_string(bytes) + " bytes failed"};
   std::memset(memory, 0, bytes);
   return Pages{std::shared_ptr<void>(memory, std::free), static_cast<std::byte*>(memory), bytes, false};
 }
@@ -32,12 +19,12 @@ constexpr size_t kPage = 4096, kHuge = size_t(2) << 20;
 }  // namespace
 
 Result<Pages> allocate_pages(size_t bytes) {
-  const size_t alignment = bytes >= kHuge ? kHuge : kPage;
+  const size_t alignment = bytes >= kHugePage ? kHugePage : kSmallPage;
   const size_t wanted = bytes ? bytes : 1;
   if (wanted > SIZE_MAX / 2) return Error{Fault::user, 0, "a buffer of " + std::to_string(bytes) + " bytes is more than an address space"};
-  if (HOMENODE_ADDRESS_SANITIZER) return allocate_exactly(wanted);
+  if (kExactPages) return allocate_exactly(wanted);
   const size_t size = (wanted + alignment - 1) / alignment * alignment;
-  const size_t mapped = size + (alignment == kHuge ? kHuge : 0);
+  const size_t mapped = size + (alignment == kHugePage ? kHugePage : 0);
   void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
     return Error{Fault::host, errno, "mmap of " + std::to_string(mapped) + " bytes failed: " + std::strerror(errno)};
@@ -47,14 +34,8 @@ Result<Pages> allocate_pages(size_t bytes) {
   pages.data = reinterpret_cast<std::byte*>((address + alignment - 1) / alignment * alignment);
   pages.bytes = size;
   pages.owner = std::shared_ptr<void>(base, [mapped](void* p) { munmap(p, mapped); });
-  pages.huge = alignment == kHuge && madvise(pages.data, size, MADV_HUGEPAGE) == 0;
+  pages.huge = alignment == kHugePage && madvise(pages.data, size, MADV_HUGEPAGE) == 0;
   return pages;
-}
-
-void forbid([[maybe_unused]] const std::byte* begin, [[maybe_unused]] size_t bytes) {
-#if HOMENODE_ADDRESS_SANITIZER
-  ASAN_POISON_MEMORY_REGION(begin, bytes);
-#endif
 }
 
 }  // namespace homenode

@@ -7,19 +7,31 @@
 
 namespace homenode {
 
+constexpr size_t kSmallPage = 4096, kHugePage = size_t(2) << 20;
+
+#if defined(__SANITIZE_ADDRESS__)
+#define HOMENODE_ADDRESS_SANITIZER 1
+#elif defined(__has_feature)
+#define HOMENODE_ADDRESS_SANITIZER __has_feature(address_sanitizer)
+#else
+#define HOMENODE_ADDRESS_SANITIZER 0
+#endif
+// In builds with AddressSanitizer pages are exactly as many bytes as were asked for, from the heap, so that a byte too far is found.
+constexpr bool kExactPages = HOMENODE_ADDRESS_SANITIZER;
+
+struct MemoryRange {
+  const std::byte* data;
+  size_t bytes;
+};
+
 struct Pages {
   std::shared_ptr<void> owner;  // unmaps when the last copy goes
   std::byte* data = nullptr;
   size_t bytes = 0;
-  bool huge = false;  // asked for with MADV_HUGEPAGE and granted
+  bool huge = false;  // asked for with MADV_HUGEPAGE; what is really huge can be read back once the pages are touched
 };
 
 // At least `bytes` bytes; on a 2 MiB boundary and huge pages asked for when that large. An Error names the size and errno.
-//
-// In builds with AddressSanitizer exactly that many bytes, from the heap, so that a byte too far is found.
 Result<Pages> allocate_pages(size_t bytes);
-
-// Memory inside of pages that nobody may touch, such as the space between two parts of them: a finding in builds with AddressSanitizer.
-void forbid(const std::byte* begin, size_t bytes);
 
 }  // namespace homenode

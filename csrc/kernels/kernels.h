@@ -51,7 +51,10 @@ struct Largest {
 struct Kernels {
   // out = x / sqrt(mean(x^2) + eps) * weight over `width` values.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t width, float eps);
-  // out = gate / (1 + exp(-gate)) * up.
+  // The two steps of it, for who wants the result piece by piece: 1 / sqrt(mean(x^2) + eps), and out = x * scale * weight.
+  float (*rms_scale)(const float* x, int64_t width, float eps);
+  void (*scale_row)(const float* x, float scale, const float* weight, float* out, int64_t count);
+  // out = gate / (1 + exp(-gate)) * up; out may be gate or up.
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t count);
   void (*attend_f32)(const AttendArgs&);
   void (*attend_bf16)(const AttendArgs&);

@@ -35,7 +35,7 @@ class KvCache {
   const KvShape& shape() const { return shape_; }
   int64_t blocks() const { return blocks_; }
   size_t bytes() const { return bytes_; }
-  bool huge_pages() const { return pages_.huge; }
+  MemoryRange range() const { return {pages_.data, pages_.bytes}; }
 
   // The tile of 16 tokens that begins with slot `slot` (a multiple of 16) of a block.
   const std::byte* keys(int layer, int64_t block, int kv_head, int slot) const { return head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_; }

@@ -17,6 +17,7 @@
 
 namespace homenode {
 
+class Arena;
 class Team;
 
 // Does packed storage in this format have a kernel of its own (at every level)?
@@ -29,16 +30,17 @@ struct Weight {
   int64_t rows = 0, columns = 0;
   struct Piece { int64_t row_begin, row_end; uint8_t* data; size_t bytes; };
   std::vector<Piece> pieces;        // one per thread of the team, in order of rows
-  std::shared_ptr<void> memory;     // owns the pieces
+  std::vector<std::shared_ptr<void>> memory;  // owns the pieces
   size_t bytes() const;
-  bool huge_pages = false;          // asked for with MADV_HUGEPAGE and granted
 };
 
+// The memory comes from `arena`, or is the weight's own where that is null.
+//
 // Read and pack. Rows are read with pread by the thread that will own them. `permuted_heads` > 0: file rows of each of that many heads have the
 // two halves interleaved (row 2*j + h of a head holds canonical row h * head/2 + j). When source != target, rows are decoded to float32 and encoded again.
 Result<std::shared_ptr<Weight>> weight_from_file(Team&, int fd, uint64_t offset, Format source, int64_t rows, int64_t columns, Format target,
-                                                 int permuted_heads);
-Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target);
+                                                 int permuted_heads, Arena* arena = nullptr);
+Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target, Arena* arena = nullptr);
 
 // Decode one row of a packed weight to float32 (what embedding does).
 void unpack_row(const Weight&, int64_t row, float* out);
@@ -50,15 +52,35 @@ struct LinearArgs {
   const float* const* biases;            // per weight, entries may be null; or null
   const float* residual; int64_t residual_stride; // [tokens, sum of rows], or null; may be `out` itself
   float* out; int64_t out_stride;        // [tokens, sum of rows]
-  uint8_t* scratch;                      // linear_scratch_bytes(...), 64-byte aligned, shared by all threads
+  uint8_t* scratch;                      // linear_scratch_bytes(...), 64-byte aligned
+
+  // What is done to the rows on their way into the product. Any of it makes them transformed rows: x itself is then not multiplied.
+  const int32_t* picked = nullptr;       // token t's row is row picked[t] of x; null: row t
+  const float* norm = nullptr;           // rms_norm with this weight and eps
+  float eps = 0;
+  bool filled = false;                   // another product left the rows in the scratch memory (linear_multiply_gated); x is not read
+
+  bool transformed() const { return picked || norm || filled; }
 };
 
-size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count);
-// Two phases, a barrier between and after: every thread calls both. Prepare encodes or rounds the activations; where the formats and the level
-// want float32, linear_needs_prepare is false and the first barrier can be left out.
+// The scratch memory of up to max_tokens rows, for any level.
+size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count, bool transformed = false);
+// Prepare encodes or rounds the activations into the scratch memory, row by row; where the formats and the level want float32 rows just as they
+// are, linear_needs_prepare is false. Either the threads share the rows of one scratch memory, and a barrier stands between prepare and multiply, or
+// each thread prepares all rows (0, 1) in a memory of its own.
 bool linear_needs_prepare(const LinearArgs&);
 void linear_prepare(const LinearArgs&, int thread, int threads);
 void linear_multiply(const LinearArgs&, int thread, int threads);
+
+// Where silu(gate) * up goes: to float32 rows, or as prepared rows into the scratch memory of the product that takes them (its `filled` is set).
+struct GatedRows {
+  const LinearArgs* reader;
+  float* out; int64_t out_stride;        // without a reader
+};
+// Can the outputs of these two weights be multiplied where they are made? They are cut alike then: a thread has the same rows of both.
+bool can_gate(const Weight& gate, const Weight& up);
+// The product with two weights, gate and up, and then silu(gate) * up: what linear_multiply into a buffer and silu_mul of it would give.
+void linear_multiply_gated(const LinearArgs&, const GatedRows&, int thread, int threads);
 
 // out[i] = row ids[i] of the table; tokens are divided among the threads.
 void embedding_rows(const Weight& table, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads);

@@ -16,6 +16,27 @@ const Tiles& tiles_of(const LinearTable&, Format);
 bool is_coded(const Weight&);
 int64_t parts_of(int64_t columns);
 
+// The forms in which the weights of a product want its rows at a level.
+struct RowForms {
+  bool encoded = false, rounded = false, floats = false;
+};
+RowForms forms_of(const LinearArgs&, const LinearTable&);
+
+// The rows of a product in these forms; null where a form is not wanted.
+struct PreparedRows {
+  EncodedPart* encoded = nullptr;  // [tokens, parts]
+  int64_t parts = 0;
+  uint16_t* rounded = nullptr;     // [tokens, rounded_stride]
+  int64_t rounded_stride = 0;
+  float* floats = nullptr;         // [tokens, float_stride]
+  int64_t float_stride = 0;
+};
+// As they lie in the product's scratch memory. Rows that are multiplied as they are, are x itself and not among them.
+PreparedRows prepared_rows(const LinearArgs&, const LinearTable&);
+
+// Puts `count` columns of a row, from `column` on, into their places. `column` is a multiple of 32, and so is `count` but for the end of a row.
+void store_columns(const PreparedRows&, const LinearTable&, int64_t token, int64_t column, const float* values, int64_t count);
+
 // Activation rows as one weight's kernel wants them.
 struct ActivationRows {
   const uint8_t* data;

@@ -1,18 +1,28 @@
 #include "kernels/program.h"
 
+#include <algorithm>
+
 #include "host/team.h"
 
 namespace homenode {
 
 void Program::run_phases(int thread, int threads) {
   const LevelScope scope(level_);
-  bool work_done = false;
-  for (const Phase& phase : phases_) {
+  PhaseClock* clock = thread == 0 ? clock_.get() : nullptr;
+  bool work_done = false, barrier = false;
+  for (size_t i = 0; i < phases_.size(); ++i) {
+    const Phase& phase = phases_[i];
+    barrier |= phase.barrier_before;  // a phase that follows one left out needs the barrier before that one
     if (phase.needed && !phase.needed(step_)) continue;
-    if (work_done && phase.barrier_before) team_->barrier(thread);
+    if (work_done && barrier) {
+      if (clock) clock->end_work();
+      team_->barrier(thread);
+    }
+    if (clock) clock->begin(static_cast<int>(i));
     phase.work(step_, thread, threads);
-    work_done = true;
+    work_done = true, barrier = false;
   }
+  if (clock) clock->end_work();
 }
 
 Result<Output> Program::run(const StepInput& input) {
@@ -20,17 +30,45 @@ Result<Output> Program::run(const StepInput& input) {
   if (auto error = step_.assign(input, bounds_)) return *error;
   for (auto& plan : plans_) plan->divide(step_);
   for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
+  if (clock_) clock_->begin_step();
   team_->compute([this](int thread) { run_phases(thread, team_->size()); });
-  const int64_t rows = output_.rows == RowKind::sampled ? step_.sampled : output_.rows == RowKind::tokens ? step_.tokens : output_.fixed_rows;
-  return Output{output_.data, rows, output_.columns, output_.stride};
+  if (clock_) clock_->begin(-1);
+  const Value& value = *output_.value;
+  const int64_t rows = value.rows == RowKind::fixed ? value.fixed_rows : rows_in(value.rows, step_);
+  return Output{value.data() + output_.begin, rows, output_.columns, value.stride};
 }
 
-size_t Program::bytes() const { return pool_->bytes() + scratch_.bytes; }
-
-int Program::barriers() const {
+int Program::barriers(int tokens, int sequences) const {
+  Step step;
+  step.tokens = tokens, step.sequences = step.sampled = sequences;
   int count = 0;
-  for (size_t i = 1; i < phases_.size(); ++i) count += phases_[i].barrier_before;
+  bool work_done = false, barrier = false;
+  for (const Phase& phase : phases_) {
+    barrier |= phase.barrier_before;
+    if (phase.needed && !phase.needed(step)) continue;
+    count += work_done && barrier;
+    work_done = true, barrier = false;
+  }
   return count;
+}
+
+void Program::measure_phases(bool on) {
+  const std::lock_guard<std::mutex> turn(one_run_);
+  clock_ = on ? std::make_unique<PhaseClock>(phases_.size()) : nullptr;
+}
+
+std::vector<PhaseTime> Program::phase_times() {
+  const std::lock_guard<std::mutex> turn(one_run_);
+  std::vector<PhaseTime> times;
+  for (size_t i = 0; clock_ && i < phases_.size(); ++i) {
+    const PhaseClock::Sum& sum = clock_->phases()[i];
+    auto line = std::find_if(times.begin(), times.end(), [&](const PhaseTime& t) { return t.name == phases_[i].name; });
+    if (line == times.end()) line = times.insert(line, PhaseTime{phases_[i].name});
+    line->runs += sum.runs;
+    line->seconds += 1e-9 * static_cast<double>(sum.ns);
+    line->waited += 1e-9 * static_cast<double>(sum.waited_ns);
+  }
+  return times;
 }
 
 }  // namespace homenode

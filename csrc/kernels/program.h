@@ -1,42 +1,25 @@
 // A forward function recorded once and replayed each step in a single run of the team.
 //
-// Each operation is one or more phases; a phase is divided among the threads. A barrier stands between two phases, except where both work row
-// by row with the same division of rows and the second writes to memory nobody has used since the last barrier.
+// A program is a list of phases; a phase is divided among the threads. A barrier stands between two phases, except where both work row by row with
+// the same division of rows. A phase that a step does not need is left out, and with it the barrier before it.
 #pragma once
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <span>
+#include <string>
 #include <vector>
 
 #include "base/isa.h"
+#include "host/memory.h"
 #include "kernels/attention.h"
-#include "kernels/kv_cache.h"
-#include "kernels/linear.h"
+#include "kernels/operation.h"
+#include "kernels/phase_times.h"
 #include "kernels/step.h"
 #include "kernels/tensor.h"
 
 namespace homenode {
 
 class Team;
-
-// What one thread does in a phase.
-using Work = std::function<void(const Step&, int thread, int threads)>;
-
-struct Phase {
-  Work work;
-  bool by_rows = false;                      // thread t touches rows rows_of(t) only
-  bool barrier_before = true;
-  std::function<bool(const Step&)> needed;   // empty: always. A phase that is not needed is left out with its barrier
-};
-
-// The rows of a phase that works by rows: an equal share for each thread, in order.
-struct RowRange {
-  int begin, end;
-};
-inline RowRange rows_of(int rows, int thread, int threads) {
-  return {static_cast<int>(int64_t(rows) * thread / threads), static_cast<int>(int64_t(rows) * (thread + 1) / threads)};
-}
 
 // The result of a program: [rows, columns], valid until its next run.
 struct Output {
@@ -49,11 +32,18 @@ class Program {
   // Blocks until the step is done; callers take turns. The input is copied first, and refused with an Error if it breaks the bounds.
   Result<Output> run(const StepInput&);
 
-  size_t bytes() const;
-  int barriers() const;
+  size_t bytes() const { return memory_.bytes; }
+  // Times the threads wait for each other in a step of so many tokens and sequences (one sampled row each), the end not counted.
+  int barriers(int tokens, int sequences) const;
+
+  // From the next run on, adds up the time each phase takes; `on` false forgets the times.
+  void measure_phases(bool on);
+  // So far: one line for each name, in order of first appearance.
+  std::vector<PhaseTime> phase_times();
 
  private:
   friend class Recorder;
+  friend class Lowering;
   void run_phases(int thread, int threads);
 
   std::shared_ptr<Team> team_;
@@ -62,45 +52,15 @@ class Program {
   std::mutex one_run_;
   Step step_;
   std::vector<Phase> phases_;
+  std::unique_ptr<PhaseClock> clock_;
+  std::vector<std::unique_ptr<Operation>> operations_;
+  std::vector<std::shared_ptr<Value>> values_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
   std::vector<std::unique_ptr<std::atomic<int>>> counters_;  // next work item of each attention
-  std::shared_ptr<BufferPool> pool_;
-  Pages scratch_;                            // of linear and attention; operations take turns with it
-  std::vector<std::shared_ptr<const void>> kept_;  // weights, parameters and KV memory the phases point to
+  std::vector<std::unique_ptr<Memory>> scratch_;             // what phases need besides values
+  Pages memory_;                                             // where values and scratch lie
+  std::vector<std::shared_ptr<const void>> kept_;            // weights, parameters and KV memory the phases point to
   Tensor output_;
-};
-
-// Appends operations to a program. The calls mirror homenode.compute.ops.Ops; every Error is a mistake of the caller.
-class Recorder {
- public:
-  Recorder(std::shared_ptr<Team>, Level, const StepLimits&);
-
-  Result<Tensor> embedding(std::shared_ptr<const Weight> table);
-  Result<Tensor> rms_norm(const Tensor& x, const Tensor& weight, float eps);
-  // biases: one for each weight (empty handles for none), or none at all.
-  Result<Tensor> linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights, const std::vector<Tensor>& biases, const Tensor* residual);
-  Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
-  Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale);
-  Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim);
-  Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window);
-  Result<Tensor> silu_mul(const Tensor& gate_up);
-  Result<Tensor> select(const Tensor& x);
-
-  // The finished program; nothing can be recorded after.
-  Result<std::shared_ptr<Program>> finish(const Tensor& output);
-
- private:
-  Result<Tensor> make(int64_t columns, RowKind rows);
-  // `writes`: the storage the phase writes to if that was taken for it, else null.
-  void append(Work work, bool by_rows, const Storage* writes, std::function<bool(const Step&)> needed = {});
-  void keep(const Tensor& x);
-  std::optional<Error> check_input(const Tensor& x, const char* operation);
-  int plan_for(const AttentionShape&, int block_size);
-  std::optional<Error> check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache, int layer, int window);
-
-  std::shared_ptr<Program> program_;
-  size_t scratch_bytes_ = 0;
-  int group_start_ = 0;  // phases since this one run without a barrier
 };
 
 }  // namespace homenode

@@ -38,20 +38,7 @@ Spot spot(int bits, int k) {
 
 uint32_t every_byte(int value) { return uint32_t(value) * 0x01010101u; }
 
-// Bits `from` .. `from + bits - 1` of 32 codes, four codes (one line of the row) at a time.
-void put_bits(const uint8_t* codes, int from, int bits, int row, uint8_t* lines) {
-  for (int k = 0; k < 8; ++k) {
-    const Spot s = spot(bits, k);
-    uint8_t* place = lines + kLineBytes * s.line + 4 * row;
-    uint32_t word, old;
-    std::memcpy(&word, codes + 4 * k, 4);
-    std::memcpy(&old, place, 4);
-    word = old | (word >> from & every_byte((1 << bits) - 1)) << s.shift;
-    std::memcpy(place, &word, 4);
-  }
-}
-
-// The way back: adds the bits to the codes.
+// The way back of pack_rows: adds bits `from` .. `from + bits - 1` to 32 codes, four of them (one line of the row) at a time.
 void get_bits(const uint8_t* lines, int from, int bits, int row, uint8_t* codes) {
   for (int k = 0; k < 8; ++k) {
     const Spot s = spot(bits, k);
@@ -60,23 +47,6 @@ void get_bits(const uint8_t* lines, int from, int bits, int row, uint8_t* codes)
     std::memcpy(&old, codes + 4 * k, 4);
     word = old | (word >> s.shift & every_byte((1 << bits) - 1)) << from;
     std::memcpy(codes + 4 * k, &word, 4);
-  }
-}
-
-void put_block(const Coding& c, const Places& at, const RowBlock& b, int row, uint8_t* group) {
-  std::memcpy(group + 2 * row, &b.d, 2);
-  if (c.minimum != Minimum::none) std::memcpy(group + 2 * kGroupRows + 2 * row, &b.minimum, 2);
-  for (int part = 0; part < c.parts; ++part) {
-    uint8_t* p = group + at.head + part * at.part;
-    for (int j = 0; j < c.scales; ++j) {
-      const int from = part * c.scales + j, to = j * kGroupRows + row;
-      p[to] = uint8_t(at.paired ? b.s[from] | b.m[from] << 4 : b.s[from]);
-      if (at.minimum) p[at.scale + to] = b.m[from];
-    }
-    p += at.scale + at.minimum;
-    const uint8_t* codes = b.codes + part * kPartColumns;
-    if (c.high_bits) put_bits(codes, c.low_bits, c.high_bits, row, p);
-    put_bits(codes, 0, c.low_bits, row, p + at.high);
   }
 }
 
@@ -121,22 +91,6 @@ PackedStep packed_step(Format format) {
 int64_t packed_group_bytes(Format format, int64_t columns) {
   const PackedStep step = packed_step(format);
   return step.columns ? (columns + step.columns - 1) / step.columns * step.bytes : 0;
-}
-
-void pack_row(Format format, const uint8_t* source, int64_t columns, int row, uint8_t* group) {
-  const Coding* c = coding_of(format);
-  if (!c) {
-    const size_t size = size_t(file_block(format).bytes);
-    for (int64_t i = 0; i < columns; ++i) std::memcpy(group + float_place(format, i, row), source + size_t(i) * size, size);
-    return;
-  }
-  const Places at(*c);
-  const FileBlock stored = file_block(format);
-  RowBlock block;
-  for (int64_t i = 0; i < columns; i += stored.columns, source += stored.bytes, group += at.bytes) {
-    split_block(format, source, block);
-    put_block(*c, at, block, row, group);
-  }
 }
 
 void unpack_group_row(Format format, const uint8_t* group, int64_t columns, int row, float* out) {

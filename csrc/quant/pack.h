@@ -16,10 +16,12 @@ PackedStep packed_step(Format);
 
 int64_t packed_group_bytes(Format, int64_t columns);
 
-// Put one stored row (file_row_bytes of it) in place `row` (0..31) of a group whose memory is zero there.
-void pack_row(Format, const uint8_t* source, int64_t columns, int row, uint8_t* group);
+// Puts `count` stored rows (each file_row_bytes, one every `stride` bytes) in places `place`, `place` + 1, ... of a group whose memory is zero
+// there. `place` is a multiple of kPackedRows; where `count` is none, the places up to the next one are written with zeros.
+constexpr int kPackedRows = 4;
+void pack_rows(Format, const uint8_t* source, size_t stride, int count, int64_t columns, int place, uint8_t* group);
 
-// The float32 values of row `row` of a group: exactly decode_row of what pack_row was given.
+// The float32 values of row `row` of a group: exactly decode_row of what pack_rows was given.
 void unpack_group_row(Format, const uint8_t* group, int64_t columns, int row, float* out);
 
 }  // namespace homenode

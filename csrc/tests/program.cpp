@@ -1,4 +1,4 @@
-#include "kernels/program.h"
+#include "kernels/recorder.h"
 
 #include <cmath>
 #include <numeric>

@@ -101,21 +101,18 @@ def test_buffers_are_used_again() -> None:
     assert sizes[0] == sizes[1] > 0
 
 
-@pytest.mark.parametrize(("keep", "barriers"), [(True, 0), (False, 2)])
-def test_row_ops_wait_only_where_a_buffer_is_used_again(keep: bool, barriers: int) -> None:
-    """A thread may run ahead over its own rows, but not into a buffer whose rows others still read: they lie elsewhere in it."""
+def test_row_ops_do_not_wait_for_each_other() -> None:
+    """A thread runs ahead over its own rows, whether their memory is used again or kept."""
     backend = NativeBackend([-1, -1])
     norm = backend.vector(np.ones(64))
-    kept: list[Tensor] = []
 
     def forward(ops: Ops) -> Tensor:
         x = backend.constant(matrix(4, 64, 0))
         for _ in range(4):
             x = ops.rms_norm(x, norm, 1e-5)
-            kept.extend([x] if keep else [])
         return x
 
-    assert backend.compile(forward, limits(4)).barriers == barriers
+    assert backend.compile(forward, limits(4)).barriers(4) == 0
 
 
 def test_a_program_outlives_its_backend_and_its_parameters() -> None:

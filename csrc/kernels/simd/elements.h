@@ -22,13 +22,18 @@ inline float sum_of_squares(const float* x, int64_t width) {
   return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
 
-void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps) {
-  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, width) / static_cast<float>(width) + eps);
+float rms_scale(const float* x, int64_t width, float eps) {
+  return 1.0f / __builtin_sqrtf(sum_of_squares(x, width) / static_cast<float>(width) + eps);
+}
+
+void scale_row(const float* x, float scale, const float* weight, float* out, int64_t count) {
   const Lanes scales = fill(scale);
   int64_t i = 0;
-  for (; i + 16 <= width; i += 16) store(out + i, multiply(multiply(load(x + i), scales), load(weight + i)));
-  for (; i < width; ++i) out[i] = x[i] * scale * weight[i];
+  for (; i + 16 <= count; i += 16) store(out + i, multiply(multiply(load(x + i), scales), load(weight + i)));
+  for (; i < count; ++i) out[i] = x[i] * scale * weight[i];
 }
+
+void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps) { scale_row(x, rms_scale(x, width, eps), weight, out, width); }
 
 inline Lanes silu(const Lanes& x) { return divide(x, add(fill(1), exponential(subtract(fill(0), x)))); }
 

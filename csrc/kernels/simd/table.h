@@ -7,7 +7,7 @@
 namespace homenode {
 namespace {
 
-constexpr Kernels kTable = {rms_norm,    silu_mul, attend<StoredF32>, attend<StoredBf16>, attend_int8,
+constexpr Kernels kTable = {rms_norm, rms_scale, scale_row, silu_mul, attend<StoredF32>, attend<StoredBf16>, attend_int8,
                             merge, find_largest, sum_exponentials, exponentials};
 
 }  // namespace

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,17 @@ def _announce(url: str, ready: Any) -> None:
     ERR.print(
         f"[bold green]ready[/] {url}  {details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
         f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
-        f"{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
+        f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
         highlight=False,
     )
+
+
+def _huge_pages(compute: Mapping[str, Any]) -> str:
+    """The part of weights and KV memory on huge pages, for the line about the start; empty where it is not known."""
+    from homenode.engine.huge_pages import residence_of
+
+    seen = residence_of(compute)
+    return f"{seen.share:.0%} on huge pages, " if seen.present else ""
 
 
 def _check(engine: EngineConfig, text: TextConfig) -> int:

@@ -13,6 +13,7 @@ from homenode.cpuset import format_cpu_list
 from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.engine.crowding import spin_us, too_many_threads
 from homenode.engine.executor.inline import InlineExecutor
+from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
@@ -21,6 +22,7 @@ from homenode.engine.settle import MemoryRoom, memory_room, settle
 from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
 from homenode.errors import CapacityError, HostError, UserError
+from homenode.host.binding.huge_pages import disabled_for_this_process
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
@@ -102,6 +104,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         lookahead=lookahead,
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
     )
+    findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
     ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin, place, findings)
     return Engine(scheduler, executor, ready)
 

@@ -72,10 +72,21 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"homenode:{name}", help, labels=("model_name",))
             counter.add_metric((self._model,), getattr(now, field))
             yield counter
+        yield self._memory(now)
         refused = CounterMetricFamily("homenode:admission_rejections", "Requests turned away.", labels=("model_name", "reason"))
         for reason in sorted({*now.rejected, *self._refused}):
             refused.add_metric((self._model, reason), now.rejected.get(reason, 0) + self._refused.get(reason, 0))
         yield refused
+
+    def _memory(self, now: Statistics) -> Metric:
+        """Bytes of weights and KV memory by kind of page, as the kernel told after they were loaded; none where it is not known."""
+        pages = GaugeMetricFamily("homenode:memory_bytes", "Weights and KV memory, by kind of page.", labels=("model_name", "use", "pages"))
+        for use in ("weight", "kv"):
+            seen = now.compute.get(f"{use}_pages")
+            if isinstance(seen, dict):
+                pages.add_metric((self._model, use, "huge"), seen["huge"])
+                pages.add_metric((self._model, use, "small"), seen["present"] - seen["huge"])
+        return pages
 
 
 class Metrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from homenode.compute.native.recorder import RecordingOps
 from homenode.compute.ops import IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import HostError, UnsupportedError, UserError
+from homenode.host.binding.huge_pages import residences
 
 _KV_TYPES = {"f32": _native.KvType.f32, "bf16": _native.KvType.bf16, "int8": _native.KvType.int8}
 
@@ -42,8 +44,10 @@ class NativeBackend:
         with _host_errors():
             self._team = _native.Team(list(cpus), spin_us, True, groups)
         self._sampler = _native.Sampler(self._team, self._level)
+        self._arena = _native.Arena(self._team)
+        self._kv_ranges: list[tuple[int, int]] = []
+        self._pages: dict[str, Any] | None = None  # what the kernel said, as long as nothing was added since
         self._weight_bytes = 0
-        self._huge_weight_bytes = 0
         self._kv_bytes = 0
         self._program_bytes = 0
 
@@ -58,13 +62,16 @@ class NativeBackend:
         if dtype.gguf_id < 0 or not _native.can_decode(dtype.gguf_id):
             raise UnsupportedError(f"the native core cannot read {dtype.name}; convert it to float32 first", dtype=dtype.name)
         with _host_errors():
-            packed = _native.weight_from_file(self._team, fd, offset, dtype.gguf_id, rows, columns, self._target(target), permuted_heads)
+            packed = _native.weight_from_file(
+                self._team, fd, offset, dtype.gguf_id, rows, columns, self._target(target), permuted_heads, self._arena
+            )
         return self._count(packed)
 
     def weight_from_array(self, array: npt.NDArray[Any], target: str) -> _native.Weight:
         """See `Backend.weight_from_array`."""
         with _host_errors():
-            return self._count(_native.weight_from_rows(self._team, np.ascontiguousarray(array, np.float32), self._target(target)))
+            values = np.ascontiguousarray(array, np.float32)
+            return self._count(_native.weight_from_rows(self._team, values, self._target(target), self._arena))
 
     def vector(self, array: npt.NDArray[Any]) -> _native.Tensor:
         """See `Backend.vector`."""
@@ -83,6 +90,7 @@ class NativeBackend:
         with _host_errors():
             cache = _native.kv_cache(self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, kind, blocks)
         self._kv_bytes += cache.nbytes
+        self._kv_ranges, self._pages = [cache.range], None
         return cache
 
     def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits) -> NativeProgram:
@@ -113,6 +121,8 @@ class NativeBackend:
 
         `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it did not have its CPU.
         `spin_us`: how long threads watch for each other, less than asked for where there are more of them than CPUs.
+        `weight_pages` and `kv_pages`: bytes of weights and of the last KV memory made that were in memory, `present`, and of them on huge pages,
+        `huge`, when this was first asked for after the last of them was made; None where the kernel does not tell.
         """
         return {
             "backend": self.name,
@@ -122,15 +132,22 @@ class NativeBackend:
             "lost_cpu_shares": [round(share, 3) for share in self._team.lost_shares],
             "spin_us": self._team.spin_us,
             "weight_bytes": self._weight_bytes,
-            "huge_page_share": self._huge_weight_bytes / self._weight_bytes if self._weight_bytes else 0.0,
             "kv_bytes": self._kv_bytes,
             "program_bytes": self._program_bytes,
+            **self._read_pages(),
         }
 
     def meter(self, read_bytes: int) -> NativeMeter:
         """What measures the limits of the CPUs this backend computes on, at its level: see `NativeMeter`."""
         with _host_errors():
             return NativeMeter(self._team, self._level, read_bytes)
+
+    def _read_pages(self) -> dict[str, Any]:
+        """Where weights and KV memory lie, read back once they are there."""
+        if self._pages is None:
+            weights, kv = residences(self._arena.ranges, self._kv_ranges) or (None, None)
+            self._pages = {"weight_pages": weights and asdict(weights), "kv_pages": kv and asdict(kv)}
+        return self._pages
 
     def _target(self, name: str) -> int:
         dtype = BY_NAME.get(name)
@@ -140,8 +157,21 @@ class NativeBackend:
 
     def _count(self, weight: _native.Weight) -> _native.Weight:
         self._weight_bytes += weight.nbytes
-        self._huge_weight_bytes += weight.nbytes if weight.huge_pages else 0
+        self._pages = None
         return weight
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Time of all phases of one name ("qkv", "attention", "o", "gate_up", "down", "lm_head", ...) as the first thread sees it.
+
+    `runs`: how often such a phase ran. `seconds`: to the beginning of the next phase; `waited`: the part of it spent waiting for other threads.
+    """
+
+    name: str
+    runs: int
+    seconds: float
+    waited: float
 
 
 class NativeProgram:
@@ -158,10 +188,17 @@ class NativeProgram:
         a = arrays
         return self._program.run(a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows)
 
-    @property
-    def barriers(self) -> int:
-        """Times the threads wait for each other in a step."""
-        return self._program.barriers
+    def barriers(self, tokens: int = 1, sequences: int = 1) -> int:
+        """Times the threads wait for each other in a step of so many tokens and sequences, one sampled row each; its end is not counted."""
+        return self._program.barriers(tokens, sequences)
+
+    def measure_phases(self, on: bool) -> None:
+        """From the next run on, add up the time each phase takes (see `phase_times`); False forgets the times."""
+        self._program.measure_phases(on)
+
+    def phase_times(self) -> list[PhaseTime]:
+        """Where the time of the measured steps went, in order of first appearance in the program; empty unless measured."""
+        return [PhaseTime(*line) for line in self._program.phase_times() if line[1]]
 
 
 def _sampled_rows(drawn: _native.Drawn) -> SampledRows:

@@ -1,0 +1,56 @@
+#include "kernels/operation.h"
+
+#include <algorithm>
+
+#include "host/team.h"
+#include "kernels/memory_plan.h"
+#include "kernels/program.h"
+
+namespace homenode {
+
+Level Lowering::level() const { return program_.level_; }
+int Lowering::threads() const { return program_.team_->size(); }
+const StepLimits& Lowering::limits() const { return program_.bounds_.limits; }
+
+int Lowering::most_rows(RowKind kind) const { return kind == RowKind::sampled ? limits().max_sampled_rows : limits().max_tokens; }
+
+Memory* Lowering::scratch(size_t bytes) {
+  Memory* memory = program_.scratch_.emplace_back(std::make_unique<Memory>()).get();
+  memory->bytes = bytes;
+  return memory;
+}
+
+void Lowering::phase(Phase phase, const std::vector<Memory*>& touched) {
+  const int number = static_cast<int>(program_.phases_.size());
+  phase.barrier_before = !(phase.by_rows && number > 0 && program_.phases_.back().by_rows);
+  groups_.push_back(number == 0 ? 0 : groups_.back() + phase.barrier_before);
+  program_.phases_.push_back(std::move(phase));
+  for (Memory* memory : touched) {
+    if (memory->data) continue;  // a constant
+    if (memory->first < 0) {
+      memory->first = number;
+      memories_.push_back(memory);
+    }
+    memory->last = number;
+  }
+}
+
+std::optional<Error> Lowering::place_memory(const Tensor& output) {
+  Memory& result = output.value->memory;
+  result.first = std::min(result.first, 0), result.last = std::max(result.last, static_cast<int>(groups_.size()) - 1);
+  auto pages = place(memories_, groups_);
+  if (!pages) return pages.error();
+  program_.memory_ = pages.value();
+  return {};
+}
+
+AttentionPlan* Lowering::plan(const AttentionShape& shape, int block_size) {
+  for (auto& plan : program_.plans_) {
+    if (plan->shape() == shape) return plan.get();
+  }
+  return program_.plans_.emplace_back(std::make_unique<AttentionPlan>(shape, limits(), block_size, threads())).get();
+}
+
+std::atomic<int>* Lowering::counter() { return program_.counters_.emplace_back(std::make_unique<std::atomic<int>>(0)).get(); }
+
+}  // namespace homenode

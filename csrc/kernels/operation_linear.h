@@ -1,0 +1,54 @@
+// The product of activation rows with weights, and what is done to the rows on their way into it.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "kernels/operation_rows.h"
+
+namespace homenode {
+
+class LinearOperation : public Operation {
+ public:
+  LinearOperation(Tensor from, std::vector<std::shared_ptr<const Weight>> with, const std::vector<Tensor>& plus, const Tensor* residual, Tensor to);
+
+  // A norm or a selection of rows is done by each thread on the way, or, for many rows, by one phase that leaves prepared rows; a gate writes them.
+  void take_over() override;
+  void lower(Lowering&) override;
+
+  // Is this gate and up, so that silu(gate) * up can be made where the sums are?
+  bool can_gate() const;
+  // Into `out`, or into the prepared rows of `reader`.
+  void lower_gated(Lowering&, const Tensor& out, LinearOperation* reader);
+
+  // The arguments of a step, the rows to be found in `scratch`.
+  LinearArgs arguments(const Step&, Memory* scratch) const;
+  // The scratch memory that all threads share; made at first call.
+  Memory* shared(Lowering&);
+
+  std::string name = "linear";  // of its phases
+  Tensor x, out;
+
+ private:
+  using Multiply = std::function<void(const LinearArgs&, const Step&, int thread, int threads)>;
+  void lower_as(Lowering&, Multiply, std::vector<Memory*> touched);
+  void choose_name();
+  size_t scratch_bytes(int64_t rows) const;
+
+  std::vector<std::shared_ptr<const Weight>> owned_;
+  std::vector<Tensor> parameters_;
+  std::vector<const Weight*> weights_;
+  std::vector<const float*> biases_;
+  bool has_residual_;
+  Tensor residual_;
+
+  Tensor source_;  // x, or what it is made of
+  RmsNormOperation* norm_ = nullptr;
+  SelectOperation* select_ = nullptr;
+  bool filled_ = false;
+  Memory* shared_ = nullptr;
+};
+
+}  // namespace homenode

@@ -1,0 +1,77 @@
+// Operations that work on one row at a time, and the gate.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "kernels/operation.h"
+
+namespace homenode {
+
+class LinearOperation;
+
+class EmbeddingOperation : public Operation {
+ public:
+  EmbeddingOperation(std::shared_ptr<const Weight> from, Tensor to) : table(std::move(from)), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  std::shared_ptr<const Weight> table;
+  Tensor out;
+};
+
+class RmsNormOperation : public Operation {
+ public:
+  RmsNormOperation(Tensor from, Tensor by, float epsilon, Tensor to) : x(std::move(from)), weight(std::move(by)), eps(epsilon), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x, weight;
+  float eps;
+  Tensor out;
+};
+
+class SelectOperation : public Operation {
+ public:
+  SelectOperation(Tensor from, Tensor to) : x(std::move(from)), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x, out;
+};
+
+class RopeAnglesOperation : public Operation {
+ public:
+  RopeAnglesOperation(std::vector<float> by, float times, Tensor to) : frequencies(std::move(by)), scale(times), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  std::vector<float> frequencies;
+  float scale;
+  Tensor out;
+};
+
+class RopeOperation : public Operation {
+ public:
+  RopeOperation(Tensor from, Tensor by, int head, Tensor to) : x(std::move(from)), angles(std::move(by)), head_dim(head), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x, angles;
+  int head_dim;
+  Tensor out;
+};
+
+// silu(gate) * up. Takes over the product that makes both halves, so that they never go through memory.
+class SiluMulOperation : public Operation {
+ public:
+  SiluMulOperation(Tensor from, Tensor to) : gate_up(std::move(from)), out(std::move(to)) {}
+  void take_over() override;
+  void lower(Lowering&) override;
+
+  // Asked by the one product that takes the result, before anything is lowered: true if this writes the product's prepared rows instead.
+  bool fill(LinearOperation* reader);
+
+  Tensor gate_up, out;
+
+ private:
+  LinearOperation* product_ = nullptr;
+  LinearOperation* reader_ = nullptr;
+};
+
+}  // namespace homenode

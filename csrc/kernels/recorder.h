@@ -1,0 +1,49 @@
+// Appends operations to a program. The calls mirror homenode.compute.ops.Ops; every Error is a mistake of the caller.
+#pragma once
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "kernels/program.h"
+
+namespace homenode {
+
+class Recorder {
+ public:
+  // fuse: let operations take over others (see operation.h). The values are the same without.
+  Recorder(std::shared_ptr<Team>, Level, const StepLimits&, bool fuse = true);
+
+  Result<Tensor> embedding(std::shared_ptr<const Weight> table);
+  Result<Tensor> rms_norm(const Tensor& x, const Tensor& weight, float eps);
+  // biases: one for each weight (empty handles for none), or none at all.
+  Result<Tensor> linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights, const std::vector<Tensor>& biases, const Tensor* residual);
+  Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
+  Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale);
+  Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim);
+  Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window);
+  Result<Tensor> silu_mul(const Tensor& gate_up);
+  Result<Tensor> select(const Tensor& x);
+
+  // The finished program; nothing can be recorded after.
+  Result<std::shared_ptr<Program>> finish(const Tensor& output);
+
+ private:
+  Tensor make(int64_t columns, RowKind rows) const;
+  // Appends an operation that makes `out` of these.
+  Tensor append(std::unique_ptr<Operation>, const Tensor& out, std::span<const Tensor> inputs);
+  std::optional<Error> check_input(const Tensor& x, const char* operation);
+  std::optional<Error> check_linear(const Tensor& x, const std::vector<std::shared_ptr<const Weight>>& weights, const std::vector<Tensor>& biases);
+  std::optional<Error> check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache, int layer, int window);
+
+  std::shared_ptr<Program> program_;
+  std::shared_ptr<const void> home_;
+  bool fuse_;
+};
+
+inline Error misuse(std::string message) { return Error{Fault::user, 0, std::move(message)}; }
+
+// What becomes of a constant's rows in a step: it stands for the step's tokens.
+inline RowKind rows_made_of(const Tensor& x) { return x.rows == RowKind::fixed ? RowKind::tokens : x.rows; }
+
+}  // namespace homenode

@@ -1,0 +1,20 @@
+"""What is to be said of the pages that weights and KV memory lie on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from homenode.host.binding.huge_pages import Residence, small_pages
+from homenode.host.topology.finding import Finding
+
+
+def residence_of(figures: Mapping[str, Any]) -> Residence:
+    """Weights and KV memory together. `figures`: what `NativeBackend.statistics` says; of others nothing is known, and nothing is present."""
+    parts = (figures.get(name) for name in ("weight_pages", "kv_pages"))
+    return sum((Residence(part["present"], part["huge"]) for part in parts if part), Residence())
+
+
+def on_small_pages(figures: Mapping[str, Any], setting: str, disabled: bool) -> tuple[Finding, ...]:
+    """See `small_pages`."""
+    return small_pages(residence_of(figures), setting, disabled)
