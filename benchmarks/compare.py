@@ -29,6 +29,7 @@ PEERS: dict[str, Callable[[Path], Peer]] = {
     "openvino": in_python.openvino,
     "onnxruntime": in_python.onnxruntime,
     "ctranslate2": in_python.ctranslate2,
+    "vllm": in_python.vllm,
 }
 
 
