@@ -18,6 +18,8 @@ class LinearOperation : public Operation {
   void take_over() override;
   void lower(Lowering&) override;
 
+  // Are x's own rows multiplied at this level, without preparing them, and nothing else added but biases?
+  bool multiplies_as_is(Level) const;
   // Is this gate and up, so that silu(gate) * up can be made where the sums are?
   bool can_gate() const;
   // Into `out`, or into the prepared rows of `reader`.

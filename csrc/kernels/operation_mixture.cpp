@@ -2,9 +2,33 @@
 
 #include <cmath>
 
+#include "kernels/operation_linear.h"
+
 namespace homenode {
 
+namespace {
+
+// The product for some tokens only.
+LinearArgs of_tokens(LinearArgs a, int64_t begin, int64_t end) {
+  a.x += begin * a.x_stride;
+  a.out += begin * a.out_stride;
+  if (a.residual) a.residual += begin * a.residual_stride;
+  a.tokens = end - begin;
+  return a;
+}
+
+}  // namespace
+
+void MixtureOperation::take_over() {
+  router_ = maker_of<LinearOperation>(inputs_.logits);
+  if (router_) router_->taken_over = true;
+}
+
 void MixtureOperation::lower(Lowering& to) {
+  if (router_ && !router_->multiplies_as_is(to.level())) {
+    router_->lower(to);
+    router_ = nullptr;
+  }
   plan_ = std::make_unique<MixturePlan>(experts_, chosen_, normalise_, to.most_rows(RowKind::tokens), to.level());
   Memory* shared = to.scratch(plan_->shared_bytes);
   Memory* own = to.scratch(plan_->own_bytes * static_cast<size_t>(to.threads()));
@@ -20,7 +44,18 @@ void MixtureOperation::lower(Lowering& to) {
              touched);
   };
   Memory *x = memory_of(inputs_.x), *logits = memory_of(inputs_.logits);
-  add("experts_route", mixture_route, true, {x, logits});
+  // In front of the phase that few tokens need: so it follows the norm of its own rows without a barrier.
+  to.phase({"experts_route", [=, router = router_](const Step& step, int thread, int threads) {
+              const RowRange rows = rows_of(step.tokens, thread, threads);
+              if (router && rows.begin < rows.end) linear_multiply(of_tokens(router->arguments(step, nullptr), rows.begin, rows.end), 0, 1);
+              mixture_route(arguments(step), thread, threads);
+            }, true, [](const Step& step) { return !mixture_is_few(step.tokens); }},
+           {router_ ? memory_of(router_->x) : x, x, logits, shared, own});
+  if (router_) {
+    to.phase({"router", [router = router_](const Step& step, int thread, int threads) { linear_multiply(router->arguments(step, nullptr), thread, threads); },
+              false, [](const Step& step) { return step.tokens > 0 && mixture_is_few(step.tokens); }},
+             {memory_of(router_->x), logits});
+  }
   add("experts_gather", mixture_gather, true, {x});
   add("experts_gate_up", mixture_gate_up, false, {x, logits});
   add("experts_down", mixture_down, false, {memory_of(inputs_.residual), memory_of(out_)});

@@ -14,6 +14,8 @@ struct ExpertWeights {
   std::vector<std::shared_ptr<const Weight>> gate, up, down;
 };
 
+class LinearOperation;
+
 class MixtureOperation : public Operation {
  public:
   struct Inputs {
@@ -21,10 +23,13 @@ class MixtureOperation : public Operation {
   };
   MixtureOperation(Inputs from, ExpertWeights with, const Experts& experts, int per_token, bool sum_to_one, Tensor to)
       : inputs_(std::move(from)), owned_(std::move(with)), experts_(experts), chosen_(per_token), normalise_(sum_to_one), out_(std::move(to)) {}
+  // The router's product: with many tokens each thread multiplies its own tokens, as a router has too few rows to share among threads.
+  void take_over() override;
   void lower(Lowering&) override;
 
  private:
   Inputs inputs_;
+  LinearOperation* router_ = nullptr;
   ExpertWeights owned_;
   Experts experts_;
   int chosen_;

@@ -59,7 +59,9 @@ async def run_load(url: str, load: Load, timeout_s: float = 600.0) -> list[Excha
                 tasks = [group.create_task(_client(address, load, number)) for number in range(load.clients)]
     except* OSError as errors:
         error = errors.exceptions[0]
-        raise (PeerError(f"{url}: not done within {timeout_s:g} s") if isinstance(error, TimeoutError) else HostError(f"{url}: {error}")) from None
+        raise (
+            PeerError(f"{url}: not done within {timeout_s:g} s") if isinstance(error, TimeoutError) else HostError(f"{url}: {error}")
+        ) from None
     except* PeerError as errors:
         raise errors.exceptions[0] from None
     return [exchange for task in tasks for exchange in task.result()]

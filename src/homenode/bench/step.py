@@ -173,7 +173,9 @@ def _run(
 
     thread = threading.Thread(target=loop, name="homenode-engine")
     draw = random.Random(0)
-    params = SamplingParams(max_tokens=steps, temperature=temperature, ignore_eos=True, top_k=40 if temperature else 0, top_p=0.95 if temperature else 1.0)
+    params = SamplingParams(
+        max_tokens=steps, temperature=temperature, ignore_eos=True, top_k=40 if temperature else 0, top_p=0.95 if temperature else 1.0
+    )
     core.post(Submit([Request(id=i, prompt_ids=[draw.randrange(1000) for _ in range(_PROMPT)], params=params) for i in range(sequences)]))
     thread.start()
     for _ in range(sequences):

@@ -19,12 +19,22 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("url", default="http://127.0.0.1:8000")
 @click.option("--clients", type=Numbers(), default="1,8,32", show_default=True, help="Clients at once, one measurement for each number.")
-@click.option("--requests", type=click.IntRange(1), default=2, show_default=True, help="Completions each client asks for, one after the other.")
+@click.option(
+    "--requests", type=click.IntRange(1), default=2, show_default=True, help="Completions each client asks for, one after the other."
+)
 @click.option("--prompt-tokens", type=click.IntRange(1), default=256, show_default=True, help="Tokens of each prompt, drawn at random.")
 @click.option("--gen-tokens", type=click.IntRange(1), default=128, show_default=True, help="Tokens of each completion.")
-@click.option("--vocab-size", type=click.IntRange(200), default=30_000, show_default=True, help="Prompts are drawn from token ids below this.")
+@click.option(
+    "--vocab-size", type=click.IntRange(200), default=30_000, show_default=True, help="Prompts are drawn from token ids below this."
+)
 @click.option("--model", help="Name to ask for, where the server wants one.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the prompts; the same seed finds its prompts in a prefix cache.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of the prompts; the same seed finds its prompts in a prefix cache.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def serve(
     url: str,
@@ -66,6 +76,10 @@ def _print_table(results: Sequence[Served]) -> None:
     for r in results:
         times = (r.ttft_median_s, r.ttft_p95_s, r.itl_median_s, r.itl_p95_s, r.itl_max_s, r.tpot_median_s)
         table.add_row(
-            str(r.clients), str(r.requests), f"{r.output_tok_s:.1f}", f"{r.total_tok_s:.1f}", *(f"{1000 * seconds:.1f}" for seconds in times)
+            str(r.clients),
+            str(r.requests),
+            f"{r.output_tok_s:.1f}",
+            f"{r.total_tok_s:.1f}",
+            *(f"{1000 * seconds:.1f}" for seconds in times),
         )
     OUT.print(table)

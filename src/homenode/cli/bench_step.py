@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--sequences", type=Numbers(), default="1,8,32", show_default=True, help="Sequences decoded at once.")
 @click.option("--steps", type=click.IntRange(10), default=200, show_default=True, help="Steps of each measurement.")
-@click.option("--step-ms", type=click.FloatRange(0.0, 1000.0), default=20.0, show_default=True, help="How long the threads compute in a step.")
+@click.option(
+    "--step-ms", type=click.FloatRange(0.0, 1000.0), default=20.0, show_default=True, help="How long the threads compute in a step."
+)
 @click.option("--vocab-size", type=click.IntRange(1000, 1 << 20), default=151_936, show_default=True, help="Logits of a row.")
-@click.option("--temperature", type=click.FloatRange(0.0, 2.0), default=0.0, show_default=True, help="Above 0: with top-k 40 and top-p 0.95.")
+@click.option(
+    "--temperature", type=click.FloatRange(0.0, 2.0), default=0.0, show_default=True, help="Above 0: with top-k 40 and top-p 0.95."
+)
 @with_some_settings(EngineConfig, "threads", "isa")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def step(
