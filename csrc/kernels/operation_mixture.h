@@ -15,6 +15,7 @@ struct ExpertWeights {
 };
 
 class LinearOperation;
+class RmsNormOperation;
 
 class MixtureOperation : public Operation {
  public:
@@ -23,13 +24,16 @@ class MixtureOperation : public Operation {
   };
   MixtureOperation(Inputs from, ExpertWeights with, const Experts& experts, int per_token, bool sum_to_one, Tensor to)
       : inputs_(std::move(from)), owned_(std::move(with)), experts_(experts), chosen_(per_token), normalise_(sum_to_one), out_(std::move(to)) {}
-  // The router's product: with many tokens each thread multiplies its own tokens, as a router has too few rows to share among threads.
+  // The router's product, and the norm of the rows both take.
   void take_over() override;
   void lower(Lowering&) override;
 
  private:
   Inputs inputs_;
+  void check_router(Lowering&);
+
   LinearOperation* router_ = nullptr;
+  RmsNormOperation* norm_ = nullptr;
   ExpertWeights owned_;
   Experts experts_;
   int chosen_;
