@@ -1,7 +1,7 @@
 """Speed against other engines: `python -m benchmarks.compare --peer llama.cpp=FOLDER --peer openvino=VENV --models FOLDER --out FILE`.
 
 Pairs of homenode and another engine are run one after the other, round by round over all combinations (A B A C A B A C ...), each pair between
-two readings of the machine; a pair during which its CPUs moved does not count and is measured again. What is missing is skipped, saying so.
+two readings of the machine; a pair during which its CPUs moved or others used them does not count and is measured again. What is missing is skipped, saying so.
 A combination is measured in pieces of some seconds, all in one go: the prompt and one sequence, small batches, large ones.
 """
 
@@ -29,6 +29,7 @@ PEERS: dict[str, Callable[[Path], Peer]] = {
     "openvino": in_python.openvino,
     "onnxruntime": in_python.onnxruntime,
     "ctranslate2": in_python.ctranslate2,
+    "vllm": in_python.vllm,
 }
 
 
@@ -68,8 +69,8 @@ def run_in_turns(tasks: list[Task], comparison: Comparison, pairs: int, wrap: Se
 
 
 def _line(pair: Pair) -> str:
-    if pair.moved:
-        return f"{', '.join(pair.theirs)} does not count, {pair.moved}"
+    if pair.discarded:
+        return f"{', '.join(pair.theirs)} does not count, {pair.discarded}"
     return ", ".join(f"{case} {pair.ours[case] / rate:.2f}x" for case, rate in pair.theirs.items() if case in pair.ours)
 
 

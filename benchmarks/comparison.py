@@ -31,13 +31,13 @@ class Combination:
 
 @dataclass(frozen=True)
 class Pair:
-    """Both sides measured one after the other, in all cases or in some. `moved`: why it does not count, or None. `readings`: of the machine, before, between and after."""
+    """Both sides measured one after the other, in all cases or in some. `discarded`: why it does not count, or None. `readings`: of the machine, before, between and after."""
 
     combination: Combination
     ours: Rates
     theirs: Rates
     version: str
-    moved: str | None
+    discarded: str | None
     readings: list[dict[str, Any]]
 
 
@@ -80,15 +80,15 @@ class Comparison:
         self.pairs = [pair for pair in self.pairs if pair.combination not in anew]
 
     def counted(self, combination: Combination, cases: Iterable[str] = ()) -> list[Pair]:
-        """The pairs during which the CPUs stayed where they were and that have all of these cases."""
+        """The pairs that count and have all of these cases."""
         wanted = set(cases)
-        pairs = (pair for pair in self.pairs if pair.combination == combination and pair.moved is None)
+        pairs = (pair for pair in self.pairs if pair.combination == combination and pair.discarded is None)
         return [pair for pair in pairs if wanted <= pair.theirs.keys()]
 
     @property
     def combinations(self) -> list[Combination]:
         """All that have a pair that counts, in the table's order."""
-        return sorted({pair.combination for pair in self.pairs if pair.moved is None}, key=lambda c: c.order)
+        return sorted({pair.combination for pair in self.pairs if pair.discarded is None}, key=lambda c: c.order)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,11 @@ def ctranslate2(folder: Path) -> InPython:
     return InPython("ctranslate2", folder, "run_ctranslate2.py", {"Q8_0": "int8", "BF16": "bfloat16"})
 
 
+def vllm(folder: Path) -> InPython:
+    """vLLM built for processors; its model is a Hugging Face folder."""
+    return InPython("vllm", folder, "run_vllm.py", {"BF16": "bfloat16"})
+
+
 def read(outputs: Sequence[str], workload: Workload) -> Measured:
     """From the last line: `version`, `prefill`, and for decoding `batches`, tokens a second by batch size."""
     found = json.loads(outputs[0].strip().splitlines()[-1])

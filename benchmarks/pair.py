@@ -1,8 +1,9 @@
-"""One pair of measurements in one go: our side, then the other, and a reading of the machine before, between and after.
+"""Pairs of measurements in one go: our side, the other one, ours, the other one, with a reading of the machine before, between and after.
 
-`python -m benchmarks.pair TASK THREADS`: TASK is a JSON list of two lists of commands (`Command.to_json`). Being a program of its own it can be started
-through another one that keeps the machine quiet meanwhile. Prints one JSON object: `readings` (three, fingerprint and
-ceilings each) and `outputs`, the standard output of every command; or `failed`, in words.
+`python -m benchmarks.pair TASK THREADS`: TASK is a JSON list of sides, each a list of commands (`Command.to_json`). Being a program of its own it
+can be started through another one that keeps the machine quiet meanwhile. Prints one JSON object: `outputs`, the standard output of every command
+of every side; `others`, the share of the CPUs that other programs used beside each side; `readings` (fingerprint and ceilings), one more than
+sides; or `failed`, in words.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.contender import Unavailable
+from benchmarks.others import Others
 from homenode.bench.steady import Reading, take_reading
 
 _LIMIT_S = 1800.0
@@ -37,16 +39,18 @@ def run_command(command: dict[str, Any]) -> str:
     return done.stdout
 
 
-def run_pair(task: list[list[dict[str, Any]]], read: Callable[[], Reading]) -> dict[str, Any]:
+def run_sides(task: list[list[dict[str, Any]]], read: Callable[[], Reading]) -> dict[str, Any]:
     """What the program prints; `read` reads the machine."""
-    readings, outputs = [reading_json(read())], []
+    readings, outputs, shares = [reading_json(read())], [], []
     for side in task:
         try:
-            outputs.append([run_command(command) for command in side])
+            with Others() as others:
+                outputs.append([run_command(command) for command in side])
         except CommandFailed as error:
             return {"failed": str(error)}
+        shares.append(others.share)
         readings.append(reading_json(read()))
-    return {"readings": readings, "outputs": outputs}
+    return {"readings": readings, "outputs": outputs, "others": shares}
 
 
 def reading_json(reading: Reading) -> dict[str, object]:
@@ -66,12 +70,12 @@ def last_json(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure one pair."""
+    """Measure."""
     from homenode.cli.bench_options import meter_of, native_backend
 
     threads = int(sys.argv[2])
     meter = meter_of(native_backend(threads, None))
-    print(json.dumps(run_pair(json.loads(sys.argv[1]), lambda: take_reading(meter))))
+    print(json.dumps(run_sides(json.loads(sys.argv[1]), lambda: take_reading(meter))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Served throughput against llama-server: `python -m benchmarks.serve --llama.cpp FOLDER --models FOLDER --out FILE`.
 
 `homenode serve` and `llama-server` in turns, on the same GGUF file with the same number of threads, under the same load of streaming clients,
-each pair between two readings of the machine; a pair during which its CPUs moved does not count and is measured again.
+each pair between two readings of the machine; a pair during which its CPUs moved or others used them does not count and is measured again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import click
 
 from benchmarks.contender import gguf_of
 from benchmarks.machine import machine, moved_between, own_version, without_folders
+from benchmarks.others import disturbed
 from benchmarks.pair import last_json
 from benchmarks.served import ServedCombination, ServedComparison, ServedPair
 from benchmarks.servers import HUGE_PAGES, Server, homenode_server, llama_server
@@ -51,7 +52,8 @@ def measured(combination: ServedCombination, servers: tuple[Server, Server], loa
     argv = [*place.wrap, sys.executable, "-m", "benchmarks.served_pair", json.dumps(task), str(place.threads)]
     found = last_json(argv)
     ours, theirs = (Served(**figures) for figures in found["served"])
-    return ServedPair(combination, ours, theirs, moved_between(found["readings"]), found["readings"])
+    shares = dict(zip(("homenode", combination.engine), found["others"], strict=True))
+    return ServedPair(combination, ours, theirs, moved_between(found["readings"]) or disturbed(shares), found["readings"])
 
 
 def run_in_turns(record: ServedComparison, wanted: Sequence[ServedCombination], pairs: int, place: Place, out: Path) -> None:
@@ -66,7 +68,7 @@ def run_in_turns(record: ServedComparison, wanted: Sequence[ServedCombination], 
         pair = measured(combination, servers, load, place)
         record.pairs.append(pair)
         record.save(out)
-        return pair.moved or f"{pair.ours.output_tok_s / pair.theirs.output_tok_s:.2f}x"
+        return pair.discarded or f"{pair.ours.output_tok_s / pair.theirs.output_tok_s:.2f}x"
 
     def give_up(combination: ServedCombination, reason: str) -> None:
         record.skipped.append(without_folders(f"{combination.name}: {reason}"))

@@ -31,12 +31,12 @@ class ServedCombination:
 
 @dataclass(frozen=True)
 class ServedPair:
-    """Both servers under the same load, one after the other; `moved` and `readings` as in `comparison.Pair`."""
+    """Both servers under the same load, one after the other; `discarded` and `readings` as in `comparison.Pair`."""
 
     combination: ServedCombination
     ours: Served
     theirs: Served
-    moved: str | None
+    discarded: str | None
     readings: list[dict[str, Any]]
 
 
@@ -65,8 +65,8 @@ class ServedComparison:
         fresh.replace(path)
 
     def counted(self, combination: ServedCombination) -> list[ServedPair]:
-        """The pairs during which the CPUs stayed where they were."""
-        return [pair for pair in self.pairs if pair.combination == combination and pair.moved is None]
+        """The pairs that count."""
+        return [pair for pair in self.pairs if pair.combination == combination and pair.discarded is None]
 
 
 def _pair_of(value: dict[str, Any]) -> ServedPair:

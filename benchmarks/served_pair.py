@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks.contender import Unavailable
+from benchmarks.others import Others
 from benchmarks.pair import reading_json
 from benchmarks.servers import Server, running
 from homenode.bench.clients import Load, run_load
@@ -38,14 +39,16 @@ def under_load(server: Server, load: Load) -> Served:
 def run_served_pair(task: dict[str, Any], read: Callable[[], Reading]) -> dict[str, Any]:
     """What the program prints; `read` reads the machine."""
     load = Load(**task["load"])
-    readings, figures = [reading_json(read())], []
+    readings, figures, shares = [reading_json(read())], [], []
     for value in task["servers"]:
         try:
-            figures.append(asdict(under_load(Server.from_json(value), load)))
+            with Others() as others:
+                figures.append(asdict(under_load(Server.from_json(value), load)))
         except (Unavailable, HomenodeError, ValueError) as error:
             return {"failed": f"{value['engine']}: {error}"}
+        shares.append(others.share)
         readings.append(reading_json(read()))
-    return {"readings": readings, "served": figures}
+    return {"readings": readings, "served": figures, "others": shares}
 
 
 def main() -> None:

@@ -89,12 +89,12 @@ def _case_title(case: str) -> str:
 def _origin(record: Comparison) -> str:
     """Machine, versions, what was done and how many pairs count."""
     machine, work = record.machine, record.workload
-    counted = sum(pair.moved is None for pair in record.pairs)
+    counted = sum(pair.discarded is None for pair in record.pairs)
     lines = [
         f"Machine: {machine['processor']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, transparent huge pages "
         f"`{machine['transparent_hugepage']}`; {work.threads} threads for every engine. Prefill: one prompt of {work.prompt} tokens. Decode: "
         f"{work.steps} tokens for each sequence after {work.context} others. {counted} pairs count, {len(record.pairs) - counted} were "
-        "measured while the CPUs moved and do not.\n",
+        "measured while the CPUs moved or others used them and do not.\n",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())) + ".\n",
     ]
     if record.skipped:

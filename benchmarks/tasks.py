@@ -13,6 +13,7 @@ from benchmarks.comparison import Combination, Pair
 from benchmarks.contender import Peer, Side, Unavailable, gguf_of
 from benchmarks.homenode_bench import own_side
 from benchmarks.machine import moved_between, without_folders
+from benchmarks.others import disturbed
 from benchmarks.pair import last_json
 from benchmarks.workload import Workload
 
@@ -86,15 +87,20 @@ def measured(task: Task, wrap: Sequence[str], threads: int) -> list[Pair]:
     found = last_json([*wrap, sys.executable, "-m", "benchmarks.pair", json.dumps(commands), str(threads)])
     try:
         return [
-            _pair(task.combination, piece, found["outputs"][2 * i : 2 * i + 2], found["readings"][2 * i : 2 * i + 3])
+            _pair(task.combination, piece, *(found[name][2 * i : 2 * i + count] for name, count in _OF_A_PAIR))
             for i, piece in enumerate(task.pieces)
         ]
     except (ValueError, KeyError, IndexError) as error:
         raise Unavailable(f"its output could not be read: {error!r}") from error
 
 
-def _pair(combination: Combination, piece: Piece, outputs: Sequence[Sequence[str]], readings: list[dict[str, Any]]) -> Pair:
+# What `benchmarks.pair` prints, and how many of each belong to a pair; the reading after a pair is the one before the next.
+_OF_A_PAIR = (("outputs", 2), ("readings", 3), ("others", 2))
+
+
+def _pair(combination: Combination, piece: Piece, outputs: list[list[str]], readings: list[dict[str, Any]], others: list[float]) -> Pair:
     """`readings`: before, between and after; those our own side took stand between the first two."""
     ours, theirs = piece.ours.read(outputs[0]), piece.theirs.read(outputs[1])
-    moved = moved_between([readings[0], *ours.readings, *readings[1:]])
-    return Pair(combination, ours.rates, theirs.rates, theirs.version, moved, readings)
+    shares = dict(zip(("homenode", combination.engine), others, strict=True))
+    discarded = moved_between([readings[0], *ours.readings, *readings[1:]]) or disturbed(shares)
+    return Pair(combination, ours.rates, theirs.rates, theirs.version, discarded, readings)

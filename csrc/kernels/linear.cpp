@@ -43,15 +43,6 @@ void linear_finish() {
   if (const auto finish = linear_table(current_level()).finish) finish();
 }
 
-const Tiles& tiles_of(const LinearTable& table, Format format) {
-  switch (format) {
-    case Format::f32: return table.floats[0];
-    case Format::f16: return table.floats[1];
-    case Format::bf16: return table.floats[2];
-    default: return table.coded[coding_of(format) - kCodings];
-  }
-}
-
 bool is_coded(const Weight& w) { return coding_of(w.format) != nullptr; }
 
 bool has_kernel(Format format) { return packed_step(format).columns > 0; }

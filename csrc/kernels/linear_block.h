@@ -10,13 +10,10 @@ namespace {
 constexpr int kVectors = kGroupRows / kLanes;  // of a group's rows
 constexpr int kVectorBytes = 4 * kLanes;
 
-// Asks for the bytes that will be read in a while. With several tokens the instructions of one part fill the processor's window, so that it would
-// not see the next reads early enough by itself. The address may lie behind the weights: asking for it does nothing.
-constexpr int kAhead = 8192;
-template <int Bytes>
-HOMENODE_INLINE void expect(const uint8_t* p) {
-#pragma GCC unroll 32
-  for (int i = 0; i < Bytes; i += 64) __builtin_prefetch(p + kAhead + i);
+// Asks for the weights that are due with one part. With several tokens the instructions of one part fill the processor's window, so that it would
+// not see the next reads early enough by itself.
+HOMENODE_INLINE void expect(Ahead& ahead) {
+  for (int i = 0; i < ahead.lines; ++i, ahead.from += kCacheLine) __builtin_prefetch(ahead.from, 0, 2);
 }
 
 template <int M>

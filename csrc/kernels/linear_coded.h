@@ -1,6 +1,7 @@
 // Tiles of the block formats. See linear_tiles.h for the order of summation and quant/coding.h for the layout.
 #pragma once
 #include "kernels/linear_block.h"
+#include "kernels/panel_kind.h"
 
 namespace homenode {
 namespace {
@@ -34,9 +35,6 @@ HOMENODE_INLINE Ints line_codes(const uint8_t* high, const uint8_t* low) {
 // Does the level's dot product take these codes less their zero, so that no compensation is due?
 template <Coding C>
 constexpr bool kDotSubtracts = C.zero == 128 && kWideDotSubtracts128;
-
-// A part has a sum for each scale: one of all its columns, or one of each half.
-constexpr int halves_of(const Coding& c) { return c.scales == 2 ? 2 : 1; }
 
 // Minus the sum of the codes that half `H` of a part (or the whole) is multiplied with.
 template <int Halves, int H>
@@ -168,7 +166,7 @@ HOMENODE_INLINE void add_minimum(const BlockScale (&block)[kVectors], const uint
 }
 
 template <Coding C, int M>
-void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total) {
+void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, Ahead ahead) {
   using At = Packed<C>;
   constexpr bool kMinimum = C.minimum != Minimum::none, kTwo = halves_of(C) == 2;
   Block<M> f;
@@ -178,7 +176,7 @@ void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) block[v] = block_scale<C>(packed, v);
     for (const uint8_t* at = packed + At::head; at < packed + At::bytes; at += At::part, x += sizeof(EncodedPart)) {
-      if constexpr (M > 1) expect<At::part>(at);
+      expect(ahead);
       add_sum<C, M, 0>(block, at, x, stride, f);
       if constexpr (kTwo) add_sum<C, M, 1>(block, at, x, stride, f);
       if constexpr (kMinimum) add_minimum<C, M, 0>(block, at, x, stride, f);

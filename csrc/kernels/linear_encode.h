@@ -8,13 +8,13 @@ namespace {
 constexpr float kAnchor = 12582912.0f;  // 1.5 * 2^23: a float whose last bit counts ones
 constexpr int32_t kLargestMagnitude = __builtin_bit_cast(int32_t, 1e33f);  // anchors of larger ones would overflow
 
-// Rounds `least` up to a quarter of its power of two.
+// Rounds `least` up to an eighth of its power of two.
 HOMENODE_INLINE void set_scale(float least, EncodedPart* out) {
-  constexpr int kQuarterBits = 21;  // of a float's significand below the quarters
-  const int32_t rounded = (__builtin_bit_cast(int32_t, least) + (1 << kQuarterBits) - 1) >> kQuarterBits << kQuarterBits;
+  constexpr int kLowBits = 20;  // of a float's significand below the eighths
+  const int32_t rounded = (__builtin_bit_cast(int32_t, least) + (1 << kLowBits) - 1) >> kLowBits << kLowBits;
   out->scale = __builtin_bit_cast(float, rounded);
   out->anchor = __builtin_bit_cast(float, (rounded >> 23) * (1 << 23)) * kAnchor;
-  out->factor = (rounded >> kQuarterBits & (kQuarters - 1)) * kPanelFloats;
+  out->factor = (rounded >> kLowBits & (kEighths - 1)) * kPanelFloats;
 }
 
 void encode_part(const float* x, EncodedPart* out) {

@@ -11,7 +11,8 @@ namespace {
 constexpr int64_t kBlockBytes = 512 << 10;
 // Bytes of weights that stay in the first-level cache while all the tokens at hand pass.
 constexpr int64_t kSliceBytes = 32 << 10;
-constexpr int64_t kCacheLine = 64;
+// How far ahead a single tile asks for its weights.
+constexpr int64_t kBytesAhead = 8 << 10;
 
 int64_t ceiling_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -22,14 +23,18 @@ int64_t slice_columns(PackedStep step, int64_t columns) {
   return ceiling_of(units, slices) * unit;
 }
 
-const PanelTiles* panels_of(const LinearTable& table, Format format) {
-  const Coding* coding = coding_of(format);
-  const PanelTiles* panels = coding ? &table.panels[coding - kCodings] : nullptr;
-  return panels && panels->unpack ? panels : nullptr;
+// Calls tile(token, count) for about equal tiles of at most `most` of n tokens.
+template <class F>
+void each_tile(int64_t n, int64_t most, F&& tile) {
+  for (int64_t token = 0; token < n;) {
+    const int64_t left = n - token, now = ceiling_of(left, ceiling_of(left, most));
+    tile(token, now);
+    token += now;
+  }
 }
 
-// About equal tiles of at most `most` of n tokens: the size of the next one.
-int64_t next_tile(int64_t left, int64_t most) { return ceiling_of(left, ceiling_of(left, most)); }
+// Of `bytes` weights after `from`, what each part of each tile is to ask for.
+Ahead ahead_of(const uint8_t* from, int64_t bytes, int64_t asking) { return {from, int(ceiling_of(ceiling_of(bytes, kCacheLine), asking))}; }
 
 }  // namespace
 
@@ -39,39 +44,63 @@ int64_t block_tokens(int64_t tokens, int64_t row_bytes) {
 }
 
 GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const LinearTable& table)
-    : tiles_(tiles_of(table, w.format)), panels_(panels_of(table, w.format)), step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)) {}
+    : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)) {
+  if (const Coding* coding = coding_of(w.format)) {
+    const auto& panels = table.panels[coding - kCodings];
+    coded_ = &table.coded[coding - kCodings];
+    panels_ = panels.unpack ? &panels : nullptr;
+  } else {
+    floats_ = &table.floats[w.format == Format::f32 ? 0 : w.format == Format::f16 ? 1 : 2];
+  }
+}
+
+GroupProduct::Slice GroupProduct::slice(const uint8_t* packed, int64_t first, int64_t column, int64_t columns) const {
+  columns = std::min(columns, rows_.columns - column);
+  return {packed + column / step_.columns * step_.bytes, rows_.data + size_t(first) * rows_.stride + column / kPartColumns * rows_.part_bytes, columns,
+          ceiling_of(columns, step_.columns) * step_.bytes};
+}
 
 void GroupProduct::multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
-  if (panels_ && n >= panels_->least_tokens) return multiply_panels(packed, first, n, sums);
-  const int64_t at_once = n <= tiles_.max_tokens ? rows_.columns : slice_columns(step_, rows_.columns);
+  if (floats_) return multiply_floats(packed, first, n, sums);
+  panels_ && n >= panels_->least_tokens ? multiply_panels(packed, first, n, sums) : multiply_coded(packed, first, n, sums);
+}
+
+void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
+  const int64_t at_once = n <= floats_->max_tokens ? rows_.columns : slice_columns(step_, rows_.columns);
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
-    const int64_t columns = std::min(at_once, rows_.columns - column);
-    const uint8_t* weights = packed + column / step_.columns * step_.bytes;
-    const uint8_t* row = rows_.data + size_t(first) * rows_.stride + column / kPartColumns * rows_.part_bytes;
-    for (int64_t token = 0; token < n;) {
-      const int64_t now = next_tile(n - token, tiles_.max_tokens);
-      tiles_.tile[now - 1](weights, columns, row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows);
-      token += now;
-    }
+    const Slice s = slice(packed, first, column, at_once);
+    each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
+      floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows);
+    });
+  }
+}
+
+void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
+  const int64_t tiles = ceiling_of(n, coded_->max_tokens);
+  const int64_t at_once = tiles == 1 ? rows_.columns : slice_columns(step_, rows_.columns);
+  for (int64_t column = 0; column < rows_.columns; column += at_once) {
+    const Slice s = slice(packed, first, column, at_once);
+    Ahead ahead = ahead_of(s.weights + (tiles == 1 ? kBytesAhead : s.bytes), s.bytes, tiles * s.columns / kPartColumns);
+    each_tile(n, coded_->max_tokens, [&](int64_t token, int64_t count) {
+      coded_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, ahead);
+      ahead.from += s.columns / kPartColumns * ahead.lines * kCacheLine;
+    });
   }
 }
 
 void GroupProduct::multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
   PanelSpace space;
-  const int64_t all = rows_.columns / kPartColumns, unit = std::max<int64_t>(step_.columns / kPartColumns, 1);
-  const int64_t at_once = ceiling_of(ceiling_of(all, unit), ceiling_of(all, kPanelParts)) * unit;  // about equal panels of whole blocks
-  for (int64_t part = 0; part < all; part += at_once) {
-    const int64_t parts = std::min(at_once, all - part);
-    Panel panel = panels_->unpack(packed + part / unit * step_.bytes, parts, space);
-    const int64_t tiles = ceiling_of(n, panels_->max_tokens);
-    panel.ahead_lines = int(ceiling_of(ceiling_of(parts / unit * step_.bytes, kCacheLine), tiles * parts));
-    const uint8_t* row = rows_.data + size_t(first) * rows_.stride + part * rows_.part_bytes;
-    for (int64_t token = 0; token < n;) {
-      const int64_t now = next_tile(n - token, panels_->max_tokens);
-      panels_->tile[now - 1](panel, parts, row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows);
-      panel.ahead += parts * panel.ahead_lines * kCacheLine;
-      token += now;
-    }
+  const int64_t tiles = ceiling_of(n, panels_->max_tokens), blocks = ceiling_of(rows_.columns, step_.columns);
+  const int64_t at_once = ceiling_of(blocks, ceiling_of(rows_.columns, panels_->max_parts * kPartColumns)) * step_.columns;  // about equal panels of whole blocks
+  for (int64_t column = 0; column < rows_.columns; column += at_once) {
+    const Slice s = slice(packed, first, column, at_once);
+    const int64_t parts = s.columns / kPartColumns;
+    const Panel panel = panels_->unpack(s.weights, parts, space);
+    Ahead ahead = ahead_of(s.weights + s.bytes, s.bytes, tiles * parts);
+    each_tile(n, panels_->max_tokens, [&](int64_t token, int64_t count) {
+      panels_->tile[count - 1](panel, parts, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, ahead);
+      ahead.from += parts * ahead.lines * kCacheLine;
+    });
   }
 }
 

@@ -25,10 +25,19 @@ class GroupProduct {
   const ActivationRows& rows() const { return rows_; }
 
  private:
+  // Some columns of a group and of the rows from a token on.
+  struct Slice {
+    const uint8_t *weights, *row;
+    int64_t columns, bytes;  // bytes: of the weights
+  };
+  Slice slice(const uint8_t* packed, int64_t first, int64_t column, int64_t columns) const;
+  void multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
+  void multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
   void multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
 
-  const Tiles& tiles_;
-  const PanelTiles* panels_;  // null where there are none
+  const Tiles* floats_ = nullptr;
+  const CodedTiles* coded_ = nullptr;
+  const PanelTiles* panels_ = nullptr;  // null where there are none
   PackedStep step_;
   ActivationRows rows_;
   int64_t group_bytes_;

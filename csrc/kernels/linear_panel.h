@@ -1,6 +1,6 @@
 // Tiles of the block formats for many tokens. See linear_tiles.h for the values.
 //
-// Some parts of a group are unpacked once, for all the tokens at hand: their codes to bytes, their scales to factors, one for each of the four q a
+// Some parts of a group are unpacked once, for all the tokens at hand: their codes to bytes, their scales to factors, one for each of the eight q a
 // row's scale can have. Then a tile needs no multiplication but those of the integer dot products and one fused multiply-add for each sum: the
 // sums start as the bits of the row's anchor, so they end as floats that are 2^e times the sum above it, which one subtraction takes away.
 // Subtractions and the rest go to units of the processor that the products do not need.
@@ -10,18 +10,13 @@
 namespace homenode {
 namespace {
 
-// What tiles have to know of a format once it is unpacked. Formats with a zero all have 128 there.
-struct PanelKind {
-  bool zero;
-  int halves;
-  bool minimum;
-  constexpr int factors() const { return halves * (kQuarters + (minimum ? 1 : 0)) * kPanelFloats; }  // bytes of a part
-};
-
-constexpr PanelKind panel_kind(const Coding& c) { return {c.zero != 0, halves_of(c), c.minimum != Minimum::none}; }
-
-// Codes that lie in the packed group as a panel has them stay there.
-constexpr bool stays_packed(const Coding& c) { return c.low_bits == 8; }
+// Codes of one line and vector.
+template <PanelKind K>
+HOMENODE_INLINE Ints panel_codes(const uint8_t* codes, int line, int v) {
+  if constexpr (!K.nibbles) return load_bytes(codes + kLineBytes * line + kVectorBytes * v);
+  const Ints both = load_bytes(codes + kLineBytes * (line % 4) + kVectorBytes * v);
+  return masked(line < 4 ? both : shift_right16<4>(both), 15);
+}
 
 template <Coding C, int Line = 0>
 HOMENODE_INLINE void unpack_codes(const uint8_t* lines, uint8_t* codes) {
@@ -38,14 +33,16 @@ HOMENODE_INLINE void unpack_codes(const uint8_t* lines, uint8_t* codes) {
 
 template <Coding C>
 HOMENODE_INLINE void unpack_factors(const BlockScale (&block)[kVectors], const uint8_t* at, uint8_t* factors) {
-  constexpr PanelKind K = panel_kind(C);
+  constexpr PanelKind K = panel_kind<C>();
   for (int h = 0; h < K.halves; ++h) {
-    for (int q = 0; q < kQuarters; ++q) {
-      const float times = 1.0f + 0.25f * float(q);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        auto* to = reinterpret_cast<float*>(factors + (kQuarters * h + q) * kPanelFloats + kVectorBytes * v);
-        store_floats(to, multiply(part_scale<C>(block[v], at, h, v), broadcast_float(&times)));
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats scale = part_scale<C>(block[v], at, h, v);
+#pragma GCC unroll 8
+      for (int q = 0; q < kEighths; ++q) {
+        const float times = 1.0f + 0.125f * float(q);
+        auto* to = reinterpret_cast<float*>(factors + (kEighths * h + q) * kPanelFloats + kVectorBytes * v);
+        store_floats(to, multiply(scale, broadcast_float(&times)));
       }
     }
   }
@@ -53,7 +50,7 @@ HOMENODE_INLINE void unpack_factors(const BlockScale (&block)[kVectors], const u
     for (int h = 0; h < K.halves; ++h) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        auto* to = reinterpret_cast<float*>(factors + (kQuarters * K.halves + h) * kPanelFloats + kVectorBytes * v);
+        auto* to = reinterpret_cast<float*>(factors + (kEighths * K.halves + h) * kPanelFloats + kVectorBytes * v);
         store_floats(to, part_minimum<C>(block[v], at, h, v));
       }
     }
@@ -64,7 +61,8 @@ template <Coding C>
 Panel unpack_panel(const uint8_t* packed, int64_t parts, PanelSpace& space) {
   using At = Packed<C>;
   uint8_t *codes = space.codes, *factors = space.factors;
-  const Panel panel{stays_packed(C) ? packed + At::head : codes, stays_packed(C) ? size_t(At::bytes) : size_t(kPanelPartCodes), factors, packed + parts / C.parts * At::bytes, 0};
+  constexpr bool kStays = stays_packed(C);
+  const Panel panel{kStays ? packed + At::head + At::scale + At::minimum : codes, size_t(!kStays ? kPanelPartCodes : C.parts == 1 ? At::bytes : At::part), factors};
   for (; parts > 0; parts -= C.parts, packed += At::bytes) {
     BlockScale block[kVectors];
 #pragma GCC unroll 8
@@ -72,8 +70,8 @@ Panel unpack_panel(const uint8_t* packed, int64_t parts, PanelSpace& space) {
     const uint8_t* at = packed + At::head;
     for (int p = 0; p < C.parts; ++p, at += At::part) {
       unpack_factors<C>(block, at, factors);
-      factors += panel_kind(C).factors();
-      if constexpr (!stays_packed(C)) {
+      factors += panel_kind<C>().factors();
+      if constexpr (!kStays) {
         unpack_codes<C>(at + At::scale + At::minimum, codes);
         codes += kPanelPartCodes;
       }
@@ -90,7 +88,7 @@ HOMENODE_INLINE void add_panel_sum(const uint8_t* codes, const uint8_t* factors,
   for (int m = 0; m < M; ++m) {
     const auto* part = reinterpret_cast<const EncodedPart*>(x + m * stride);
     Ints start = as_ints(broadcast_float(&part->anchor));
-    if constexpr (K.zero) start = add_ints(start, shift_left32<7>(broadcast_int(minus_sum<K.halves, H>(part))));
+    if constexpr (K.zero) start = add_ints(start, shift_left32<__builtin_ctz(K.zero | 256)>(broadcast_int(minus_sum<K.halves, H>(part))));
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sums[m][v] = start;
   }
@@ -98,7 +96,7 @@ HOMENODE_INLINE void add_panel_sum(const uint8_t* codes, const uint8_t* factors,
   for (int line = kFirst; line < kFirst + kLines; ++line) {
     Ints w[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) w[v] = load_bytes(codes + kLineBytes * line + kVectorBytes * v);
+    for (int v = 0; v < kVectors; ++v) w[v] = panel_codes<K>(codes, line, v);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const Ints row = broadcast_bytes4(x + m * stride + 4 * line);
@@ -110,7 +108,7 @@ HOMENODE_INLINE void add_panel_sum(const uint8_t* codes, const uint8_t* factors,
   for (int m = 0; m < M; ++m) {
     const auto* part = reinterpret_cast<const EncodedPart*>(x + m * stride);
     const Floats anchor = broadcast_float(&part->anchor);
-    const uint8_t* factor = factors + kQuarters * H * kPanelFloats + part->factor;
+    const uint8_t* factor = factors + kEighths * H * kPanelFloats + part->factor;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       f[m][v] = fma(subtract(as_floats(sums[m][v]), anchor), load_floats(reinterpret_cast<const float*>(factor + kVectorBytes * v)), f[m][v]);
@@ -120,7 +118,7 @@ HOMENODE_INLINE void add_panel_sum(const uint8_t* codes, const uint8_t* factors,
 
 template <PanelKind K, int M, int H>
 HOMENODE_INLINE void add_panel_minimum(const uint8_t* factors, const uint8_t* x, size_t stride, Block<M>& f) {
-  const uint8_t* minimum = factors + (kQuarters * K.halves + H) * kPanelFloats;
+  const uint8_t* minimum = factors + (kEighths * K.halves + H) * kPanelFloats;
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     const Floats row = minus_total<K.halves, H>(reinterpret_cast<const EncodedPart*>(x + m * stride));
@@ -130,16 +128,17 @@ HOMENODE_INLINE void add_panel_minimum(const uint8_t* factors, const uint8_t* x,
 }
 
 template <PanelKind K, int M>
-void tile_panel(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total) {
-  const uint8_t *codes = panel.codes, *factors = panel.factors, *ahead = panel.ahead;
+void tile_panel(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, Ahead ahead) {
+  const uint8_t *codes = panel.codes, *factors = panel.factors;
   Block<M> f;
   load_sums<M>(total, f);
   for (; parts > 0; --parts, codes += panel.codes_stride, factors += K.factors(), x += sizeof(EncodedPart)) {
-    for (int i = 0; i < panel.ahead_lines; ++i, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    expect(ahead);
     add_panel_sum<K, M, 0>(codes, factors, x, stride, f);
     if constexpr (K.halves == 2) add_panel_sum<K, M, 1>(codes, factors, x, stride, f);
     if constexpr (K.minimum) add_panel_minimum<K, M, 0>(factors, x, stride, f);
     if constexpr (K.minimum && K.halves == 2) add_panel_minimum<K, M, 1>(factors, x, stride, f);
+    if constexpr (K.gap > 0) codes += parts % 8 == 1 ? K.gap : 0;
   }
   store_sums<M>(f, total);
 }
@@ -154,7 +153,8 @@ constexpr void fill_panel_tiles(PanelTiles& tiles) {
 template <int N = 0>
 constexpr void fill_panels(LinearTable& table) {
   table.panels[N].unpack = unpack_panel<kCodings[N]>;
-  fill_panel_tiles<panel_kind(kCodings[N])>(table.panels[N]);
+  table.panels[N].max_parts = kPanelParts / halves_of(kCodings[N]);
+  fill_panel_tiles<panel_kind<kCodings[N]>()>(table.panels[N]);
   if constexpr (N + 1 < kCodingCount) fill_panels<N + 1>(table);
 }
 

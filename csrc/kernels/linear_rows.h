@@ -10,7 +10,6 @@
 namespace homenode {
 
 const LinearTable& linear_table(Level);
-const Tiles& tiles_of(const LinearTable&, Format);
 
 // Is the weight kept in a block format, so that it is multiplied with encoded activations?
 bool is_coded(const Weight&);

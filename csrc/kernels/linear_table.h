@@ -7,7 +7,7 @@
 
 namespace homenode {
 
-// 32 activations as small integers: x ~ scale * code, |code| <= 127. The scale is the least q/4 * 2^e (q = 4 .. 7) that is at least largest |x| / 127:
+// 32 activations as small integers: x ~ scale * code, |code| <= 127. The scale is the least q/8 * 2^e (q = 8 .. 15) that is at least largest |x| / 127:
 // with so few significant bits, every product of a scale with an integer sum is exact (see linear_tiles.h). A part holding a NaN or a magnitude above
 // 1e33 has codes 0 and scale NaN, so that every product with it is NaN.
 struct EncodedPart {
@@ -17,14 +17,25 @@ struct EncodedPart {
   int32_t minus_half_sum[2];  // of the first and the last sixteen
   float minus_total;          // scale * minus_sum
   float anchor;               // 1.5 * 2^23 * 2^e: an integer n added to its bits makes it anchor + n * 2^e
-  int32_t factor;             // where in a panel's row of factors those times q/4 begin, in bytes
+  int32_t factor;             // where in a panel's row of factors those times q/8 begin, in bytes
 };
-constexpr int kQuarters = 4;  // values of q
+constexpr int kEighths = 8;  // values of q
 
 // Adds to sums[token][32] the products of `tokens` activation rows with `columns` columns of one packed group.
 // `rows` is the first of these columns in the first row, `stride` the bytes from row to row: EncodedPart for block formats, bfloat16 for BF16
 // where the level has `round`, else float. Every level may take up to kMaxTileTokens.
 using TileFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums);
+
+// Weights that will be wanted later: a tile asks for so many cache lines of them with each part it multiplies, to have them come meanwhile. The
+// addresses may lie behind the weights: asking for those does nothing.
+struct Ahead {
+  const uint8_t* from;
+  int lines;
+};
+constexpr int kCacheLine = 64;
+
+// A TileFunction of a block format.
+using CodedFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead ahead);
 
 // Where the sums of a tile go: `rows` outputs (at most 32) of each token, plus what is added to them.
 struct Outputs {
@@ -44,20 +55,23 @@ struct Tiles {
   TileFunction tile[kMaxTileTokens] = {};  // [tokens - 1]
 };
 
-// Some parts of one packed group, unpacked for many tokens. Factors of a part: for the whole or each half of its columns, q/4 times the scale of each
-// of the 32 rows, for q = 4 .. 7; then, where a format has them, the minimums, likewise, with the sign that makes them a product to add.
-struct Panel {
-  const uint8_t* codes;   // 8 lines of a part, one byte a code
-  size_t codes_stride;    // bytes from part to part
-  const uint8_t* factors;
-  const uint8_t* ahead;   // packed weights that will be wanted next: a tile asks for `ahead_lines` cache lines of them with every part
-  int ahead_lines;
+struct CodedTiles {
+  int max_tokens = 0;
+  CodedFunction tile[kMaxTileTokens] = {};
 };
 
-constexpr int kPanelParts = 16;    // of a panel at most
+// Some parts of one packed group, unpacked for many tokens. Factors of a part: for the whole or each half of its columns, q/8 times the scale of each
+// of the 32 rows, for q = 8 .. 15; then, where a format has them, the minimums, likewise, with the sign that makes them a product to add.
+struct Panel {
+  const uint8_t* codes;  // 8 lines of a part, one byte a code; or those of the packed group
+  size_t codes_stride;   // bytes from part to part
+  const uint8_t* factors;
+};
+
+constexpr int kPanelParts = 16;  // of a panel at most; half as many where a part has two scales
 constexpr int kPanelPartCodes = 8 * kLineBytes;
 constexpr int kPanelFloats = kGroupRows * sizeof(float);
-constexpr int kPanelPartFactors = 2 * (kQuarters + 1) * kPanelFloats;  // of a part at most
+constexpr int kPanelPartFactors = (kEighths + 1) * kPanelFloats;  // for one scale, at most
 
 // The memory a panel is unpacked to; whoever multiplies has one.
 struct alignas(64) PanelSpace {
@@ -66,19 +80,19 @@ struct alignas(64) PanelSpace {
 };
 
 // Like a TileFunction, the weights being `parts` parts of a panel.
-using PanelFunction = void (*)(const Panel&, int64_t parts, const uint8_t* rows, size_t stride, float* sums);
+using PanelFunction = void (*)(const Panel&, int64_t parts, const uint8_t* rows, size_t stride, float* sums, Ahead ahead);
 
 struct PanelTiles {
   // Unpacks `parts` parts (whole blocks) of a group.
   Panel (*unpack)(const uint8_t* packed, int64_t parts, PanelSpace&) = nullptr;
   int least_tokens = 13;  // from here on unpacking costs less than it saves
-  int max_tokens = 0;
+  int max_parts = 0, max_tokens = 0;
   PanelFunction tile[kMaxTileTokens] = {};  // [tokens - 1]
 };
 
 struct LinearTable {
   Tiles floats[kFloatFormats];
-  Tiles coded[kCodingCount];  // in the order of kCodings
+  CodedTiles coded[kCodingCount];  // in the order of kCodings
   PanelTiles panels[kCodingCount];  // the same values, faster for many tokens; `unpack` is null where a level has none
   void (*encode)(const float* x, int64_t columns, EncodedPart* out);
   // Activations as bfloat16, to nearest, ties to even, with zeros up to whole parts; null where BF16 matrices are multiplied with float32.

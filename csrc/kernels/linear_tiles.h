@@ -10,7 +10,7 @@
 //                    fma(float(sum) * d_row, d_weight, value), d_weight being the scale of a simple block or float(s) * d of a super-block's part;
 //                    with minimums, after the sums of the 32 columns, fma(minimum, d_row * float(-sum of row codes), value), the minimum being
 //                    the simple block's, negated where it is added, or float(m) * dmin
-// A row's scale d_row is q/4 * 2^e (see EncodedPart), so that float(sum) * d_row is exact, and so is its product with 2^e alone or q/4 * d_weight:
+// A row's scale d_row is q/8 * 2^e (see EncodedPart), so that float(sum) * d_row is exact, and so is its product with 2^e alone or q/8 * d_weight:
 // whoever multiplies the three factors in another order gets the same bits (linear_panel.h does).
 // The level avx512bf16 has BF16 tiles of its own (avx512bf16/linear.cpp), for twice the operations of a fused multiply-add an instruction:
 //   BF16             activations are rounded to bfloat16 first, to nearest, ties to even, magnitudes below 2^-126 to zero; then for each two columns
@@ -31,7 +31,7 @@ namespace homenode {
 namespace {
 
 template <Coding C, int M = 1>
-constexpr void fill_coded(Tiles& tiles) {
+constexpr void fill_coded(CodedTiles& tiles) {
   constexpr int most = C.parts == 1 ? kSimpleTokens : kSuperTokens;
   tiles.max_tokens = most;
   tiles.tile[M - 1] = tile_coded<C, M>;

@@ -79,8 +79,18 @@ void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct
 
 void mixture_route(const MixtureArgs& a, int thread, int threads) {
   const MixtureMemory m = memory_of(a, thread);
-  choose_all(a, m, a.tokens * thread / threads, a.tokens * (thread + 1) / threads);
-  MixtureInput(a, m).prepare(thread, threads);
+  const MixtureInput input(a, m);
+  const int64_t begin = a.tokens * thread / threads, end = a.tokens * (thread + 1) / threads;
+  input.prepare(thread, threads);
+  if (a.plan->source.router && begin < end) input.multiply_router(begin, end, 0, 1);  // all of it: a router has too few rows to share out
+  choose_all(a, m, begin, end);
+}
+
+void mixture_logits(const MixtureArgs& a, int thread, int threads) {
+  const MixtureMemory m = memory_of(a, thread);
+  const MixtureInput input(a, m);
+  input.prepare(0, 1);
+  input.multiply_router(0, a.tokens, thread, threads);
 }
 
 void mixture_gather(const MixtureArgs& a, int thread, int threads) {
@@ -95,7 +105,7 @@ void mixture_gate_up(const MixtureArgs& a, int thread, int threads) {
   if (mixture_is_few(a.tokens)) {
     choose_all(a, m, 0, a.tokens);
     m.list.sort(m.indices, a.routes());
-    input.prepare(0, 1);
+    if (!a.plan->source.router) input.prepare(0, 1);
     if (a.tokens > 1) input.gather(0, a.routes());
   }
   const LinearTable& table = linear_table(current_level());

@@ -5,8 +5,11 @@
 // in ascending order, each as one row of a product; so its value does not depend on the tokens beside it.
 //
 // Phases, a barrier between each two; every thread calls those that a step needs:
-//   mixture_route      the experts of each token, and the activations as the matrices want them   } only for more than kMixtureFew tokens; for fewer
-//   mixture_gather     the activations of an expert's tokens beside each other                     } every thread does it all for itself in the next
+//   many tokens (more than kMixtureFew)
+//     mixture_route    row by row: activations normalised and as the matrices want them, logits, the experts of each token
+//     mixture_gather   the activations of an expert's tokens beside each other
+//   few tokens
+//     mixture_logits   every thread prepares all activations for itself and multiplies its rows of the router
 //   mixture_gate_up    silu(gate) * up of each token and expert
 //   mixture_down       the weighted sum
 #pragma once
@@ -32,11 +35,19 @@ struct Experts {
 };
 std::optional<Error> check_experts(const Experts&);
 
+// What comes before the choice, where the mixture does it.
+struct MixtureSource {
+  const Weight* router = nullptr;  // makes the logits; its matrix takes rows of float32. Null: they are there
+  const float* norm = nullptr;     // the rows are rms_norm of x with this weight and eps; only with a router
+  float eps = 0;
+};
+
 // A mixture and how much memory steps of at most `max_tokens` tokens need for it at a level.
 struct MixturePlan {
-  MixturePlan(Experts, int chosen, bool normalise, int64_t max_tokens, Level);
+  MixturePlan(Experts, MixtureSource, int chosen, bool normalise, int64_t max_tokens, Level);
 
   Experts experts;
+  MixtureSource source;
   int chosen;          // experts of a token, at most as many as there are
   bool normalise;      // their weights add up to 1
   int64_t max_tokens;
@@ -49,7 +60,7 @@ struct MixtureArgs {
   const MixturePlan* plan;
   int64_t tokens;
   const float* x; int64_t x_stride;        // [tokens, columns]
-  const float* logits; int64_t logits_stride;      // [tokens, experts]
+  float* logits; int64_t logits_stride;    // [tokens, experts]
   const float* residual; int64_t residual_stride;  // [tokens, columns]
   float* out; int64_t out_stride;          // [tokens, columns], not the residual
   std::byte* shared;                       // as the phase before left it, like `own`
@@ -59,6 +70,7 @@ struct MixtureArgs {
 
 inline bool mixture_is_few(int64_t tokens) { return tokens <= kMixtureFew; }
 void mixture_route(const MixtureArgs&, int thread, int threads);
+void mixture_logits(const MixtureArgs&, int thread, int threads);  // only with a router
 void mixture_gather(const MixtureArgs&, int thread, int threads);
 void mixture_gate_up(const MixtureArgs&, int thread, int threads);
 void mixture_down(const MixtureArgs&, int thread, int threads);

@@ -29,10 +29,10 @@ class Carver {
 // Routes of at most so many tokens and their activations.
 void carve_routed(Carver& from, const MixturePlan& plan, int64_t tokens, MixtureMemory& m) {
   const auto routes = static_cast<size_t>(tokens * plan.chosen);
-  const Weight* inputs[] = {plan.experts.gate[0], plan.experts.up[0]};
+  const Weight* inputs[] = {plan.experts.gate[0], plan.experts.up[0], plan.source.router};
   m.indices = from.take<int32_t>(routes);
   m.weights = from.take<float>(routes);
-  m.prepared = from.take<uint8_t>(linear_scratch_bytes(tokens, plan.experts.columns(), inputs, 2));
+  m.prepared = from.take<uint8_t>(linear_scratch_bytes(tokens, plan.experts.columns(), inputs, plan.source.router ? 3 : 2, plan.source.norm));
   m.gathered = m.gathered_up = from.take<uint8_t>(routes * plan.gate_row);
   if (plan.up_row) m.gathered_up = from.take<uint8_t>(routes * plan.up_row);
 }
@@ -63,21 +63,22 @@ RowBytes bytes_of(const ActivationRows& rows, const float* x) {
 }
 
 // The same for a weight at a level, learnt from one row.
-size_t gathered_bytes(const Weight& w, Level level) {
+size_t gathered_bytes(const Weight& w, const MixtureSource& source, Level level) {
   const Weight* weights[] = {&w};
   const float x = 0;
-  std::vector<uint8_t> scratch(linear_scratch_bytes(1, w.columns, weights, 1));
-  const LinearArgs probe{&x, row_stride(w.columns), 1, weights, 1, nullptr, nullptr, 0, nullptr, 0, scratch.data()};
+  std::vector<uint8_t> scratch(linear_scratch_bytes(1, w.columns, weights, 1, source.norm));
+  LinearArgs probe{&x, row_stride(w.columns), 1, weights, 1, nullptr, nullptr, 0, nullptr, 0, scratch.data()};
+  probe.norm = source.norm;
   return bytes_of(rows_for(probe, w, linear_table(level)), &x).stride;
 }
 
 }  // namespace
 
-MixturePlan::MixturePlan(Experts all, int per_token, bool sum_to_one, int64_t most, Level level)
-    : experts(std::move(all)), chosen(per_token), normalise(sum_to_one), max_tokens(most) {
+MixturePlan::MixturePlan(Experts all, MixtureSource from, int per_token, bool sum_to_one, int64_t most, Level level)
+    : experts(std::move(all)), source(from), chosen(per_token), normalise(sum_to_one), max_tokens(most) {
   const Weight &gate = *experts.gate[0], &up = *experts.up[0];
-  gate_row = gathered_bytes(gate, level);
-  up_row = gate.format == up.format ? 0 : gathered_bytes(up, level);
+  gate_row = gathered_bytes(gate, source, level);
+  up_row = gate.format == up.format ? 0 : gathered_bytes(up, source, level);
   MixtureMemory unused{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr};
   shared_bytes = carve_shared(nullptr, *this, unused);
   own_bytes = (carve_own(nullptr, *this, true, unused) + 127) / 128 * 128;  // lines are fetched in pairs
@@ -135,8 +136,20 @@ void choose_all(const MixtureArgs& a, const MixtureMemory& m, int64_t begin, int
 }
 
 MixtureInput::MixtureInput(const MixtureArgs& a, const MixtureMemory& m)
-    : call_(a), memory_(m), weights_{a.plan->experts.gate[0], a.plan->experts.up[0]},
-      args_{a.x, a.x_stride, a.tokens, weights_, 2, nullptr, nullptr, 0, nullptr, 0, m.prepared}, table_(linear_table(current_level())) {}
+    : call_(a), memory_(m), weights_{a.plan->experts.gate[0], a.plan->experts.up[0], a.plan->source.router},
+      args_{a.x, a.x_stride, a.tokens, weights_, a.plan->source.router ? 3 : 2, nullptr, nullptr, 0, nullptr, 0, m.prepared},
+      table_(linear_table(current_level())) {
+  args_.norm = a.plan->source.norm;
+  args_.eps = a.plan->source.eps;
+}
+
+void MixtureInput::multiply_router(int64_t begin, int64_t end, int thread, int threads) const {
+  const ActivationRows rows = rows_for(args_, *weights_[2], table_);
+  const auto* first = reinterpret_cast<const float*>(rows.data + static_cast<size_t>(begin) * rows.stride);
+  linear_multiply({first, static_cast<int64_t>(rows.stride / sizeof(float)), end - begin, &weights_[2], 1, nullptr, nullptr, 0,
+                   call_.logits + begin * call_.logits_stride, call_.logits_stride, nullptr},
+                  thread, threads);
+}
 
 void MixtureInput::gather(int64_t begin, int64_t end) const {
   gather_for(0, begin, end, memory_.gathered);

@@ -45,6 +45,8 @@ class MixtureInput {
   MixtureInput& operator=(const MixtureInput&) = delete;
 
   void prepare(int thread, int threads) const { linear_prepare(args_, thread, threads); }
+  // The router's product of prepared rows begin .. end - 1: this thread's part of it.
+  void multiply_router(int64_t begin, int64_t end, int thread, int threads) const;
   // Copies the rows of slots begin .. end - 1 to their places.
   void gather(int64_t begin, int64_t end) const;
   ActivationRows gate_rows() const { return by_slot(0, memory_.gathered); }
@@ -56,7 +58,7 @@ class MixtureInput {
 
   const MixtureArgs& call_;
   const MixtureMemory& memory_;
-  const Weight* weights_[2];
+  const Weight* weights_[3];  // gate, up, and the router if there is one
   LinearArgs args_;
   const LinearTable& table_;
 };

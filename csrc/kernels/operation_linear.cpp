@@ -104,6 +104,15 @@ void LinearOperation::lower(Lowering& to) {
   lower_as(to, [](const LinearArgs& args, const Step&, int thread, int threads) { linear_multiply(args, thread, threads); }, {memory_of(out)});
 }
 
+const Weight* LinearOperation::plain_weight() const { return weights_.size() == 1 && !biases_[0] && !has_residual_ ? weights_[0] : nullptr; }
+
+bool LinearOperation::multiplies_as_is(Level level) const {
+  const LevelScope scope(level);
+  Step any;
+  any.sample_rows.resize(1);
+  return !linear_needs_prepare(arguments(any, nullptr));
+}
+
 bool LinearOperation::can_gate() const {
   return weights_.size() == 2 && !has_residual_ && weights_[0]->rows == weights_[1]->rows && homenode::can_gate(*weights_[0], *weights_[1]);
 }

@@ -18,6 +18,9 @@ class LinearOperation : public Operation {
   void take_over() override;
   void lower(Lowering&) override;
 
+  // The weight, if it is one to which nothing is added; and are x's own rows multiplied with it at this level, without preparing them?
+  const Weight* plain_weight() const;
+  bool multiplies_as_is(Level) const;
   // Is this gate and up, so that silu(gate) * up can be made where the sums are?
   bool can_gate() const;
   // Into `out`, or into the prepared rows of `reader`.

@@ -2,28 +2,58 @@
 
 #include <cmath>
 
+#include "kernels/operation_linear.h"
+
 namespace homenode {
 
+void MixtureOperation::take_over() {
+  auto* router = maker_of<LinearOperation>(inputs_.logits);
+  if (!router || !router->plain_weight() || router->x.value != inputs_.x.value || !inputs_.x.whole()) return;
+  router->taken_over = true;
+  router_ = router;
+  // The norm, if nobody reads its rows but the router and the experts.
+  auto* norm = dynamic_cast<RmsNormOperation*>(inputs_.x.value->made_by);
+  if (!norm || inputs_.x.value->uses != 2 || norm->weight.columns != inputs_.x.columns) return;
+  norm->taken_over = true;
+  norm_ = norm;
+}
+
+// Gives back what cannot be done on the way at this level.
+void MixtureOperation::check_router(Lowering& to) {
+  if (!router_ || router_->multiplies_as_is(to.level())) return;
+  if (norm_) norm_->lower(to);
+  router_->lower(to);
+  norm_ = nullptr, router_ = nullptr;
+}
+
 void MixtureOperation::lower(Lowering& to) {
-  plan_ = std::make_unique<MixturePlan>(experts_, chosen_, normalise_, to.most_rows(RowKind::tokens), to.level());
+  check_router(to);
+  MixtureSource source;
+  if (router_) source.router = router_->plain_weight();
+  if (norm_) source.norm = View(norm_->weight).row(0), source.eps = norm_->eps;
+  plan_ = std::make_unique<MixturePlan>(experts_, source, chosen_, normalise_, to.most_rows(RowKind::tokens), to.level());
   Memory* shared = to.scratch(plan_->shared_bytes);
   Memory* own = to.scratch(plan_->own_bytes * static_cast<size_t>(to.threads()));
-  const auto arguments = [=, plan = plan_.get(), x = View(inputs_.x), logits = View(inputs_.logits), residual = View(inputs_.residual),
+  const Tensor& rows = norm_ ? norm_->x : inputs_.x;
+  const auto arguments = [=, plan = plan_.get(), x = View(rows), logits = View(inputs_.logits), residual = View(inputs_.residual),
                           y = View(out_)](const Step& step) {
     return MixtureArgs{plan,         step.tokens,       x.row(0), x.stride(), logits.row(0), logits.stride(), residual.row(0), residual.stride(), y.row(0),
                        y.stride(), shared->data, own->data};
   };
-  const auto add = [&](const char* name, void (*work)(const MixtureArgs&, int, int), bool many, std::vector<Memory*> touched) {
+  enum class When { many, few, always };
+  const auto add = [&](const char* name, void (*work)(const MixtureArgs&, int, int), When when, bool by_rows, std::vector<Memory*> touched) {
     touched.insert(touched.end(), {shared, own});
-    to.phase({name, [=](const Step& step, int thread, int threads) { work(arguments(step), thread, threads); }, false,
-              [=](const Step& step) { return many ? !mixture_is_few(step.tokens) : step.tokens > 0; }},
+    to.phase({name, [=](const Step& step, int thread, int threads) { work(arguments(step), thread, threads); }, by_rows,
+              [=](const Step& step) { return step.tokens > 0 && (when == When::always || mixture_is_few(step.tokens) == (when == When::few)); }},
              touched);
   };
-  Memory *x = memory_of(inputs_.x), *logits = memory_of(inputs_.logits);
-  add("experts_route", mixture_route, true, {x, logits});
-  add("experts_gather", mixture_gather, true, {x});
-  add("experts_gate_up", mixture_gate_up, false, {x, logits});
-  add("experts_down", mixture_down, false, {memory_of(inputs_.residual), memory_of(out_)});
+  Memory *x = memory_of(rows), *logits = memory_of(inputs_.logits);
+  // By rows and first, so that it follows what makes its own rows without a barrier.
+  add("experts_route", mixture_route, When::many, true, {x, logits});
+  if (router_) add("router", mixture_logits, When::few, false, {x, logits});
+  add("experts_gather", mixture_gather, When::many, false, {x});
+  add("experts_gate_up", mixture_gate_up, When::always, false, {x, logits});
+  add("experts_down", mixture_down, When::always, false, {memory_of(inputs_.residual), memory_of(out_)});
 }
 
 void AddGatedOperation::lower(Lowering& to) {

@@ -14,6 +14,9 @@ struct ExpertWeights {
   std::vector<std::shared_ptr<const Weight>> gate, up, down;
 };
 
+class LinearOperation;
+class RmsNormOperation;
+
 class MixtureOperation : public Operation {
  public:
   struct Inputs {
@@ -21,10 +24,16 @@ class MixtureOperation : public Operation {
   };
   MixtureOperation(Inputs from, ExpertWeights with, const Experts& experts, int per_token, bool sum_to_one, Tensor to)
       : inputs_(std::move(from)), owned_(std::move(with)), experts_(experts), chosen_(per_token), normalise_(sum_to_one), out_(std::move(to)) {}
+  // The router's product, and the norm of the rows both take.
+  void take_over() override;
   void lower(Lowering&) override;
 
  private:
   Inputs inputs_;
+  void check_router(Lowering&);
+
+  LinearOperation* router_ = nullptr;
+  RmsNormOperation* norm_ = nullptr;
   ExpertWeights owned_;
   Experts experts_;
   int chosen_;

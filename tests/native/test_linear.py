@@ -50,7 +50,7 @@ def bfloat16(x: FloatArray) -> FloatArray:
 def as_multiplied(x: FloatArray, format: str, level: str) -> FloatArray:
     """The activations a kernel really multiplies: exact or bfloat16 for float formats, else eight bits with a scale for each 32 columns.
 
-    The scale is the least of 1, 1.25, 1.5 and 1.75 times a power of two that holds the largest of them.
+    The scale is the least whole number of eighths of a power of two that holds the largest of them.
     """
     if rounds_activations(format, level):
         return bfloat16(x)
@@ -61,17 +61,17 @@ def as_multiplied(x: FloatArray, format: str, level: str) -> FloatArray:
     padded[:, :columns] = x
     parts = padded.reshape(rows, -1, 32)
     largest = np.abs(parts).max(-1, keepdims=True)
-    scale = upper_quarter(largest / np.float32(127))
+    scale = upper_eighth(largest / np.float32(127))
     codes = np.rint(parts * (np.float32(1) / scale))
     assert np.abs(codes).max() <= 127
     multiplied: FloatArray = (codes * scale).reshape(rows, -1)[:, :columns]
     return multiplied
 
 
-def upper_quarter(x: FloatArray) -> FloatArray:
-    """The least of 1, 1.25, 1.5 and 1.75 times a power of two that is not below x, which is positive."""
+def upper_eighth(x: FloatArray) -> FloatArray:
+    """The least of 8/8, 9/8 .. 15/8 times a power of two that is not below x, which is positive."""
     fraction, exponent = np.frexp(x)  # 0.5 <= fraction < 1
-    return np.ldexp(np.ceil(fraction * 8) / 8, exponent).astype(np.float32)
+    return np.ldexp(np.ceil(fraction * 16) / 16, exponent).astype(np.float32)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -96,12 +96,12 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_at_any_place(level: str,
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "Q4_K", "Q5_1", "Q6_K", "Q2_K"])
 def test_error_of_encoded_activations(backend: NativeBackend, tmp_path: Path, format: str) -> None:
-    """Normally distributed activations with weights taken as they are: 6.1e-3 of the products, root mean square (5.4e-3 with scales not rounded)."""
+    """Normally distributed activations with weights taken as they are: 5.7e-3 of the products, root mean square (5.4e-3 with scales not rounded)."""
     weight, x = make(backend, tmp_path / "w", format, 96, 4864), random(64, 4864)
     wanted = x.astype(np.float64) @ unpacked(weight).astype(np.float64).T
     found = np.sqrt(((multiply(backend, x, weight) - wanted) ** 2).mean() / (wanted**2).mean())
     print(f"{format}: {found:.2e}")
-    assert 5.5e-3 < found < 6.5e-3
+    assert 5.3e-3 < found < 6.1e-3
 
 
 def test_error_of_rounded_activations(backend: NativeBackend, level: str, tmp_path: Path) -> None:

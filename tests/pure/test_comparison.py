@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,8 @@ from benchmarks import homenode_bench, in_python, llama_cpp
 from benchmarks.comparison import Combination, Comparison, Pair, own_rates, row_of
 from benchmarks.contender import Command, Measured, Side, Unavailable
 from benchmarks.machine import moved_between, without_folders
-from benchmarks.pair import last_json, run_pair
+from benchmarks.others import Others, disturbed, used_seconds
+from benchmarks.pair import last_json, run_command, run_sides
 from benchmarks.served import ServedComparison
 from benchmarks.table import PAGE, RECORD, SERVED_RECORD, behind_text, comparison_text, page
 from benchmarks.tasks import Piece, Task, measured, planned, shown_commands
@@ -111,12 +114,33 @@ def says(text: str, code: int = 0) -> dict[str, Any]:
 
 
 def test_a_pair_keeps_every_output_between_three_readings_and_tells_a_failure() -> None:
-    done = run_pair([[says("a")], [says("b"), says("c")]], reading)
+    done = run_sides([[says("a")], [says("b"), says("c")]], reading)
     assert done["outputs"] == [["a\n"], ["b\n", "c\n"]]
     assert len(done["readings"]) == 3
     assert done["readings"][0]["ceilings"]["read_gb_s"] == 46.0
-    failed = run_pair([[says("a")], [says("b", 3)]], reading)
+    failed = run_sides([[says("a")], [says("b", 3)]], reading)
     assert "ended with 3" in failed["failed"]
+
+
+def test_time_that_others_used_is_told_from_that_of_what_was_run() -> None:
+    stat = "cpu 1 1 1 1 1 1 1 1 0 0\ncpu0 100 10 20 5000 30 1 2 40 0 0\ncpu1 7 7 7 7 7 7 7 7 0 0\nintr 5\n"
+    assert used_seconds(stat, {0}) == (100 + 10 + 20 + 1 + 2 + 40) / os.sysconf("SC_CLK_TCK")
+    assert disturbed({"a": 0.01, "b": 0.06}) is None
+    beside = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+    try:
+        assert beside.stdout is not None
+        beside.stdout.readline()
+        with Others() as crowded:
+            run_command(says_after(0.5))
+        assert crowded.share > 0.06
+    finally:
+        beside.kill()
+        beside.wait()
+
+
+def says_after(seconds: float) -> dict[str, Any]:
+    """A command that computes for so long."""
+    return Command((sys.executable, "-c", f"import time; end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass")).to_json()
 
 
 def test_a_failing_or_babbling_side_is_unavailable() -> None:
@@ -125,7 +149,7 @@ def test_a_failing_or_babbling_side_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="ended with 7"):
         last_json([sys.executable, "-c", "import sys; sys.exit(7)"])
     task = Task(Combination("s", "Q8_0", "other", ""), (Piece(WORK.cases, side("prints"), side("nothing else")),))
-    found = {"readings": [HERE] * 3, "outputs": [["hello"], ["hello"]]}
+    found = {"readings": [HERE] * 3, "outputs": [["hello"], ["hello"]], "others": [0.0, 0.0]}
     with pytest.raises(Unavailable, match="could not be read"):
         measured(task, printing(found), 2)
 
@@ -143,11 +167,13 @@ def test_a_task_gives_a_pair_for_each_of_its_pieces_and_only_those_that_saw_a_mo
     ours = Side("homenode", "", (Command(("/bin/homenode",)),), lambda outputs: Measured({"prefill": float(outputs[0])}, ""))
     pieces = tuple(Piece(("prefill",), ours, replace(ours, engine="other")) for _ in range(2))
     task = Task(Combination("s", "Q8_0", "other", ""), pieces)
-    found = {"readings": [HERE, HERE, HERE, THERE, THERE], "outputs": [["4"], ["2"], ["9"], ["3"]]}
+    found = {"readings": [HERE, HERE, HERE, THERE, THERE], "outputs": [["4"], ["2"], ["9"], ["3"]], "others": [0.01, 0.02, 0.0, 0.0]}
     one, two = measured(task, printing(found), 2)
-    assert (one.ours["prefill"], one.theirs["prefill"], one.moved) == (4.0, 2.0, None)
-    assert (two.ours["prefill"], two.theirs["prefill"]) == (9.0, 3.0) and "509" in str(two.moved)
+    assert (one.ours["prefill"], one.theirs["prefill"], one.discarded) == (4.0, 2.0, None)
+    assert (two.ours["prefill"], two.theirs["prefill"]) == (9.0, 3.0) and "509" in str(two.discarded)
     assert two.readings == [HERE, THERE, THERE]
+    found["others"] = [0.01, 0.3, 0.0, 0.0]
+    assert measured(task, printing(found), 2)[0].discarded == "others used 30% of the CPUs beside other"
     assert shown_commands([task]) == {"homenode": ["homenode"] * 2, "other": ["homenode"] * 2}
 
 

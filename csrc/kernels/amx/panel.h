@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "kernels/amx/shapes.h"
+#include "kernels/panel_kind.h"
 
 namespace homenode {
 namespace {
@@ -13,13 +14,15 @@ namespace {
 constexpr int kLeastTileTokens = 5;  // fewer leave most of a tile's rows empty
 constexpr int kTileSums = kTileTokens * kGroupRows;  // of one half of a part, or the whole
 
-// What tiles have to know of a format: has it a zero, which is 128 in a panel; how many scales has a part; has it minimums?
-struct TileKind {
-  bool zero;
-  int halves;
-  bool minimum;
-};
-constexpr TileKind tile_kind(const Coding& c) { return {c.zero != 0, c.scales == 2 ? 2 : 1, c.minimum != Minimum::none}; }
+// The eight lines of a part whose codes are the halves of four lines of bytes.
+inline void split_nibbles(const uint8_t* packed, uint8_t* lines) {
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int i = 0; i < 4 * kLineBytes; i += 64) {
+    const __m512i both = _mm512_loadu_si512(packed + i);
+    _mm512_store_si512(lines + i, _mm512_and_si512(both, low));
+    _mm512_store_si512(lines + 4 * kLineBytes + i, _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
+  }
+}
 
 // The products of some lines with up to 16 tokens, in the tiles of sums S and S + 1 and then at `out`: [token][32].
 template <int S, int A>
@@ -36,9 +39,14 @@ inline void multiply_lines(const uint8_t* lines, const uint8_t* x, size_t stride
 }
 
 // All sums of a part. Whole parts take turns with the tiles, so that one can be multiplied while the other is stored.
-template <int Halves>
+template <PanelKind K>
 inline void multiply_part(bool odd, const uint8_t* codes, const uint8_t* x, size_t stride, int32_t* out) {
-  if constexpr (Halves == 2) {
+  alignas(64) uint8_t lines[K.nibbles ? kPanelPartCodes : 1];
+  if constexpr (K.nibbles) {
+    split_nibbles(codes, lines);
+    codes = lines;
+  }
+  if constexpr (K.halves == 2) {
     multiply_lines<0, 4>(codes, x, stride, out);
     multiply_lines<2, 5>(codes + 4 * kLineBytes, x + kPartColumns / 2, stride, out + kTileSums);
   } else if (odd) {
@@ -51,14 +59,14 @@ inline void multiply_part(bool odd, const uint8_t* codes, const uint8_t* x, size
 inline __m512 fused(const float* factor, __m512 x, __m512 sum) { return _mm512_fmadd_ps(x, _mm512_loadu_ps(factor), sum); }
 
 // Adds a part's integer sums, as floats times their factors, to the totals of one token.
-template <TileKind K>
+template <PanelKind K>
 inline void add_token(const int32_t* products, const uint8_t* factors, const EncodedPart& part, float* sums) {
   __m512 f[2] = {_mm512_loadu_ps(sums), _mm512_loadu_ps(sums + kTileRows)};
   const __m512 anchor = _mm512_set1_ps(part.anchor);
   for (int h = 0; h < K.halves; ++h) {
     __m512i start = _mm512_castps_si512(anchor);
-    if constexpr (K.zero) start = _mm512_add_epi32(start, _mm512_set1_epi32((K.halves == 1 ? part.minus_sum : part.minus_half_sum[h]) * 128));
-    const auto* factor = reinterpret_cast<const float*>(factors + kQuarters * h * kPanelFloats + part.factor);
+    if constexpr (K.zero != 0) start = _mm512_add_epi32(start, _mm512_set1_epi32((K.halves == 1 ? part.minus_sum : part.minus_half_sum[h]) * K.zero));
+    const auto* factor = reinterpret_cast<const float*>(factors + kEighths * h * kPanelFloats + part.factor);
     for (int v = 0; v < 2; ++v) {
       const __m512i sum = _mm512_add_epi32(_mm512_load_si512(products + h * kTileSums + v * kTileRows), start);
       f[v] = fused(factor + v * kTileRows, _mm512_sub_ps(_mm512_castsi512_ps(sum), anchor), f[v]);
@@ -67,7 +75,7 @@ inline void add_token(const int32_t* products, const uint8_t* factors, const Enc
   if constexpr (K.minimum) {
     for (int h = 0; h < K.halves; ++h) {
       const float total = K.halves == 1 ? part.minus_total : part.scale * float(part.minus_half_sum[h]);
-      const auto* minimum = reinterpret_cast<const float*>(factors + (kQuarters * K.halves + h) * kPanelFloats);
+      const auto* minimum = reinterpret_cast<const float*>(factors + (kEighths * K.halves + h) * kPanelFloats);
       for (int v = 0; v < 2; ++v) f[v] = fused(minimum + v * kTileRows, _mm512_set1_ps(total), f[v]);
     }
   }
@@ -75,29 +83,28 @@ inline void add_token(const int32_t* products, const uint8_t* factors, const Enc
   _mm512_storeu_ps(sums + kTileRows, f[1]);
 }
 
-template <TileKind K>
-void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums) {
-  constexpr int kFactors = K.halves * (kQuarters + (K.minimum ? 1 : 0)) * kPanelFloats;
+template <PanelKind K>
+void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, Ahead ahead) {
   alignas(64) int32_t products[2][K.halves * kTileSums];
   use_shape(K.halves == 2 ? Factors::bytes16 : Factors::bytes32, tokens);
-  const uint8_t *codes = panel.codes, *factors = panel.factors, *ahead = panel.ahead;
-  multiply_part<K.halves>(false, codes, rows, stride, products[0]);
-  for (int64_t p = 0; p < parts; ++p, factors += kFactors, rows += sizeof(EncodedPart)) {
-    codes += panel.codes_stride;
-    if (p + 1 < parts) multiply_part<K.halves>(p % 2 == 0, codes, rows + sizeof(EncodedPart), stride, products[(p + 1) % 2]);
-    for (int i = 0; i < panel.ahead_lines; ++i, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+  const uint8_t *codes = panel.codes, *factors = panel.factors;
+  multiply_part<K>(false, codes, rows, stride, products[0]);
+  for (int64_t p = 0; p < parts; ++p, factors += K.factors(), rows += sizeof(EncodedPart)) {
+    codes += panel.codes_stride + (K.gap > 0 && p % 8 == 7 ? K.gap : 0);
+    if (p + 1 < parts) multiply_part<K>(p % 2 == 0, codes, rows + sizeof(EncodedPart), stride, products[(p + 1) % 2]);
+    for (int i = 0; i < ahead.lines; ++i, ahead.from += kCacheLine) __builtin_prefetch(ahead.from, 0, 2);
     for (int m = 0; m < tokens; ++m) {
       add_token<K>(products[p % 2] + m * kGroupRows, factors, *reinterpret_cast<const EncodedPart*>(rows + size_t(m) * stride), sums + m * kGroupRows);
     }
   }
 }
 
-template <TileKind K, int M>
-void tile_panel(const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums) {
-  multiply_panel<K>(M, panel, parts, rows, stride, sums);
+template <PanelKind K, int M>
+void tile_panel(const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, Ahead ahead) {
+  multiply_panel<K>(M, panel, parts, rows, stride, sums, ahead);
 }
 
-template <TileKind K, int M = 1>
+template <PanelKind K, int M = 1>
 constexpr void fill_panel_tiles(PanelTiles& tiles) {
   tiles.tile[M - 1] = tile_panel<K, M>;
   tiles.max_tokens = M;
@@ -106,7 +113,7 @@ constexpr void fill_panel_tiles(PanelTiles& tiles) {
 
 template <int N = 0>
 constexpr void fill_panels(LinearTable& table) {
-  fill_panel_tiles<tile_kind(kCodings[N])>(table.panels[N]);
+  fill_panel_tiles<panel_kind<kCodings[N]>()>(table.panels[N]);
   table.panels[N].least_tokens = kLeastTileTokens;
   if constexpr (N + 1 < kCodingCount) fill_panels<N + 1>(table);
 }

@@ -15,8 +15,8 @@ inline uint8x16_t zip_high(Ints a, Ints b) { return vreinterpretq_u8_s32(vzip2q_
 // Integer sums of 16 rows and two tokens: {row 0, row 0, row 1, row 1} of tokens {first, second, first, second}, and so on.
 using TwoSums = Ints[kHalfVectors][2];
 
-template <int T>
-HOMENODE_INLINE void add_two_lines(const uint8_t* lines, const uint8_t* const (&tokens)[T][2], int column, TwoSums (&sums)[T]) {
+template <PanelKind K, int T>
+HOMENODE_INLINE void add_two_lines(const uint8_t* codes, int line, int v_begin, const uint8_t* const (&tokens)[T][2], int column, TwoSums (&sums)[T]) {
   int8x16_t x[T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
@@ -24,7 +24,7 @@ HOMENODE_INLINE void add_two_lines(const uint8_t* lines, const uint8_t* const (&
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kHalfVectors; ++v) {
-    const Ints first = load_bytes(lines + kVectorBytes * v), second = load_bytes(lines + kLineBytes + kVectorBytes * v);
+    const Ints first = panel_codes<K>(codes, line, v_begin + v), second = panel_codes<K>(codes, line + 1, v_begin + v);
     const uint8x16_t upper = zip_low(first, second), lower = zip_high(first, second);
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
@@ -39,7 +39,7 @@ HOMENODE_INLINE Ints sum_start(const uint8_t* x) {
   const auto* part = reinterpret_cast<const EncodedPart*>(x);
   const Ints anchor = as_ints(broadcast_float(&part->anchor));
   if constexpr (!K.zero) return anchor;
-  return add_ints(anchor, shift_left32<7>(broadcast_int(minus_sum<K.halves, H>(part))));
+  return add_ints(anchor, shift_left32<__builtin_ctz(K.zero | 256)>(broadcast_int(minus_sum<K.halves, H>(part))));
 }
 
 // Adds the finished sums of one token's 16 rows to its totals.
@@ -47,7 +47,7 @@ template <int H>
 HOMENODE_INLINE void add_token(const Ints (&sums)[kHalfVectors], const uint8_t* factors, const uint8_t* x, float* total) {
   const auto* part = reinterpret_cast<const EncodedPart*>(x);
   const Floats anchor = broadcast_float(&part->anchor);
-  const auto* factor = reinterpret_cast<const float*>(factors + kQuarters * H * kPanelFloats + part->factor);
+  const auto* factor = reinterpret_cast<const float*>(factors + kEighths * H * kPanelFloats + part->factor);
 #pragma GCC unroll 4
   for (int v = 0; v < kHalfVectors; ++v) {
     store_floats(total + 4 * v, fma(subtract(as_floats(sums[v]), anchor), load_floats(factor + 4 * v), load_floats(total + 4 * v)));
@@ -56,7 +56,7 @@ HOMENODE_INLINE void add_token(const Ints (&sums)[kHalfVectors], const uint8_t* 
 
 // One sum of a part, for M tokens; an odd last one is multiplied twice.
 template <PanelKind K, int M, int H>
-HOMENODE_INLINE void add_half_sum(const uint8_t* codes, const uint8_t* factors, const uint8_t* x, size_t stride, float* total) {
+HOMENODE_INLINE void add_half_sum(const uint8_t* codes, int v_begin, const uint8_t* factors, const uint8_t* x, size_t stride, float* total) {
   constexpr int kLines = 8 / K.halves, kFirst = H * kLines, T = (M + 1) / 2;
   const uint8_t* tokens[T][2];
   TwoSums sums[T];
@@ -69,7 +69,7 @@ HOMENODE_INLINE void add_half_sum(const uint8_t* codes, const uint8_t* factors, 
     for (int v = 0; v < kHalfVectors; ++v) sums[t][v][0] = sums[t][v][1] = start;
   }
 #pragma GCC unroll 4
-  for (int line = kFirst; line < kFirst + kLines; line += 2) add_two_lines<T>(codes + kLineBytes * line, tokens, 4 * line, sums);
+  for (int line = kFirst; line < kFirst + kLines; line += 2) add_two_lines<K>(codes, line, v_begin, tokens, 4 * line, sums);
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     Ints first[kHalfVectors], second[kHalfVectors];
@@ -85,7 +85,7 @@ HOMENODE_INLINE void add_half_sum(const uint8_t* codes, const uint8_t* factors, 
 
 template <PanelKind K, int M, int H>
 HOMENODE_INLINE void add_half_minimum(const uint8_t* factors, const uint8_t* x, size_t stride, float* total) {
-  const auto* minimum = reinterpret_cast<const float*>(factors + (kQuarters * K.halves + H) * kPanelFloats);
+  const auto* minimum = reinterpret_cast<const float*>(factors + (kEighths * K.halves + H) * kPanelFloats);
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) {
     const Floats row = minus_total<K.halves, H>(reinterpret_cast<const EncodedPart*>(x + m * stride));
@@ -96,18 +96,19 @@ HOMENODE_INLINE void add_half_minimum(const uint8_t* factors, const uint8_t* x, 
 }
 
 template <PanelKind K, int M>
-void tile_paired(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total) {
-  const uint8_t *codes = panel.codes, *factors = panel.factors, *ahead = panel.ahead;
+void tile_paired(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, Ahead ahead) {
+  const uint8_t *codes = panel.codes, *factors = panel.factors;
   for (; parts > 0; --parts, codes += panel.codes_stride, factors += K.factors(), x += sizeof(EncodedPart)) {
-    for (int i = 0; i < panel.ahead_lines; ++i, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    expect(ahead);
     for (int half = 0; half < 2; ++half) {
-      const uint8_t *own_codes = codes + kVectorBytes * kHalfVectors * half, *own_factors = factors + kVectorBytes * kHalfVectors * half;
+      const uint8_t* own_factors = factors + kVectorBytes * kHalfVectors * half;
       float* own = total + kGroupRows / 2 * half;
-      add_half_sum<K, M, 0>(own_codes, own_factors, x, stride, own);
-      if constexpr (K.halves == 2) add_half_sum<K, M, 1>(own_codes, own_factors, x, stride, own);
+      add_half_sum<K, M, 0>(codes, kHalfVectors * half, own_factors, x, stride, own);
+      if constexpr (K.halves == 2) add_half_sum<K, M, 1>(codes, kHalfVectors * half, own_factors, x, stride, own);
       if constexpr (K.minimum) add_half_minimum<K, M, 0>(own_factors, x, stride, own);
       if constexpr (K.minimum && K.halves == 2) add_half_minimum<K, M, 1>(own_factors, x, stride, own);
     }
+    if constexpr (K.gap > 0) codes += parts % 8 == 1 ? K.gap : 0;
   }
 }
 
@@ -121,7 +122,8 @@ constexpr void fill_paired_tiles(PanelTiles& tiles) {
 template <int N = 0>
 constexpr void fill_paired_panels(LinearTable& table) {
   table.panels[N].unpack = unpack_panel<kCodings[N]>;
-  fill_paired_tiles<panel_kind(kCodings[N])>(table.panels[N]);
+  table.panels[N].max_parts = kPanelParts / halves_of(kCodings[N]);
+  fill_paired_tiles<panel_kind<kCodings[N]>()>(table.panels[N]);
   if constexpr (N + 1 < kCodingCount) fill_paired_panels<N + 1>(table);
 }
 

@@ -109,6 +109,8 @@ class ModelWork:
 
 def _phase_of(name: str) -> str:
     """The phase that multiplies with a matrix of the layers."""
+    if re.search(r"\.(mlp|block_sparse_moe)\.gate\.weight$", name):
+        return "router"
     role = name.removesuffix(".weight").rpartition(".")[2]
     if _OF_EXPERT.search(name):
         return "experts_down" if role in ("down_proj", "w2") else "experts_gate_up"

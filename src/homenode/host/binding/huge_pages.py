@@ -19,7 +19,7 @@ from homenode.units import format_bytes
 ENOUGH_SHARE = 0.9
 # What a cache of address translations reaches without huge pages anyway: models as small as that are not slowed down noticeably.
 TELLING_BYTES = 64 << 20
-COST = "decoding was measured 1.3 to 1.8 times slower so in virtual machines"
+COST = "loading takes longer so, and decoding was measured up to 6 % slower on two CPUs of a virtual machine"
 _RANGE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ")
 _SMAPS, _STATUS = Path("/proc/self/smaps"), Path("/proc/self/status")
 

@@ -1,0 +1,31 @@
+// What an unpacked panel of a block format holds: constants, for the tiles of every level. See Panel in linear_table.h.
+#pragma once
+#include "kernels/linear_table.h"
+
+namespace homenode {
+namespace {
+
+// A part has a sum for each scale: one of all its columns, or one of each half.
+constexpr int halves_of(const Coding& c) { return c.scales == 2 ? 2 : 1; }
+
+// Codes whose packed lines a tile can take as they are, or as the halves of bytes, stay where they are: unpacking them would not pay.
+constexpr bool stays_packed(const Coding& c) { return c.high_bits == 0 && c.low_bits >= 4 && c.table == Table::none; }
+
+// What tiles have to know of a format. Codes that are moved to a panel have a zero of 128 there, or none.
+struct PanelKind {
+  int zero;
+  int halves;
+  bool minimum;
+  bool nibbles;  // of the packed group
+  int gap;       // bytes between the last part of a super-block and the first of the next
+  constexpr int factors() const { return halves * (kEighths + (minimum ? 1 : 0)) * kPanelFloats; }  // bytes of a part
+};
+
+template <Coding C>
+constexpr PanelKind panel_kind() {
+  constexpr bool kStays = stays_packed(C);
+  return {kStays || C.zero == 0 ? C.zero : 128, halves_of(C), C.minimum != Minimum::none, kStays && C.low_bits == 4, kStays && C.parts > 1 ? Packed<C>::head : 0};
+}
+
+}  // namespace
+}  // namespace homenode
