@@ -24,7 +24,7 @@ namespace homenode {
 namespace {
 
 // With sixteen registers, tiles of panels are of two tokens only. Measured on Zen 5 with 96 tokens, the formats with two scales a part gain from them
-// (Q6_K a third); Q4_0, Q4_K and Q8_0 lose.
+// (Q6_K a third); Q8_0 lost by them, and so did Q4_0 and Q4_K unpacked to bytes.
 constexpr LinearTable make_avx2vnni_table() {
   LinearTable table = with_panels(make_table());
   for (int i = 0; i < kCodingCount; ++i) {
