@@ -73,9 +73,8 @@ class SequenceTable:
         self.bias: list[Bias | None] = [None] * _FIRST_SLOTS
         self.stops: list[Bias | None] = [None] * _FIRST_SLOTS  # what may not be drawn yet (min_tokens)
         self.seen: list[TokenCounts | None] = [None] * _FIRST_SLOTS
-        self._length = np.zeros(_FIRST_SLOTS, np.int32)
-        self._last_token = np.zeros(_FIRST_SLOTS, np.int32)
-        self._latest: tuple[SlotArray, IntArray, int] | None = None  # slots, the tokens drawn for them last, draws not noted above yet
+        self.length = np.zeros(_FIRST_SLOTS, np.int32)  # tokens, drawn ones included
+        self.last_token = np.zeros(_FIRST_SLOTS, np.int32)
         self.num_prompt = np.zeros(_FIRST_SLOTS, np.int32)
         self.num_blocks = np.zeros(_FIRST_SLOTS, np.int32)
         self.blocks = np.zeros((_FIRST_SLOTS, _FIRST_BLOCKS), np.int32)
@@ -95,24 +94,6 @@ class SequenceTable:
 
     def __len__(self) -> int:
         return len(self._slots)
-
-    @property
-    def length(self) -> IntArray:
-        """[slots] tokens of each sequence, drawn ones included."""
-        self._note_latest()
-        return self._length
-
-    @property
-    def last_token(self) -> IntArray:
-        """[slots] the newest token of each sequence."""
-        self._note_latest()
-        return self._last_token
-
-    def newest(self, slots: SlotArray) -> IntArray:
-        """The newest tokens of `slots`; at hand when it is the very array tokens were last appended to."""
-        if self._latest is not None and self._latest[0] is slots:
-            return self._latest[1]
-        return self.last_token[slots]
 
     def slot(self, seq: int) -> int:
         """The slot of a started sequence. ValueError for any other."""
@@ -161,15 +142,9 @@ class SequenceTable:
         self.num_blocks[slot] = last
 
     def append(self, slots: SlotArray, tokens: IntArray) -> None:
-        """Add the token drawn for each of `slots`; neither array may change later.
-
-        Nothing computes meanwhile, so as long as the slots stay the same this only remembers the tokens.
-        """
-        if self._latest is not None and self._latest[0] is slots:
-            self._latest = slots, tokens, self._latest[2] + 1
-        else:
-            self._note_latest()
-            self._latest = slots, tokens, 1
+        """Add the token drawn for each of `slots`."""
+        self.last_token[slots] = tokens
+        self.length[slots] += 1
         if self.num_counted:
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
                 counts = self.seen[slot]
@@ -182,13 +157,6 @@ class SequenceTable:
         if stops is None or self.length[slot] >= self.min_length[slot]:
             return bias or (_NOTHING, _NO_VALUES)
         return stops if bias is None else (np.concatenate((bias[0], stops[0])), np.concatenate((bias[1], stops[1])))
-
-    def _note_latest(self) -> None:
-        if self._latest is not None:
-            slots, tokens, draws = self._latest
-            self._latest = None
-            self._last_token[slots] = tokens
-            self._length[slots] += draws
 
     def _set_sampling(self, slot: int, params: SamplingParams) -> None:
         self.temperature[slot] = params.temperature
@@ -213,7 +181,7 @@ class SequenceTable:
             self.num_counted += 1
 
     def _grow_slots(self) -> None:
-        old = len(self.length)  # which notes the latest tokens
+        old = len(self.length)
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
                 setattr(self, name, _grown(value, 2 * old))
