@@ -14,7 +14,7 @@ constexpr int64_t kSliceBytes = 32 << 10;
 // How far ahead a single tile asks for its weights.
 constexpr int64_t kBytesAhead = 8 << 10;
 // From here on unpacking to a panel costs less than it saves.
-constexpr int64_t kPanelTokens = 13;
+constexpr int64_t kPanelTokens = 20;
 
 int64_t ceiling_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -184,9 +184,9 @@ def test_magnitudes_beyond_the_largest_scale_spoil_their_row_visibly(backend: Na
 def test_codes_at_their_extremes_do_not_saturate(backend: NativeBackend, tmp_path: Path, format: str, fill: int) -> None:
     """Against activations of largest magnitude, of one sign and of both: the largest sums an integer kernel meets."""
     weight = load(backend, tmp_path / "w", with_codes(format, 32, 256, fill))
-    w, x = unpacked(weight).astype(np.float64), np.full((18, 256), 127 / 128, np.float32)  # codes of 127, exactly
+    w, x = unpacked(weight).astype(np.float64), np.full((24, 256), 127 / 128, np.float32)  # codes of 127, exactly
     x[1], x[2, ::2] = -x[1], -x[2, ::2]
-    x[3:] = np.resize(x[:3], (15, 256))  # enough rows for the tiles of many tokens
+    x[3:] = np.resize(x[:3], (21, 256))  # enough rows for the tiles of many tokens
     bound = 260 * 2.0**-24 * np.abs(w).sum(1) + 1e-30
     assert (np.abs(multiply(backend, x, weight) - x @ w.T) <= bound).all()
 
