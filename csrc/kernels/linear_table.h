@@ -85,7 +85,7 @@ using PanelFunction = void (*)(const Panel&, int64_t parts, const uint8_t* rows,
 struct PanelTiles {
   // Unpacks `parts` parts (whole blocks) of a group.
   Panel (*unpack)(const uint8_t* packed, int64_t parts, PanelSpace&) = nullptr;
-  int least_tokens = 13;  // from here on unpacking costs less than it saves
+  int least_tokens = 20;  // from here on unpacking costs less than it saves
   int max_parts = 0, max_tokens = 0;
   PanelFunction tile[kMaxTileTokens] = {};  // [tokens - 1]
 };

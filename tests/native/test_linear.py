@@ -96,7 +96,7 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_at_any_place(level: str,
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "Q4_K", "Q5_1", "Q6_K", "Q2_K"])
 def test_error_of_encoded_activations(backend: NativeBackend, tmp_path: Path, format: str) -> None:
-    """Normally distributed activations with weights taken as they are: 5.7e-3 of the products, root mean square (5.4e-3 with scales not rounded)."""
+    """Normally distributed activations with weights taken as they are: 5.8e-3 of the products, root mean square (5.4e-3 with scales not rounded)."""
     weight, x = make(backend, tmp_path / "w", format, 96, 4864), random(64, 4864)
     wanted = x.astype(np.float64) @ unpacked(weight).astype(np.float64).T
     found = np.sqrt(((multiply(backend, x, weight) - wanted) ** 2).mean() / (wanted**2).mean())
@@ -185,9 +185,9 @@ def test_magnitudes_beyond_the_largest_scale_spoil_their_row_visibly(backend: Na
 def test_codes_at_their_extremes_do_not_saturate(backend: NativeBackend, tmp_path: Path, format: str, fill: int) -> None:
     """Against activations of largest magnitude, of one sign and of both: the largest sums an integer kernel meets."""
     weight = load(backend, tmp_path / "w", with_codes(format, 32, 256, fill))
-    w, x = unpacked(weight).astype(np.float64), np.full((18, 256), 127 / 128, np.float32)  # codes of 127, exactly
+    w, x = unpacked(weight).astype(np.float64), np.full((24, 256), 127 / 128, np.float32)  # codes of 127, exactly
     x[1], x[2, ::2] = -x[1], -x[2, ::2]
-    x[3:] = np.resize(x[:3], (15, 256))  # enough rows for the tiles of many tokens
+    x[3:] = np.resize(x[:3], (21, 256))  # enough rows for the tiles of many tokens
     bound = 260 * 2.0**-24 * np.abs(w).sum(1) + 1e-30
     assert (np.abs(multiply(backend, x, weight) - x @ w.T) <= bound).all()
 
