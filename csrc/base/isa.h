@@ -4,7 +4,7 @@
 namespace homenode {
 
 // Every level runs on a machine that has a later one. avx512: F, BW, DQ, VL, VBMI and VNNI; avx512bf16: dot products of bfloat16 pairs besides,
-// used for BF16 matrices only (see kernels/linear_tiles.h); all else is then that of avx512.
+// used for BF16 matrices (see kernels/linear_tiles.h) and attention over bf16 KV memory; all else is then that of avx512.
 enum class Level { scalar = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3 };
 
 Level best_level();               // what this processor and kernel can run (cpuid and xgetbv)
