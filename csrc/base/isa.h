@@ -8,7 +8,7 @@ namespace homenode {
 //   avx2        AVX2, FMA and F16C                                          base scalar
 //   avx2vnni    dot products of bytes in the registers of AVX2 (AVX-VNNI)   base avx2
 //   avx512      F, BW, DQ, VL, VBMI and VNNI                                base avx2
-//   avx512bf16  dot products of bfloat16 pairs, for BF16 matrices           base avx512
+//   avx512bf16  dot products of bfloat16 pairs: BF16 matrices, bf16 KV      base avx512
 //   amx         tiles of bytes and of bfloat16 pairs, for matrices          base avx512bf16
 //   neon        what every 64-bit Arm processor has                         base scalar
 //   dotprod     dot products of bytes                                       base neon

@@ -1,6 +1,7 @@
 #include "kernels/attention.h"
 
 #include <algorithm>
+#include <utility>
 
 
 namespace homenode {
@@ -94,7 +95,10 @@ class TileWork {
   TileWork(const AttentionCall& call, const Step& step, const AttentionPlan& plan, const AttentionItem& item, const Kernels& kernels, float* memory)
       : call_(call), step_(step), shape_(plan.shape()), tile_(plan.tiles()[static_cast<size_t>(item.tile)]),
         first_chunk_(item.chunk_begin), last_chunk_(item.chunk_end), kernels_(kernels), padded_(padded_head(plan.shape().head_dim)), queries_(memory),
-        scores_(memory + kQueryRows * padded_), merged_(scores_ + kQueryRows * kChunkKeys), chunk_(merged_.out + kQueryRows * padded_) {}
+        scores_(memory + kQueryRows * padded_), merged_(scores_ + kQueryRows * kChunkKeys), chunk_(merged_.out + kQueryRows * padded_) {
+    const int first = first_position(step_, tile_.sequence);
+    for (int r = 0; r < tile_.rows; ++r) positions_[r] = first + (tile_.row_begin + r) / shape_.group;
+  }
 
   // The tile's rows as the scores are computed from them.
   void load_queries() {
@@ -109,27 +113,27 @@ class TileWork {
   }
 
   void compute_chunk(int chunk, const Rows& result) {
-    const void *keys[kChunkTiles], *values[kChunkTiles], *ahead[3 * kChunkTiles];
     const int first = chunk * kChunkKeys;
-    find_tiles(chunk, &KvCache::keys, keys);
-    int tiles_ahead = find_tiles(chunk, &KvCache::values, values);
-    // The chunk before has asked for this one, unless there was none.
+    // The chunk before has found this one's tiles and asked for them, unless there was none.
+    const void* ahead[3 * kChunkTiles];
+    int tiles_ahead = 0;
     if (chunk == first_chunk_) {
-      std::copy(values, values + tiles_ahead, ahead);
+      find_tiles(chunk, here_);
+      tiles_ahead = here_.append(here_.values, ahead, 0);
     } else {
-      tiles_ahead = 0;
+      std::swap(here_, next_);
     }
     if (chunk + 1 < last_chunk_) {
-      tiles_ahead += find_tiles(chunk + 1, &KvCache::keys, ahead + tiles_ahead);
-      tiles_ahead += find_tiles(chunk + 1, &KvCache::values, ahead + tiles_ahead);
+      find_tiles(chunk + 1, next_);
+      tiles_ahead = next_.append(next_.values, ahead, next_.append(next_.keys, ahead, tiles_ahead));
     }
     int begin[kQueryRows], end[kQueryRows];
     for (int r = 0; r < tile_.rows; ++r) {
-      const int p = position(r);
+      const int p = positions_[r];
       begin[r] = std::max(first_visible(p, shape_.window) - first, 0);
       end[r] = std::min(p + 1 - first, kChunkKeys);
     }
-    call_.cache->kernels(kernels_).attend({tile_.rows, shape_.head_dim, queries_, query_scales_, call_.softcap * kLog2E, keys, values, begin, end,
+    call_.cache->kernels(kernels_).attend({tile_.rows, shape_.head_dim, queries_, query_scales_, call_.softcap * kLog2E, here_.keys, here_.values, begin, end,
                                            scores_, result.largest, result.sum, result.out, ahead, tiles_ahead});
   }
 
@@ -159,7 +163,7 @@ class TileWork {
   bool merge_kinds(int chunk, Merge* how) const {
     bool first_of_all = true;
     for (int r = 0; r < tile_.rows; ++r) {
-      const int p = position(r), first = first_visible(p, shape_.window) / kChunkKeys;
+      const int p = positions_[r], first = first_visible(p, shape_.window) / kChunkKeys;
       how[r] = chunk < first || chunk > p / kChunkKeys ? Merge::leave : chunk == first ? Merge::take : Merge::add;
       first_of_all &= how[r] == Merge::take;
     }
@@ -170,20 +174,35 @@ class TileWork {
     kernels_.merge({tile_.rows, padded_, how, merged_.largest, merged_.sum, merged_.out, result.largest, result.sum, result.out});
   }
 
-  // Tiles of a chunk's keys or values; returns how many there are.
-  int find_tiles(int chunk, const std::byte* (KvCache::*side)(int, int64_t, int, int) const, const void** tiles) const {
-    const int block_size = call_.cache->shape().block_size, first = chunk * kChunkKeys;
-    const int last = std::min(first + kChunkKeys, step_.context_len[tile_.sequence]);
+  // Tiles of a chunk's keys and values; those of a block lie one behind the other.
+  struct ChunkTiles {
+    const void *keys[kChunkTiles], *values[kChunkTiles];
     int count = 0;
-    for (int position = first; position < last; position += kTileKeys) {
-      const int64_t block = step_.block_table[tile_.sequence * step_.table_width + position / block_size];
-      tiles[count++] = (call_.cache->*side)(call_.layer, block, tile_.kv_head, position % block_size);
+    int append(const void* const* tiles, const void** list, int length) const {
+      std::copy(tiles, tiles + count, list + length);
+      return length + count;
     }
-    return count;
+  };
+
+  void find_tiles(int chunk, ChunkTiles& tiles) const {
+    const KvCache& cache = *call_.cache;
+    const int block_size = cache.shape().block_size, last = std::min((chunk + 1) * kChunkKeys, step_.context_len[tile_.sequence]);
+    int position = chunk * kChunkKeys, slot = position % block_size;
+    const int32_t* block = &step_.block_table[static_cast<size_t>(tile_.sequence * step_.table_width + position / block_size)];
+    tiles.count = 0;
+    while (position < last) {
+      const std::byte *keys = cache.keys(call_.layer, *block, tile_.kv_head, slot), *values = cache.values(call_.layer, *block, tile_.kv_head, slot);
+      for (; slot < block_size && position < last; slot += kTileKeys, position += kTileKeys, keys += cache.tile_bytes(), values += cache.tile_bytes()) {
+        tiles.keys[tiles.count] = keys;
+        tiles.values[tiles.count++] = values;
+      }
+      slot = 0;
+      ++block;
+    }
   }
+
   int64_t token(int r) const { return step_.query_start[tile_.sequence] + (tile_.row_begin + r) / shape_.group; }
   int64_t head(int r) const { return int64_t(tile_.kv_head) * shape_.group + (tile_.row_begin + r) % shape_.group; }
-  int position(int r) const { return first_position(step_, tile_.sequence) + (tile_.row_begin + r) / shape_.group; }
 
   const AttentionCall& call_;
   const Step& step_;
@@ -194,6 +213,8 @@ class TileWork {
   int64_t padded_;
   float *queries_, *scores_;
   float query_scales_[kQueryRows];
+  int positions_[kQueryRows];
+  ChunkTiles here_, next_;
   Rows merged_, chunk_;
 };
 

@@ -42,6 +42,7 @@ class KvCache {
   const std::byte* values(int layer, int64_t block, int kv_head, int slot) const {
     return head(layer, block, kv_head) + (shape_.block_size + slot) / kTileKeys * tile_bytes_;
   }
+  int64_t tile_bytes() const { return tile_bytes_; }  // from a tile of a block to the next
   // The same for writers (see kv_write.h), for any slot of the tile.
   std::byte* key_tile(int layer, int64_t block, int kv_head, int slot) { return head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_; }
   std::byte* value_tile(int layer, int64_t block, int kv_head, int slot) {

@@ -308,4 +308,6 @@ def test_a_cap_bounds_scores_as_the_reference_does(backend: NativeBackend, dtype
     cache = eager.kv_cache(replace(case.geometry, dtype="f32"), 3)
     program = eager.compile(lambda ops: ops.attention(*inputs, cache, 1, 0.25, None, 3.0), StepLimits(70, 1, 1, 3))
     wanted = program.run(step_of([Part(0, 70, [2, 0, 1])]))
-    np.testing.assert_allclose(np.asarray(wanted), np.tile(np.cumsum(inputs[2], axis=0) / np.arange(1, 71)[:, None], 2), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(wanted), np.tile(np.cumsum(inputs[2], axis=0) / np.arange(1, 71)[:, None], 2), rtol=1e-4, atol=1e-5
+    )
