@@ -18,6 +18,7 @@
 namespace homenode {
 
 class Arena;
+class RunClaims;
 class Team;
 
 // Does packed storage in this format have a kernel of its own (at every level)?
@@ -59,6 +60,8 @@ struct LinearArgs {
   const float* norm = nullptr;           // rms_norm with this weight and eps
   float eps = 0;
   bool filled = false;                   // another product left the rows in the scratch memory (linear_multiply_gated); x is not read
+
+  RunClaims* claims = nullptr;           // lets threads help each other (see linear_share.h); null: each does its own share
 
   bool transformed() const { return picked || norm || filled; }
 };

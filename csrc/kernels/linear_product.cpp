@@ -1,9 +1,11 @@
-// linear_multiply and linear_multiply_gated: which groups a thread multiplies with which tokens, and where the sums go.
+// linear_multiply and linear_multiply_gated: the sums of runs of groups (see linear_share.h), and where they go.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "kernels/kernels.h"
 #include "kernels/linear_group.h"
+#include "kernels/linear_share.h"
 
 namespace homenode {
 namespace {
@@ -17,95 +19,107 @@ void expect_outputs(const Outputs& to, int64_t tokens) {
   }
 }
 
-void multiply_piece(const LinearArgs& a, const Weight& w, const Weight::Piece& piece, const float* bias, int64_t column, const LinearTable& table) {
-  alignas(64) float sums[kTokensAtOnce * kGroupRows] = {};
-  const GroupProduct product(w, rows_for(a, w, table), table);
-  const int64_t block = block_tokens(a.tokens, int64_t(product.rows().stride));
-  for (int64_t begin = 0; begin < a.tokens; begin += block) {
-    const int64_t end = std::min(begin + block, a.tokens);
-    const uint8_t* group = piece.data;
-    for (int64_t row = piece.row_begin; row < piece.row_end; row += kGroupRows, group += product.group_bytes()) {
-      for (int64_t first = begin; first < end; first += kTokensAtOnce) {
-        const int64_t n = std::min(kTokensAtOnce, end - first), place = column + row;
-        const Outputs to{a.out + first * a.out_stride + place, a.out_stride,
-                         a.residual ? a.residual + first * a.residual_stride + place : nullptr, a.residual_stride,
+// The outputs of one weight's rows.
+class PlainSums {
+ public:
+  PlainSums(const LinearArgs& a, const LinearTable& table) : a_(a), table_(table) {
+    std::memset(sums_, 0, size_t(std::min(a.tokens, kTokensAtOnce)) * kGroupRows * sizeof(float));
+  }
+
+  void multiply(const Run& run) {
+    if (run.weight != weight_) enter(run.weight);
+    const Weight::Piece& piece = a_.weights[weight_]->pieces[run.piece];
+    const float* bias = a_.biases ? a_.biases[weight_] : nullptr;
+    for (int64_t group = run.group_begin; group < run.group_end; ++group) {
+      const uint8_t* packed = piece.data + group * product_->group_bytes();
+      const int64_t row = piece.row_begin + group * kGroupRows, place = column_ + row;
+      for (int64_t first = run.token_begin; first < run.token_end; first += kTokensAtOnce) {
+        const int64_t n = std::min(kTokensAtOnce, run.token_end - first);
+        const Outputs to{a_.out + first * a_.out_stride + place, a_.out_stride,
+                         a_.residual ? a_.residual + first * a_.residual_stride + place : nullptr, a_.residual_stride,
                          bias ? bias + row : nullptr, std::min<int64_t>(kGroupRows, piece.row_end - row)};
         expect_outputs(to, n);
-        product.multiply(group, first, n, sums);
-        table.store(sums, n, to);
+        product_->multiply(packed, first, n, sums_);
+        table_.store(sums_, n, to);
       }
     }
   }
-}
 
-// The sums of a group of the gate and of the same rows of up, and what becomes of them.
+ private:
+  void enter(int weight) {
+    weight_ = weight, column_ = 0;
+    for (int i = 0; i < weight; ++i) column_ += a_.weights[i]->rows;
+    product_.emplace(*a_.weights[weight], rows_for(a_, *a_.weights[weight], table_), table_);
+  }
+
+  const LinearArgs& a_;
+  const LinearTable& table_;
+  int weight_ = -1;
+  int64_t column_ = 0;  // of the weight's first output
+  std::optional<GroupProduct> product_;
+  alignas(64) float sums_[kTokensAtOnce * kGroupRows];  // zero between two groups
+};
+
+// silu(gate) * up of the same rows of two weights.
 class GatedSums {
  public:
   GatedSums(const LinearArgs& a, const PreparedRows& to, const LinearTable& table)
-      : biases_(a.biases), to_(to), table_(table), silu_mul_(kernels(current_level()).silu_mul) {}
+      : a_(a), to_(to), table_(table), silu_mul_(kernels(current_level()).silu_mul), gates_(*a.weights[0], rows_for(a, *a.weights[0], table), table),
+        ups_(*a.weights[1], rows_for(a, *a.weights[1], table), table) {
+    clear(std::min(a.tokens, kTokensAtOnce));
+  }
 
-  float* gate() { return gate_; }
-  float* up() { return up_; }
+  void multiply(const Run& run) {
+    const Weight::Piece &gate = a_.weights[0]->pieces[run.piece], &up = a_.weights[1]->pieces[run.piece];
+    for (int64_t group = run.group_begin; group < run.group_end; ++group) {
+      const int64_t row = gate.row_begin + group * kGroupRows;
+      for (int64_t first = run.token_begin; first < run.token_end; first += kTokensAtOnce) {
+        const int64_t n = std::min(kTokensAtOnce, run.token_end - first);
+        gates_.multiply(gate.data + group * gates_.group_bytes(), first, n, gate_);
+        ups_.multiply(up.data + group * ups_.group_bytes(), first, n, up_);
+        store(first, n, row, std::min<int64_t>(kGroupRows, gate.row_end - row));
+      }
+    }
+  }
 
-  // silu(gate) * up of `rows` rows from `row` on, n tokens from `first` on, into their places; the sums become 0.
+ private:
   void store(int64_t first, int64_t n, int64_t row, int64_t rows) {
-    if (biases_) {
-      add_bias(gate_, biases_[0], n, row, rows);
-      add_bias(up_, biases_[1], n, row, rows);
+    if (a_.biases) {
+      add_bias(gate_, a_.biases[0], n, row, rows);
+      add_bias(up_, a_.biases[1], n, row, rows);
     }
     silu_mul_(gate_, up_, gate_, n * kGroupRows);
     for (int64_t t = 0; t < n; ++t) store_columns(to_, table_, first + t, row, gate_ + t * kGroupRows, rows);
+    clear(n);
+  }
+
+  void clear(int64_t n) {
     std::memset(gate_, 0, size_t(n) * kGroupRows * sizeof(float));
     std::memset(up_, 0, size_t(n) * kGroupRows * sizeof(float));
   }
 
- private:
   static void add_bias(float* sums, const float* bias, int64_t n, int64_t row, int64_t rows) {
     for (int64_t t = 0; bias && t < n; ++t) {
       for (int64_t i = 0; i < rows; ++i) sums[t * kGroupRows + i] += bias[row + i];
     }
   }
 
-  const float* const* biases_;
+  const LinearArgs& a_;
   const PreparedRows& to_;
   const LinearTable& table_;
   void (*silu_mul_)(const float*, const float*, float*, int64_t);
-  alignas(64) float gate_[kTokensAtOnce * kGroupRows] = {};
-  alignas(64) float up_[kTokensAtOnce * kGroupRows] = {};
+  GroupProduct gates_, ups_;
+  alignas(64) float gate_[kTokensAtOnce * kGroupRows];  // zero between two groups, as is up_
+  alignas(64) float up_[kTokensAtOnce * kGroupRows];
 };
-
-void multiply_gated_piece(const LinearArgs& a, size_t p, const PreparedRows& to, const LinearTable& table) {
-  const Weight::Piece &gate = a.weights[0]->pieces[p], &up = a.weights[1]->pieces[p];
-  const GroupProduct gates(*a.weights[0], rows_for(a, *a.weights[0], table), table), ups(*a.weights[1], rows_for(a, *a.weights[1], table), table);
-  GatedSums sums(a, to, table);
-  const int64_t block = block_tokens(a.tokens, int64_t(std::max(gates.rows().stride, ups.rows().stride)));
-  for (int64_t begin = 0; begin < a.tokens; begin += block) {
-    const int64_t end = std::min(begin + block, a.tokens);
-    for (int64_t row = gate.row_begin; row < gate.row_end; row += kGroupRows) {
-      const int64_t group = (row - gate.row_begin) / kGroupRows;
-      for (int64_t first = begin; first < end; first += kTokensAtOnce) {
-        const int64_t n = std::min(kTokensAtOnce, end - first);
-        gates.multiply(gate.data + group * gates.group_bytes(), first, n, sums.gate());
-        ups.multiply(up.data + group * ups.group_bytes(), first, n, sums.up());
-        sums.store(first, n, row, std::min<int64_t>(kGroupRows, gate.row_end - row));
-      }
-    }
-  }
-}
 
 }  // namespace
 
 void linear_multiply(const LinearArgs& a, int thread, int threads) {
   if (a.tokens < 1) return;
   const LinearTable& table = linear_table(current_level());
-  int64_t column = 0;
-  for (int i = 0; i < a.count; ++i) {
-    const Weight& w = *a.weights[i];
-    for (size_t p = size_t(thread); p < w.pieces.size(); p += size_t(threads)) {
-      multiply_piece(a, w, w.pieces[p], a.biases ? a.biases[i] : nullptr, column, table);
-    }
-    column += w.rows;
-  }
+  PlainSums sums(a, table);
+  work_through(a, a.count, table, thread, threads, [&](const Run& run) { sums.multiply(run); });
 }
 
 bool can_gate(const Weight& gate, const Weight& up) {
@@ -119,7 +133,8 @@ void linear_multiply_gated(const LinearArgs& a, const GatedRows& to, int thread,
   PreparedRows rows;
   if (to.reader) rows = prepared_rows(*to.reader, table);
   else rows.floats = to.out, rows.float_stride = to.out_stride;
-  for (size_t p = size_t(thread); p < a.weights[0]->pieces.size(); p += size_t(threads)) multiply_gated_piece(a, p, rows, table);
+  GatedSums sums(a, rows, table);
+  work_through(a, 1, table, thread, threads, [&](const Run& run) { sums.multiply(run); });  // the pieces of gate stand for those of up
 }
 
 }  // namespace homenode

@@ -19,6 +19,7 @@ namespace homenode {
 class AttentionPlan;
 struct AttentionShape;
 class Program;
+class RunClaims;
 
 // What one thread does in a phase.
 using Work = std::function<void(const Step&, int thread, int threads)>;
@@ -62,6 +63,8 @@ class Lowering {
   // The division of a step into work items, one for each shape of attention, and a fresh counter of items.
   AttentionPlan* plan(const AttentionShape&, int block_size);
   std::atomic<int>* counter();
+  // For the products of the program, one after the other; null for a single thread, who has nobody to help.
+  RunClaims* claims();
 
   // Once all phases are there: gives what they touch its place. Nothing else ever lies where the output does.
   std::optional<Error> place_memory(const Tensor& output);

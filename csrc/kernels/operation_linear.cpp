@@ -53,6 +53,7 @@ LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
   if (select_) args.picked = step.sample_rows.data();
   if (norm_) args.norm = View(norm_->weight).row(0), args.eps = norm_->eps;
   args.filled = filled_;
+  args.claims = claims_;
   return args;
 }
 
@@ -66,6 +67,7 @@ Memory* LinearOperation::shared(Lowering& to) {
 }
 
 void LinearOperation::lower_as(Lowering& to, Multiply multiply, std::vector<Memory*> touched) {
+  claims_ = to.claims();
   touched.push_back(memory_of(source_));
   if (has_residual_) touched.push_back(memory_of(residual_));
   const LevelScope scope(to.level());
@@ -81,7 +83,9 @@ void LinearOperation::lower_as(Lowering& to, Multiply multiply, std::vector<Memo
   const RowKind kind = out.rows;
   const size_t own_bytes = whole_lines(scratch_bytes(std::min(kFewRows, to.most_rows(kind))));
   Memory* own = to.scratch(own_bytes * static_cast<size_t>(to.threads()));
-  to.phase({name + " rows", [=, this](const Step& step, int thread, int threads) { linear_prepare(arguments(step, rows), thread, threads); }, !select_,
+  std::string preparing = name;
+  preparing.append(" rows");
+  to.phase({preparing, [=, this](const Step& step, int thread, int threads) { linear_prepare(arguments(step, rows), thread, threads); }, !select_,
             [=](const Step& step) { return rows_in(kind, step) > kFewRows; }},
            {memory_of(source_), rows});
   touched.push_back(own);

@@ -52,6 +52,7 @@ class LinearOperation : public Operation {
   SelectOperation* select_ = nullptr;
   bool filled_ = false;
   Memory* shared_ = nullptr;
+  RunClaims* claims_ = nullptr;
 };
 
 }  // namespace homenode

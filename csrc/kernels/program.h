@@ -12,6 +12,7 @@
 #include "base/isa.h"
 #include "host/memory.h"
 #include "kernels/attention.h"
+#include "kernels/linear_share.h"
 #include "kernels/operation.h"
 #include "kernels/phase_times.h"
 #include "kernels/step.h"
@@ -57,6 +58,7 @@ class Program {
   std::vector<std::shared_ptr<Value>> values_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
   std::vector<std::unique_ptr<std::atomic<int>>> counters_;  // next work item of each attention
+  std::unique_ptr<RunClaims> claims_;                        // of products
   std::vector<std::unique_ptr<Memory>> scratch_;             // what phases need besides values
   Pages memory_;                                             // where values and scratch lie
   std::vector<std::shared_ptr<const void>> kept_;            // weights, parameters and KV memory the phases point to

@@ -69,6 +69,7 @@ def test_bench_reports_what_was_asked(capsys: pytest.CaptureFixture[str]) -> Non
         "40",
         "--repeat",
         "1",
+        "--phases",
         "--json",
     )
     assert code == 0, err
@@ -87,9 +88,20 @@ def test_bench_reports_what_was_asked(capsys: pytest.CaptureFixture[str]) -> Non
         assert len(r["runs"]) + len(r["discarded"]) <= 3 * 2
         assert r["ceilings"].keys() == {"read_gb_s", "int8_gops", "bf16_gops", "f32_gops"}
         assert len(r["placement"]["before"]["round_trip_ns"]) == len(json.loads(out)["backend"]["cpus"]) - 1
+        phases = {p["name"]: p for p in r["phases"]}
+        assert {"qkv", "attention", "o", "gate_up", "down", "lm_head"} <= phases.keys()
+        assert sum(p["share"] for p in phases.values()) == pytest.approx(1)
+        assert all(p["fraction"] > 0 for name, p in phases.items() if name in ("qkv", "o", "gate_up", "down", "lm_head"))
     one, two = ({k: v for k, v in r["step"].items() if k.endswith("_operations")} for r in results[1:])
     assert sum(one.values()) > 0
     assert two == {kind: 2 * done for kind, done in one.items()}
+
+
+def test_bench_shows_where_a_step_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "bench", "model", "--prompt-tokens", "0", "--gen-tokens", "3", "--repeat", "1", "--phases")
+    assert code == 0, err
+    assert "where a step of decode, batch 1" in out
+    assert all(phase in out for phase in ("qkv", "attention", "gate_up", "lm_head"))
 
 
 def test_check_config_and_show_config(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,21 @@ def test_windows_bound_what_a_token_sees_in_the_layers_that_have_them() -> None:
     assert (full - one, full - every) == (93 * 128, 2 * 93 * 128)
 
 
+def test_phases_are_the_work_of_their_matrices_and_sum_up_to_the_step() -> None:
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "router")
+    layers = tuple(matrix(f"model.layers.0.x.{name}.weight", 64, 64, "Q8_0", 4000 + i) for i, name in enumerate(names))
+    work = ModelWork(WeightLayout((EMBEDDING, HEAD, *layers), 0), spec(tied=False), KV)
+    phases = work.decode_phases(batch=3, context=9)
+    assert {name: phase.bytes for name, phase in phases.items()} == {
+        "embedding": 3 * 68, "lm_head": 128_000, "qkv": 12_003, "o": 4003, "gate_up": 8009, "down": 4006, "linear": 4007,
+        "attention": 3 * 2 * 10 * 128,
+    }  # fmt: skip
+    assert phases["qkv"].operations == Operations(int8=3 * 3 * 2 * 64 * 64)
+    prompt = work.prefill_phases(5)
+    assert prompt["lm_head"].operations == Operations(f32=2 * 64_000) and prompt["attention"].bytes == 0
+    assert work.prefill(5).bytes == sum(p.bytes for p in prompt.values())
+
+
 def test_steps_in_a_row_see_a_growing_context() -> None:
     work = ModelWork(WeightLayout(LAYERS, 0), spec(), KV)
     assert work.decoding(2, 5, 3) == work.decode(2, 5) + work.decode(2, 6) + work.decode(2, 7)

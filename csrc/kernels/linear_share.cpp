@@ -1,0 +1,47 @@
+#include "kernels/linear_share.h"
+
+#include <algorithm>
+
+#include "kernels/linear_group.h"
+
+namespace homenode {
+namespace {
+
+// Weights of a run: little enough that the last runs end together, enough that taking one costs nothing beside it.
+constexpr int64_t kRunBytes = 32 << 10;
+
+int64_t ceiling_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+Share::Share(const LinearArgs& a, int weights, const LinearTable& table, int owner, int threads)
+    : a_(a), weights_(weights), table_(table), owner_(size_t(owner)), threads_(size_t(threads)), piece_(owner_) {}
+
+// Cuts the piece at hand into runs, or goes on to the next one that there is.
+bool Share::enter_piece() {
+  for (; weight_ < weights_; ++weight_, piece_ = owner_) {
+    const Weight& w = *a_.weights[weight_];
+    if (piece_ >= w.pieces.size()) continue;
+    const Weight::Piece& piece = w.pieces[piece_];
+    groups_ = ceiling_of(piece.row_end - piece.row_begin, kGroupRows);
+    groups_at_once_ = std::max<int64_t>(1, kRunBytes / packed_group_bytes(w.format, w.columns));
+    block_ = block_tokens(a_.tokens, int64_t(rows_for(a_, w, table_).stride));
+    runs_in_block_ = ceiling_of(groups_, groups_at_once_);
+    runs_ = runs_in_block_ * ceiling_of(a_.tokens, block_);
+    return true;
+  }
+  return false;
+}
+
+bool Share::find(int64_t number, Run& run) {
+  if (!runs_in_block_ && !enter_piece()) return false;
+  while (number >= first_ + runs_) {
+    first_ += runs_, runs_ = 0, piece_ += threads_;
+    if (!enter_piece()) return false;
+  }
+  const int64_t inside = number - first_, group = inside % runs_in_block_ * groups_at_once_, token = inside / runs_in_block_ * block_;
+  run = {weight_, piece_, group, std::min(group + groups_at_once_, groups_), token, std::min(token + block_, a_.tokens)};
+  return true;
+}
+
+}  // namespace homenode

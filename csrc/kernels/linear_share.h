@@ -1,0 +1,87 @@
+// Who multiplies what: each thread's share of a product is cut into runs of groups, and threads that are done help their neighbours.
+//
+// A run is some groups of one piece times one block of tokens, and nothing but these numbers decides what it computes: who takes it changes no value.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "host/gate.h"
+#include "kernels/linear.h"
+
+namespace homenode {
+
+struct LinearTable;
+
+// Which runs of each thread's share are taken. Serves one product after the other, as long as a barrier stands between two of them.
+class RunClaims {
+ public:
+  explicit RunClaims(int threads) : places_(new Place[static_cast<size_t>(threads)]) {}
+
+  // Every thread, before it takes the first run of a product.
+  void begin(int thread) {
+    Place& mine = places_[static_cast<size_t>(thread)];
+    mine.turn ^= 1;
+    // The other counters are of the product before, which is over, and of the next, which begins after a barrier.
+    mine.next[mine.turn ^ 1].store(0, std::memory_order_relaxed);
+  }
+  // The number of a run of `owner`'s share that nobody has taken.
+  int64_t take(int thread, int owner) {
+    return places_[static_cast<size_t>(owner)].next[places_[static_cast<size_t>(thread)].turn].fetch_add(1, std::memory_order_relaxed);
+  }
+
+ private:
+  struct alignas(kLine) Place {
+    std::atomic<int64_t> next[2] = {0, 0};
+    int turn = 0;  // of its own thread
+  };
+  std::unique_ptr<Place[]> places_;
+};
+
+struct Run {
+  int weight;
+  size_t piece;
+  int64_t group_begin, group_end, token_begin, token_end;
+};
+
+// The runs of one thread's share of the first `weights` weights of a product, to be asked for in ascending order.
+class Share {
+ public:
+  Share(const LinearArgs&, int weights, const LinearTable&, int owner, int threads);
+  // False when the share has no such run.
+  bool find(int64_t number, Run&);
+
+ private:
+  bool enter_piece();
+
+  const LinearArgs& a_;
+  int weights_;
+  const LinearTable& table_;
+  size_t owner_, threads_;
+  int weight_ = 0;
+  size_t piece_;
+  int64_t first_ = 0;  // number of the piece's first run
+  int64_t groups_ = 0, groups_at_once_ = 1, block_ = 1, runs_in_block_ = 0, runs_ = 0;
+};
+
+// Calls `work(run)` for runs of this thread's share until all are taken, then for its neighbours'. Without claims it does its own share alone.
+template <class Work>
+void work_through(const LinearArgs& a, int weights, const LinearTable& table, int thread, int threads, Work&& work) {
+  Run run;
+  if (!a.claims) {
+    Share share(a, weights, table, thread, threads);
+    for (int64_t number = 0; share.find(number, run); ++number) work(run);
+    return;
+  }
+  constexpr int kNeighbours = 4;  // threads of a block help each other: more would mostly look into each other's counters
+  a.claims->begin(thread);
+  for (int i = 0; i < kNeighbours; ++i) {
+    const int owner = thread ^ i;
+    if (owner >= threads) continue;
+    Share share(a, weights, table, owner, threads);
+    while (share.find(a.claims->take(thread, owner), run)) work(run);
+  }
+}
+
+}  // namespace homenode
