@@ -2,7 +2,8 @@
 
 Counted are the matrices (as kept in memory, each read once a step; of experts as many as the step's tokens choose together on average when
 each chooses by lot, which for one token is just its own), the keys and values of the context, and the products with both. Left out
-is what is small beside them: norms, rotations, activations, biases. So a step can come near the ceiling made of this but not above it.
+is what is small beside them: norms, rotations, activations, biases. So a step can come near the ceiling made of this but not above it,
+unless the tokens of a batch agree on experts more than chance would have it.
 """
 
 from __future__ import annotations
