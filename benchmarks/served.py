@@ -100,6 +100,8 @@ def served_text(record: ServedComparison) -> str:
     """What is worse here, the table, and the load."""
     wanted = sorted({pair.combination for pair in record.pairs}, key=lambda c: (c.shape, c.format, c.clients, c.variant))
     groups = {c: pairs for c in wanted if (pairs := record.counted(c))}
+    if not groups:
+        return "Nothing has been measured yet.\n"
     lines = [
         _behind(groups),
         "| weights, clients | | tokens/s | median time to first token | median time between tokens |",
