@@ -1,7 +1,7 @@
 """Served throughput against llama-server: `python -m benchmarks.serve --llama.cpp FOLDER --models FOLDER --out FILE`.
 
 `homenode serve` and `llama-server` in turns, on the same GGUF file with the same number of threads, under the same load of streaming clients,
-each pair between two readings of the machine; a pair during which its CPUs moved or others used them does not count and is measured again.
+each pair between two readings of the machine; a pair beside which others used the CPUs does not count and is measured again. A load lasts longer than the host of a virtual machine leaves its CPUs in one place: during how many pairs they moved is told.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from benchmarks.contender import gguf_of
-from benchmarks.machine import machine, moved_between, own_version, without_folders
+from benchmarks.machine import machine, own_version, without_folders
 from benchmarks.others import disturbed
 from benchmarks.pair import last_json
 from benchmarks.served import ServedCombination, ServedComparison, ServedPair
@@ -53,7 +53,7 @@ def measured(combination: ServedCombination, servers: tuple[Server, Server], loa
     found = last_json(argv)
     ours, theirs = (Served(**figures) for figures in found["served"])
     shares = dict(zip(("homenode", combination.engine), found["others"], strict=True))
-    return ServedPair(combination, ours, theirs, moved_between(found["readings"]) or disturbed(shares), found["readings"])
+    return ServedPair(combination, ours, theirs, disturbed(shares), found["readings"])
 
 
 def run_in_turns(record: ServedComparison, wanted: Sequence[ServedCombination], pairs: int, place: Place, out: Path) -> None:

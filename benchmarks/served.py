@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.machine import moved_between
 from homenode.bench.served import Served
 
 
@@ -100,6 +101,8 @@ def served_text(record: ServedComparison) -> str:
     """What is worse here, the table, and the load."""
     wanted = sorted({pair.combination for pair in record.pairs}, key=lambda c: (c.shape, c.format, c.clients, c.variant))
     groups = {c: pairs for c in wanted if (pairs := record.counted(c))}
+    if not groups:
+        return "Nothing has been measured yet.\n"
     lines = [
         _behind(groups),
         "| weights, clients | | tokens/s | median time to first token | median time between tokens |",
@@ -112,9 +115,12 @@ def served_text(record: ServedComparison) -> str:
         lines.append(f"| **{shape} {format}, {clients}** | homenode | {figures}")
         lines += [_row(c, groups[c]) for c in of_group]
     load = record.load
+    counted = [pair for pairs in groups.values() for pair in pairs]
+    moved = sum(moved_between(pair.readings) is not None for pair in counted)
     lines.append(
         f"\n{load['prompt_tokens']} random tokens in, {load['gen_tokens']} out, streamed; each client makes {load['requests']} requests one after "
         "the other, the client program runs on the same CPUs. Tokens per second are those that came out, over the whole load, prompts included. "
+        f"{len(counted)} pairs count; during {moved} of them the host moved the machine's CPUs. "
         f"Versions: {', '.join(f'{name} {version}' for name, version in sorted(record.versions.items()))}."
     )
     return "\n".join([*lines, *(f"\nNot measured: {line}." for line in record.skipped)]) + "\n"

@@ -36,6 +36,8 @@ def _replaced(text: str, name: str, fresh: str) -> str:
 def comparison_text(record: Comparison) -> str:
     """What is slower here than elsewhere, a table for each shape, and where the figures come from."""
     rows = [row_of(c, record.counted(c), record.workload.cases) for c in record.combinations]
+    if not rows:
+        return "Nothing has been measured yet.\n"
     parts = [behind_text(rows)]
     for shape, of_shape in groupby(rows, key=lambda row: row.combination.shape):
         parts.append(_shape_table(shape, list(of_shape), record))

@@ -19,7 +19,7 @@ from benchmarks.machine import moved_between, without_folders
 from benchmarks.others import Others, disturbed, used_seconds
 from benchmarks.pair import last_json, run_command, run_sides
 from benchmarks.served import ServedComparison
-from benchmarks.table import PAGE, RECORD, SERVED_RECORD, behind_text, comparison_text, page
+from benchmarks.table import PAGE, RECORD, SERVED_RECORD, comparison_text, page
 from benchmarks.tasks import Piece, Task, measured, planned, shown_commands
 from benchmarks.turns import Turns
 from benchmarks.workload import Workload
@@ -213,7 +213,8 @@ def test_the_text_says_first_where_we_are_behind() -> None:
     )
     assert "| **Q8_0** | homenode, tok/s | **95** | **95** |" in text
     assert "| | llama.cpp, huge pages | 1.12x (80) | 0.56x (160) |" in text.replace("|  |", "| |")
-    assert behind_text([]).startswith("Behind: in none")
+    assert comparison_text(record(pair(100, 10))).startswith("Behind: in none of the cases below.\n")
+    assert comparison_text(record(pair(100, 10, "they moved"))) == "Nothing has been measured yet.\n"
 
 
 def test_paths_of_this_machine_stay_out_of_the_record() -> None:

@@ -91,4 +91,5 @@ def test_the_table_of_served_loads(tmp_path: Path) -> None:
     assert again == record and len(again.counted(combination)) == 1
     text = served_text(again)
     assert text.startswith("Behind:\n\n- qwen2.5-0.5b Q8_0, 8 clients, llama-server, default: time to first token\n")
+    assert "1 pairs count; during 0 of them" in text
     assert "llama-server, default | 3.00x (100) | 600 ms | 60.0 ms |" in text
