@@ -5,12 +5,12 @@
 namespace homenode {
 namespace {
 
+constexpr int kLowBits = 20;  // of a float's significand below the eighths
 constexpr float kAnchor = 12582912.0f;  // 1.5 * 2^23: a float whose last bit counts ones
 constexpr int32_t kLargestMagnitude = __builtin_bit_cast(int32_t, 1e33f);  // anchors of larger ones would overflow
 
 // Rounds `least` up to an eighth of its power of two.
 HOMENODE_INLINE void set_scale(float least, EncodedPart* out) {
-  constexpr int kLowBits = 20;  // of a float's significand below the eighths
   const int32_t rounded = (__builtin_bit_cast(int32_t, least) + (1 << kLowBits) - 1) >> kLowBits << kLowBits;
   out->scale = __builtin_bit_cast(float, rounded);
   out->anchor = __builtin_bit_cast(float, (rounded >> 23) * (1 << 23)) * kAnchor;
@@ -48,13 +48,8 @@ void encode_part(const float* x, EncodedPart* out) {
   out->minus_total = out->scale * float(out->minus_sum);
 }
 
-void encode_columns(const float* x, int64_t columns, EncodedPart* out) {
-  for (; columns >= kPartColumns; columns -= kPartColumns, x += kPartColumns) encode_part(x, out++);
-  if (columns > 0) {
-    float rest[kPartColumns] = {};
-    for (int i = 0; i < columns; ++i) rest[i] = x[i];
-    encode_part(rest, out);
-  }
+void encode_parts(const float* x, int64_t count, EncodedPart* out, int64_t step) {
+  for (; count > 0; --count, x += kPartColumns, out += step) encode_part(x, out);
 }
 
 }  // namespace

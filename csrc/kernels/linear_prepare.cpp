@@ -13,7 +13,7 @@ bool takes_rounded(const LinearTable& table, const Weight& w) { return table.rou
 
 namespace {
 
-constexpr int64_t kChunkColumns = 256;  // normalised at once, on the stack
+constexpr int64_t kChunkColumns = 512;  // normalised at once, on the stack
 
 size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -36,6 +36,16 @@ void prepare_row(const LinearArgs& a, const LinearTable& table, const Kernels& k
     kernels.scale_row(x + column, scale, a.norm + column, normed, count);
     store_columns(to, table, token, column, normed, count);
   }
+}
+
+// The last part of a row may lack columns: those are zeros.
+void encode_columns(const LinearTable& table, const float* x, int64_t columns, EncodedPart* out) {
+  const int64_t whole = columns / kPartColumns, rest = columns % kPartColumns;
+  table.encode(x, whole, out, 1);
+  if (!rest) return;
+  float last[kPartColumns] = {};
+  std::copy_n(x + whole * kPartColumns, rest, last);
+  table.encode(last, 1, out + whole, 1);
 }
 
 }  // namespace
@@ -68,9 +78,16 @@ PreparedRows prepared_rows(const LinearArgs& a, const LinearTable& table) {
 }
 
 void store_columns(const PreparedRows& to, const LinearTable& table, int64_t token, int64_t column, const float* values, int64_t count) {
-  if (to.encoded) table.encode(values, count, to.encoded + token * to.parts + column / kPartColumns);
+  if (to.encoded) encode_columns(table, values, count, to.encoded + token * to.parts + column / kPartColumns);
   if (to.rounded) table.round(values, count, to.rounded + token * to.rounded_stride + column);
   if (to.floats) std::memcpy(to.floats + token * to.float_stride + column, values, size_t(count) * sizeof(float));
+}
+
+void store_part(const PreparedRows& to, const LinearTable& table, int64_t first, int64_t n, int64_t column, const float* values, int64_t count) {
+  if (to.encoded && !to.rounded && !to.floats && count == kPartColumns) {
+    return table.encode(values, n, to.encoded + first * to.parts + column / kPartColumns, to.parts);
+  }
+  for (int64_t i = 0; i < n; ++i) store_columns(to, table, first + i, column, values + i * kPartColumns, count);
 }
 
 ActivationRows rows_for(const LinearArgs& a, const Weight& w, const LinearTable& table) {

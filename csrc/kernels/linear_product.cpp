@@ -89,7 +89,7 @@ class GatedSums {
       add_bias(up_, a_.biases[1], n, row, rows);
     }
     silu_mul_(gate_, up_, gate_, n * kGroupRows);
-    for (int64_t t = 0; t < n; ++t) store_columns(to_, table_, first + t, row, gate_ + t * kGroupRows, rows);
+    store_part(to_, table_, first, n, row, gate_, rows);
     clear(n);
   }
 

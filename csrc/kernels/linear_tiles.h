@@ -64,7 +64,7 @@ constexpr LinearTable make_table() {
   fill_floats(table.floats[0], table.floats[1]);
   fill_bf16(table.floats[2]);
   fill_codings(table);
-  table.encode = encode_columns;
+  table.encode = encode_parts;
   table.store = store_tile;
   return table;
 }

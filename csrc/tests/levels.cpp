@@ -164,13 +164,15 @@ void compare_rows(Random& random) {
 void compare_merge(Random& random) {
   const int64_t padded = padded_head(random.between(1, 130));
   const Exact<float> state = reals(random, size_t(padded)), other = reals(random, size_t(padded));
-  const float first = random.real(), second = random.real(), three = 3;
+  const float first = random.real();
+  const Exact<float> second = reals(random, kQueryRows), sums = reals(random, kQueryRows);
+  sums[0] = 3;
   const auto merged = [&](Level level) {
     const Exact<float> all(size_t(padded) + 2 * kQueryRows);
     std::copy_n(state.get(), padded, all.get() + 2 * kQueryRows);
     all[0] = first, all[kQueryRows] = 2;
     const Merge how = Merge::add;
-    kernels(level).merge({1, padded, &how, all.get(), all.get() + kQueryRows, all.get() + 2 * kQueryRows, &second, &three, other.get()});
+    kernels(level).merge({1, padded, &how, all.get(), all.get() + kQueryRows, all.get() + 2 * kQueryRows, second.get(), sums.get(), other.get()});
     std::vector<float> found(all.get() + 2 * kQueryRows, all.get() + 2 * kQueryRows + padded);
     found.push_back(all[0]), found.push_back(all[kQueryRows]);
     return found;

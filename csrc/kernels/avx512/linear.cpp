@@ -82,13 +82,24 @@ inline Ints look_up(Ints table, Ints codes) { return _mm512_shuffle_epi8(table, 
 }  // namespace
 }  // namespace homenode
 
+#include "kernels/avx512/encode.h"
 #include "kernels/linear_panel.h"
 #include "kernels/linear_tiles.h"
 
 namespace homenode {
 
+namespace {
+
+constexpr LinearTable make_wide_table() {
+  LinearTable table = with_panels(make_table());
+  table.encode = encode_parts_wide;
+  return table;
+}
+
+}  // namespace
+
 const LinearTable& linear_table_avx512() {
-  static constexpr LinearTable table = with_panels(make_table());
+  static constexpr LinearTable table = make_wide_table();
   return table;
 }
 
