@@ -8,7 +8,7 @@ namespace homenode {
 namespace {
 
 // None of these sizes changes a result: the sums of a tile go on where they stopped.
-constexpr int64_t kBlockBytes = 512 << 10;
+//
 // Bytes of weights that stay in the first-level cache while all the tokens at hand pass.
 constexpr int64_t kSliceBytes = 32 << 10;
 // How far ahead a single tile asks for its weights.
@@ -38,8 +38,8 @@ Ahead ahead_of(const uint8_t* from, int64_t bytes, int64_t asking) { return {fro
 
 }  // namespace
 
-int64_t block_tokens(int64_t tokens, int64_t row_bytes) {
-  const int64_t most = std::max(kBlockBytes / row_bytes, kTokensAtOnce / 2);
+int64_t block_tokens(const LinearTable& table, int64_t tokens, int64_t row_bytes) {
+  const int64_t most = std::max(table.block_bytes / row_bytes, kTokensAtOnce / 2);
   return ceiling_of(tokens, ceiling_of(tokens, most));
 }
 

@@ -11,7 +11,7 @@ namespace homenode {
 constexpr int64_t kTokensAtOnce = 96;
 
 // Tokens whose activations make a block that stays in the second-level cache while all the groups of a piece pass: about equal blocks.
-int64_t block_tokens(int64_t tokens, int64_t row_bytes);
+int64_t block_tokens(const LinearTable&, int64_t tokens, int64_t row_bytes);
 
 // One weight's groups times one step's activations, as one thread computes them.
 class GroupProduct {

@@ -25,7 +25,7 @@ bool Share::enter_piece() {
     const Weight::Piece& piece = w.pieces[piece_];
     groups_ = ceiling_of(piece.row_end - piece.row_begin, kGroupRows);
     groups_at_once_ = std::max<int64_t>(1, kRunBytes / packed_group_bytes(w.format, w.columns));
-    block_ = block_tokens(a_.tokens, int64_t(rows_for(a_, w, table_).stride));
+    block_ = block_tokens(table_, a_.tokens, int64_t(rows_for(a_, w, table_).stride));
     runs_in_block_ = ceiling_of(groups_, groups_at_once_);
     runs_ = runs_in_block_ * ceiling_of(a_.tokens, block_);
     return true;

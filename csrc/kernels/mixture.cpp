@@ -11,8 +11,8 @@
 namespace homenode {
 namespace {
 
-int64_t block_of(const GroupProduct& product, int64_t slots) {
-  return block_tokens(slots, std::max<int64_t>(static_cast<int64_t>(product.rows().stride), 1));
+int64_t block_of(const LinearTable& table, const GroupProduct& product, int64_t slots) {
+  return block_tokens(table, slots, std::max<int64_t>(static_cast<int64_t>(product.rows().stride), 1));
 }
 
 // silu(gate) * up of one expert's slots, for the rows of one piece.
@@ -24,7 +24,7 @@ class GateUp {
   void multiply(const Weight& gate, const Weight& up, size_t piece, int64_t begin, int64_t end) {
     const GroupProduct gates(gate, gate_rows_, table_), ups(up, up_rows_, table_);
     const Weight::Piece &gate_piece = gate.pieces[piece], &up_piece = up.pieces[piece];
-    const int64_t block = std::min(block_of(gates, end - begin), block_of(ups, end - begin));
+    const int64_t block = std::min(block_of(table_, gates, end - begin), block_of(table_, ups, end - begin));
     for (int64_t from = begin; from < end; from += block) {
       const int64_t to = std::min(from + block, end);
       for (int64_t row = gate_piece.row_begin; row < gate_piece.row_end; row += kGroupRows) {
@@ -36,7 +36,7 @@ class GateUp {
           gates.multiply(gate_piece.data + group * gates.group_bytes(), slot, count, gate_);
           ups.multiply(up_piece.data + group * ups.group_bytes(), slot, count, up_);
           silu_mul_(gate_, up_, gate_, count * kGroupRows);
-          for (int64_t i = 0; i < count; ++i) store_columns(to_, table_, slot + i, row, gate_ + i * kGroupRows, rows);
+          store_part(to_, table_, slot, count, row, gate_, rows);
         }
       }
     }
@@ -54,7 +54,7 @@ class GateUp {
 // Adds what one expert makes of its slots to their tokens, for the rows of one piece of down.
 void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct& product, const Weight::Piece& piece, int64_t begin, int64_t end) {
   alignas(64) float sums[kTokensAtOnce * kGroupRows];
-  const int64_t block = block_of(product, end - begin);
+  const int64_t block = block_of(linear_table(current_level()), product, end - begin);
   for (int64_t from = begin; from < end; from += block) {
     const int64_t to = std::min(from + block, end);
     const uint8_t* group = piece.data;
