@@ -8,13 +8,11 @@ namespace homenode {
 namespace {
 
 // None of these sizes changes a result: the sums of a tile go on where they stopped.
-//
+
 // Bytes of weights that stay in the first-level cache while all the tokens at hand pass.
 constexpr int64_t kSliceBytes = 32 << 10;
 // How far ahead a single tile asks for its weights.
 constexpr int64_t kBytesAhead = 8 << 10;
-
-int64_t ceiling_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Columns multiplied with all the tokens at hand before the next: about equal slices of whole steps and whole parts.
 int64_t slice_columns(PackedStep step, int64_t columns) {

@@ -7,6 +7,8 @@
 
 namespace homenode {
 
+inline int64_t ceiling_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Tokens multiplied with one group before the next: what GroupProduct::multiply takes at most.
 constexpr int64_t kTokensAtOnce = 96;
 

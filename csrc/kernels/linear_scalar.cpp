@@ -14,7 +14,7 @@ typedef uint32_t Words __attribute__((vector_size(16)));
 typedef uint16_t Halves __attribute__((vector_size(16)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
-constexpr int kFloatTokens = 1, kPairTokens = 1, kSimpleTokens = 1, kSuperTokens = 1;
+constexpr int kFloatTokens = 1, kPairTokens = 1, kCodedTokens = 1;
 constexpr bool kWideDotSubtracts128 = false;
 
 template <class T>
@@ -34,7 +34,6 @@ inline Floats fma(Floats a, Floats b, Floats c) {
   for (int i = 0; i < kLanes; ++i) c[i] = std::fma(a[i], b[i], c[i]);
   return c;
 }
-inline Floats minus_fma(Floats a, Floats b, Floats c) { return fma(-a, b, c); }
 inline Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
 inline Ints round_to_ints(Floats x) {
   Ints out{};
@@ -65,7 +64,6 @@ inline void store_signed8(int8_t* p, Ints x) {
   for (int i = 0; i < kLanes; ++i) p[i] = int8_t(x[i]);
 }
 inline Ints add_ints(Ints a, Ints b) { return a + b; }
-inline Ints multiply_ints(Ints a, Ints b) { return a * b; }
 inline Ints larger_ints(Ints a, Ints b) { return a > b ? a : b; }
 inline int32_t largest_lane(Ints x) {
   const int32_t a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];

@@ -10,8 +10,6 @@ namespace {
 // Weights of a run: little enough that the last runs end together, enough that taking one costs nothing beside it.
 constexpr int64_t kRunBytes = 32 << 10;
 
-int64_t ceiling_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 Share::Share(const LinearArgs& a, int weights, const LinearTable& table, int owner, int threads)

@@ -32,10 +32,9 @@ namespace {
 
 template <Coding C, int M = 1>
 constexpr void fill_coded(CodedTiles& tiles) {
-  constexpr int most = C.parts == 1 ? kSimpleTokens : kSuperTokens;
-  tiles.max_tokens = most;
+  tiles.max_tokens = kCodedTokens;
   tiles.tile[M - 1] = tile_coded<C, M>;
-  if constexpr (M < most) fill_coded<C, M + 1>(tiles);
+  if constexpr (M < kCodedTokens) fill_coded<C, M + 1>(tiles);
 }
 
 template <int N = 0>

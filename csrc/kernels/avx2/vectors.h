@@ -11,7 +11,7 @@ namespace {
 using Floats = __m256;
 using Ints = __m256i;
 constexpr int kLanes = 8;
-constexpr int kFloatTokens = 3, kPairTokens = 2, kSimpleTokens = 2, kSuperTokens = 2;  // what 16 registers hold, or nearly
+constexpr int kFloatTokens = 3, kPairTokens = 2, kCodedTokens = 2;  // what 16 registers hold, or nearly
 
 inline Floats zero_floats() { return _mm256_setzero_ps(); }
 inline Floats load_floats(const float* p) { return _mm256_loadu_ps(p); }
@@ -49,7 +49,6 @@ inline void store_signed8(int8_t* p, Ints x) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
 inline Ints add_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
-inline Ints multiply_ints(Ints a, Ints b) { return _mm256_mullo_epi32(a, b); }
 inline Ints larger_ints(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
 inline int32_t largest_lane(Ints x) {
   int32_t lanes[kLanes], largest;

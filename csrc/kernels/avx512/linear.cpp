@@ -11,7 +11,7 @@ namespace {
 using Floats = __m512;
 using Ints = __m512i;
 constexpr int kLanes = 16;
-constexpr int kFloatTokens = 6, kPairTokens = 6, kSimpleTokens = 6, kSuperTokens = 6, kPanelTokens = 6;  // what 32 registers hold
+constexpr int kFloatTokens = 6, kPairTokens = 6, kCodedTokens = 6, kPanelTokens = 6;  // what 32 registers hold
 constexpr bool kWideDotSubtracts128 = false;
 
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
@@ -21,7 +21,6 @@ inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-inline Floats minus_fma(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
 inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 inline Ints round_to_ints(Floats x) { return _mm512_cvtps_epi32(x); }
 inline Floats as_floats(Ints x) { return _mm512_castsi512_ps(x); }
@@ -42,7 +41,6 @@ inline Ints load_unsigned8(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_l
 inline Ints load_unsigned16(const uint8_t* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void store_signed8(int8_t* p, Ints x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x)); }
 inline Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
-inline Ints multiply_ints(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
 inline Ints larger_ints(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
 inline int32_t largest_lane(Ints x) { return _mm512_reduce_max_epi32(x); }
 inline int32_t sum_lanes(Ints x) { return _mm512_reduce_add_epi32(x); }

@@ -11,7 +11,7 @@ namespace {
 using Floats = float32x4_t;
 using Ints = int32x4_t;
 constexpr int kLanes = 4;
-constexpr int kFloatTokens = 3, kPairTokens = 3, kSimpleTokens = 2, kSuperTokens = 2;  // what 32 registers hold
+constexpr int kFloatTokens = 3, kPairTokens = 3, kCodedTokens = 2;  // what 32 registers hold
 
 inline Floats zero_floats() { return vdupq_n_f32(0); }
 inline Floats load_floats(const float* p) { return vld1q_f32(p); }
@@ -65,7 +65,6 @@ inline void store_signed8(int8_t* p, Ints x) {
   __builtin_memcpy(p, &four, sizeof four);
 }
 inline Ints add_ints(Ints a, Ints b) { return vaddq_s32(a, b); }
-inline Ints multiply_ints(Ints a, Ints b) { return vmulq_s32(a, b); }
 inline Ints larger_ints(Ints a, Ints b) { return vmaxq_s32(a, b); }
 inline int32_t largest_lane(Ints x) { return vmaxvq_s32(x); }
 inline int32_t sum_lanes(Ints x) { return vaddvq_s32(x); }
