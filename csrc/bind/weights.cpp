@@ -1,4 +1,9 @@
 #include "bind/bind.h"
+
+#include <nanobind/stl/tuple.h>
+
+#include <algorithm>
+
 #include "host/arena.h"
 #include "kernels/kv_cache.h"
 #include "kernels/packed_file.h"
@@ -28,21 +33,21 @@ WeightHandle packed(std::shared_ptr<Team> team, F&& make) {
 }
 
 WeightHandle from_file(std::shared_ptr<Team> team, int fd, uint64_t offset, int source, int64_t rows, int64_t columns, int target, int permuted_heads,
-                       Arena* arena) {
+                       Arena* arena, Spread spread) {
   check_shape(rows, columns);
   if (permuted_heads < 0 || (permuted_heads && rows % (2 * int64_t(permuted_heads)))) {
     raise({Fault::user, 0, std::to_string(rows) + " rows cannot be " + std::to_string(permuted_heads) + " heads of interleaved halves"});
   }
   return packed(std::move(team), [&](Team& t) {
-    return weight_from_file(t, fd, offset, static_cast<Format>(source), rows, columns, static_cast<Format>(target), permuted_heads, arena);
+    return weight_from_file(t, fd, offset, static_cast<Format>(source), rows, columns, static_cast<Format>(target), permuted_heads, arena, spread);
   });
 }
 
-WeightHandle from_rows(std::shared_ptr<Team> team, const Array2<float>& rows, int target, Arena* arena) {
+WeightHandle from_rows(std::shared_ptr<Team> team, const Array2<float>& rows, int target, Arena* arena, Spread spread) {
   const auto n = static_cast<int64_t>(rows.shape(0)), columns = static_cast<int64_t>(rows.shape(1));
   check_shape(n, columns);
   const float* data = rows.data();
-  return packed(std::move(team), [&](Team& t) { return weight_from_rows(t, data, n, columns, static_cast<Format>(target), arena); });
+  return packed(std::move(team), [&](Team& t) { return weight_from_rows(t, data, n, columns, static_cast<Format>(target), arena, spread); });
 }
 
 uint64_t write(const WeightHandle& handle, int fd, uint64_t offset) {
@@ -53,11 +58,12 @@ uint64_t write(const WeightHandle& handle, int fd, uint64_t offset) {
   return take(std::move(result));
 }
 
-std::pair<WeightHandle, uint64_t> read(std::shared_ptr<Team> team, int fd, uint64_t offset, int format, int64_t rows, int64_t columns, Arena* arena) {
+std::pair<WeightHandle, uint64_t> read(std::shared_ptr<Team> team, int fd, uint64_t offset, int format, int64_t rows, int64_t columns, Arena* arena,
+                                       Spread spread) {
   check_shape(rows, columns);
   auto result = [&] {
     nb::gil_scoped_release unlocked;
-    return read_packed(*team, fd, offset, static_cast<Format>(format), rows, columns, arena);
+    return read_packed(*team, fd, offset, static_cast<Format>(format), rows, columns, arena, spread);
   }();
   const ReadWeight found = take(std::move(result));
   return {WeightHandle{found.weight, std::move(team)}, found.checksum};
@@ -76,6 +82,40 @@ auto unpack(const WeightHandle& handle, int64_t row) {
   return array_of(std::move(out), {static_cast<size_t>(w.columns)});
 }
 
+void make_arena(Arena* self, const Team& team, const std::vector<int>& homes, const std::vector<int>& nodes) {
+  if (homes.empty() && nodes.empty()) {
+    new (self) Arena(team.size());
+    return;
+  }
+  const auto known = [&](int home) { return home >= 0 && home < static_cast<int>(nodes.size()); };
+  if (static_cast<int>(homes.size()) != team.size() || !std::all_of(homes.begin(), homes.end(), known)) {
+    raise({Fault::user, 0, std::to_string(homes.size()) + " homes among " + std::to_string(nodes.size()) + " nodes for a team of " + std::to_string(team.size()) +
+                               "; wanted one for each member, the index of its node"});
+  }
+  for (int home = 0; home < static_cast<int>(nodes.size()); ++home) {
+    if (std::find(homes.begin(), homes.end(), home) == homes.end()) raise({Fault::user, 0, "nobody is at home " + std::to_string(home)});
+  }
+  new (self) Arena(Homes{homes, nodes});
+}
+
+std::vector<std::tuple<uint64_t, uint64_t, int>> ranges_of(const Arena& arena) {
+  std::vector<std::tuple<uint64_t, uint64_t, int>> found;
+  for (const Arena::Range& range : arena.ranges()) {
+    const auto [address, bytes] = numbers(range.memory);
+    found.emplace_back(address, bytes, range.home);
+  }
+  return found;
+}
+
+std::vector<std::tuple<int64_t, int64_t, uint64_t>> pieces_of(const WeightHandle& handle) {
+  const Weight& w = *handle.weight;
+  std::vector<std::tuple<int64_t, int64_t, uint64_t>> found;
+  for (size_t p = 0; p < w.pieces.size(); ++p) {
+    found.emplace_back(w.pieces[p].row_begin, w.pieces[p].row_end, reinterpret_cast<uintptr_t>(w.data(p, static_cast<int>(p))));
+  }
+  return found;
+}
+
 std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int kv_heads, int head_dim, int block_size, KvType type, int64_t blocks) {
   auto result = [&] {
     nb::gil_scoped_release unlocked;
@@ -89,27 +129,31 @@ std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int 
 void bind_weights(nb::module_& m) {
   m.def("has_kernel", [](int format) { return has_kernel(static_cast<Format>(format)); }, nb::arg("format"), "Of a GGUF type number.");
   m.def("can_decode", [](int format) { return can_decode(static_cast<Format>(format)); }, nb::arg("format"), "Of a GGUF type number.");
+  nb::enum_<Spread>(m, "Spread", "Where a weight lies when its team has several homes.")
+      .value("split", Spread::split)
+      .value("copied", Spread::copied)
+      .value("interleaved", Spread::interleaved);
   nb::class_<Arena>(m, "Arena", "Memory that the weights of one team share.")
-      .def("__init__", [](Arena* self, const Team& team) { new (self) Arena(team.size()); }, nb::arg("team"))
-      .def_prop_ro("ranges", [](const Arena& arena) {
-        std::vector<std::pair<uint64_t, uint64_t>> found;
-        for (const MemoryRange& range : arena.ranges()) found.push_back(numbers(range));
-        return found;
-      }, "Address and bytes of the chunks it has mapped.");
+      .def("__init__", &make_arena, nb::arg("team"), nb::arg("homes") = nb::list(), nb::arg("nodes") = nb::list(),
+           "homes: for each member the index of its home in `nodes`, the NUMA nodes memory comes from. None at all: from wherever it is first touched.")
+      .def_prop_ro("ranges", &ranges_of, "Address, bytes and home (-1: all of them in turn) of the chunks it has mapped.")
+      .def_prop_ro("refused", &Arena::refused, "The errno with which the kernel last refused to take a chunk from its home, or 0.");
   nb::class_<WeightHandle>(m, "Weight", "A packed matrix.")
       .def_prop_ro("rows", [](const WeightHandle& h) { return h.weight->rows; })
       .def_prop_ro("columns", [](const WeightHandle& h) { return h.weight->columns; })
       .def_prop_ro("format", [](const WeightHandle& h) { return static_cast<int>(h.weight->format); })
-      .def_prop_ro("nbytes", [](const WeightHandle& h) { return h.weight->bytes(); })
+      .def_prop_ro("nbytes", [](const WeightHandle& h) { return h.weight->memory_bytes(); }, "With all copies.")
+      .def_prop_ro("pieces", &pieces_of, "For each thread the rows it multiplies, from and past the last, and where they lie as it reads them.")
       .def("write", &write, nb::arg("fd"), nb::arg("offset"), "Write it as packed_bytes at `offset` of a file; the result is its checksum.")
       .def("unpack_row", &unpack, nb::arg("row"), "One row as float32.");
   m.def("weight_from_file", &from_file, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("source"), nb::arg("rows"), nb::arg("columns"),
-        nb::arg("target"), nb::arg("permuted_heads"), nb::arg("arena") = nb::none());
-  m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"), nb::arg("arena") = nb::none());
+        nb::arg("target"), nb::arg("permuted_heads"), nb::arg("arena") = nb::none(), nb::arg("spread") = Spread::split);
+  m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"), nb::arg("arena") = nb::none(),
+        nb::arg("spread") = Spread::split);
   m.def("packed_bytes", &bytes_of, nb::arg("format"), nb::arg("rows"), nb::arg("columns"));
   m.def("packing_fingerprint", &packing_fingerprint, "Changes when rows are encoded or packed in another way.");
   m.def("weight_from_packed", &read, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
-        nb::arg("arena") = nb::none(), "What `Weight.write` wrote, and the checksum of what was read.");
+        nb::arg("arena") = nb::none(), nb::arg("spread") = Spread::split, "What `Weight.write` wrote, and the checksum of what was read.");
   nb::enum_<KvType>(m, "KvType", "How keys and values are stored.")
       .value("f32", KvType::f32)
       .value("bf16", KvType::bf16)

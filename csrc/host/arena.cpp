@@ -13,13 +13,15 @@ size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 
 }  // namespace
 
-Result<Arena::Piece> Arena::take(int member, size_t bytes) {
+int Homes::count() const { return of_member.empty() ? 1 : *std::max_element(of_member.begin(), of_member.end()) + 1; }
+
+Result<Arena::Piece> Arena::take(int member, int home, size_t bytes) {
   if (bytes > SIZE_MAX / 4) return Error{Fault::user, 0, "a piece of " + std::to_string(bytes) + " bytes is more than an address space"};
   const std::lock_guard<std::mutex> turn(lock_);
-  Stream& stream = streams_[static_cast<size_t>(member)];
+  Stream& stream = streams_[{home, member}];
   const size_t at = stream.chunk ? rounded(stream.chunk->used, kAlignment) : 0;
   if (!stream.chunk || at > stream.chunk->pages.bytes || bytes > stream.chunk->pages.bytes - at || kExactPages) {
-    auto chunk = map_chunk(kExactPages ? bytes : std::max(bytes, std::min(stream.taken, kLargestChunk)));
+    auto chunk = map_chunk(home, kExactPages ? bytes : std::max(bytes, std::min(stream.taken, kLargestChunk)));
     if (!chunk) return chunk.error();
     stream.chunk = chunk.value();
   }
@@ -30,23 +32,32 @@ Result<Arena::Piece> Arena::take(int member, size_t bytes) {
   return Piece{data, stream.chunk};
 }
 
-Result<std::shared_ptr<Arena::Chunk>> Arena::map_chunk(size_t bytes) {
+Result<std::shared_ptr<Arena::Chunk>> Arena::map_chunk(int home, size_t bytes) {
   // From half a huge page on, a huge page is worth its unused rest.
   auto pages = allocate_pages(!kExactPages && bytes >= kHugePage / 2 ? std::max(bytes, kHugePage) : bytes);
   if (!pages) return pages.error();
-  auto chunk = std::make_shared<Chunk>(Chunk{pages.value()});
+  if (!homes_->nodes.empty()) {
+    const auto nodes = home == kEverywhere ? homes_->nodes : std::vector<int>{homes_->nodes[static_cast<size_t>(home)]};
+    if (const int code = prefer_nodes(pages.value(), nodes)) refused_ = code;
+  }
+  auto chunk = std::make_shared<Chunk>(Chunk{pages.value(), home});
   std::erase_if(chunks_, [](const std::weak_ptr<Chunk>& known) { return known.expired(); });
   chunks_.push_back(chunk);
   return chunk;
 }
 
-std::vector<MemoryRange> Arena::ranges() const {
+std::vector<Arena::Range> Arena::ranges() const {
   const std::lock_guard<std::mutex> turn(lock_);
-  std::vector<MemoryRange> found;
+  std::vector<Range> found;
   for (const std::weak_ptr<Chunk>& known : chunks_) {
-    if (const std::shared_ptr<Chunk> chunk = known.lock()) found.push_back({chunk->pages.data, chunk->pages.bytes});
+    if (const std::shared_ptr<Chunk> chunk = known.lock()) found.push_back({{chunk->pages.data, chunk->pages.bytes}, chunk->home});
   }
   return found;
+}
+
+int Arena::refused() const {
+  const std::lock_guard<std::mutex> turn(lock_);
+  return refused_;
 }
 
 }  // namespace homenode

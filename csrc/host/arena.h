@@ -1,11 +1,14 @@
-// Memory for many things that stay: one stream of pieces for each member of a team, in the order they are asked for.
+// Memory for many things that stay: one stream of pieces for each member of a team and each home they lie at, in the order they are asked for.
 //
-// A member's pieces lie one after the other, so matrices too small for a huge page of their own share one, and no page has two owners where
-// every member first touches what was taken for it. Memory is mapped in chunks; a chunk goes when the last piece in it does.
+// A home is a place memory comes from, such as a NUMA node. A member's pieces lie one after the other, so matrices too small for a huge page of
+// their own share one, and no page has two owners where every member first touches what was taken for it. Memory is mapped in chunks; a chunk goes
+// when the last piece in it does.
 #pragma once
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -13,39 +16,58 @@
 
 namespace homenode {
 
+// Where the members of a team are at home, and what memory their homes have.
+struct Homes {
+  std::vector<int> of_member;  // 0 .. count() - 1
+  std::vector<int> nodes;      // of each home the NUMA node its memory comes from; empty: that of whoever touches it first
+  int count() const;           // at least 1
+};
+
 class Arena {
  public:
   static constexpr size_t kAlignment = 128;  // of every piece: cache lines that are fetched in pairs have one owner
+  static constexpr int kEverywhere = -1;     // the home of pieces whose pages come from all homes in turn
 
-  explicit Arena(int members) : streams_(static_cast<size_t>(members)) {}
+  explicit Arena(int members) : Arena(Homes{std::vector<int>(static_cast<size_t>(members)), {}}) {}
+  explicit Arena(Homes homes) : homes_(std::make_shared<const Homes>(std::move(homes))) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
-  int members() const { return static_cast<int>(streams_.size()); }
+  int members() const { return static_cast<int>(homes_->of_member.size()); }
+  const std::shared_ptr<const Homes>& homes() const { return homes_; }
 
   struct Piece {
     std::byte* data;
     std::shared_ptr<void> owner;  // keeps the chunk
   };
-  // `bytes` zeroed bytes that follow the piece last taken for this member, where its chunk has room. May be called from any thread.
-  Result<Piece> take(int member, size_t bytes);
+  // `bytes` zeroed bytes at a home that follow the piece last taken for this member there, where its chunk has room. From any thread.
+  Result<Piece> take(int member, int home, size_t bytes);
 
+  struct Range {
+    MemoryRange memory;
+    int home;
+  };
   // The chunks that hold pieces, whole: what was not taken of them is not touched.
-  std::vector<MemoryRange> ranges() const;
+  std::vector<Range> ranges() const;
+  // The errno with which the kernel last refused to take a chunk from its home, or 0: chunks then lie where they are first touched.
+  int refused() const;
 
  private:
   struct Chunk {
     Pages pages;
+    int home;
     size_t used = 0;
   };
   struct Stream {
     std::shared_ptr<Chunk> chunk;  // the one pieces come from now
     size_t taken = 0;              // of all its chunks
   };
-  Result<std::shared_ptr<Chunk>> map_chunk(size_t bytes);
+  Result<std::shared_ptr<Chunk>> map_chunk(int home, size_t bytes);
 
+  const std::shared_ptr<const Homes> homes_;
   mutable std::mutex lock_;
-  std::vector<Stream> streams_;
+  std::map<std::pair<int, int>, Stream> streams_;  // of a home and a member
   std::vector<std::weak_ptr<Chunk>> chunks_;
+  int refused_ = 0;
 };
 
 }  // namespace homenode

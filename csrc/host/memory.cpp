@@ -1,7 +1,10 @@
 #include "host/memory.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +15,10 @@
 
 namespace homenode {
 namespace {
+
+// mbind(2), linux/mempolicy.h.
+constexpr int kPreferred = 1, kInterleave = 3;
+constexpr int kMostNodes = 1024;  // of any kernel
 
 [[maybe_unused]] Result<Pages> allocate_exactly(size_t bytes) {
   void* memory = nullptr;
@@ -40,6 +47,22 @@ Result<Pages> allocate_pages(size_t bytes) {
   pages.owner = std::shared_ptr<void>(base, [mapped](void* p) { munmap(p, mapped); });
   pages.huge = alignment == kHugePage && madvise(pages.data, size, MADV_HUGEPAGE) == 0;
   return pages;
+}
+
+int prefer_nodes(const Pages& pages, const std::vector<int>& nodes) {
+  constexpr int kBits = 8 * sizeof(unsigned long);
+  unsigned long mask[kMostNodes / kBits] = {};
+  for (const int node : nodes) {
+    if (node < 0 || node >= kMostNodes) return EINVAL;
+    mask[node / kBits] |= 1ul << node % kBits;
+  }
+  if (nodes.empty() || !pages.bytes) return 0;
+  const auto address = reinterpret_cast<uintptr_t>(pages.data) / kSmallPage * kSmallPage;
+  const size_t size = (pages.bytes + kSmallPage - 1) / kSmallPage * kSmallPage;
+  // The kernel takes one off the number of bits it is told, so it is told one more; more than it can have nodes is as good.
+  const int highest = *std::max_element(nodes.begin(), nodes.end()), words = highest / kBits + 1;
+  const long refused = syscall(SYS_mbind, address, size, nodes.size() > 1 ? kInterleave : kPreferred, mask, static_cast<unsigned long>(words * kBits + 1), 0);
+  return refused ? errno : 0;
 }
 
 void forbid([[maybe_unused]] const std::byte* begin, [[maybe_unused]] size_t bytes) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "base/status.h"
 
@@ -33,6 +34,11 @@ struct Pages {
 
 // At least `bytes` bytes; on a 2 MiB boundary and huge pages asked for when that large. An Error names the size and errno.
 Result<Pages> allocate_pages(size_t bytes);
+
+// Asks the kernel to take pages that are not touched yet from one NUMA node, as long as it has any, or in turn from several. 0, or the errno of
+// a refusal (containers often forbid mbind(2)): they then come from the node of the thread that touches them first.
+// Another node's memory is better than the end of the process, which a stricter policy would be answered with: whoever cares asks afterwards.
+int prefer_nodes(const Pages&, const std::vector<int>& nodes);
 
 // Memory inside of pages that nobody may touch, such as the space between two parts of them: a finding in builds with AddressSanitizer.
 void forbid(const std::byte* begin, size_t bytes);

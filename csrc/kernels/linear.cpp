@@ -48,16 +48,16 @@ bool is_coded(const Weight& w) { return coding_of(w.format) != nullptr; }
 bool has_kernel(Format format) { return packed_step(format).columns > 0; }
 bool can_decode(Format format) { return file_block(format).bytes > 0; }
 
-void unpack_row(const Weight& w, int64_t row, float* out) {
+void unpack_row(const Weight& w, int64_t row, float* out, int thread) {
   const auto piece = std::find_if(w.pieces.begin(), w.pieces.end(), [row](const Weight::Piece& p) { return row < p.row_end; });
   const int64_t inside = row - piece->row_begin;
-  const uint8_t* group = piece->data + inside / kGroupRows * packed_group_bytes(w.format, w.columns);
+  const uint8_t* group = w.data(size_t(piece - w.pieces.begin()), thread) + inside / kGroupRows * packed_group_bytes(w.format, w.columns);
   unpack_group_row(w.format, group, w.columns, int(inside % kGroupRows), out);
 }
 
 void embedding_rows(const Weight& table, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads) {
   const int64_t end = tokens * (thread + 1) / threads;
-  for (int64_t i = tokens * thread / threads; i < end; ++i) unpack_row(table, ids[i], out + i * out_stride);
+  for (int64_t i = tokens * thread / threads; i < end; ++i) unpack_row(table, ids[i], out + i * out_stride, thread);
 }
 
 }  // namespace homenode

@@ -1,7 +1,7 @@
 // Packed weight matrices and their products with rows of activations.
 //
 // A Weight is cut by rows into one contiguous piece per thread of the team that packed it: each thread multiplies the rows it packed, so the
-// pages it reads are the pages it first touched. Inside a piece, rows stand in groups with the columns interleaved (see quant/pack.h), one
+// pages it reads are the pages it first touched, at its home (see host/arena.h). Inside a piece, rows stand in groups with the columns interleaved (see quant/pack.h), one
 // strictly sequential stream.
 //
 // Order of summation: over the columns only, fixed by the format; never by the number of activation rows, threads or weights.
@@ -19,6 +19,7 @@ namespace homenode {
 
 class Arena;
 class RunClaims;
+struct Homes;
 class Team;
 
 // Does packed storage in this format have a kernel of its own (at every level)?
@@ -26,13 +27,25 @@ bool has_kernel(Format);
 // Can rows stored in this format be decoded to float32?
 bool can_decode(Format);
 
+// Where a weight lies when the team has several homes: each piece at its thread's, all pieces at all of them, or pages at all of them in turn.
+enum class Spread { split, copied, interleaved };
+
 struct Weight {
   Format format;
   int64_t rows = 0, columns = 0;
   struct Piece { int64_t row_begin, row_end; uint8_t* data; size_t bytes; };
   std::vector<Piece> pieces;        // one per thread of the team, in order of rows
-  std::vector<std::shared_ptr<void>> memory;  // owns the pieces
+  std::vector<std::vector<const uint8_t*>> copies;  // of each home, the pieces as they lie there; empty unless copied over several homes
+  std::shared_ptr<const Homes> homes;               // of the threads; null where all of them are as near
+  std::vector<std::shared_ptr<void>> memory;        // owns the pieces
+
+  // A piece as this thread had best read it.
+  const uint8_t* data(size_t piece, int thread) const;
+  // Is what `owner` multiplies at the home of `thread` as well?
+  bool near(int thread, int owner) const;
+  // Of one copy, and of all.
   size_t bytes() const;
+  size_t memory_bytes() const { return bytes() * (copies.empty() ? 1 : copies.size()); }
 };
 
 // The memory comes from `arena`, or is the weight's own where that is null.
@@ -40,11 +53,12 @@ struct Weight {
 // Read and pack. Rows are read with pread by the thread that will own them. `permuted_heads` > 0: file rows of each of that many heads have the
 // two halves interleaved (row 2*j + h of a head holds canonical row h * head/2 + j). When source != target, rows are decoded to float32 and encoded again.
 Result<std::shared_ptr<Weight>> weight_from_file(Team&, int fd, uint64_t offset, Format source, int64_t rows, int64_t columns, Format target,
-                                                 int permuted_heads, Arena* arena = nullptr);
-Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target, Arena* arena = nullptr);
+                                                 int permuted_heads, Arena* arena = nullptr, Spread = Spread::split);
+Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target, Arena* arena = nullptr,
+                                                 Spread = Spread::split);
 
-// Decode one row of a packed weight to float32 (what embedding does).
-void unpack_row(const Weight&, int64_t row, float* out);
+// Decode one row of a packed weight to float32 (what embedding does), on a thread of the team.
+void unpack_row(const Weight&, int64_t row, float* out, int thread = 0);
 
 struct LinearArgs {
   const float* x; int64_t x_stride;      // [tokens, columns]

@@ -22,7 +22,7 @@ void expect_outputs(const Outputs& to, int64_t tokens) {
 // The outputs of one weight's rows.
 class PlainSums {
  public:
-  PlainSums(const LinearArgs& a, const LinearTable& table) : a_(a), table_(table) {
+  PlainSums(const LinearArgs& a, const LinearTable& table, int thread) : a_(a), table_(table), thread_(thread) {
     std::memset(sums_, 0, size_t(std::min(a.tokens, kTokensAtOnce)) * kGroupRows * sizeof(float));
   }
 
@@ -30,8 +30,9 @@ class PlainSums {
     if (run.weight != weight_) enter(run.weight);
     const Weight::Piece& piece = a_.weights[weight_]->pieces[run.piece];
     const float* bias = a_.biases ? a_.biases[weight_] : nullptr;
+    const uint8_t* groups = a_.weights[weight_]->data(run.piece, thread_);
     for (int64_t group = run.group_begin; group < run.group_end; ++group) {
-      const uint8_t* packed = piece.data + group * product_->group_bytes();
+      const uint8_t* packed = groups + group * product_->group_bytes();
       const int64_t row = piece.row_begin + group * kGroupRows, place = column_ + row;
       for (int64_t first = run.token_begin; first < run.token_end; first += kTokensAtOnce) {
         const int64_t n = std::min(kTokensAtOnce, run.token_end - first);
@@ -54,7 +55,7 @@ class PlainSums {
 
   const LinearArgs& a_;
   const LinearTable& table_;
-  int weight_ = -1;
+  int thread_, weight_ = -1;
   int64_t column_ = 0;  // of the weight's first output
   std::optional<GroupProduct> product_;
   alignas(64) float sums_[kTokensAtOnce * kGroupRows];  // zero between two groups
@@ -63,20 +64,21 @@ class PlainSums {
 // silu(gate) * up of the same rows of two weights.
 class GatedSums {
  public:
-  GatedSums(const LinearArgs& a, const PreparedRows& to, const LinearTable& table)
-      : a_(a), to_(to), table_(table), silu_mul_(kernels(current_level()).silu_mul), gates_(*a.weights[0], rows_for(a, *a.weights[0], table), table),
+  GatedSums(const LinearArgs& a, const PreparedRows& to, const LinearTable& table, int thread)
+      : a_(a), to_(to), table_(table), thread_(thread), silu_mul_(kernels(current_level()).silu_mul), gates_(*a.weights[0], rows_for(a, *a.weights[0], table), table),
         ups_(*a.weights[1], rows_for(a, *a.weights[1], table), table) {
     clear(std::min(a.tokens, kTokensAtOnce));
   }
 
   void multiply(const Run& run) {
-    const Weight::Piece &gate = a_.weights[0]->pieces[run.piece], &up = a_.weights[1]->pieces[run.piece];
+    const Weight::Piece& gate = a_.weights[0]->pieces[run.piece];  // up's has the same rows
+    const uint8_t *gate_groups = a_.weights[0]->data(run.piece, thread_), *up_groups = a_.weights[1]->data(run.piece, thread_);
     for (int64_t group = run.group_begin; group < run.group_end; ++group) {
       const int64_t row = gate.row_begin + group * kGroupRows;
       for (int64_t first = run.token_begin; first < run.token_end; first += kTokensAtOnce) {
         const int64_t n = std::min(kTokensAtOnce, run.token_end - first);
-        gates_.multiply(gate.data + group * gates_.group_bytes(), first, n, gate_);
-        ups_.multiply(up.data + group * ups_.group_bytes(), first, n, up_);
+        gates_.multiply(gate_groups + group * gates_.group_bytes(), first, n, gate_);
+        ups_.multiply(up_groups + group * ups_.group_bytes(), first, n, up_);
         store(first, n, row, std::min<int64_t>(kGroupRows, gate.row_end - row));
       }
     }
@@ -107,6 +109,7 @@ class GatedSums {
   const LinearArgs& a_;
   const PreparedRows& to_;
   const LinearTable& table_;
+  int thread_;
   void (*silu_mul_)(const float*, const float*, float*, int64_t);
   GroupProduct gates_, ups_;
   alignas(64) float gate_[kTokensAtOnce * kGroupRows];  // zero between two groups, as is up_
@@ -118,7 +121,7 @@ class GatedSums {
 void linear_multiply(const LinearArgs& a, int thread, int threads) {
   if (a.tokens < 1) return;
   const LinearTable& table = linear_table(current_level());
-  PlainSums sums(a, table);
+  PlainSums sums(a, table, thread);
   work_through(a, a.count, table, thread, threads, [&](const Run& run) { sums.multiply(run); });
 }
 
@@ -133,7 +136,7 @@ void linear_multiply_gated(const LinearArgs& a, const GatedRows& to, int thread,
   PreparedRows rows;
   if (to.reader) rows = prepared_rows(*to.reader, table);
   else rows.floats = to.out, rows.float_stride = to.out_stride;
-  GatedSums sums(a, rows, table);
+  GatedSums sums(a, rows, table, thread);
   work_through(a, 1, table, thread, threads, [&](const Run& run) { sums.multiply(run); });  // the pieces of gate stand for those of up
 }
 

@@ -1,4 +1,5 @@
-// Who multiplies what: each thread's share of a product is cut into runs of groups, and threads that are done help their neighbours.
+// Who multiplies what: each thread's share of a product is cut into runs of groups, and threads that are done help their neighbours, those whose
+// weights lie at their own home.
 //
 // A run is some groups of one piece times one block of tokens, and nothing but these numbers decides what it computes: who takes it changes no value.
 #pragma once
@@ -65,6 +66,14 @@ class Share {
   int64_t groups_ = 0, groups_at_once_ = 1, block_ = 1, runs_in_block_ = 0, runs_ = 0;
 };
 
+// May `thread` multiply what `owner` has to: are all these weights as near to it?
+inline bool may_help(const LinearArgs& a, int weights, int thread, int owner) {
+  for (int i = 0; i < weights; ++i) {
+    if (!a.weights[i]->near(thread, owner)) return false;
+  }
+  return true;
+}
+
 // Calls `work(run)` for runs of this thread's share until all are taken, then for its neighbours'. Without claims it does its own share alone.
 template <class Work>
 void work_through(const LinearArgs& a, int weights, const LinearTable& table, int thread, int threads, Work&& work) {
@@ -78,7 +87,7 @@ void work_through(const LinearArgs& a, int weights, const LinearTable& table, in
   a.claims->begin(thread);
   for (int i = 0; i < kNeighbours; ++i) {
     const int owner = thread ^ i;
-    if (owner >= threads) continue;
+    if (owner >= threads || !may_help(a, a.count, thread, owner)) continue;
     Share share(a, weights, table, owner, threads);
     while (share.find(a.claims->take(thread, owner), run)) work(run);
   }

@@ -21,9 +21,10 @@ class GateUp {
   GateUp(const MixtureInput& input, const PreparedRows& to, const LinearTable& table)
       : gate_rows_(input.gate_rows()), up_rows_(input.up_rows()), to_(to), table_(table), silu_mul_(kernels(current_level()).silu_mul) {}
 
-  void multiply(const Weight& gate, const Weight& up, size_t piece, int64_t begin, int64_t end) {
+  void multiply(const Weight& gate, const Weight& up, size_t piece, int thread, int64_t begin, int64_t end) {
     const GroupProduct gates(gate, gate_rows_, table_), ups(up, up_rows_, table_);
-    const Weight::Piece &gate_piece = gate.pieces[piece], &up_piece = up.pieces[piece];
+    const Weight::Piece& gate_piece = gate.pieces[piece];  // up's has the same rows
+    const uint8_t *gate_groups = gate.data(piece, thread), *up_groups = up.data(piece, thread);
     const int64_t block = std::min(block_of(table_, gates, end - begin), block_of(table_, ups, end - begin));
     for (int64_t from = begin; from < end; from += block) {
       const int64_t to = std::min(from + block, end);
@@ -33,8 +34,8 @@ class GateUp {
           const int64_t count = std::min(kTokensAtOnce, to - slot);
           std::fill(gate_, gate_ + count * kGroupRows, 0.0f);
           std::fill(up_, up_ + count * kGroupRows, 0.0f);
-          gates.multiply(gate_piece.data + group * gates.group_bytes(), slot, count, gate_);
-          ups.multiply(up_piece.data + group * ups.group_bytes(), slot, count, up_);
+          gates.multiply(gate_groups + group * gates.group_bytes(), slot, count, gate_);
+          ups.multiply(up_groups + group * ups.group_bytes(), slot, count, up_);
           silu_mul_(gate_, up_, gate_, count * kGroupRows);
           store_part(to_, table_, slot, count, row, gate_, rows);
         }
@@ -51,13 +52,14 @@ class GateUp {
   alignas(64) float up_[kTokensAtOnce * kGroupRows];
 };
 
-// Adds what one expert makes of its slots to their tokens, for the rows of one piece of down.
-void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct& product, const Weight::Piece& piece, int64_t begin, int64_t end) {
+// Adds what one expert makes of its slots to their tokens, for the rows of one piece of down, whose groups lie at `groups`.
+void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct& product, const Weight::Piece& piece, const uint8_t* groups,
+                int64_t begin, int64_t end) {
   alignas(64) float sums[kTokensAtOnce * kGroupRows];
   const int64_t block = block_of(linear_table(current_level()), product, end - begin);
   for (int64_t from = begin; from < end; from += block) {
     const int64_t to = std::min(from + block, end);
-    const uint8_t* group = piece.data;
+    const uint8_t* group = groups;
     for (int64_t row = piece.row_begin; row < piece.row_end; row += kGroupRows, group += product.group_bytes()) {
       const int64_t rows = std::min<int64_t>(kGroupRows, piece.row_end - row);
       for (int64_t slot = from; slot < to; slot += kTokensAtOnce) {
@@ -116,7 +118,7 @@ void mixture_gate_up(const MixtureArgs& a, int thread, int threads) {
     const int64_t begin = m.list.begin(static_cast<int>(e)), end = m.list.end(static_cast<int>(e));
     if (begin == end) continue;
     for (size_t p = static_cast<size_t>(thread); p < experts.gate[e]->pieces.size(); p += static_cast<size_t>(threads)) {
-      product.multiply(*experts.gate[e], *experts.up[e], p, begin, end);
+      product.multiply(*experts.gate[e], *experts.up[e], p, thread, begin, end);
     }
   }
 }
@@ -136,7 +138,7 @@ void mixture_down(const MixtureArgs& a, int thread, int threads) {
       const int64_t begin = m.list.begin(static_cast<int>(e)), end = m.list.end(static_cast<int>(e));
       if (begin == end) continue;
       const Weight& down = *experts.down[e];
-      add_expert(a, m, GroupProduct(down, rows_for(inner, down, table), table), down.pieces[p], begin, end);
+      add_expert(a, m, GroupProduct(down, rows_for(inner, down, table), table), down.pieces[p], down.data(p, thread), begin, end);
     }
   }
 }

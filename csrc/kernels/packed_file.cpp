@@ -93,13 +93,13 @@ Result<uint64_t> write_packed(Team& team, const Weight& weight, int fd, uint64_t
   return total(sums);
 }
 
-Result<ReadWeight> read_packed(Team& team, int fd, uint64_t offset, Format format, int64_t rows, int64_t columns, Arena* arena) {
+Result<ReadWeight> read_packed(Team& team, int fd, uint64_t offset, Format format, int64_t rows, int64_t columns, Arena* arena, Spread spread) {
   auto bytes = packed_bytes(format, rows, columns);
   if (!bytes) return bytes.error();
   if (auto error = check_extent(fd, offset, bytes.value(), "a packed " + shape_text(format, rows, columns))) return *error;
   const auto group_bytes = size_t(packed_group_bytes(format, columns));
   std::vector<uint64_t> sums(size_t(team.size()));
-  auto made = make_weight(team, arena, format, rows, columns, [&](int member, const Weight& weight, const Weight::Piece& piece) {
+  auto made = make_weight(team, arena, format, rows, columns, spread, [&](int member, const Weight& weight, const Weight::Piece& piece) {
     return for_groups(weight, piece, [&](uint64_t first, size_t groups, uint8_t* data) -> std::optional<Error> {
       if (auto error = read_bytes(fd, offset + first * group_bytes, groups * group_bytes, data)) return error;
       sums[size_t(member)] += checksum_of(data, first, groups, group_bytes);

@@ -21,6 +21,7 @@ struct ReadWeight {
   uint64_t checksum;  // of what was read
 };
 // Reads what write_packed wrote, straight into place: every thread its own rows.
-Result<ReadWeight> read_packed(Team&, int fd, uint64_t offset, Format, int64_t rows, int64_t columns, Arena* arena = nullptr);
+Result<ReadWeight> read_packed(Team&, int fd, uint64_t offset, Format, int64_t rows, int64_t columns, Arena* arena = nullptr,
+                               Spread = Spread::split);
 
 }  // namespace homenode

@@ -1,6 +1,7 @@
 #include "kernels/weight_pieces.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <numeric>
 
@@ -13,22 +14,74 @@ namespace {
 
 constexpr int64_t kMaxRows = int64_t(1) << 31, kMaxColumns = int64_t(1) << 24;
 
+// Takes the memory of a weight's pieces and of their copies.
+class LayOut {
+ public:
+  LayOut(Arena& arena, Weight& weight, Spread spread) : arena_(arena), homes_(*arena.homes()), weight_(weight), spread_(spread) {}
+
+  // All of it, untouched. An Error when there is too little.
+  std::optional<Error> all() {
+    const int homes = homes_.count();
+    if (spread_ != Spread::interleaved && homes > 1) weight_.homes = arena_.homes();
+    if (spread_ == Spread::copied && homes > 1) weight_.copies.resize(size_t(homes));
+    const int64_t groups = (weight_.rows + kGroupRows - 1) / kGroupRows, members = arena_.members();
+    for (int64_t t = 0; t < members; ++t) {
+      if (auto error = piece(int(t), groups * t / members, groups * (t + 1) / members)) return error;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::optional<Error> piece(int member, int64_t begin, int64_t end) {
+    const size_t bytes = size_t(end - begin) * size_t(packed_group_bytes(weight_.format, weight_.columns));
+    const int home = homes_.of_member[size_t(member)];
+    uint8_t* data = nullptr;
+    if (auto error = take(member, spread_ == Spread::interleaved ? Arena::kEverywhere : home, bytes, data)) return error;
+    weight_.pieces.push_back({begin * kGroupRows, std::min(weight_.rows, end * kGroupRows), data, bytes});
+    for (size_t other = 0; other < weight_.copies.size(); ++other) {
+      uint8_t* copy = data;
+      if (int(other) != home) {
+        if (auto error = take(member, int(other), bytes, copy)) return error;
+      }
+      weight_.copies[other].push_back(copy);
+    }
+    return std::nullopt;
+  }
+
+  std::optional<Error> take(int member, int home, size_t bytes, uint8_t*& data) {
+    auto taken = arena_.take(member, home, bytes);
+    if (!taken) return taken.error();
+    data = reinterpret_cast<uint8_t*>(taken.value().data);
+    weight_.memory.push_back(std::move(taken.value().owner));
+    return std::nullopt;
+  }
+
+  Arena& arena_;
+  const Homes& homes_;
+  Weight& weight_;
+  Spread spread_;
+};
+
 // The weight with its pieces laid out, one for each member, and none of its memory touched.
-Result<std::shared_ptr<Weight>> lay_out(Arena& arena, Format format, int64_t rows, int64_t columns) {
-  const int64_t groups = (rows + kGroupRows - 1) / kGroupRows, group_bytes = packed_group_bytes(format, columns), members = arena.members();
+Result<std::shared_ptr<Weight>> lay_out(Arena& arena, Format format, int64_t rows, int64_t columns, Spread spread) {
   auto weight = std::make_shared<Weight>();
   weight->format = format;
   weight->rows = rows;
   weight->columns = columns;
-  for (int64_t t = 0; t < members; ++t) {
-    const int64_t begin = groups * t / members, end = groups * (t + 1) / members;
-    const size_t bytes = size_t(end - begin) * size_t(group_bytes);
-    auto piece = arena.take(int(t), bytes);
-    if (!piece) return piece.error();
-    weight->pieces.push_back({begin * kGroupRows, std::min(rows, end * kGroupRows), reinterpret_cast<uint8_t*>(piece.value().data), bytes});
-    weight->memory.push_back(std::move(piece.value().owner));
-  }
+  if (auto error = LayOut(arena, *weight, spread).all()) return std::move(*error);
   return weight;
+}
+
+// Copies the pieces that are not at home where this member is; the members of a home share them.
+void fill_copies(Weight& weight, int member) {
+  const std::vector<int>& homes = weight.homes->of_member;
+  const int home = homes[size_t(member)];
+  const auto first = homes.begin();
+  const auto members = size_t(std::count(first, homes.end(), home)), turn = size_t(std::count(first, first + member, home));
+  for (size_t p = turn; p < weight.pieces.size(); p += members) {
+    const Weight::Piece& piece = weight.pieces[p];
+    if (homes[p] != home) std::memcpy(const_cast<uint8_t*>(weight.copies[size_t(home)][p]), piece.data, piece.bytes);
+  }
 }
 
 }  // namespace
@@ -46,14 +99,14 @@ std::optional<Error> check_packed(Format format, int64_t rows, int64_t columns) 
   return std::nullopt;
 }
 
-Result<std::shared_ptr<Weight>> make_weight(Team& team, Arena* arena, Format format, int64_t rows, int64_t columns, const Fill& fill) {
+Result<std::shared_ptr<Weight>> make_weight(Team& team, Arena* arena, Format format, int64_t rows, int64_t columns, Spread spread, const Fill& fill) {
   if (arena && arena->members() != team.size()) {
     return Error{Fault::user, 0, "an arena of " + std::to_string(arena->members()) + " members for a team of " + std::to_string(team.size())};
   }
-  Arena own(arena ? 0 : team.size());
-  auto made = lay_out(arena ? *arena : own, format, rows, columns);
+  Arena own(team.size());
+  auto made = lay_out(arena ? *arena : own, format, rows, columns, spread);
   if (!made) return made;
-  const Weight& weight = *made.value();
+  Weight& weight = *made.value();
   std::vector<std::optional<Error>> errors(weight.pieces.size());
   team.run([&](int member) {
     try {
@@ -61,11 +114,22 @@ Result<std::shared_ptr<Weight>> make_weight(Team& team, Arena* arena, Format for
     } catch (const std::bad_alloc&) {
       errors[size_t(member)] = Error{Fault::host, ENOMEM, "no memory for the buffers to read a " + shape_text(format, rows, columns)};
     }
+    if (weight.copies.empty()) return;
+    team.barrier(member);
+    fill_copies(weight, member);
   });
   for (auto& error : errors) {
     if (error) return std::move(*error);
   }
   return made;
+}
+
+const uint8_t* Weight::data(size_t piece, int thread) const {
+  return copies.empty() ? pieces[piece].data : copies[size_t(homes->of_member[size_t(thread)])][piece];
+}
+
+bool Weight::near(int thread, int owner) const {
+  return !homes || !copies.empty() || homes->of_member[size_t(thread)] == homes->of_member[size_t(owner)];
 }
 
 size_t Weight::bytes() const {

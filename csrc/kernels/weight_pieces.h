@@ -20,7 +20,7 @@ std::optional<Error> check_packed(Format, int64_t rows, int64_t columns);
 using Fill = std::function<std::optional<Error>(int member, const Weight&, const Weight::Piece&)>;
 
 // A weight with memory of `arena` (or, where that is null, of its own), filled by all members at once, each of which first touches its piece.
-// The first member's error, if any, is the result.
-Result<std::shared_ptr<Weight>> make_weight(Team&, Arena*, Format, int64_t rows, int64_t columns, const Fill&);
+// Copies are made of what was filled, by members at home where they lie. The first member's error, if any, is the result.
+Result<std::shared_ptr<Weight>> make_weight(Team&, Arena*, Format, int64_t rows, int64_t columns, Spread, const Fill&);
 
 }  // namespace homenode
