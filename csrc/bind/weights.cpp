@@ -2,7 +2,7 @@
 
 #include <nanobind/stl/tuple.h>
 
-#include <algorithm>
+#include <set>
 
 #include "host/arena.h"
 #include "kernels/kv_cache.h"
@@ -87,13 +87,12 @@ void make_arena(Arena* self, const Team& team, const std::vector<int>& homes, co
     new (self) Arena(team.size());
     return;
   }
-  const auto known = [&](int home) { return home >= 0 && home < static_cast<int>(nodes.size()); };
-  if (static_cast<int>(homes.size()) != team.size() || !std::all_of(homes.begin(), homes.end(), known)) {
-    raise({Fault::user, 0, std::to_string(homes.size()) + " homes among " + std::to_string(nodes.size()) + " nodes for a team of " + std::to_string(team.size()) +
-                               "; wanted one for each member, the index of its node"});
-  }
-  for (int home = 0; home < static_cast<int>(nodes.size()); ++home) {
-    if (std::find(homes.begin(), homes.end(), home) == homes.end()) raise({Fault::user, 0, "nobody is at home " + std::to_string(home)});
+  const std::set<int> different(homes.begin(), homes.end());
+  const auto count = static_cast<int>(different.size());
+  const bool dense = count > 0 && *different.begin() == 0 && *different.rbegin() == count - 1;
+  if (static_cast<int>(homes.size()) != team.size() || !dense || (!nodes.empty() && static_cast<int>(nodes.size()) != count)) {
+    raise({Fault::user, 0, "a team of " + std::to_string(team.size()) + ", homes of " + std::to_string(homes.size()) + " members and " +
+                               std::to_string(nodes.size()) + " nodes; wanted a home for each member, counted from 0, and a node for each home"});
   }
   new (self) Arena(Homes{homes, nodes});
 }
@@ -107,6 +106,15 @@ std::vector<std::tuple<uint64_t, uint64_t, int>> ranges_of(const Arena& arena) {
   return found;
 }
 
+std::vector<std::tuple<uint64_t, uint64_t, int>> regions_of(const KvCache& cache) {
+  std::vector<std::tuple<uint64_t, uint64_t, int>> found;
+  for (const KvCache::Region& region : cache.regions()) {
+    const auto [address, bytes] = numbers({region.pages.data, region.pages.bytes});
+    found.emplace_back(address, bytes, region.home);
+  }
+  return found;
+}
+
 std::vector<std::tuple<int64_t, int64_t, uint64_t>> pieces_of(const WeightHandle& handle) {
   const Weight& w = *handle.weight;
   std::vector<std::tuple<int64_t, int64_t, uint64_t>> found;
@@ -116,10 +124,11 @@ std::vector<std::tuple<int64_t, int64_t, uint64_t>> pieces_of(const WeightHandle
   return found;
 }
 
-std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int kv_heads, int head_dim, int block_size, KvType type, int64_t blocks) {
+std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int kv_heads, int head_dim, int block_size, KvType type, int64_t blocks,
+                                    const Arena* arena, bool interleaved) {
   auto result = [&] {
     nb::gil_scoped_release unlocked;
-    return KvCache::create(*team, {layers, kv_heads, head_dim, block_size, type}, blocks);
+    return KvCache::create(*team, {layers, kv_heads, head_dim, block_size, type}, blocks, arena ? arena->homes().get() : nullptr, interleaved);
   }();
   return take(std::move(result));
 }
@@ -135,7 +144,7 @@ void bind_weights(nb::module_& m) {
       .value("interleaved", Spread::interleaved);
   nb::class_<Arena>(m, "Arena", "Memory that the weights of one team share.")
       .def("__init__", &make_arena, nb::arg("team"), nb::arg("homes") = nb::list(), nb::arg("nodes") = nb::list(),
-           "homes: for each member the index of its home in `nodes`, the NUMA nodes memory comes from. None at all: from wherever it is first touched.")
+           "homes: for each member the number of its home, from 0; nodes: of each home the NUMA node to take memory from, or none at all.")
       .def_prop_ro("ranges", &ranges_of, "Address, bytes and home (-1: all of them in turn) of the chunks it has mapped.")
       .def_prop_ro("refused", &Arena::refused, "The errno with which the kernel last refused to take a chunk from its home, or 0.");
   nb::class_<WeightHandle>(m, "Weight", "A packed matrix.")
@@ -161,9 +170,10 @@ void bind_weights(nb::module_& m) {
   nb::class_<KvCache>(m, "KvCache", "Paged keys and values.")
       .def_prop_ro("blocks", &KvCache::blocks)
       .def_prop_ro("nbytes", &KvCache::bytes)
-      .def_prop_ro("range", [](const KvCache& cache) { return numbers(cache.range()); });
+      .def_prop_ro("ranges", &regions_of, "Address, bytes and home (-1: all of them in turn) of its regions.")
+      .def_prop_ro("refused", &KvCache::refused, "The errno with which the kernel last refused to take a region from its home, or 0.");
   m.def("kv_cache", &make_cache, nb::arg("team"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("type"),
-        nb::arg("blocks"));
+        nb::arg("blocks"), nb::arg("arena") = nb::none(), nb::arg("interleaved") = false, "At the homes of `arena`, if given.");
 }
 
 }  // namespace homenode

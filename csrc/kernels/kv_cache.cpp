@@ -1,8 +1,10 @@
 #include "kernels/kv_cache.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
+#include "host/arena.h"
 #include "host/team.h"
 
 namespace homenode {
@@ -21,9 +23,31 @@ int64_t bytes_of_tile(const KvShape& shape) {
 // Readers of values load whole vectors of lanes: the last ones of a head that is no multiple of 16 long reach past it.
 constexpr size_t kSlack = 256;
 
+// For each home the first KV head that is not its own: heads in proportion to threads.
+std::vector<int> past_heads(const Homes& homes, int kv_heads) {
+  std::vector<int> ends;
+  int64_t threads = 0;
+  for (int home = 0; home < homes.count(); ++home) {
+    threads += std::count(homes.of_member.begin(), homes.of_member.end(), home);
+    ends.push_back(static_cast<int>(kv_heads * threads / static_cast<int64_t>(homes.of_member.size())));
+  }
+  return ends;
+}
+
+// A member's place among those of a home; index -1: it is not at home there.
+struct Turn {
+  int64_t index, of;
+};
+
+Turn turn_at_home(const Homes& homes, int member, int home) {
+  const auto first = homes.of_member.begin();
+  if (homes.of_member[static_cast<size_t>(member)] != home) return {-1, 1};
+  return {std::count(first, first + member, home), std::count(first, homes.of_member.end(), home)};
+}
+
 }  // namespace
 
-Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shape, int64_t blocks) {
+Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved) {
   if (shape.layers < 1 || shape.kv_heads < 1 || shape.head_dim < 2 || shape.head_dim % 2 || shape.head_dim > kMostHead || shape.layers > 100000 ||
       shape.kv_heads > 100000) {
     return Error{Fault::user, 0, "KV memory of " + std::to_string(shape.layers) + " layers, " + std::to_string(shape.kv_heads) + " heads of " +
@@ -37,21 +61,45 @@ Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shap
   if (blocks < 1 || blocks > INT32_MAX || __builtin_mul_overflow(head_bytes * shape.kv_heads, shape.layers * blocks, &total)) {
     return Error{Fault::user, 0, std::to_string(blocks) + " KV blocks; wanted at least 1 and no more bytes than an address space"};
   }
-  auto pages = allocate_pages(static_cast<size_t>(total) + kSlack);
-  if (!pages) return pages.error();
   auto cache = std::make_shared<KvCache>();
   cache->shape_ = shape;
   cache->blocks_ = blocks;
   cache->tile_bytes_ = tile_bytes;
   cache->head_bytes_ = head_bytes;
   cache->bytes_ = static_cast<size_t>(total);
-  cache->pages_ = pages.value();
-  const int64_t blocks_total = int64_t(shape.layers) * blocks, block_bytes = head_bytes * shape.kv_heads;
-  team.run([&](int member) {
-    const int64_t begin = blocks_total * member / team.size(), end = blocks_total * (member + 1) / team.size();
-    std::memset(cache->pages_.data + begin * block_bytes, 0, static_cast<size_t>((end - begin) * block_bytes));
-  });
+  const bool whole = interleaved || !homes;
+  const std::vector<int> ends = whole ? std::vector<int>{shape.kv_heads} : past_heads(*homes, shape.kv_heads);
+  for (int home = 0, first = 0; home < static_cast<int>(ends.size()); first = ends[static_cast<size_t>(home++)]) {
+    std::vector<int> nodes;
+    if (homes && !homes->nodes.empty()) nodes = whole ? homes->nodes : std::vector<int>{homes->nodes[static_cast<size_t>(home)]};
+    if (auto error = cache->add_region(whole ? -1 : home, first, ends[static_cast<size_t>(home)], nodes)) return std::move(*error);
+  }
+  cache->clear(team, whole ? nullptr : homes);
   return cache;
+}
+
+std::optional<Error> KvCache::add_region(int home, int first_head, int past_head, const std::vector<int>& nodes) {
+  if (first_head == past_head) return std::nullopt;
+  const int64_t step = head_bytes_ * (past_head - first_head);
+  auto pages = allocate_pages(static_cast<size_t>(step * shape_.layers * blocks_) + kSlack);
+  if (!pages) return pages.error();
+  if (const int code = prefer_nodes(pages.value(), nodes)) refused_ = code;
+  for (int head = first_head; head < past_head; ++head) places_.push_back({pages.value().data + (head - first_head) * head_bytes_, step});
+  regions_.push_back({home, first_head, past_head, pages.value()});
+  return std::nullopt;
+}
+
+// Every region is shared by the members at its home.
+void KvCache::clear(Team& team, const Homes* homes) {
+  const int64_t count = int64_t(shape_.layers) * blocks_;
+  team.run([&](int member) {
+    for (const Region& region : regions_) {
+      const Turn turn = homes ? turn_at_home(*homes, member, region.home) : Turn{member, team.size()};
+      if (turn.index < 0) continue;
+      const int64_t begin = count * turn.index / turn.of, end = count * (turn.index + 1) / turn.of, block_bytes = head_bytes_ * (region.past_head - region.first_head);
+      std::memset(region.pages.data + begin * block_bytes, 0, static_cast<size_t>((end - begin) * block_bytes));
+    }
+  });
 }
 
 }  // namespace homenode

@@ -1,6 +1,7 @@
 // Paged memory of keys and values.
 //
-// One contiguous region for each layer; in it blocks in order; in a block, KV heads in order; for each head first the keys, then the values:
+// KV heads are shared among the team's homes (see host/arena.h), as many for a home as it has threads; the heads of a home lie in a region of its
+// memory. There layers in order; in a layer, blocks in order; in a block, heads in order; for each head first the keys, then the values:
 //   f32   keys   [tile of 16 tokens][head element][16]           values [token][head element]
 //   bf16  keys   [tile of 16 tokens][pair of elements][16][2]    values [tile of 16 tokens][pair of tokens][head element][2]
 //   int8  as bf16, and behind each tile the scales of its 16 tokens: float32 [16], value = scale * code
@@ -8,6 +9,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/status.h"
@@ -17,6 +19,7 @@
 namespace homenode {
 
 class Team;
+struct Homes;
 
 // int8: the largest magnitude of a token's head becomes 127. Scales are float32: sixteen of them are one cache line and one vector of lanes, and
 // nothing is rounded twice; at a head of 64 they are 6 % of the memory.
@@ -29,13 +32,22 @@ struct KvShape {
 
 class KvCache {
  public:
-  // Zeroed, each part by a thread of the team. Error when the shape is impossible or the memory is not to be had.
-  static Result<std::shared_ptr<KvCache>> create(Team&, const KvShape&, int64_t blocks);
+  // Zeroed, each part by a thread of the team at its home; all is one region without homes, or when pages are to come from all homes in turn.
+  // Error when the shape is impossible or the memory is not to be had.
+  static Result<std::shared_ptr<KvCache>> create(Team&, const KvShape&, int64_t blocks, const Homes* homes = nullptr, bool interleaved = false);
 
   const KvShape& shape() const { return shape_; }
   int64_t blocks() const { return blocks_; }
   size_t bytes() const { return bytes_; }
-  MemoryRange range() const { return {pages_.data, pages_.bytes}; }
+
+  // The heads first_head .. past_head - 1, at a home; -1: at all of them in turn.
+  struct Region {
+    int home, first_head, past_head;
+    Pages pages;
+  };
+  const std::vector<Region>& regions() const { return regions_; }
+  // The errno with which the kernel last refused to take a region from its home, or 0.
+  int refused() const { return refused_; }
 
   // The tile of 16 tokens that begins with slot `slot` (a multiple of 16) of a block.
   const std::byte* keys(int layer, int64_t block, int kv_head, int slot) const { return head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_; }
@@ -51,16 +63,27 @@ class KvCache {
   const KvKernels& kernels(const Kernels& table) const { return table.kv[static_cast<int>(shape_.type)]; }
 
  private:
+  // Where a head's first block of the first layer lies, and how far it is to the next block.
+  struct HeadPlace {
+    std::byte* first;
+    int64_t step;
+  };
+
   std::byte* head(int layer, int64_t block, int kv_head) const {
-    return pages_.data + ((layer * blocks_ + block) * shape_.kv_heads + kv_head) * head_bytes_;
+    const HeadPlace& place = places_[static_cast<size_t>(kv_head)];
+    return place.first + (layer * blocks_ + block) * place.step;
   }
+  std::optional<Error> add_region(int home, int first_head, int past_head, const std::vector<int>& nodes);
+  void clear(Team&, const Homes*);
 
   KvShape shape_;
   int64_t blocks_ = 0;
   int64_t tile_bytes_ = 0;   // of the keys (or values) of 16 tokens, one head
   int64_t head_bytes_ = 0;   // keys and values of a block, one head
   size_t bytes_ = 0;
-  Pages pages_;
+  std::vector<Region> regions_;
+  std::vector<HeadPlace> places_;
+  int refused_ = 0;
 };
 
 }  // namespace homenode

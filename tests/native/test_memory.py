@@ -51,11 +51,11 @@ def test_memory_goes_with_the_last_matrix_in_it() -> None:
     arena = _native.Arena(team)
     values = np.ones((64, 16384), np.float32)
     kept = [_native.weight_from_rows(team, values, 0, arena) for _ in range(8)]
-    most = sum(size for _, size in arena.ranges)
+    most = sum(size for _, size, _ in arena.ranges)
     assert most >= 8 * values.nbytes
     del kept[:7]
     assert kept[0].unpack_row(63).sum() == 16384
-    assert 0 < sum(size for _, size in arena.ranges) < most
+    assert 0 < sum(size for _, size, _ in arena.ranges) < most
 
 
 def test_an_arena_of_another_team_is_refused() -> None:

@@ -11,7 +11,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from homenode import _native
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import FloatArray
+from homenode.compute.ops import FloatArray, Spread
 from homenode.dtypes import BY_NAME
 
 FLOATS = ("F32", "F16", "BF16")
@@ -74,12 +74,15 @@ def decoded(format: str, data: Bytes) -> FloatArray:
     return quants.dequantize(data, GGMLQuantizationType[format]).astype(np.float32)
 
 
-def load(backend: NativeBackend, file: Path, matrix: Stored, target: str | None = None, permuted_heads: int = 0) -> _native.Weight:
+def load(
+    backend: NativeBackend, file: Path, matrix: Stored, target: str | None = None, permuted_heads: int = 0, spread: Spread = "split"
+) -> _native.Weight:
     """The matrix written into `file` at an odd offset, and read from it by the backend."""
     file.write_bytes(b"\xff" * 77 + matrix.bytes.tobytes())
     rows, columns = matrix.values.shape
     with file.open("rb") as opened:
-        return backend.weight_from_file(opened.fileno(), 77, BY_NAME[matrix.format], rows, columns, target or matrix.format, permuted_heads)
+        kept = target or matrix.format
+        return backend.weight_from_file(opened.fileno(), 77, BY_NAME[matrix.format], rows, columns, kept, permuted_heads, spread)
 
 
 def unpacked(weight: _native.Weight) -> FloatArray:

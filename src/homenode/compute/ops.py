@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ Tensor = Any  # a backend's activation or parameter handle, float32 [rows, colum
 Weight = Any  # a backend's packed matrix handle, [rows = output features, columns = input features]
 KvCache = Any  # a backend's paged KV memory handle
 Logits = Any  # a backend's [sampled rows, vocabulary] handle, float32, valid until the next run of the program that made it
+
+# Where a matrix lies when the threads have several homes, such as NUMA nodes: the rows of each at its home, all rows at all homes, pages at all in turn.
+Spread = Literal["split", "copied", "interleaved"]
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -200,14 +203,16 @@ class Backend(Protocol):
     def weight_types(self) -> frozenset[str]:
         """Names of the storage formats (dtypes.DType.name) with a kernel of their own."""
 
-    def weight_from_file(self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0) -> Weight:
+    def weight_from_file(
+        self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0, spread: Spread = "split"
+    ) -> Weight:
         """Read a [rows, columns] matrix stored as `dtype` at `offset` of an open file and keep it as `target` (see weight_types).
 
         With `permuted_heads` n the stored rows are in GGUF's llama order (each of n heads' halves interleaved); they are put back
         in Hugging Face order.
         """
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str) -> Weight:
+    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Spread = "split") -> Weight:
         """The same from a float32 [rows, columns] array."""
 
     def vector(self, array: npt.NDArray[Any]) -> Tensor:
@@ -243,5 +248,7 @@ class PackedBackend(Protocol):
     def write_packed(self, weight: Weight, fd: int, offset: int) -> str:
         """Write a weight at `offset` of an open file. The result is its checksum, 16 hexadecimal digits. HostError when writing fails."""
 
-    def weight_from_packed(self, fd: int, offset: int, target: str, rows: int, columns: int) -> tuple[Weight, str]:
+    def weight_from_packed(
+        self, fd: int, offset: int, target: str, rows: int, columns: int, spread: Spread = "split"
+    ) -> tuple[Weight, str]:
         """What `write_packed` wrote, and the checksum of what was read. ValueError when the file ends early, HostError when reading fails."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import FloatArray, IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
+from homenode.compute.ops import FloatArray, IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, Spread, StepArrays, StepLimits, Tensor
 from homenode.compute.reference import formats, sampling
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.ops import EagerOps
@@ -34,7 +34,7 @@ class ReferenceBackend:
         return formats.DECODABLE
 
     def weight_from_file(
-        self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0
+        self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0, spread: Spread = "split"
     ) -> FloatArray:
         """See `Backend.weight_from_file`. HostError when the file ends early."""
         raw = _read(fd, offset, rows * dtype.row_bytes(columns))
@@ -44,7 +44,7 @@ class ReferenceBackend:
             matrix = matrix.reshape(permuted_heads, half, 2, columns).swapaxes(1, 2).reshape(rows, columns)
         return self._keep(matrix if target == dtype.name else formats.round_to(matrix, target))
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str) -> FloatArray:
+    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Spread = "split") -> FloatArray:
         """See `Backend.weight_from_array`."""
         return self._keep(formats.round_to(np.asarray(array, np.float32), target))
 

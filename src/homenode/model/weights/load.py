@@ -16,7 +16,7 @@ from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
 from homenode.model.weights.layout import WeightLayout, plan_layout
 from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.packed_cache import PackedCache
-from homenode.model.weights.read import Progress, read_parameters
+from homenode.model.weights.read import Progress, SpreadOf, read_parameters
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,14 @@ def load_model(
     max_model_len: int | None = None,
     progress: Progress | None = None,
     packed_cache: Path | None = None,
+    spread_of: SpreadOf = lambda name: "split",
 ) -> LoadedModel:
     """Load a checkpoint into a backend.
 
     quantize: None, `q8_0` or `q4_0` for float matrices. dtype: `auto`, `float32`, `bfloat16` or `float16` for float matrices.
     max_model_len: None means the model's own. progress: called with (bytes done, bytes in all) after every tensor.
     packed_cache: the folder of a file the packed matrices are read from, or written to for the next time; see `packed_cache.PackedCache`.
+    spread_of: where the matrix of a tensor lies when the backend's threads have several homes.
 
     All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or format, CheckpointError for
     missing, unknown or misshapen tensors, UserError for settings.
@@ -91,7 +93,7 @@ def load_model(
     plan = _plan(checkpoint, backend, quantize, dtype)
     with ExitStack() as stack:
         cache = stack.enter_context(_cache(packed_cache, plan, backend)) if packed_cache else None
-        parameters = read_parameters(plan.tensors, plan.layout, backend, checkpoint.spec.num_layers, progress, cache)
+        parameters = read_parameters(plan.tensors, plan.layout, backend, checkpoint.spec.num_layers, progress, cache, spread_of)
         notes = tuple(cache.notes) if cache else ()
     return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, length, notes)
 

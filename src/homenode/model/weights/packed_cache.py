@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from homenode.compute.ops import Backend, PackedBackend, Weight
+from homenode.compute.ops import Backend, PackedBackend, Spread, Weight
 from homenode.errors import HostError, UserError
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.weights.layout import WeightLayout
@@ -65,13 +65,13 @@ class PackedCache:
             self._fd = None
         self._weights.clear()
 
-    def weight(self, name: str) -> Weight | None:
+    def weight(self, name: str, spread: Spread = "split") -> Weight | None:
         """The matrix from the packed file; None when it must be read from the model."""
         matrix = self._found.get(name)
         if self._fd is None or matrix is None:
             return None
         try:
-            weight, checksum = self._backend.weight_from_packed(self._fd, matrix.offset, matrix.format, matrix.rows, matrix.columns)
+            weight, checksum = self._backend.weight_from_packed(self._fd, matrix.offset, matrix.format, matrix.rows, matrix.columns, spread)
         except (HostError, ValueError) as error:
             self._give_up(f"matrix {name} cannot be read: {error}")
             return None

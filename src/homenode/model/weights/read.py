@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import Backend, FloatArray, Weight
+from homenode.compute.ops import Backend, FloatArray, Spread, Weight
 from homenode.errors import CheckpointError
 from homenode.model.architectures.parameters import Parameters
 from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
@@ -24,6 +24,7 @@ from homenode.model.weights.names import MatchedTensor
 from homenode.model.weights.packed_cache import PackedCache
 
 IndexArray = npt.NDArray[np.int64]
+SpreadOf = Callable[[str], Spread]  # of a tensor's name
 Progress = Callable[[int, int], None]  # bytes of the files taken in so far, bytes in all
 
 
@@ -34,6 +35,7 @@ def read_parameters(
     num_layers: int,
     progress: Progress | None = None,
     cache: PackedCache | None = None,
+    spread_of: SpreadOf = lambda name: "split",
 ) -> Parameters:
     """Read every tensor and hand it to the backend; matrices from `cache` where it has them.
 
@@ -51,9 +53,9 @@ def read_parameters(
             if expected.parameter.kind == "vector":
                 handle = backend.vector(_decode(entry))
             else:
-                handle = cache.weight(entry.name) if cache else None
+                handle = cache.weight(entry.name, spread_of(entry.name)) if cache else None
                 if handle is None:
-                    handle = _load_matrix(backend, files.open(entry.file), entry, targets[entry.name])
+                    handle = _load_matrix(backend, files.open(entry.file), entry, targets[entry.name], spread_of(entry.name))
                     if cache:
                         cache.add(entry.name, handle)
             owner = top if expected.layer is None else layers[expected.layer]
@@ -94,11 +96,11 @@ class _Files:
         return self._fds[path]
 
 
-def _load_matrix(backend: Backend, fd: int, entry: TensorEntry, target: str) -> Weight:
+def _load_matrix(backend: Backend, fd: int, entry: TensorEntry, target: str, spread: Spread) -> Weight:
     rows, columns = entry.shape
     if entry.dtype.name in READ_BY_BACKENDS:
-        return backend.weight_from_file(fd, entry.offset, entry.dtype, rows, columns, target, entry.permuted_heads)
-    return backend.weight_from_array(_decode(entry), target)
+        return backend.weight_from_file(fd, entry.offset, entry.dtype, rows, columns, target, entry.permuted_heads, spread)
+    return backend.weight_from_array(_decode(entry), target, spread)
 
 
 def _decode(entry: TensorEntry) -> FloatArray:

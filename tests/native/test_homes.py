@@ -1,0 +1,121 @@
+"""Weights and KV memory over several homes: the same bits however they are spread, copies where they were asked for, and the kernel's word for it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from homenode import _native
+from homenode.compute.native import NativeBackend
+from homenode.compute.native.team_memory import TeamMemory
+from homenode.compute.ops import KvGeometry, Ops, Spread, StepArrays, StepLimits, Tensor
+from tests.native.weights import load, stored
+
+SPREADS: tuple[Spread, ...] = ("split", "copied", "interleaved")
+HOMES = (0, 0, 1, 1, 2)
+NODE = min(int(path.name[4:]) for path in Path("/sys/devices/system/node").glob("node[0-9]*"))  # one that there is
+
+
+def backend(homes: tuple[int, ...] = HOMES, *, bound: bool = True, interleaved: bool = False) -> NativeBackend:
+    memory = TeamMemory(homes, (NODE,) * (max(homes) + 1), bound, interleaved)
+    return NativeBackend([-1] * len(homes), spin_us=20, groups=[(home,) for home in homes], memory=memory)
+
+
+def products(backend: NativeBackend, weight: _native.Weight, rows: np.ndarray) -> np.ndarray:
+    constant = backend.constant(rows)
+
+    def forward(ops: Ops) -> Tensor:
+        return ops.linear(constant, [weight])
+
+    n = len(rows)
+    limits = StepLimits(max_tokens=n, max_sequences=n, max_sampled_rows=n, max_blocks_per_sequence=1)
+    numbers = np.arange(n, dtype=np.int32)
+    arrays = StepArrays(
+        ids=np.zeros(n, np.int32),
+        positions=np.zeros(n, np.int32),
+        query_start=np.arange(n + 1, dtype=np.int32),
+        context_len=np.ones(n, np.int32),
+        block_table=np.zeros((n, 1), np.int32),
+        sample_rows=numbers,
+    )
+    values: np.ndarray = backend.compile(lambda ops: ops.select(forward(ops)), limits).run(arrays).numpy()
+    return values
+
+
+@pytest.mark.parametrize("form", ["Q8_0", "Q4_K", "BF16", "F32"])
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_products_are_the_same_however_a_weight_is_spread(tmp_path: Path, form: str, rows: int) -> None:
+    matrix = stored(form, 300, 256)
+    x = np.random.default_rng(rows).standard_normal((rows, 256), np.float32)
+    alone = NativeBackend([-1], spin_us=20)
+    wanted = products(alone, load(alone, tmp_path / "w", matrix), x)
+    for spread, bound in itertools.product(SPREADS, (True, False)):
+        over = backend(bound=bound)
+        weight = load(over, tmp_path / "w", matrix, spread=spread)
+        assert np.array_equal(products(over, weight, x), wanted), (spread, bound)
+
+
+def test_only_copies_take_more_memory() -> None:
+    over, values = backend(), np.ones((320, 512), np.float32)
+    sizes = {spread: over.weight_from_array(values, "F32", spread).nbytes for spread in SPREADS}
+    assert sizes["split"] == sizes["interleaved"] == values.nbytes
+    assert sizes["copied"] == 3 * values.nbytes
+
+
+def test_every_home_has_chunks_of_its_own() -> None:
+    team = _native.Team([-1] * len(HOMES), 0, False)
+    arena = _native.Arena(team, HOMES, [NODE] * 3)
+    values = np.ones((320, 512), np.float32)
+    split = _native.weight_from_rows(team, values, 0, arena)
+    assert {home for _, _, home in arena.ranges} == {0, 1, 2}
+    chunks = [(address, address + size, home) for address, size, home in arena.ranges]
+    for thread, (begin, end, address) in enumerate(split.pieces):
+        assert end > begin
+        assert [home for first, last, home in chunks if first <= address < last] == [HOMES[thread]]
+    interleaved = _native.weight_from_rows(team, values, 0, arena, _native.Spread.interleaved)
+    assert {home for _, _, home in arena.ranges} == {-1, 0, 1, 2}
+    assert (
+        arena.refused == 0 or arena.refused > 0 and split.nbytes == interleaved.nbytes
+    )  # containers may refuse mbind; memory is there all the same
+
+
+def test_a_home_of_a_node_that_is_not_there_is_refused_by_the_kernel_and_told() -> None:
+    team = _native.Team([-1], 0, False)
+    arena = _native.Arena(team, [0], [1000])
+    weight = _native.weight_from_rows(team, np.ones((32, 64), np.float32), 0, arena)
+    assert weight.unpack_row(31).sum() == 64
+    assert arena.refused > 0
+
+
+@pytest.mark.parametrize(("homes", "nodes"), [((0,), (0,)), ((0, 2), (0, 0, 0)), ((0, 1), (0,)), ((1, 1), (0,)), ((0, -1), (0, 0))])
+def test_homes_that_do_not_fit_the_team_are_refused(homes: tuple[int, ...], nodes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a home for each member"):
+        _native.Arena(_native.Team([-1, -1], 0, False), homes, nodes)
+
+
+@pytest.mark.parametrize(("heads", "wanted"), [(5, {0: 2, 1: 2, 2: 1}), (1, {2: 1}), (10, {0: 4, 1: 4, 2: 2})])
+def test_kv_heads_are_shared_in_proportion_to_threads(heads: int, wanted: dict[int, int]) -> None:
+    team = _native.Team([-1] * len(HOMES), 0, False)
+    arena = _native.Arena(team, HOMES, [NODE] * 3)
+    cache = _native.kv_cache(team, 2, heads, 64, 64, _native.KvType.bf16, 100, arena)
+    per_head = cache.nbytes // heads
+    assert {home: size // per_head for _, size, home in cache.ranges} == wanted
+    whole = _native.kv_cache(team, 2, heads, 64, 64, _native.KvType.bf16, 100, arena, True)
+    assert [home for _, _, home in whole.ranges] == [-1]
+    assert whole.nbytes == cache.nbytes
+
+
+def test_the_kernel_is_asked_for_every_page() -> None:
+    over = backend()
+    kept = [over.weight_from_array(np.ones((640, 1024), np.float32), "F32", "copied"), over.kv_cache(KvGeometry(2, 5, 64, 64, "bf16"), 50)]
+    seen = over.residency()
+    if seen["weights"] is None:
+        pytest.skip("move_pages is not allowed here")
+    (weights,), (kv,) = seen["weights"], seen["kv"]
+    assert weights["node"] == kv["node"] == NODE
+    assert kept[0].nbytes <= weights["local"] == weights["present"]
+    assert kept[1].nbytes <= kv["local"] == kv["present"]
+    assert NativeBackend([-1], spin_us=20).residency() == {"weights": None, "kv": None}
