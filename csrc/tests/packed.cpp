@@ -16,20 +16,31 @@ struct File {
 };
 
 // Rows of any bytes in a file, somewhere, and the weight that was read from there.
-std::shared_ptr<Weight> random_weight(Random& random, Team& team, Arena* arena, Format format, int64_t rows, int64_t columns, int heads) {
+std::shared_ptr<Weight> random_weight(Random& random, Team& team, Arena* arena, Spread spread, Format format, int64_t rows, int64_t columns, int heads) {
   Exact<uint8_t> bytes(static_cast<size_t>(rows) * static_cast<size_t>(file_row_bytes(format, columns)));
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(random.bits() >> 32);
   const File file;
   const uint64_t offset = static_cast<uint64_t>(random.between(0, 99));
   require(pwrite(file.fd, bytes.get(), bytes.size(), static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes.size()), "pwrite");
-  return taken(weight_from_file(team, file.fd, offset, format, rows, columns, format, heads, arena));
+  return taken(weight_from_file(team, file.fd, offset, format, rows, columns, format, heads, arena, spread));
 }
 
+Spread random_spread(Random& random) { return static_cast<Spread>(random.between(0, 2)); }
+
+// Members at one to three homes, of nodes the kernel chooses.
+Homes random_homes(Random& random, int members) {
+  Homes homes;
+  const int count = random.between(1, std::min(members, 3));
+  for (int member = 0; member < members; ++member) homes.of_member.push_back(member < count ? member : random.between(0, count - 1));
+  return homes;
+}
+
+// As any thread of either team reads them.
 bool same_rows(const Weight& a, const Weight& b) {
   Exact<float> one(static_cast<size_t>(a.columns)), other(static_cast<size_t>(a.columns));
   for (int64_t row = 0; row < a.rows; ++row) {
-    unpack_row(a, row, one.get());
-    unpack_row(b, row, other.get());
+    unpack_row(a, row, one.get(), static_cast<int>(row % static_cast<int64_t>(a.pieces.size())));
+    unpack_row(b, row, other.get(), static_cast<int>(row % static_cast<int64_t>(b.pieces.size())));
     if (std::memcmp(one.get(), other.get(), one.size() * sizeof(float))) return false;
   }
   return true;
@@ -40,12 +51,13 @@ void check_format(Random& random, Format format) {
   const int64_t rows = heads ? heads * 2 * random.between(1, 20) : random.between(1, 140);
   const int64_t columns = block == 1 ? random.between(1, 200) : int64_t(block) * random.between(1, 3);
   const auto team = team_of(random.between(1, 3)), others = team_of(random.between(1, 4));
-  Arena arena(team->size()), other_arena(others->size());
-  const auto weight = random_weight(random, *team, random.one_in(2) ? &arena : nullptr, format, rows, columns, heads);
+  Arena arena(random_homes(random, team->size())), other_arena(random_homes(random, others->size()));
+  const auto weight = random_weight(random, *team, random.one_in(2) ? &arena : nullptr, random_spread(random), format, rows, columns, heads);
   const File file;
   const uint64_t offset = static_cast<uint64_t>(random.between(0, 5000)), bytes = taken(packed_bytes(format, rows, columns));
   const uint64_t written = taken(write_packed(*team, *weight, file.fd, offset));
-  const ReadWeight read = taken(read_packed(*others, file.fd, offset, format, rows, columns, random.one_in(2) ? &other_arena : nullptr));
+  const ReadWeight read = taken(read_packed(*others, file.fd, offset, format, rows, columns, random.one_in(2) ? &other_arena : nullptr,
+                                            random_spread(random)));
   require(read.checksum == written, std::string("what was written has its checksum, ") + format_name(format));
   require(same_rows(*weight, *read.weight), std::string("what was written is read, ") + format_name(format));
 
