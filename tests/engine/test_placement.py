@@ -13,6 +13,8 @@ from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine
 from homenode.engine.settle import MemoryRoom, memory_room, settle
 from homenode.errors import PlacementError, UserError
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
+from homenode.host.placement.node_teams import NUMA_POLICIES
+from homenode.host.placement.numa_policy import Decision, Teams
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import RecordedSource
@@ -124,6 +126,101 @@ def test_too_few_cores_is_said() -> None:
     assert too_few_cores(host("1s/1n/2c"), EnginePlace((0,))) == ()
     (finding,) = too_few_cores(host("1s/1n/1c"), EnginePlace((0,)))
     assert (finding.severity, finding.code) == ("warning", "too_few_cores")
+
+
+@pytest.mark.parametrize("policy", ["shard", "mirror", "interleave"])
+def test_a_policy_over_nodes_has_their_threads_node_after_node(policy: str) -> None:
+    seen = place(PlacementConfig(numa=policy))
+    assert (seen.team, seen.spare, seen.memory_nodes) == ((0, 1, 2, 3, 4, 5, 6), (7, 15), ())
+    assert (seen.numa, seen.thread_memory) == (policy, (0,) * 4 + (1,) * 3)
+    assert team_groups(host(), seen.team) == tuple((node, 0 if node == 0 else 4) for node in seen.thread_memory)
+
+
+def test_threads_keep_to_the_nodes_that_are_named_and_so_does_memory() -> None:
+    seen = place(PlacementConfig(numa="shard", numa_nodes="3,1"), "2s/4n/16c")
+    assert (seen.team, seen.thread_memory) == ((12, 13, 14, 15, 4, 5, 6, 7), (3,) * 4 + (1,) * 4)
+    assert seen.memory_nodes == (3, 1), "there are nodes it could come from otherwise"
+    assert seen.free_of_compute == (0, 1, 2, 3, 8, 9, 10, 11)
+
+
+def test_local_computes_on_one_node_with_the_memory_of_that() -> None:
+    seen = place(PlacementConfig(numa="local"))
+    assert (seen.team, seen.memory_nodes, seen.numa) == ((0, 1, 2, 3), (0,), "local")
+    assert place(PlacementConfig(numa="local", numa_nodes="1,0")).team == (4, 5, 6, 7)
+
+
+def test_a_replica_is_the_engine_of_one_node_and_says_so() -> None:
+    seen = place(PlacementConfig(numa="replicate"))
+    assert (seen.team, seen.memory_nodes, seen.numa) == ((0, 1, 2, 3), (0,), "replicate")
+    assert [finding.code for finding in seen.findings] == ["numa_one_replica"]
+
+
+def test_what_the_core_needs_to_know_goes_with_the_place() -> None:
+    seen = place(PlacementConfig(numa="shard", numa_mirror_tensors=("lm_head*",), numa_strict=True))
+    assert (seen.mirror_tensors, seen.strict) == (("lm_head*",), True)
+    assert place(PlacementConfig()).thread_memory == (), "nothing is asked of it without a policy"
+
+
+def test_auto_is_settled_by_what_is_asked_and_only_where_there_is_a_choice() -> None:
+    def choose(teams: Teams) -> Decision:
+        return Decision("mirror", f"{len(teams)} nodes")
+
+    seen = place_engine(PlacementConfig(numa="auto", numa_mirror_tensors=("lm_head*",)), None, host(), choose)
+    assert (seen.numa, seen.numa_why, seen.mirror_tensors) == ("mirror", "2 nodes", ())
+    assert place(PlacementConfig(numa="auto")).numa == "shard", "nothing is known of a model"
+
+    def never(teams: Teams) -> Decision:
+        raise AssertionError("there is one node")
+
+    assert place_engine(PlacementConfig(numa="auto"), None, host("1s/1n/4c"), never).numa == "local"
+
+
+@pytest.mark.parametrize("policy", NUMA_POLICIES)
+def test_on_one_node_every_policy_is_what_it_would_be_without(policy: str) -> None:
+    without, seen = place(PlacementConfig(), "1s/1n/4c/smt2"), place(PlacementConfig(numa=policy), "1s/1n/4c/smt2")
+    assert (seen.team, seen.spare, seen.memory_nodes) == (without.team, without.spare, without.memory_nodes)
+    assert (seen.numa, seen.thread_memory) == ("local", (0, 0, 0))
+    (finding,) = seen.findings
+    assert (finding.code, finding.severity) == ("numa_single_node", "info" if policy in ("auto", "local") else "warning")
+    assert place(PlacementConfig(numa=policy), "1s/0n/4c").thread_memory == (), "a host without nodes has none to name"
+
+
+def test_both_threads_of_each_core_when_asked_with_and_without_a_policy() -> None:
+    assert place(PlacementConfig(threads_per_core=2), "1s/1n/4c/smt2") == EnginePlace((0, 4, 1, 5, 2, 6), spare=(3, 7))
+    assert place(PlacementConfig(threads_per_core=2, numa="shard")).team == (0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14)
+    assert [f.code for f in place(PlacementConfig(threads_per_core=2), "1s/1n/4c").findings] == ["one_thread_per_core"]
+
+
+def test_a_reserve_is_taken_from_all_nodes() -> None:
+    seen = place(PlacementConfig(numa="shard", reserve_cpus=2))
+    assert (seen.team, seen.spare) == ((0, 1, 2, 4, 5, 6), (3, 7, 11, 15))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (PlacementConfig(numa="shard", numa_bind=True), "--numa and --numa-bind"),
+        (PlacementConfig(numa="shard", cpu_threads_bind="0-3"), "--numa and --cpu-threads-bind"),
+        (PlacementConfig(numa="shard", memory_nodes="0"), "--numa and --memory-nodes"),
+        (PlacementConfig(threads_per_core=2, cpu_threads_bind="0-3"), "--threads-per-core and --cpu-threads-bind"),
+        (PlacementConfig(numa_nodes="0"), "--numa-nodes says how --numa is meant"),
+        (PlacementConfig(numa_mirror_tensors=("x",)), "--numa-mirror-tensors says"),
+        (PlacementConfig(numa_strict=True), "--numa-strict says"),
+        (PlacementConfig(numa_measured="x"), "--numa-measured says"),
+        (PlacementConfig(numa="shard", numa_nodes="0,9"), "no NUMA node 9"),
+        (PlacementConfig(numa="mirror", numa_mirror_tensors=("x",)), "--numa mirror"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named(config: PlacementConfig, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        place(config)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("policy", ["shard", "mirror", "interleave", "replicate"])
+def test_strict_refuses_one_node_for_a_policy_of_several(policy: str) -> None:
+    with pytest.raises(PlacementError, match="two NUMA nodes"):
+        place(PlacementConfig(numa=policy, numa_strict=True), "1s/1n/4c")
 
 
 def test_a_placement_error_is_a_users_error() -> None:

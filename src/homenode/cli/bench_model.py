@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from homenode.cli.bench_options import Numbers, meter_of, native_backend
-from homenode.cli.options import with_some_settings
+from homenode.cli.bench_options import Numbers, engine_backend, meter_of
+from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import OUT, loading_bar, plain_errors
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--batch", type=Numbers(), default="1", show_default=True, help="Batch sizes to decode at, such as 1,4,8.")
 @click.option("--context", type=click.IntRange(0), default=0, show_default=True, help="Tokens already in the context when decoding begins.")
-@with_some_settings(EngineConfig, "threads", "isa", "quantize", "dtype", "kv_cache_dtype")
+@with_some_settings(EngineConfig, "threads", "isa", "quantize", "dtype", "kv_cache_dtype", *NUMA_SETTINGS)
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Counted runs; the median is reported.")
 @click.option("--phases", is_flag=True, help="Also show where the time of a step goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -45,6 +45,7 @@ def model(
     repeat: int,
     phases: bool,
     as_json: bool,
+    **numa: Any,
 ) -> None:
     """Prefill and decode speed of MODEL, through the same program the server runs."""
     from homenode.bench.model import Plan, measure
@@ -56,8 +57,9 @@ def model(
     with plain_errors():
         if prompt_tokens == 0 and gen_tokens == 0:
             raise UserError("nothing to measure: both --prompt-tokens and --gen-tokens are 0", param="--prompt-tokens")
-        backend = native_backend(threads, isa)
+        config = EngineConfig.of(model, {"threads": threads, "isa": isa, "quantize": quantize, "dtype": dtype, **numa})
         checkpoint = open_checkpoint(locate(model))
+        backend = engine_backend(config, checkpoint)
         with loading_bar("loading") as update:
             loaded = load_model(checkpoint, backend, quantize=quantize, dtype=dtype, progress=update)
         plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat, kv_cache_dtype, phases)

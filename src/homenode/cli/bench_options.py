@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from homenode.engine.config import ComputeConfig
+from homenode.engine.config import ComputeConfig, EngineConfig
 
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend, NativeMeter
+    from homenode.model.checkpoint import Checkpoint
 
 _READ_BYTES = 512 << 20  # read for the ceilings; less where little memory is free
 
@@ -68,6 +69,27 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
     host = read_host(LiveSource(), accelerators=False)
     cpus = choose_cpus(threads, host.allowance)
     return cast("NativeBackend", make_backend(ComputeConfig(backend="native", threads=threads, isa=isa), cpus, team_groups(host, cpus)))
+
+
+def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> NativeBackend:
+    """The compiled core in the place that an engine with these settings would have; what is to be known about it is told on stderr."""
+    from homenode.cli.report import ERR
+    from homenode.engine.build import check_homes, make_backend, place_of_engine
+    from homenode.engine.placement import team_groups
+    from homenode.engine.settle import settle
+    from homenode.host.topology.read import read_host
+    from homenode.host.topology.source import LiveSource
+    from homenode.model.weights.load import plan_model
+
+    host = read_host(LiveSource(), accelerators=False)
+    place = place_of_engine(config, checkpoint, host)
+    for finding in (*place.findings, *settle(place)):
+        if finding.severity != "info":
+            ERR.print(f"[yellow]note:[/] {finding.text}", highlight=False)
+    backend = make_backend(config.compute, place.team, team_groups(host, place.team))
+    layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
+    check_homes(config, host, place, layout, backend)
+    return cast("NativeBackend", backend)
 
 
 def meter_of(backend: NativeBackend) -> NativeMeter:

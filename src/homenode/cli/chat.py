@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from homenode.cli.options import with_some_settings
+from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from homenode.engine.llm import LLM
     from homenode.engine.request import SamplingParams
 
-_SETTINGS = ("threads", "isa", "quantize", "dtype", "max_model_len", "kv_cache_dtype")
+_SETTINGS = ("threads", "isa", "quantize", "dtype", "max_model_len", "kv_cache_dtype", *NUMA_SETTINGS)
 Messages = list[dict[str, str]]
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from homenode.cli.options import with_some_settings
+from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import OUT, loading_bar, plain_errors
 from homenode.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from homenode.model.tokenizer import Tokenizer
 
-_SETTINGS = ("threads", "isa", "quantize", "dtype", "packed_cache", "max_model_len", "kv_cache_dtype")
+_SETTINGS = ("threads", "isa", "quantize", "dtype", "packed_cache", "max_model_len", "kv_cache_dtype", *NUMA_SETTINGS)
 
 
 @click.command()

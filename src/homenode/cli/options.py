@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from homenode.errors import UserError
+from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, options_of
 
 _SOURCES = {
@@ -25,6 +26,8 @@ _SOURCES = {
     click.core.ParameterSource.DEFAULT_MAP: "config file",
     click.core.ParameterSource.DEFAULT: "default",
 }
+
+NUMA_SETTINGS = tuple(options_of(NumaSettings))  # for every command that computes
 
 
 @dataclasses.dataclass(frozen=True)

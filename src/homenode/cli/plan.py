@@ -1,4 +1,4 @@
-"""`homenode plan`: who would run where, and why; nothing is changed."""
+"""`homenode plan`: who would run where, where weights would lie, and why; nothing is changed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags, demand_from_flags, plan_for, with_plan_flags
+from homenode.cli.plan_weights import plan_weights, weight_flags, with_weight_flags
 from homenode.cli.report import json_errors, print_json
 
 if TYPE_CHECKING:
@@ -20,16 +21,21 @@ if TYPE_CHECKING:
 @click.option("--requirements", is_flag=True, help="Say how many cores the deployment needs, and whether this host has them.")
 @click.option("--before-start", is_flag=True, help="Plan for the visible devices although nothing runs on them yet.")
 @click.option("--explain", is_flag=True, help="Say for each worker where its CPUs and its memory lie, and why.")
+@with_weight_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def plan(requirements: bool, before_start: bool, explain: bool, as_json: bool, **values: Any) -> None:
-    """Plan who runs where on this host, or on a recorded one.
+@click.pass_context
+def plan(ctx: click.Context, /, requirements: bool, before_start: bool, explain: bool, as_json: bool, **values: Any) -> None:
+    """Plan who runs where on this host, or on a recorded one; with --weights, where a model's weights lie.
 
     Exit code 0: a plan without trouble; 1: a plan with findings of severity error; 2: no plan, and the reason.
     """
     from homenode.host.topology.finding import worst
 
-    flags = PlanFlags.taken_from(values)
     with json_errors(as_json):
+        weights = weight_flags(ctx, values)
+        flags = PlanFlags.taken_from(values)
+        if weights is not None:
+            sys.exit(plan_weights(flags, weights, as_json))
         host, demand = demand_from_flags(flags, before_start=before_start)
         if requirements:
             sys.exit(_requirements(host, demand, as_json))

@@ -23,16 +23,24 @@ from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
 from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
+from homenode.host.placement.numa_policy import Chosen, Decision, Teams
+from homenode.host.placement.variables import reserve_cpus
 from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
+from homenode.model.weights.numa_choice import cost_choice
+from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
 from homenode.model.weights.packed_cache import packed_folder
 from homenode.units import format_bytes
 
 Progress = Callable[[int, int], None]
+
+_TYPICAL_CONTEXT = 1024  # tokens of the sequence that --numa auto is to be fast for
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     config = located(config)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     host = read_host(LiveSource(), accelerators=False)
-    place = place_engine(config.placement, config.compute.threads, host)
+    place = place_of_engine(config, checkpoint, host)
     if own_process:
         place = alone(place)
     findings = (*place.findings, *too_few_cores(host, place), *too_many_threads(host, place), *settle(place))
@@ -83,6 +91,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     backend = make_backend(compute, place.team, team_groups(host, place.team))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
+    check_homes(config, host, place, layout, backend)
     _sizes(config, checkpoint.spec, geometry, memory_room(place), layout.target_bytes)
     model = load_model(
         checkpoint,
@@ -120,18 +129,47 @@ def check_config(config: EngineConfig) -> list[UserError]:
     host = read_host(LiveSource(), accelerators=False)
     found: list[UserError] = []
     place = EnginePlace(())
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
     try:
-        place = place_engine(config.placement, config.compute.threads, host)
+        place = place_of_engine(config, checkpoint, host)
     except UserError as error:
         found.append(error)
-    checkpoint = open_checkpoint(Path(str(config.model.path)))
-    return found + _check_model(config, checkpoint, memory_room(place))
+    return found + _check_model(config, checkpoint, host, place)
 
 
-def _check_model(config: EngineConfig, checkpoint: Checkpoint, room: MemoryRoom) -> list[UserError]:
+def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:
+    """Where an engine of this model runs. Raises what `place_engine` raises."""
+    return place_engine(config.placement, config.compute.threads, host, _numa_choice(config, checkpoint, host))
+
+
+def _numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
+    """What settles --numa auto: this model's figures. It is asked where several nodes can compute; nothing is done for it elsewhere."""
+
+    def choose(teams: Teams) -> Chosen:
+        backend = make_backend(config.compute, (UNPINNED,))
+        layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
+        geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
+        context = min(_TYPICAL_CONTEXT, config.model.max_model_len or checkpoint.spec.max_position)
+        return cost_choice(host, checkpoint.spec, layout, geometry, 1, context, config.placement.numa_measured)(teams)
+
+    return choose
+
+
+def check_homes(config: EngineConfig, host: Host, place: EnginePlace, layout: WeightLayout, backend: Backend) -> None:
+    """Under --numa every node must have room for its weights. UserError for patterns of tensors that match none."""
+    if place.numa is None:
+        return
+    reserve = reserve_cpus(config.placement.reserve_cpus, host.variables, cpu_workers=True)
+    settled = Decision(place.numa, place.numa_why)
+    numa_layout(layout, host, config.placement.demand(config.compute.threads, reserve), lambda _: settled, packed_group_bytes(backend))
+
+
+def _check_model(config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace) -> list[UserError]:
+    room = memory_room(place)
     try:
         backend = make_backend(config.compute, (UNPINNED,))
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
+        check_homes(config, host, place, layout, backend)
     except UserError as error:
         return [error]
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
@@ -189,6 +227,7 @@ def _ready(
             "kv_bytes": sizes.num_blocks * geometry.block_bytes,
             "kv_dtype": geometry.dtype,
             "compute": backend.statistics(),
+            "numa": place.numa,
             "free_cpus": list(place.free_of_compute),  # where a front disturbs nobody
         },
     )

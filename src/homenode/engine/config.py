@@ -10,6 +10,7 @@ import msgspec
 
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.errors import UserError
+from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
 
 
@@ -52,7 +53,7 @@ class ComputeConfig:
 
 
 @dataclass(frozen=True)
-class PlacementConfig:
+class PlacementConfig(NumaSettings):
     """Where the engine runs. The same flags mean the same to `homenode plan`; without any the whole allowance is used."""
 
     numa_bind: bool = option(False, "Bind the engine's threads and memory to one NUMA node (its device's, or the first usable one).")

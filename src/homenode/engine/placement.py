@@ -5,12 +5,16 @@ The strategies are those of `homenode plan`; an engine is one CPU worker to them
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from homenode.engine.config import PlacementConfig
 from homenode.engine.sizing import choose_cpus
 from homenode.errors import UserError
 from homenode.host.placement.demand import Demand
+from homenode.host.placement.memory_nodes import has_memory
+from homenode.host.placement.nodes import permitted_nodes
+from homenode.host.placement.numa_policy import Chosen, Decision, Teams, home_team, numa_plan
 from homenode.host.placement.plan import Plan, Worker
 from homenode.host.placement.requirements import requirements
 from homenode.host.placement.select import make_plan
@@ -28,6 +32,10 @@ class EnginePlace:
 
     `others`: CPUs of the engine's remaining threads, empty: wherever they are. `memory_nodes`: nodes its memory is bound to, empty: not bound.
     `spare`: CPUs of cores without a compute thread, where nothing was said about them; empty where there are none.
+
+    `numa`: the policy that was settled for `--numa`, None where none was asked for; `numa_why`: in words. `thread_memory`: under a policy, the
+    node that each compute thread takes its memory from, in the order of `team`; empty on a host without nodes. `mirror_tensors`: patterns of the
+    matrices that are mirrored under shard. `strict`: pages that are not where they belong are a reason not to serve.
     """
 
     team: tuple[int, ...]
@@ -35,6 +43,11 @@ class EnginePlace:
     memory_nodes: tuple[int, ...] = ()
     findings: tuple[Finding, ...] = ()
     spare: tuple[int, ...] = ()
+    numa: str | None = None
+    numa_why: str = ""
+    thread_memory: tuple[int, ...] = ()
+    mirror_tensors: tuple[str, ...] = ()
+    strict: bool = False
 
     @property
     def free_of_compute(self) -> tuple[int, ...]:
@@ -48,9 +61,14 @@ def alone(place: EnginePlace) -> EnginePlace:
     return replace(place, others=place.others or place.spare)
 
 
-def place_engine(config: PlacementConfig, threads: int | None, host: Host) -> EnginePlace:
-    """Decide. UserError and PlacementError for settings that contradict each other or that this host cannot meet."""
+def place_engine(config: PlacementConfig, threads: int | None, host: Host, choose: Callable[[Teams], Chosen] | None = None) -> EnginePlace:
+    """Decide. `choose`: settles `--numa auto` where several nodes can compute (`numa_choice.cost_choice`); None: shard is taken.
+
+    UserError and PlacementError for settings that contradict each other or that this host cannot meet.
+    """
     _check(config)
+    if config.numa is not None or config.threads_per_core > 1:
+        return _over_nodes(config, threads, host, choose or _shard)
     lists = threads_bind(config.cpu_threads_bind, host.variables)
     nodes = memory_nodes(config.memory_nodes, host.variables)
     reserve = reserve_cpus(config.reserve_cpus, host.variables, cpu_workers=True)
@@ -70,6 +88,18 @@ def _check(config: PlacementConfig) -> None:
         raise UserError("--numa-bind-nodes and --numa-bind-cpus say where to bind; give --numa-bind as well", param="numa_bind")
     if config.numa_bind and config.cpu_threads_bind:
         raise UserError("--numa-bind and --cpu-threads-bind are two ways to say the same; give one", param="cpu_threads_bind")
+    config.check()
+    asked = "--numa" if config.numa is not None else "--threads-per-core" if config.threads_per_core > 1 else ""
+    for flag, value in (
+        ("--numa-bind", config.numa_bind),
+        ("--cpu-threads-bind", config.cpu_threads_bind),
+        ("--memory-nodes", config.memory_nodes),
+    ):
+        if asked and value:
+            raise UserError(
+                f"{asked} and {flag} both say where threads run and memory lies; give one of them (--numa-nodes names nodes for --numa)",
+                param=asked[2:].replace("-", "_"),
+            )
 
 
 def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | None) -> EnginePlace:
@@ -119,6 +149,38 @@ def _cut(host: Host, allowance: Allowance, cpus: tuple[int, ...]) -> Allowance:
 def _core(host: Host, cpu: int) -> int:
     known = host.cpu_by_id.get(cpu)
     return known.core if known else cpu
+
+
+def _shard(teams: Teams) -> Chosen:
+    return Decision("shard", f"nothing is known of a model to choose by: one copy over {len(teams)} nodes, each row with its thread")
+
+
+def _over_nodes(config: PlacementConfig, threads: int | None, host: Host, choose: Callable[[Teams], Chosen]) -> EnginePlace:
+    """The teams of `--numa`, node after node. Memory is bound to their nodes where there are others it could come from."""
+    reserve = reserve_cpus(config.reserve_cpus, host.variables, cpu_workers=True)
+    plan = numa_plan(host, config.demand(threads, reserve), choose if config.numa is not None else _shard)
+    teams, findings = plan.teams, plan.findings
+    if plan.policy == "replicate":
+        teams = (home_team(teams),) if config.numa_nodes is None else teams[:1]
+        message = f"--numa replicate: this is one engine, that of node {teams[0].node}; `homenode serve` starts one for each node"
+        findings += (Finding("info", "numa_one_replica", message),)
+    team = tuple(cpu for own in teams for cpu in own.cpus)
+    taken = {_core(host, cpu) for cpu in team}
+    place = EnginePlace(team, spare=tuple(cpu for cpu in host.allowance.cpus if _core(host, cpu) not in taken))
+    if config.numa is None:
+        return replace(place, findings=tuple(finding for finding in findings if finding.code != "numa_single_node"))
+    memory = tuple(dict.fromkeys(own.memory_node for own in teams)) if host.nodes else ()
+    bound = memory if len(memory) < len([node for node in permitted_nodes(host) if has_memory(host, node)]) else ()
+    return replace(
+        place,
+        memory_nodes=bound,
+        findings=findings,
+        numa=plan.policy,
+        numa_why=plan.why,
+        thread_memory=tuple(own.memory_node for own in teams for _ in own.cpus) if host.nodes else (),
+        mirror_tensors=config.numa_mirror_tensors if plan.policy == "shard" else (),
+        strict=config.numa_strict,
+    )
 
 
 def team_groups(host: Host, team: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

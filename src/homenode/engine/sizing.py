@@ -9,6 +9,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.schedule.admission import check_config as check_scheduler
 from homenode.engine.schedule.step import WorkerLimits
 from homenode.errors import CapacityError, UserError
+from homenode.host.placement.node_teams import spare_cores
 from homenode.host.topology.allowance import Allowance
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.units import format_bytes
@@ -142,8 +143,7 @@ def choose_cpus(threads: int | None, allowance: Allowance) -> tuple[int, ...]:
     """
     cores = allowance.physical_cpus
     if threads is None:
-        spare = 1 if len(cores) > 2 else 0
-        return cores[: min(len(cores) - spare, allowance.usable_threads)]
+        return cores[: min(len(cores) - spare_cores(len(cores)), allowance.usable_threads)]
     if threads > len(allowance.cpus):
         raise UserError(
             f"--threads {threads}: this process may use {len(allowance.cpus)} CPUs; give {len(allowance.cpus)} or less", param="threads"

@@ -36,7 +36,9 @@ class Cpu:
 class Node:
     """One online NUMA node. `cpus` is empty for memory without processors; `memory` is 0 bytes for processors without memory.
 
-    `distances`: from this node to every online node by id (ACPI SLIT: 10 is local). `huge_pages`: pages reserved, by size in bytes.
+    `distances`: from this node to every online node by id (ACPI SLIT: 10 is local). `huge_pages`: pages reserved, by size in bytes. `free`: bytes
+    that could be taken there without swapping when it was read, None where that is not told (recordings leave it out); it never rests and so
+    takes no part in comparisons.
     """
 
     id: int
@@ -44,6 +46,7 @@ class Node:
     memory: int | None
     distances: dict[int, int]
     huge_pages: dict[int, int] = field(default_factory=dict)
+    free: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,26 @@ def available_on(reader: FactReader, nodes: Collection[int]) -> int:
     Their part is that of the pages that are free or can be read again. All of it where the nodes do not say.
     """
     whole = read_meminfo(reader, "/proc/meminfo").get("MemAvailable", 0)
-    easy = {}
-    for node in read_node_ids(reader):
-        sizes = read_meminfo(reader, f"{NODE_FOLDER}/node{node}/meminfo")
-        easy[node] = sum(sizes.get(name, 0) for name in _EASILY_HAD)
+    easy = _easily_had(reader, read_node_ids(reader))
     total = sum(easy.values())
     return whole * sum(easy.get(node, 0) for node in set(nodes)) // total if total else whole
+
+
+def available_by_node(reader: FactReader, nodes: Collection[int]) -> dict[int, int]:
+    """What `available_on` says of each node by itself; one that does not tell what is free there is missing, as in a recording.
+
+    Where the kernel tells of nodes only, all pages that are free or can be read again count as available.
+    """
+    easy = _easily_had(reader, nodes)
+    total = sum(easy.values())
+    whole = read_meminfo(reader, "/proc/meminfo").get("MemAvailable", total)
+    return {node: whole * size // total if total else 0 for node, size in easy.items()}
+
+
+def _easily_had(reader: FactReader, nodes: Collection[int]) -> dict[int, int]:
+    """Bytes by node that are free or can be read again; a node without such figures is missing."""
+    sizes = {node: read_meminfo(reader, f"{NODE_FOLDER}/node{node}/meminfo") for node in nodes}
+    return {node: sum(found.get(name, 0) for name in _EASILY_HAD) for node, found in sizes.items() if "MemFree" in found}
 
 
 def read_huge_pages(reader: FactReader, folder: str) -> dict[int, int]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from homenode.host.topology.facts import FactReader, parse_number
 from homenode.host.topology.host import Node
-from homenode.host.topology.memory import read_huge_pages, read_meminfo
+from homenode.host.topology.memory import available_by_node, read_huge_pages, read_meminfo
 from homenode.host.topology.online import NODE_FOLDER, read_node_ids
 
 _LOCAL, _REMOTE = 10, 20
@@ -20,6 +20,7 @@ def read_nodes(reader: FactReader, online_cpus: Sequence[int]) -> tuple[Node, ..
     ids = read_node_ids(reader)
     here = frozenset(online_cpus)
     distances = _read_distances(reader, ids)
+    free = available_by_node(reader, ids)
     return tuple(
         Node(
             id=node,
@@ -27,6 +28,7 @@ def read_nodes(reader: FactReader, online_cpus: Sequence[int]) -> tuple[Node, ..
             memory=read_meminfo(reader, f"{NODE_FOLDER}/node{node}/meminfo").get("MemTotal"),
             distances=distances[node],
             huge_pages=read_huge_pages(reader, f"{NODE_FOLDER}/node{node}/hugepages"),
+            free=free.get(node),
         )
         for node in ids
     )

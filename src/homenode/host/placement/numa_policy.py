@@ -1,0 +1,164 @@
+"""Which NUMA policy an engine gets on this host, and with which teams. Pure.
+
+| policy | weights lie |
+|---|---|
+| shard | each row with the thread that multiplies it: one copy in all |
+| mirror | whole on every node's memory |
+| replicate | whole on every node, each copy for an engine of its own |
+| interleave | page by page round robin over the nodes' memory |
+| local | on one node, whose threads alone compute |
+
+A host on which only one node can compute leaves nothing to choose: every policy is `local` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from homenode.cpuset import format_cpu_list
+from homenode.errors import PlacementError, UserError
+from homenode.host.placement.node_teams import NodeTeam, node_teams, parse_node_list
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Host
+
+Teams = tuple[NodeTeam, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NumaDemand:
+    """What was asked for. `policy`: one of NUMA_POLICIES. `nodes`: the text of --numa-nodes. `mirror_tensors`: patterns of tensor names.
+
+    `reserve`: physical cores that nothing computes on, None for the usual one.
+    """
+
+    policy: str = "auto"
+    nodes: str | None = None
+    threads: int | None = None
+    threads_per_core: int = 1
+    mirror_tensors: tuple[str, ...] = ()
+    strict: bool = False
+    reserve: int | None = None
+
+
+class Chosen(Protocol):
+    """What a cost model answers, such as `weight_cost.Choice`."""
+
+    @property
+    def policy(self) -> str:
+        """One of NUMA_POLICIES but auto."""
+
+    @property
+    def why(self) -> str:
+        """In a sentence, with figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A choice that was made already."""
+
+    policy: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NumaPlan:
+    """`policy`: one of NUMA_POLICIES but auto. `teams`: the nodes that compute, one of them under local."""
+
+    asked: str
+    policy: str
+    why: str
+    teams: Teams
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def memory_nodes(self) -> tuple[int, ...]:
+        """The nodes that hold weights, each once, in the order of the teams."""
+        return tuple(dict.fromkeys(team.memory_node for team in self.teams))
+
+
+def numa_plan(host: Host, demand: NumaDemand, choose: Callable[[Teams], Chosen]) -> NumaPlan:
+    """Settle the policy and the teams. `choose`: asked for `auto` where several nodes can compute.
+
+    Raises PlacementError several_nodes_needed (with `strict`, where there is one only) and what `node_teams` raises, UserError for patterns of
+    tensors under a policy that has no use for them.
+    """
+    nodes = None if demand.nodes is None else parse_node_list(demand.nodes)
+    _check_patterns(demand)
+    teams = node_teams(host, nodes, demand.threads, demand.threads_per_core, demand.reserve)
+    findings = _unused_siblings(host, demand, teams)
+    if len(teams) == 1:
+        return _single(host, demand, teams, findings)
+    if demand.policy == "auto":
+        chosen = choose(teams)
+        policy, why = chosen.policy, chosen.why
+    else:
+        policy, why = demand.policy, f"asked for with --numa {demand.policy}"
+    if policy == "local":
+        home = teams[0].node if nodes else home_team(teams).node
+        # A number of threads that was asked for is kept; that they fit on one node is checked there.
+        wanted = demand.threads if demand.policy == "local" else _within(host, home, demand)
+        teams = node_teams(host, (home,), wanted, demand.threads_per_core, demand.reserve)
+    return NumaPlan(demand.policy, policy, why, teams, findings)
+
+
+def home_team(teams: Teams) -> NodeTeam:
+    """The node of `local` where none is named: that with most threads, of those with the same number the one with most memory, then the first."""
+    return max(teams, key=lambda team: (len(team.cpus), team.memory or 0, -teams.index(team)))
+
+
+def _within(host: Host, node: int, demand: NumaDemand) -> int | None:
+    """The threads that were asked for, or as many as the node has CPUs for: `auto` took the node, so the number is its to lower."""
+    if demand.threads is None:
+        return None
+    allowed = set(host.allowance.cpus)
+    return min(demand.threads, len(allowed.intersection(host.node_by_id[node].cpus)))
+
+
+def _check_patterns(demand: NumaDemand) -> None:
+    if demand.mirror_tensors and demand.policy not in ("auto", "shard"):
+        raise UserError(
+            f"--numa-mirror-tensors chooses matrices that --numa shard mirrors; with --numa {demand.policy} there is nothing to choose; "
+            "leave it out, or give --numa shard",
+            param="numa_mirror_tensors",
+        )
+
+
+def _unused_siblings(host: Host, demand: NumaDemand, teams: Teams) -> tuple[Finding, ...]:
+    cores = {host.cpu_by_id[cpu].core for team in teams for cpu in team.cpus}
+    if demand.threads_per_core == 1 or any(len(host.cores[core]) > 1 for core in cores):
+        return ()
+    message = f"--threads-per-core {demand.threads_per_core} changes nothing: the cores of this host have one thread each"
+    return (Finding("warning", "one_thread_per_core", message, "Leave it out."),)
+
+
+def _single(host: Host, demand: NumaDemand, teams: Teams, findings: tuple[Finding, ...]) -> NumaPlan:
+    """One node computes. Whoever asked for several is told; for `auto` and `local` nothing is amiss."""
+    why = f"only NUMA node {teams[0].node} computes here, so that everything is local to it"
+    only = _only(host, demand, teams[0])
+    message = f"--numa {demand.policy} is the same as local: {only}"
+    if demand.policy in ("auto", "local"):
+        return NumaPlan(demand.policy, "local", why, teams, (*findings, Finding("info", "numa_single_node", message)))
+    if demand.strict:
+        raise PlacementError(
+            "several_nodes_needed",
+            f"--numa {demand.policy} needs several nodes, and --numa-strict refuses to do without",
+            seen=only,
+            wanted="compute threads on at least two NUMA nodes",
+            remedy="Allow CPUs of several nodes, or leave out --numa-strict.",
+            param="--numa-strict",
+        )
+    remedy = "Nothing to do where that is meant; else allow CPUs of several nodes, or more --threads."
+    return NumaPlan(demand.policy, "local", why, teams, (*findings, Finding("warning", "numa_single_node", message, remedy)))
+
+
+def _only(host: Host, demand: NumaDemand, team: NodeTeam) -> str:
+    """Why there is one team only."""
+    computing = {cpu.node for number in host.allowance.cpus if (cpu := host.cpu_by_id.get(number))}
+    if len(computing) < 2:
+        others = len([node for node in host.nodes if node.cpus]) > 1
+        return f"this process may use CPUs of node {team.node} only" if others else "this host has one NUMA node with CPUs"
+    if demand.nodes is not None and len(parse_node_list(demand.nodes)) == 1:
+        return f"--numa-nodes {demand.nodes} names one node"
+    return f"--threads {demand.threads} are on node {team.node} only, of {format_cpu_list(node for node in computing if node is not None)}"

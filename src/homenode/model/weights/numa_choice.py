@@ -1,0 +1,72 @@
+"""A model as the cost model of the NUMA policies sees it, and what that chooses. Nothing is read but the file of measured speeds."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+from homenode.compute.ops import KvGeometry
+from homenode.host.placement.numa_policy import Chosen, Teams
+from homenode.host.topology.host import Host
+from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.weights.layout import MatrixLayout, WeightLayout
+
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+_TABLE = "model.embed_tokens.weight"  # of which a token reads one row, unless it is the output matrix as well
+
+
+def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry) -> Any:
+    """The ModelWork of a model kept like this: bytes, and the operations and bytes of one token, of its chosen experts only.
+
+    activation_bytes: float32 values that threads of other nodes make, of one token and layer: the outputs of q, k and v, of attention, of gate and
+    up, and twice the hidden state.
+    """
+    cost = importlib.import_module("homenode.host.placement.weight_cost")
+    elements = sum(m.rows * m.columns * _used(m, spec) for m in layout.matrices)
+    active = sum(m.target_bytes * _used(m, spec) for m in layout.matrices) + layout.vector_bytes
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    return cost.ModelWork(
+        weight_bytes=layout.target_bytes,
+        flops_per_token=2.0 * elements,
+        kv_bytes_per_token=geometry.block_bytes // geometry.block_size,
+        layers=spec.num_layers,
+        activation_bytes=4 * (2 * spec.hidden_size + 2 * queries + 2 * keys + _inner(spec)),
+        active_bytes=round(active),
+    )
+
+
+def cost_choice(
+    host: Host, spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, batch: int, context: int, measured: str | None = None
+) -> Callable[[Teams], Chosen]:
+    """What settles `--numa auto` for this model: the cost model, asked for `batch` sequences of `context` tokens.
+
+    measured: the file in which `homenode bench nodes` kept the speeds of this machine, None for typical ones. geometry: of the KV memory.
+    """
+
+    def choose(teams: Teams) -> Chosen:
+        cost = importlib.import_module("homenode.host.placement.weight_cost")
+        speeds = None if measured is None else importlib.import_module("homenode.host.topology.measured").load_measured(measured)
+        machine = cost.machine_speed(teams, host, speeds)
+        room = {team.memory_node: team.memory for team in teams}
+        choice: Chosen = cost.choose_policy(machine, model_work(spec, layout, geometry), room, batch, context)
+        return choice
+
+    return choose
+
+
+def _used(matrix: MatrixLayout, spec: ModelSpec) -> float:
+    """The part of a matrix that one token multiplies with."""
+    if matrix.name == _TABLE and not spec.tie_word_embeddings:
+        return 1 / matrix.rows
+    if spec.mixture is not None and _EXPERT.search(matrix.name):
+        return spec.mixture.experts_per_token / spec.mixture.num_experts
+    return 1.0
+
+
+def _inner(spec: ModelSpec) -> int:
+    mixture = spec.mixture
+    if mixture is None:
+        return 2 * spec.intermediate_size
+    return 2 * (mixture.experts_per_token * mixture.intermediate_size + mixture.shared_intermediate_size)

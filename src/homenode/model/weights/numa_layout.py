@@ -1,0 +1,85 @@
+"""A model on a host with a NUMA policy: teams, the home of every row, and whether it fits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from homenode.compute.ops import Backend, PackedBackend
+from homenode.errors import PlacementError, UserError
+from homenode.host.placement.numa_policy import Chosen, NumaDemand, NumaPlan, Teams, numa_plan
+from homenode.host.placement.weight_room import check_node_room, check_total_room
+from homenode.host.topology.host import Host
+from homenode.model.weights.homes import GROUP_ROWS, PLANNED, GroupBytes, WeightHomes, plan_homes, stored_group_bytes
+from homenode.model.weights.layout import WeightLayout
+
+
+@dataclass(frozen=True)
+class NumaLayout:
+    """`plan`: the policy and the teams. `homes`: where the weights lie."""
+
+    plan: NumaPlan
+    homes: WeightHomes
+
+
+def numa_layout(
+    layout: WeightLayout,
+    host: Host,
+    demand: NumaDemand,
+    choose: Callable[[Teams], Chosen],
+    group_bytes: GroupBytes = stored_group_bytes,
+) -> NumaLayout:
+    """Settle the policy (`choose` is asked for `auto`), and give every row its node.
+
+    Weights alone are held against the memory there is: KV memory and buffers come on top. Raises PlacementError weights_do_not_fit, saying on
+    which node, how much was wanted and is free, and which policies would fit; and what `numa_plan` and `plan_homes` raise.
+    """
+    made = _laid_out(layout, host, demand, choose, group_bytes)
+    if not _fits(made.homes, host):
+        fitting = _fitting(layout, host, demand, group_bytes)
+        check_node_room(made.plan.policy, made.homes.too_full, fitting)
+        check_total_room(made.plan.policy, made.homes.total, _available(host), fitting)
+    return made
+
+
+def packed_group_bytes(backend: Backend) -> GroupBytes:
+    """The size of a group of rows as this backend packs it."""
+    if not isinstance(backend, PackedBackend):
+        return stored_group_bytes
+    return lambda target, columns: backend.packed_bytes(target, GROUP_ROWS, columns)
+
+
+def _laid_out(
+    layout: WeightLayout, host: Host, demand: NumaDemand, choose: Callable[[Teams], Chosen], group_bytes: GroupBytes
+) -> NumaLayout:
+    plan = numa_plan(host, demand, choose)
+    homes = plan_homes(layout, plan.teams, plan.policy, demand.mirror_tensors, plan.why, group_bytes)
+    return NumaLayout(plan, homes)
+
+
+def _fits(homes: WeightHomes, host: Host) -> bool:
+    available = _available(host)
+    return not homes.too_full and (available is None or homes.total <= available)
+
+
+def _available(host: Host) -> int | None:
+    """What this process may take of all nodes; recordings do not tell."""
+    return host.allowance.memory_available or None
+
+
+def _fitting(layout: WeightLayout, host: Host, demand: NumaDemand, group_bytes: GroupBytes) -> dict[str, int]:
+    """The policies under which the weights would fit, with their bytes on all nodes."""
+    found = {}
+    for policy in PLANNED:
+        asked = replace(demand, policy=policy, strict=False, mirror_tensors=())
+        try:
+            homes = _laid_out(layout, host, asked, _no_choice, group_bytes).homes
+        except (PlacementError, UserError):
+            continue  # such as more threads than one node has CPUs
+        if homes.policy == policy and _fits(homes, host):
+            found[policy] = homes.total
+    return found
+
+
+def _no_choice(teams: Teams) -> Chosen:
+    raise AssertionError("only auto asks for a choice")
