@@ -10,8 +10,8 @@ import pytest
 
 from homenode import _native
 from homenode.compute.native import NativeBackend
-from homenode.compute.native.team_memory import TeamMemory
 from homenode.compute.ops import KvGeometry, Ops, Spread, StepArrays, StepLimits, Tensor
+from homenode.compute.team_memory import TeamMemory
 from tests.native.weights import load, stored
 
 SPREADS: tuple[Spread, ...] = ("split", "copied", "interleaved")

@@ -75,6 +75,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> NativeBacken
     """The compiled core in the place that an engine with these settings would have; what is to be known about it is told on stderr."""
     from homenode.cli.report import ERR
     from homenode.engine.build import check_homes, make_backend, place_of_engine
+    from homenode.engine.numa_memory import team_memory
     from homenode.engine.placement import team_groups
     from homenode.engine.settle import settle
     from homenode.host.topology.read import read_host
@@ -86,7 +87,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> NativeBacken
     for finding in (*place.findings, *settle(place)):
         if finding.severity != "info":
             ERR.print(f"[yellow]note:[/] {finding.text}", highlight=False)
-    backend = make_backend(config.compute, place.team, team_groups(host, place.team))
+    backend = make_backend(config.compute, place.team, team_groups(host, place.team), team_memory(place, host))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     check_homes(config, host, place, layout, backend)
     return cast("NativeBackend", backend)

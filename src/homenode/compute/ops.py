@@ -252,3 +252,14 @@ class PackedBackend(Protocol):
         self, fd: int, offset: int, target: str, rows: int, columns: int, spread: Spread = "split"
     ) -> tuple[Weight, str]:
         """What `write_packed` wrote, and the checksum of what was read. ValueError when the file ends early, HostError when reading fails."""
+
+
+@runtime_checkable
+class PlacedBackend(Protocol):
+    """A backend that can prove where its memory lies."""
+
+    def residency(self) -> dict[str, list[dict[str, int]] | None]:
+        """For `weights` and `kv` a line for each planned node: `node` (-1: several in turn), bytes `present`, bytes of them `local`, where planned.
+
+        None where no nodes were planned or the kernel does not tell.
+        """

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from homenode.compute.ops import Backend, KvGeometry
+from homenode.compute.ops import Backend, KvGeometry, PlacedBackend
+from homenode.compute.team_memory import TeamMemory
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.engine.crowding import spin_us, too_many_threads
@@ -16,6 +17,7 @@ from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
+from homenode.engine.numa_memory import away_from_home, spread_of, team_memory
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import MemoryRoom, memory_room, settle
@@ -52,8 +54,13 @@ class Engine:
     ready: Ready
 
 
-def make_backend(compute: ComputeConfig, cpus: tuple[int, ...], groups: Sequence[Sequence[int]] | None = None) -> Backend:
-    """What computes, one thread on each of `cpus` (-1: not pinned), in the groups of `placement.team_groups`. UserError for an unknown level."""
+def make_backend(
+    compute: ComputeConfig, cpus: tuple[int, ...], groups: Sequence[Sequence[int]] | None = None, memory: TeamMemory | None = None
+) -> Backend:
+    """What computes, one thread on each of `cpus` (-1: not pinned), in the groups of `placement.team_groups`, with memory of their homes.
+
+    UserError for an unknown level.
+    """
     if compute.backend == "reference":
         from homenode.compute.reference import ReferenceBackend
 
@@ -68,7 +75,7 @@ def make_backend(compute: ComputeConfig, cpus: tuple[int, ...], groups: Sequence
             "(python3-dev) and reinstall homenode, or take --backend reference, which is slow"
         ) from error
 
-    return NativeBackend(cpus, spin_us=compute.spin_us, level=compute.isa, groups=groups)
+    return NativeBackend(cpus, spin_us=compute.spin_us, level=compute.isa, groups=groups, memory=memory)
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None, lookahead: int = 1, own_process: bool = False) -> Engine:
@@ -88,7 +95,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         place = alone(place)
     findings = (*place.findings, *too_few_cores(host, place), *too_many_threads(host, place), *settle(place))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, place))
-    backend = make_backend(compute, place.team, team_groups(host, place.team))
+    backend = make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
     check_homes(config, host, place, layout, backend)
@@ -101,6 +108,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         max_model_len=config.model.max_model_len,
         progress=progress,
         packed_cache=packed_folder(config.model.packed_cache, Path(str(config.model.path))),
+        spread_of=spread_of(place),
     )
     sizes = _sizes(config, model.spec, geometry, memory_room(place))
     runner = _make_runner(model, backend, geometry, sizes)
@@ -115,6 +123,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         lookahead=lookahead,
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
     )
+    if isinstance(backend, PlacedBackend):
+        findings += away_from_home(backend.residency(), place, host)
     findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
     ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin, place, findings)
     return Engine(scheduler, executor, ready)

@@ -73,6 +73,7 @@ class _EngineCollector(Collector):
             counter.add_metric((self._model,), getattr(now, field))
             yield counter
         yield self._memory(now)
+        yield self._homes(now)
         refused = CounterMetricFamily("homenode:admission_rejections", "Requests turned away.", labels=("model_name", "reason"))
         for reason in sorted({*now.rejected, *self._refused}):
             refused.add_metric((self._model, reason), now.rejected.get(reason, 0) + self._refused.get(reason, 0))
@@ -87,6 +88,17 @@ class _EngineCollector(Collector):
                 pages.add_metric((self._model, use, "huge"), seen["huge"])
                 pages.add_metric((self._model, use, "small"), seen["present"] - seen["huge"])
         return pages
+
+    def _homes(self, now: Statistics) -> Metric:
+        """How much of what is planned for each node is there; none where nothing is planned, or the kernel does not tell."""
+        help = "Share of the pages planned for a node (all: for several in turn) that are on it."
+        ratios = GaugeMetricFamily("homenode:numa_pages_local_ratio", help, labels=("model_name", "use", "node"))
+        seen = now.compute.get("residency")
+        for use, lines in seen.items() if isinstance(seen, dict) else ():
+            for line in lines or ():
+                node = "all" if line["node"] < 0 else str(line["node"])
+                ratios.add_metric((self._model, use, node), line["local"] / line["present"] if line["present"] else 1.0)
+        return ratios
 
 
 class Metrics:

@@ -6,8 +6,9 @@ lies nowhere yet and does not count.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.host.binding.syscalls import Syscalls
@@ -39,24 +40,30 @@ class NodeResidency:
         return self.local / self.present if self.present else 1.0
 
 
-def node_residencies(ranges: Iterable[PlannedRange], calls: Syscalls) -> tuple[NodeResidency, ...] | None:
-    """One line for each planned node, ascending. None where the kernel does not tell, as in many containers."""
+def node_residencies(ranges: Sequence[PlannedRange], calls: Syscalls, most_pages: int | None = None) -> tuple[NodeResidency, ...] | None:
+    """One line for each planned node, ascending. None where the kernel does not tell, as in many containers.
+
+    `most_pages`: about how many pages to ask for, at even distances and drawn anew each time; each stands for its neighbours. None: all.
+    """
+    pages = sum(part.size for part in ranges) // _PAGE
+    stride = 1 if most_pages is None else max(1, -(-pages // most_pages))
     present: Counter[int] = Counter()
     local: Counter[int] = Counter()
     for part in ranges:
         node = part.nodes[0] if len(part.nodes) == 1 else -1
         try:
-            seen = _pages_on(part, calls)
+            seen = _pages_on(part, calls, stride)
         except OSError:
             return None
-        present[node] += seen.total() * _PAGE
-        local[node] += sum(count for at, count in seen.items() if at in part.nodes) * _PAGE
+        present[node] += seen.total() * stride * _PAGE
+        local[node] += sum(count for at, count in seen.items() if at in part.nodes) * stride * _PAGE
     return tuple(NodeResidency(node, present[node], local[node]) for node in sorted(present))
 
 
-def _pages_on(part: PlannedRange, calls: Syscalls) -> Counter[int]:
-    """How many pages of the range are on each node."""
-    pages: Sequence[int] = range(part.address // _PAGE * _PAGE, part.address + part.size, _PAGE)
+def _pages_on(part: PlannedRange, calls: Syscalls, stride: int) -> Counter[int]:
+    """How many of every `stride`-th page of the range are on each node."""
+    first_page = part.address // _PAGE + random.randrange(stride)
+    pages: Sequence[int] = range(first_page * _PAGE, part.address + part.size, stride * _PAGE)
     seen: Counter[int] = Counter()
     for first in range(0, len(pages), _BATCH):
         seen.update(node for node in calls.move_pages(0, pages[first : first + _BATCH], None) if node >= 0)

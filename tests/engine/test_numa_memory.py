@@ -1,0 +1,70 @@
+"""From a place to the memory of its threads, and what is said when pages are elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.compute.team_memory import TeamMemory
+from homenode.engine.numa_memory import away_from_home, spread_of, team_memory
+from homenode.engine.placement import EnginePlace
+from homenode.errors import HostError
+from homenode.host.topology.host import Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.synthetic import synthetic
+
+Lines = dict[str, list[dict[str, int]] | None]
+
+
+@pytest.fixture
+def host() -> Host:
+    return read_host(synthetic("2n 8c"))
+
+
+def place(policy: str | None, **changes: object) -> EnginePlace:
+    known = EnginePlace((0, 1, 4, 5), numa=policy, thread_memory=(0, 0, 1, 1) if policy else ())
+    return replace(known, **changes)  # type: ignore[arg-type]
+
+
+def test_under_a_policy_threads_are_at_home_where_their_memory_is(host: Host) -> None:
+    assert team_memory(place("shard"), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=True)
+    assert team_memory(place("interleave"), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=True, interleaved=True)
+    assert team_memory(place("shard", thread_memory=(1, 1, 1, 1)), host) == TeamMemory((0, 0, 0, 0), (1,), bound=True)
+
+
+def test_without_a_policy_memory_is_where_it_is_touched(host: Host) -> None:
+    assert team_memory(place(None), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=False)
+    assert team_memory(place(None, memory_nodes=(1,)), host) == TeamMemory((0, 0, 0, 0), (1,), bound=False)
+
+
+@pytest.mark.parametrize("changes", [{"team": (-1, -1)}, {"memory_nodes": (0, 1)}, {"team": (0, 99)}])
+def test_what_is_not_known_is_not_claimed(host: Host, changes: dict[str, object]) -> None:
+    assert team_memory(place(None, **changes), host) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"), [("shard", "split"), ("mirror", "copied"), ("interleave", "interleaved"), ("local", "split"), (None, "split")]
+)
+def test_each_policy_spreads_matrices_its_way(policy: str | None, wanted: str) -> None:
+    assert spread_of(place(policy))("model.layers.0.mlp.up_proj.weight") == wanted
+
+
+def test_chosen_tensors_are_mirrored_under_shard_only() -> None:
+    patterns = ("*.embed_tokens.*", "lm_head*")
+    spread = spread_of(place("shard", mirror_tensors=patterns))
+    assert [spread(name) for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight")] == ["copied", "copied", "split"]
+    assert spread_of(place("local", mirror_tensors=patterns))("lm_head.weight") == "split"
+
+
+def seen(present: int, local: int) -> Lines:
+    return {"weights": [{"node": 1, "present": present, "local": local}], "kv": None}
+
+
+def test_pages_elsewhere_are_a_finding_and_under_strict_a_refusal(host: Host) -> None:
+    assert away_from_home(seen(4096, 4096), place("shard", strict=True), host) == ()
+    (finding,) = away_from_home(seen(8 << 30, 6 << 30), place("shard"), host)
+    assert finding.code == "remote_pages"
+    assert "8GiB of weights planned for NUMA node 1, 2GiB lie elsewhere" in finding.message
+    with pytest.raises(HostError, match="--numa-strict: of 8GiB of weights"):
+        away_from_home(seen(8 << 30, 6 << 30), place("shard", strict=True), host)
