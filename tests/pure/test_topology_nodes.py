@@ -42,6 +42,20 @@ def test_two_plain_nodes() -> None:
     assert [cpu.node for cpu in host.cpus] == [0, 0, 1, 1]
 
 
+def test_what_is_free_on_a_node_is_its_part_of_what_the_machine_has_available() -> None:
+    free = "Node {0} MemTotal: 8000 kB\nNode {0} MemFree: {1} kB\nNode {0} Inactive(file): {2} kB"
+    nodes = {
+        "online": "0-2",
+        "node0/meminfo": free.format(0, 100, 200),
+        "node1/meminfo": free.format(1, 600, 100),
+        "node2/meminfo": "Node 2 MemTotal: 8000 kB",
+    }
+    assert [node.free for node in host_of(nodes).nodes] == [300 << 10, 700 << 10, None], "where only the nodes tell, all of it"
+    told = host_of(nodes, proc__meminfo="MemTotal: 24000 kB\nMemAvailable: 500 kB")
+    assert [node.free for node in told.nodes] == [150 << 10, 350 << 10, None], "half of it cannot be had"
+    assert told.nodes == host_of(nodes).nodes, "it never rests, so it takes no part in comparisons"
+
+
 def test_sparse_ids_without_processors_and_without_memory() -> None:
     """The third figure of a row belongs to the third online node, which is node 250 here."""
     host = host_of(

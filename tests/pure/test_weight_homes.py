@@ -206,6 +206,8 @@ def test_auto_that_takes_one_node_lowers_the_threads_to_it() -> None:
     on = host_of([Shape(0, 4), Shape(1, 4)])
     plan = numa_plan(on, NumaDemand("auto", threads=8), lambda _: Decision("local", "one is enough"))
     assert [(team.node, len(team.cpus)) for team in plan.teams] == [(0, 4)]
+    (named,) = numa_plan(on, NumaDemand("auto"), lambda _: Decision("local", "one is enough", (1,))).teams
+    assert named.node == 1, "the node that was chosen"
 
 
 @pytest.mark.parametrize("policy", PLANNED)

@@ -170,7 +170,9 @@ def check_homes(config: EngineConfig, host: Host, place: EnginePlace, layout: We
     if place.numa is None:
         return
     reserve = reserve_cpus(config.placement.reserve_cpus, host.variables, cpu_workers=True)
-    settled = Decision(place.numa, place.numa_why)
+    first = host.cpu_by_id.get(place.team[0])
+    home = (first.node,) if place.numa == "local" and first is not None and first.node is not None else ()
+    settled = Decision(place.numa, place.numa_why, home)
     numa_layout(layout, host, config.placement.demand(config.compute.threads, reserve), lambda _: settled, packed_group_bytes(backend))
 
 

@@ -162,7 +162,7 @@ def _over_nodes(config: PlacementConfig, threads: int | None, host: Host, choose
     teams, findings = plan.teams, plan.findings
     if plan.policy == "replicate":
         teams = (home_team(teams),) if config.numa_nodes is None else teams[:1]
-        message = f"--numa replicate: this is one engine, that of node {teams[0].node}; `homenode serve` starts one for each node"
+        message = f"--numa replicate: this engine is one of them, that of node {teams[0].node}"
         findings += (Finding("info", "numa_one_replica", message),)
     team = tuple(cpu for own in teams for cpu in own.cpus)
     taken = {_core(host, cpu) for cpu in team}

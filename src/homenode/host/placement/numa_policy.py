@@ -53,6 +53,10 @@ class Chosen(Protocol):
     def why(self) -> str:
         """In a sentence, with figures."""
 
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes that compute; of `local` the one. Empty: those there are, and for `local` the usual one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -60,6 +64,7 @@ class Decision:
 
     policy: str
     why: str
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +95,14 @@ def numa_plan(host: Host, demand: NumaDemand, choose: Callable[[Teams], Chosen])
     findings = _unused_siblings(host, demand, teams)
     if len(teams) == 1:
         return _single(host, demand, teams, findings)
-    if demand.policy == "auto":
-        chosen = choose(teams)
-        policy, why = chosen.policy, chosen.why
-    else:
-        policy, why = demand.policy, f"asked for with --numa {demand.policy}"
-    if policy == "local":
-        home = teams[0].node if nodes else home_team(teams).node
+    asked = Decision(demand.policy, f"asked for with --numa {demand.policy}")
+    chosen: Chosen = choose(teams) if demand.policy == "auto" else asked
+    if chosen.policy == "local":
+        home = (*chosen.nodes, teams[0].node if nodes else home_team(teams).node)[0]
         # A number of threads that was asked for is kept; that they fit on one node is checked there.
         wanted = demand.threads if demand.policy == "local" else _within(host, home, demand)
         teams = node_teams(host, (home,), wanted, demand.threads_per_core, demand.reserve)
-    return NumaPlan(demand.policy, policy, why, teams, findings)
+    return NumaPlan(demand.policy, chosen.policy, chosen.why, teams, findings)
 
 
 def home_team(teams: Teams) -> NodeTeam:

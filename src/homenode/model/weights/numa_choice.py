@@ -26,6 +26,7 @@ def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry) -> A
     cost = importlib.import_module("homenode.host.placement.weight_cost")
     elements = sum(m.rows * m.columns * _used(m, spec) for m in layout.matrices)
     active = sum(m.target_bytes * _used(m, spec) for m in layout.matrices) + layout.vector_bytes
+    mixture = spec.mixture
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     return cost.ModelWork(
         weight_bytes=layout.target_bytes,
@@ -34,6 +35,7 @@ def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry) -> A
         layers=spec.num_layers,
         activation_bytes=4 * (2 * spec.hidden_size + 2 * queries + 2 * keys + _inner(spec)),
         active_bytes=round(active),
+        expert_share=None if mixture is None else mixture.experts_per_token / mixture.num_experts,
     )
 
 

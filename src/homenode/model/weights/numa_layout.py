@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Backend, PackedBackend
-from homenode.errors import PlacementError, UserError
+from homenode.errors import InternalError, UserError
 from homenode.host.placement.numa_policy import Chosen, NumaDemand, NumaPlan, Teams, numa_plan
 from homenode.host.placement.weight_room import check_node_room, check_total_room
 from homenode.host.topology.host import Host
@@ -74,7 +74,7 @@ def _fitting(layout: WeightLayout, host: Host, demand: NumaDemand, group_bytes: 
         asked = replace(demand, policy=policy, strict=False, mirror_tensors=())
         try:
             homes = _laid_out(layout, host, asked, _no_choice, group_bytes).homes
-        except (PlacementError, UserError):
+        except UserError:
             continue  # such as more threads than one node has CPUs
         if homes.policy == policy and _fits(homes, host):
             found[policy] = homes.total
@@ -82,4 +82,4 @@ def _fitting(layout: WeightLayout, host: Host, demand: NumaDemand, group_bytes: 
 
 
 def _no_choice(teams: Teams) -> Chosen:
-    raise AssertionError("only auto asks for a choice")
+    raise InternalError("a policy was to be chosen where all were named")
