@@ -55,7 +55,7 @@ def test_the_table_of_isolated_and_mirrored_models() -> None:
 
 
 def test_the_constants_are_those_of_the_fit() -> None:
-    assert fit(PUBLISHED, ROWS) == PUBLISHED.constants, "run: python -m benchmarks.numa_fit"
+    assert fit(PUBLISHED) == PUBLISHED.constants, "run: python -m benchmarks.numa_fit"
 
 
 def test_rows_of_a_source_that_the_constants_never_saw_are_predicted_too() -> None:

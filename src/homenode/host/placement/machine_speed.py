@@ -103,7 +103,8 @@ def _as_measured(teams: Sequence[TeamOfNode], measured: Measured) -> MachineSpee
         share = len(team.cpus) / found.threads
         own = measured.read_gb_s.get((team.node, team.memory_node), found.read_gb_s)
         nodes.append(_speed(team, own * min(1.0, share), found.int8_gops * share))
-    remote = {pair: speed for pair, speed in measured.read_gb_s.items() if pair[0] != pair[1]}
+    own_memory = {(team.node, team.memory_node) for team in teams}
+    remote = {pair: speed for pair, speed in measured.read_gb_s.items() if pair not in own_memory}
     return MachineSpeed(tuple(nodes), remote, measured.barrier_us, measured.barrier_across_us, "measured")
 
 

@@ -1,9 +1,11 @@
 """Figures of a machine's nodes as `homenode bench nodes` measured and kept them: one JSON file.
 
-    {"format": "homenode-nodes/1", "nodes": [{"node": 0, "threads": 16, "read_gb_s": 120.5, "int8_gops": 2400.0}, ...],
+    {"format": "homenode-nodes/1",
+     "nodes": [{"node": 0, "memory_node": 0, "threads": 16, "read_gb_s": 120.5, "int8_gops": 2400.0}, ...],
      "pairs": [{"reader": 0, "memory": 1, "read_gb_s": 38.2, "round_trip_ns": 310.0}, ...], "barrier_us": 0.6, "barrier_across_us": 1.9}
 
-A pair whose reader and memory are the same node repeats the node's own figure. Unknown keys are left alone, so that later versions may add some.
+`memory_node`, where a node's own memory is, may be left out where that is the node itself. There is a pair for every node and every memory that
+occurs; one of a node and its own memory only repeats the node's figure, and may be left out. Unknown keys are left alone, so that later versions may add some.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ _FIGURES = ("read_gb_s", "int8_gops")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNode:
-    """One node's threads: 1e9 bytes a second from memory of their own, 1e9 multiplications and additions of bytes a second."""
+    """One node's threads: 1e9 bytes a second from memory of their own, which is that of `memory_node`; 1e9 operations a second on bytes."""
 
     node: int
+    memory_node: int
     threads: int
     read_gb_s: float
     int8_gops: float
@@ -73,14 +76,15 @@ def parse_measured(raw: object, name: str = "measurement") -> Measured:
     known = {node.node for node in nodes}
     if not nodes or len(known) != len(nodes):
         _refuse(name, '"nodes" is empty or names a node twice')
-    pairs = {(node.node, node.node): node.read_gb_s for node in nodes}
+    pairs = {(node.node, node.memory_node): node.read_gb_s for node in nodes}
     for at, entry in enumerate(_list(name, raw, "pairs")):
         where = f'"pairs"[{at}]'
         reader, memory = _whole(name, entry, "reader", where), _whole(name, entry, "memory", where)
         if reader not in known:
             _refuse(name, f'{where} reads from node {reader}, which is not in "nodes"')
         pairs[reader, memory] = _positive(name, entry, "read_gb_s", where)
-    missing = [(a, b) for a in sorted(known) for b in sorted(known) if (a, b) not in pairs]
+    memories = sorted({memory for _, memory in pairs})
+    missing = [(a, b) for a in sorted(known) for b in memories if (a, b) not in pairs]
     if missing:
         _refuse(name, f'"pairs" lacks node {missing[0][0]} reading from node {missing[0][1]}')
     return Measured(nodes, pairs, _positive(name, raw, "barrier_us", "the object"), _positive(name, raw, "barrier_across_us", "the object"))
@@ -92,7 +96,9 @@ def _node(name: str, entry: object, at: int) -> MeasuredNode:
     if threads < 1:
         _refuse(name, f"{where} has {threads} threads")
     read, multiply = (_positive(name, entry, figure, where) for figure in _FIGURES)
-    return MeasuredNode(_whole(name, entry, "node", where), threads, read, multiply)
+    node = _whole(name, entry, "node", where)
+    own = _whole(name, entry, "memory_node", where) if isinstance(entry, dict) and "memory_node" in entry else node
+    return MeasuredNode(node, own, threads, read, multiply)
 
 
 def _list(name: str, raw: Mapping[str, object], key: str) -> list[object]:
