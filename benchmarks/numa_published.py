@@ -173,11 +173,10 @@ def _row(entry: Mapping[str, Any]) -> Row:
 
 
 def _work(model: Mapping[str, Any], barriers: int) -> ModelWork:
-    experts = int(model.get("expert_gb", 0.0) * 1e9)
-    total = int(model["dense_gb"] * 1e9) + experts
+    dense, experts, share = model["dense_gb"], model.get("expert_gb", 0.0), model.get("expert_share", 1.0)
     exchanged = _FLOAT_BYTES * (3 * model["hidden"] + model["inner"])
-    share = model.get("expert_share", 1.0)
-    return ModelWork(total, 2e9 * model["parameters_b"], 0, model["layers"], exchanged, barriers, experts, share)
+    total, active = int((dense + experts) * 1e9), int((dense + experts * share) * 1e9)
+    return ModelWork(total, 2e9 * model["parameters_b"], 0, model["layers"], exchanged, barriers, active, share)
 
 
 def _machine(spec: Mapping[str, Any], side: Side, constants: Constants) -> MachineSpeed:

@@ -76,10 +76,12 @@ def test_activations_are_fetched_from_the_other_node() -> None:
 
 
 def test_experts_are_read_once_for_the_tokens_that_choose_them() -> None:
-    mixture = ModelWork(100, 0, 0, 1, 0, expert_bytes=80, expert_share=0.25)
+    mixture = ModelWork(100, 0, 0, 1, 0, active_bytes=40, expert_share=0.25)
     assert mixture.read_bytes(1) == pytest.approx(20 + 20)
     assert mixture.read_bytes(2) == pytest.approx(20 + 80 * (1 - 0.75**2))
     assert work().read_bytes(7) == 10**10
+    told_less = ModelWork(100, 0, 0, 1, 0, active_bytes=40)
+    assert [told_less.read_bytes(t) for t in (1, 2)] == pytest.approx([40, 100 * (1 - 0.6**2)])
 
 
 def test_replicas_share_the_sequences() -> None:

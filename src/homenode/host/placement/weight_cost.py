@@ -27,8 +27,8 @@ _WORTH_A_COPY = 1.10  # what further copies of the weights must gain over one co
 class ModelWork:
     """A model as work. weight_bytes: of all weights as they are kept. flops_per_token: operations of a token, a multiply-add being two.
 
-    activation_bytes: of one token and layer that the threads of every node need. expert_bytes: the part of weight_bytes that is experts of a
-    mixture, of which a token reads the share expert_share.
+    activation_bytes: of one token and layer that the threads of every node need. active_bytes: of the weights that one token reads; None: all of
+    them. expert_share: experts a token chooses, of all there are; None: the active share of the bytes.
     """
 
     weight_bytes: int
@@ -37,12 +37,15 @@ class ModelWork:
     layers: int
     activation_bytes: int
     barriers_per_layer: int = 5
-    expert_bytes: int = 0
-    expert_share: float = 1.0
+    active_bytes: int | None = None
+    expert_share: float | None = None
 
     def read_bytes(self, tokens: int) -> float:
         """Bytes of weights that some token of `tokens` reads, where experts are chosen by lot."""
-        return self.weight_bytes - self.expert_bytes * (1 - self.expert_share) ** tokens
+        if self.active_bytes is None or self.active_bytes >= self.weight_bytes:
+            return float(self.weight_bytes)
+        chosen = self.active_bytes / self.weight_bytes if self.expert_share is None else self.expert_share
+        return self.weight_bytes - (self.weight_bytes - self.active_bytes) * (1.0 - chosen) ** (tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
