@@ -6,8 +6,11 @@ from statistics import median
 
 import pytest
 
+from benchmarks.numa_drawing import DRAWING, PANELS, Panel, draw
 from benchmarks.numa_fit import fit, held_out
 from benchmarks.numa_published import Published, Row, direction, error_of_gain, error_of_ratio, score
+from benchmarks.numa_table import PAGE, page
+from homenode.host.placement.weight_cost import POLICIES
 
 PUBLISHED = Published.load()
 ROWS = PUBLISHED.rows
@@ -83,3 +86,33 @@ def test_errors_by_hand() -> None:
     assert error_of_gain(row, 1.0) == pytest.approx(1.0)
     assert error_of_gain(row, row.observed**2) == pytest.approx(1.0)
     assert (direction(1.11), direction(1.09), direction(0.92), direction(0.9)) == (1, 0, 0, -1)
+
+
+# The page.
+
+
+def test_the_page_is_what_the_record_makes() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(text, PUBLISHED), "run: python -m benchmarks.numa_table"
+
+
+def test_the_page_says_that_speed_was_predicted_and_names_the_script() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert "was predicted here, not measured" in text and "tools/measure_numa.py" in text
+    assert all(f"| `{policy}` |" in text for policy in (*POLICIES, "auto"))
+
+
+def test_the_drawing_is_what_the_script_makes() -> None:
+    assert DRAWING.read_text(encoding="utf-8") == draw(), "run: python -m benchmarks.numa_table"
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel.policy))
+def test_a_panel_shows_where_the_bytes_are(panel: Panel) -> None:
+    """As docs and cost model have it: copies held, and nobody reads over the link but under interleave."""
+    held = [row for node in panel.held for row in node]
+    copies = 2 if panel.policy in ("mirror", "replicate") else 1
+    assert sorted(held) == sorted([*range(8)] * copies)
+    assert panel.crossing == (panel.policy == "interleave")
+    if not panel.crossing:
+        assert all(set(work) <= set(here) for work, here in zip(panel.work, panel.held, strict=True))
+    assert {p.policy for p in PANELS} == set(POLICIES)
