@@ -22,10 +22,10 @@ _BEHIND = 1.0
 
 def page(text: str, record: Comparison, served: ServedComparison) -> str:
     """The page with its tables made anew."""
-    return _replaced(_replaced(text, "comparison", comparison_text(record)), "served comparison", served_text(served))
+    return replaced(replaced(text, "comparison", comparison_text(record)), "served comparison", served_text(served))
 
 
-def _replaced(text: str, name: str, fresh: str) -> str:
+def replaced(text: str, name: str, fresh: str) -> str:
     """With other text between the markers of this name. ValueError when they are not there once each."""
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     if text.count(start) != 1 or text.count(end) != 1:

@@ -6,6 +6,7 @@ import click
 
 from homenode.cli.bench_kernels import kernels
 from homenode.cli.bench_model import model
+from homenode.cli.bench_nodes import nodes
 from homenode.cli.bench_serve import serve
 from homenode.cli.bench_step import step
 
@@ -17,5 +18,6 @@ def bench() -> None:
 
 bench.add_command(model)
 bench.add_command(kernels)
+bench.add_command(nodes)
 bench.add_command(serve)
 bench.add_command(step)
