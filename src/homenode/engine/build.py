@@ -18,12 +18,13 @@ from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.settle import MemoryRoom, memory_room, settle
+from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
 from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
 from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
 from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
@@ -74,16 +75,19 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     begin = time.monotonic()
     config = located(config)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
+    if config.replica is not None and config.replica.allowed:
+        keep_to(config.replica.allowed)  # the front, whose CPUs were inherited, may have moved to a few of them
     host = read_host(LiveSource(), accelerators=False)
-    place = place_engine(config.placement, config.compute.threads, host)
+    place = _place(config, host)
     if own_process:
         place = alone(place)
-    findings = (*place.findings, *too_few_cores(host, place), *too_many_threads(host, place), *settle(place))
+    crowded = () if config.replica else too_few_cores(host, place)  # of several engines it is said with their places
+    findings = (*place.findings, *crowded, *too_many_threads(host, place), *settle(place))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, place))
     backend = make_backend(compute, place.team, team_groups(host, place.team))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    _sizes(config, checkpoint.spec, geometry, memory_room(place), layout.target_bytes)
+    _sizes(config, checkpoint.spec, geometry, _room(config, place), layout.target_bytes)
     model = load_model(
         checkpoint,
         backend,
@@ -93,7 +97,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         progress=progress,
         packed_cache=packed_folder(config.model.packed_cache, Path(str(config.model.path))),
     )
-    sizes = _sizes(config, model.spec, geometry, memory_room(place))
+    sizes = _sizes(config, model.spec, geometry, _room(config, place, layout.target_bytes))
     runner = _make_runner(model, backend, geometry, sizes)
     # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
     cpu = UNPINNED if compute.backend == "reference" else place.team[0]
@@ -121,11 +125,25 @@ def check_config(config: EngineConfig) -> list[UserError]:
     found: list[UserError] = []
     place = EnginePlace(())
     try:
-        place = place_engine(config.placement, config.compute.threads, host)
+        place = _place(config, host)
     except UserError as error:
         found.append(error)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
-    return found + _check_model(config, checkpoint, memory_room(place))
+    return found + _check_model(config, checkpoint, _room(config, place))
+
+
+def _place(config: EngineConfig, host: Host) -> EnginePlace:
+    """The engine's place: as the front decided for all of several engines, else by its own settings."""
+    return config.replica.place if config.replica else place_engine(config.placement, config.compute.threads, host)
+
+
+def _room(config: EngineConfig, place: EnginePlace, taken: int = 0) -> MemoryRoom:
+    """What may still be taken. One of several engines keeps within its share, of which it has `taken` some: all of them load at once, and each
+    would otherwise count the memory that the others are about to take."""
+    room = memory_room(place)
+    if config.replica is None or config.replica.memory is None:
+        return room
+    return replace(room, size=min(room.size, max(0, config.replica.memory - taken)))
 
 
 def _check_model(config: EngineConfig, checkpoint: Checkpoint, room: MemoryRoom) -> list[UserError]:

@@ -5,9 +5,10 @@ The strategies are those of `homenode plan`; an engine is one CPU worker to them
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from homenode.engine.config import PlacementConfig
+from homenode.engine.place import EnginePlace as EnginePlace
 from homenode.engine.sizing import choose_cpus
 from homenode.errors import UserError
 from homenode.host.placement.demand import Demand
@@ -22,27 +23,6 @@ from homenode.host.topology.host import Host
 UNPINNED = -1
 
 
-@dataclass(frozen=True)
-class EnginePlace:
-    """`team`: the CPU of each compute thread, UNPINNED for a thread that may run anywhere.
-
-    `others`: CPUs of the engine's remaining threads, empty: wherever they are. `memory_nodes`: nodes its memory is bound to, empty: not bound.
-    `spare`: CPUs of cores without a compute thread, where nothing was said about them; empty where there are none.
-    """
-
-    team: tuple[int, ...]
-    others: tuple[int, ...] = ()
-    memory_nodes: tuple[int, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    spare: tuple[int, ...] = ()
-
-    @property
-    def free_of_compute(self) -> tuple[int, ...]:
-        """Where the loop, the scheduler and the front disturb no compute thread; empty where there is no such CPU, or none is known."""
-        cpus = self.others or self.spare
-        return cpus if set(cpus).isdisjoint(self.team) else ()
-
-
 def alone(place: EnginePlace) -> EnginePlace:
     """The place of an engine that has its process to itself: its other threads go where no compute thread is, if there is room."""
     return replace(place, others=place.others or place.spare)
@@ -50,19 +30,42 @@ def alone(place: EnginePlace) -> EnginePlace:
 
 def place_engine(config: PlacementConfig, threads: int | None, host: Host) -> EnginePlace:
     """Decide. UserError and PlacementError for settings that contradict each other or that this host cannot meet."""
+    plan, reserve = plan_workers(config, host, workers=1, local_rank=0), reserved_cores(config, host)
+    if plan is None:
+        return _free(threads, host, host.allowance, reserve)
+    return place_worker(plan, plan.workers[0], threads, host, reserve)
+
+
+def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: int | None = None) -> Plan | None:
+    """The plan that the settings ask for, of all workers or of that with this rank; None when they ask for none. Raises as `place_engine`."""
     _check(config)
     lists = threads_bind(config.cpu_threads_bind, host.variables)
     nodes = memory_nodes(config.memory_nodes, host.variables)
-    reserve = reserve_cpus(config.reserve_cpus, host.variables, cpu_workers=True)
-    demand = Demand(local_rank=0, reserve_cpus=reserve, threads_bind=lists or "auto", memory_nodes=nodes, workers=1)
+    demand = Demand(
+        local_rank=local_rank,
+        reserve_cpus=reserved_cores(config, host),
+        threads_bind=lists or "auto",
+        memory_nodes=nodes,
+        workers=workers,
+    )
     if config.numa_bind:
         given = replace(demand, numa_bind_nodes=config.numa_bind_nodes or None, numa_bind_cpus=config.numa_bind_cpus or None)
-        plan = make_plan("numa-bind", host, given)
-        return _within(plan, plan.workers[0], threads, host, reserve)
+        return make_plan("numa-bind", host, given)
     if lists is None and nodes is None:
-        return _free(threads, host, host.allowance, reserve)
-    plan = make_plan("cpu-threads", host, demand)
-    return _on_list(plan, plan.workers[0], threads, host)
+        return None
+    return make_plan("cpu-threads", host, demand)
+
+
+def place_worker(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EnginePlace:
+    """The place that a plan of `plan_workers` gives one of its workers."""
+    if plan.strategy == "numa-bind":
+        return _within(plan, worker, threads, host, reserve)
+    return _on_list(plan, worker, threads, host)
+
+
+def reserved_cores(config: PlacementConfig, host: Host) -> int | None:
+    """Physical cores that are kept free of compute threads; None when nobody says."""
+    return reserve_cpus(config.reserve_cpus, host.variables, cpu_workers=True)
 
 
 def _check(config: PlacementConfig) -> None:
@@ -76,8 +79,8 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
     """The whole allowance; a reserve of whole cores is taken from its end."""
     if reserve is None:
         team = choose_cpus(threads, allowance)
-        taken = {_core(host, cpu) for cpu in team}
-        return EnginePlace(team, spare=tuple(cpu for cpu in allowance.cpus if _core(host, cpu) not in taken))
+        taken = {core_of(host, cpu) for cpu in team}
+        return EnginePlace(team, spare=tuple(cpu for cpu in allowance.cpus if core_of(host, cpu) not in taken))
     cores = allowance.physical_cpus
     if reserve >= len(cores):
         raise UserError(
@@ -85,15 +88,15 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
             f"give {len(cores) - 1} or less",
             param="reserve_cpus",
         )
-    kept = {_core(host, cpu) for cpu in cores[len(cores) - reserve :]}
-    left = _cut(host, allowance, tuple(cpu for cpu in allowance.cpus if _core(host, cpu) not in kept))
+    kept = {core_of(host, cpu) for cpu in cores[len(cores) - reserve :]}
+    left = cut(host, allowance, tuple(cpu for cpu in allowance.cpus if core_of(host, cpu) not in kept))
     others = tuple(cpu for cpu in allowance.cpus if cpu not in left.cpus)
     return EnginePlace(choose_cpus(threads if threads is not None else left.usable_threads, left), others)
 
 
 def _within(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EnginePlace:
     """The worker's CPUs are its whole world."""
-    place = _free(threads, host, _cut(host, host.allowance, worker.cpus), reserve)
+    place = _free(threads, host, cut(host, host.allowance, worker.cpus), reserve)
     return replace(place, others=place.others or place.spare or worker.cpus, memory_nodes=worker.memory_nodes, findings=plan.findings)
 
 
@@ -110,13 +113,14 @@ def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> Eng
     return EnginePlace(worker.cpus[:threads], kept or worker.cpus, worker.memory_nodes, plan.findings)
 
 
-def _cut(host: Host, allowance: Allowance, cpus: tuple[int, ...]) -> Allowance:
+def cut(host: Host, allowance: Allowance, cpus: tuple[int, ...]) -> Allowance:
     """The allowance with these CPUs only."""
-    first_of_core = {_core(host, cpu): cpu for cpu in sorted(cpus, reverse=True)}
+    first_of_core = {core_of(host, cpu): cpu for cpu in sorted(cpus, reverse=True)}
     return replace(allowance, cpus=tuple(sorted(cpus)), physical_cpus=tuple(sorted(first_of_core.values())))
 
 
-def _core(host: Host, cpu: int) -> int:
+def core_of(host: Host, cpu: int) -> int:
+    """The name of a CPU's core; its own number where the host does not know it."""
     known = host.cpu_by_id.get(cpu)
     return known.core if known else cpu
 
@@ -136,15 +140,15 @@ def _path(host: Host, cpu: int) -> tuple[int, ...]:
     return (known.node if known.node is not None else 0, known.l3 if known.l3 is not None else -1)
 
 
-def too_few_cores(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
-    """A warning when the front, the scheduler and the compute threads have to share physical cores."""
-    needed = requirements(host, Demand(workers=1)).homenode
+def too_few_cores(host: Host, place: EnginePlace, engines: int = 1) -> tuple[Finding, ...]:
+    """A warning when the front, the scheduler and the compute threads of all engines have to share physical cores."""
+    needed = requirements(host, Demand(workers=engines)).homenode
     if needed.met:
         return ()
     cores = len(host.allowance.physical_cpus)
     message = (
-        f"{needed.physical_cores} physical cores are the least for this engine ({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and "
-        f"this process may use {cores}"
+        f"{needed.physical_cores} physical cores are the least for {'this engine' if engines == 1 else f'{engines} engines'} "
+        f"({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and this process may use {cores}"
     )
-    remedy = f"Give it more CPUs, or expect its {len(place.team)} compute threads to be interrupted by HTTP and scheduling."
+    remedy = f"Allow more CPUs, or expect the {len(place.team)} compute threads to be interrupted by HTTP and scheduling."
     return (Finding("warning", "too_few_cores", message, remedy),)
