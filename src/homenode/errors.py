@@ -9,6 +9,7 @@
      +- HostError       the machine refused (a system call, a missing tool, too little memory)
      +- PeerError       another process or machine went away, or broke the protocol
      |   +- OverloadedError   full for now: try again after `retry_after_s`
+     |   +- WorkerLostError   one of several engines went away with a request, and no other could take it over
      +- InternalError   a bug of ours: please report it
 
 Every message says what failed, where, what was seen, what was wanted and what to do; the facts are also kept in `facts` for programs.
@@ -83,6 +84,10 @@ class OverloadedError(PeerError):
     def __init__(self, message: str, *, retry_after_s: float, **facts: object) -> None:
         super().__init__(message, **facts)
         self.retry_after_s = retry_after_s
+
+
+class WorkerLostError(PeerError):
+    """One of several engines went away with this request, and no other could take it over."""
 
 
 class InternalError(HomenodeError):

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,10 @@ from homenode.errors import HomenodeError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
 from homenode.units import format_bytes
+
+if TYPE_CHECKING:
+    from homenode.engine.client import AsyncEngineClient
+    from homenode.engine.replicas.client import ReplicasClient
 
 
 @click.command(cls=ManyValuesCommand)
@@ -51,11 +55,10 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
 
 async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     """Start the engine and read the vocabulary at the same time, then answer until told to stop."""
-    from homenode.engine.client import AsyncEngineClient
     from homenode.engine.location import located
 
     engine = located(engine)
-    client = AsyncEngineClient(engine)
+    client = _client(engine)
     try:
         with loading_bar("loading") as update:
             loading = asyncio.ensure_future(client.start(update))
@@ -69,6 +72,18 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -
         return await serve(client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready))
     finally:
         await client.close()
+
+
+def _client(engine: EngineConfig) -> AsyncEngineClient | ReplicasClient:
+    """The engine, or several as one."""
+    if engine.parallel.data_parallel_size == 1:
+        from homenode.engine.client import AsyncEngineClient
+
+        return AsyncEngineClient(engine)
+    from homenode.engine.replicas.client import ReplicasClient
+    from homenode.engine.replicas.configs import replica_configs
+
+    return ReplicasClient(replica_configs(engine))
 
 
 def _keep_off_compute(ready: Any) -> None:
@@ -87,11 +102,16 @@ def _announce(url: str, ready: Any) -> None:
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
     ERR.print(
-        f"[bold green]ready[/] {url}  {details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
+        f"[bold green]ready[/] {url}  {_engines(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
         f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
         f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
         highlight=False,
     )
+
+
+def _engines(details: Mapping[str, Any]) -> str:
+    """How many engines there are, where there are several: the figures that follow are of all together."""
+    return f"{details['engines']} engines, " if "engines" in details else ""
 
 
 def _huge_pages(compute: Mapping[str, Any]) -> str:
@@ -103,11 +123,11 @@ def _huge_pages(compute: Mapping[str, Any]) -> str:
 
 
 def _check(engine: EngineConfig, text: TextConfig) -> int:
-    from homenode.engine.build import check_config
     from homenode.engine.location import located
+    from homenode.engine.replicas.check import check_configs
 
     engine = located(engine)
-    problems: list[HomenodeError] = list(check_config(engine))
+    problems: list[HomenodeError] = list(check_configs(engine))
     try:
         text.load(Path(str(engine.model.path)))
     except HomenodeError as error:

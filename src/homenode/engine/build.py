@@ -20,7 +20,7 @@ from homenode.engine.messages import Ready
 from homenode.engine.numa_memory import away_from_home, spread_of, team_memory
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.settle import MemoryRoom, memory_room, settle
+from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
 from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
 from homenode.errors import CapacityError, HostError, UserError
@@ -89,17 +89,20 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     begin = time.monotonic()
     config = located(config)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
+    if config.replica is not None and config.replica.allowed:
+        keep_to(config.replica.allowed)  # the front, whose CPUs were inherited, may have moved to a few of them
     host = read_host(LiveSource(), accelerators=False)
-    place = place_of_engine(config, checkpoint, host)
+    place = _place(config, checkpoint, host)
     if own_process:
         place = alone(place)
-    findings = (*place.findings, *too_few_cores(host, place), *too_many_threads(host, place), *settle(place))
+    crowded = () if config.replica else too_few_cores(host, place)  # of several engines it is said with their places
+    findings = (*place.findings, *crowded, *too_many_threads(host, place), *settle(place))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, place))
     backend = make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
     check_homes(config, host, place, layout, backend)
-    _sizes(config, checkpoint.spec, geometry, memory_room(place), layout.target_bytes)
+    _sizes(config, checkpoint.spec, geometry, _room(config, place), layout.target_bytes)
     model = load_model(
         checkpoint,
         backend,
@@ -110,7 +113,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         packed_cache=packed_folder(config.model.packed_cache, Path(str(config.model.path))),
         spread_of=spread_of(place),
     )
-    sizes = _sizes(config, model.spec, geometry, memory_room(place))
+    sizes = _sizes(config, model.spec, geometry, _room(config, place, layout.target_bytes))
     runner = _make_runner(model, backend, geometry, sizes)
     # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
     cpu = UNPINNED if compute.backend == "reference" else place.team[0]
@@ -141,10 +144,24 @@ def check_config(config: EngineConfig) -> list[UserError]:
     place = EnginePlace(())
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     try:
-        place = place_of_engine(config, checkpoint, host)
+        place = _place(config, checkpoint, host)
     except UserError as error:
         found.append(error)
     return found + _check_model(config, checkpoint, host, place)
+
+
+def _place(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:
+    """The engine's place: as the front decided for all of several engines, else by its own settings."""
+    return config.replica.place if config.replica else place_of_engine(config, checkpoint, host)
+
+
+def _room(config: EngineConfig, place: EnginePlace, taken: int = 0) -> MemoryRoom:
+    """What may still be taken. One of several engines keeps within its share, of which it has `taken` some: all of them load at once, and each
+    would otherwise count the memory that the others are about to take."""
+    room = memory_room(place)
+    if config.replica is None or config.replica.memory is None:
+        return room
+    return replace(room, size=min(room.size, max(0, config.replica.memory - taken)))
 
 
 def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:
@@ -177,7 +194,7 @@ def check_homes(config: EngineConfig, host: Host, place: EnginePlace, layout: We
 
 
 def _check_model(config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace) -> list[UserError]:
-    room = memory_room(place)
+    room = _room(config, place)
     try:
         backend = make_backend(config.compute, (UNPINNED,))
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)

@@ -17,12 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
+from typing import Protocol
 
 from homenode.engine.config import EngineConfig
 from homenode.engine.failures import named_error
 from homenode.engine.messages import (
     Abort,
     Drain,
+    EngineFigures,
     Fatal,
     Heartbeat,
     Loading,
@@ -44,10 +46,16 @@ _START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its ti
 _KILL_AFTER_S = 2.0  # an engine that was left by its front ends by itself well within this
 
 
+class Forgets(Protocol):
+    """Who is told that nobody listens to a request any more."""
+
+    def forget(self, request_id: int) -> None: ...
+
+
 class OutputStream:
     """The outputs of one request; the last one carries a finish reason."""
 
-    def __init__(self, client: AsyncEngineClient, request_id: int) -> None:
+    def __init__(self, client: Forgets, request_id: int) -> None:
         self._client, self._id = client, request_id
         self._outputs: deque[Output] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -58,6 +66,10 @@ class OutputStream:
         self._outputs.append(output)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def lost(self, reason: str) -> None:
+        """For the client: the engine is gone, and nothing more will come."""
+        self.put(Output(self._id, finish_reason="error", error=f"the engine is gone: {reason}", error_kind="PeerError"))
 
     def __aiter__(self) -> OutputStream:
         return self
@@ -94,9 +106,12 @@ class AsyncEngineClient:
     is called once with the reason.
     """
 
-    def __init__(self, config: EngineConfig, on_engine_lost: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, on_engine_lost: Callable[[str], None] | None = None, program: str = "homenode.engine.process"
+    ) -> None:
+        """`program`: the module that the child runs; it has to speak as homenode.engine.process does."""
         self.on_engine_lost = on_engine_lost
-        self._config = config
+        self._config, self._program = config, program
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -147,10 +162,11 @@ class AsyncEngineClient:
         """Start the process; our end of the connection. HostError when the machine refuses."""
         try:
             ours, theirs = socket.socketpair()
+            name = [self._config.replica.name] if self._config.replica else []
             with theirs:
                 descriptor = theirs.fileno()
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "homenode.engine.process", str(descriptor), str(os.getpid())],
+                    [sys.executable, "-P", "-m", self._program, str(descriptor), str(os.getpid()), *name],
                     pass_fds=(descriptor,),
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # a terminal's Ctrl-C is for the front
@@ -171,6 +187,11 @@ class AsyncEngineClient:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         self._lose("the engine was closed")
+
+    def kill(self) -> None:
+        """End the process at once, as if it had died."""
+        if self._process is not None:
+            self._process.kill()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests; returns when the engine has finished its own, at most `timeout_s` seconds from now, and ended."""
@@ -214,17 +235,30 @@ class AsyncEngineClient:
         """The latest figures the engine sent."""
         return self._statistics
 
-    def submit(self, request: Request) -> OutputStream:
-        """Start `request` at once; several may run. Closing the stream early aborts it. CapacityError when it is too large for a frame."""
+    @property
+    def engines(self) -> tuple[EngineFigures, ...]:
+        """Those of several engines, one by one; empty here, where there is one."""
+        return ()
+
+    @property
+    def lost(self) -> str | None:
+        """Why the engine is gone; None while it is not."""
+        return self._lost
+
+    def submit(self, request: Request, stream: OutputStream | None = None) -> OutputStream:
+        """Start `request` at once; several may run. Closing the stream early aborts it. CapacityError when it is too large for a frame.
+
+        `stream`: where its outputs go, in place of a new one.
+        """
         if request.id in self._streams:
             raise InternalError(f"request id {request.id} is in use", id=request.id)
-        stream = OutputStream(self, request.id)
+        stream = OutputStream(self, request.id) if stream is None else stream
         frame = encode_frame(Submit([request]))
         self._streams[request.id] = stream
         if self._lost is None and self._writer is not None:
             self._writer.write(frame)
         else:
-            self._end_stream(request.id, self._lost or "the engine was not started")
+            self._streams.pop(request.id).lost(self._lost or "the engine was not started")
         return stream
 
     async def abort(self, id: int, reason: str = "abort") -> None:
@@ -319,8 +353,9 @@ class AsyncEngineClient:
         if self._lost is not None:
             return
         self._lost = reason
-        for request_id in list(self._streams):
-            self._end_stream(request_id, reason)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.lost(reason)
         for waiting in self._pings.values():
             if not waiting.done():
                 waiting.set_exception(PeerError(reason))
@@ -332,7 +367,3 @@ class AsyncEngineClient:
             self._ready.exception()  # marks it as seen, should nobody wait any more
         if not self._leaving and not starting and self.on_engine_lost is not None:
             self.on_engine_lost(reason)
-
-    def _end_stream(self, request_id: int, reason: str) -> None:
-        stream = self._streams.pop(request_id)
-        stream.put(Output(request_id, finish_reason="error", error=f"the engine is gone: {reason}", error_kind="PeerError"))

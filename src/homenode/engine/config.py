@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from homenode.engine.place import Replica
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
@@ -76,14 +77,31 @@ class PlacementConfig(NumaSettings):
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How many engines answer behind one port."""
+
+    data_parallel_size: int = option(
+        1,
+        "Engines behind this port, each with the whole model, KV memory and CPUs of its own. Settings of memory and threads are of each.",
+        minimum=1,
+        maximum=1024,
+    )
+
+
+@dataclass(frozen=True)
 class EngineConfig:
-    """All of it. Fit for msgpack: the front sends it to the engine's process as its first frame."""
+    """All of it. Fit for msgpack: the front sends it to the engine's process as its first frame.
+
+    `replica`: which of several engines it is for, set by the front; None for an engine that is alone.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv: KvConfig = field(default_factory=KvConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    replica: Replica | None = None
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
 
     @property
@@ -105,7 +123,7 @@ class EngineConfig:
                 parts[part.name] = kind(
                     **{name: _checked(name, left.pop(name), o) for name, (_, o) in options_of(kind).items() if name in left}
                 )
-            elif part.name in left:
+            elif part.name in left and "option" in part.metadata:
                 parts[part.name] = left.pop(part.name)
         if left:
             raise UserError(

@@ -53,7 +53,14 @@ class LLM:
         """
         if config is not None and (settings or model is not None):
             raise UserError("give either a config or a model and settings, not both")
-        config = located(config or EngineConfig.of(model, settings))
+        config = config or EngineConfig.of(model, settings)
+        if config.parallel.data_parallel_size > 1:
+            raise UserError(
+                f"data_parallel_size is {config.parallel.data_parallel_size}, but an LLM is one engine in this process; make several, each in a "
+                "process of its own, or ask a server started by `homenode serve --data-parallel-size`",
+                param="data_parallel_size",
+            )
+        config = located(config)
         self.tokenizer = tokenizer or load_tokenizer(Path(str(config.model.path)), chat_template)
         self._ids = itertools.count(1)
         self._engine = LocalEngine(config, progress)

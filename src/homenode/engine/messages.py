@@ -5,6 +5,8 @@ A frame on the wire is a 4-byte little-endian length (at most MAX_FRAME) and tha
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from homenode.engine.request import Request, TokenLogprob
@@ -103,6 +105,24 @@ class Statistics(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     step_tokens: int = 0
     rejected: dict[str, int] = {}  # by reason
     compute: dict[str, object] = {}
+
+
+EngineState = Literal["loading", "ready", "silent", "restarting", "gone"]
+
+
+class EngineFigures(msgspec.Struct, frozen=True):
+    """Of one of several engines behind one front; made in the front.
+
+    `state`: loading, ready, silent (its loop does not answer; it gets no requests), restarting, gone (given up). `statistics` count from the
+    start of the service, over restarts. `moved`: requests that were taken over by another engine when it was lost.
+    """
+
+    number: int
+    node: int | None
+    state: EngineState
+    restarts: int
+    moved: int
+    statistics: Statistics
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):

@@ -6,9 +6,10 @@ The strategies are those of `homenode plan`; an engine is one CPU worker to them
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from homenode.engine.config import PlacementConfig
+from homenode.engine.place import EnginePlace as EnginePlace
 from homenode.engine.sizing import choose_cpus
 from homenode.errors import UserError
 from homenode.host.placement.demand import Demand
@@ -26,36 +27,6 @@ from homenode.host.topology.host import Host
 UNPINNED = -1
 
 
-@dataclass(frozen=True)
-class EnginePlace:
-    """`team`: the CPU of each compute thread, UNPINNED for a thread that may run anywhere.
-
-    `others`: CPUs of the engine's remaining threads, empty: wherever they are. `memory_nodes`: nodes its memory is bound to, empty: not bound.
-    `spare`: CPUs of cores without a compute thread, where nothing was said about them; empty where there are none.
-
-    `numa`: the policy that was settled for `--numa`, None where none was asked for; `numa_why`: in words. `thread_memory`: under a policy, the
-    node that each compute thread takes its memory from, in the order of `team`; empty on a host without nodes. `mirror_tensors`: patterns of the
-    matrices that are mirrored under shard. `strict`: pages that are not where they belong are a reason not to serve.
-    """
-
-    team: tuple[int, ...]
-    others: tuple[int, ...] = ()
-    memory_nodes: tuple[int, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    spare: tuple[int, ...] = ()
-    numa: str | None = None
-    numa_why: str = ""
-    thread_memory: tuple[int, ...] = ()
-    mirror_tensors: tuple[str, ...] = ()
-    strict: bool = False
-
-    @property
-    def free_of_compute(self) -> tuple[int, ...]:
-        """Where the loop, the scheduler and the front disturb no compute thread; empty where there is no such CPU, or none is known."""
-        cpus = self.others or self.spare
-        return cpus if set(cpus).isdisjoint(self.team) else ()
-
-
 def alone(place: EnginePlace) -> EnginePlace:
     """The place of an engine that has its process to itself: its other threads go where no compute thread is, if there is room."""
     return replace(place, others=place.others or place.spare)
@@ -66,21 +37,45 @@ def place_engine(config: PlacementConfig, threads: int | None, host: Host, choos
 
     UserError and PlacementError for settings that contradict each other or that this host cannot meet.
     """
-    _check(config)
     if config.numa is not None or config.threads_per_core > 1:
+        _check(config)
         return _over_nodes(config, threads, host, choose or _shard)
+    plan, reserve = plan_workers(config, host, workers=1, local_rank=0), reserved_cores(config, host)
+    if plan is None:
+        return _free(threads, host, host.allowance, reserve)
+    return place_worker(plan, plan.workers[0], threads, host, reserve)
+
+
+def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: int | None = None) -> Plan | None:
+    """The plan that the settings ask for, of all workers or of that with this rank; None when they ask for none. Raises as `place_engine`."""
+    _check(config)
     lists = threads_bind(config.cpu_threads_bind, host.variables)
     nodes = memory_nodes(config.memory_nodes, host.variables)
-    reserve = reserve_cpus(config.reserve_cpus, host.variables, cpu_workers=True)
-    demand = Demand(local_rank=0, reserve_cpus=reserve, threads_bind=lists or "auto", memory_nodes=nodes, workers=1)
+    demand = Demand(
+        local_rank=local_rank,
+        reserve_cpus=reserved_cores(config, host),
+        threads_bind=lists or "auto",
+        memory_nodes=nodes,
+        workers=workers,
+    )
     if config.numa_bind:
         given = replace(demand, numa_bind_nodes=config.numa_bind_nodes or None, numa_bind_cpus=config.numa_bind_cpus or None)
-        plan = make_plan("numa-bind", host, given)
-        return _within(plan, plan.workers[0], threads, host, reserve)
+        return make_plan("numa-bind", host, given)
     if lists is None and nodes is None:
-        return _free(threads, host, host.allowance, reserve)
-    plan = make_plan("cpu-threads", host, demand)
-    return _on_list(plan, plan.workers[0], threads, host)
+        return None
+    return make_plan("cpu-threads", host, demand)
+
+
+def place_worker(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EnginePlace:
+    """The place that a plan of `plan_workers` gives one of its workers."""
+    if plan.strategy == "numa-bind":
+        return _within(plan, worker, threads, host, reserve)
+    return _on_list(plan, worker, threads, host)
+
+
+def reserved_cores(config: PlacementConfig, host: Host) -> int | None:
+    """Physical cores that are kept free of compute threads; None when nobody says."""
+    return reserve_cpus(config.reserve_cpus, host.variables, cpu_workers=True)
 
 
 def _check(config: PlacementConfig) -> None:
@@ -106,8 +101,8 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
     """The whole allowance; a reserve of whole cores is taken from its end."""
     if reserve is None:
         team = choose_cpus(threads, allowance)
-        taken = {_core(host, cpu) for cpu in team}
-        return EnginePlace(team, spare=tuple(cpu for cpu in allowance.cpus if _core(host, cpu) not in taken))
+        taken = {core_of(host, cpu) for cpu in team}
+        return EnginePlace(team, spare=tuple(cpu for cpu in allowance.cpus if core_of(host, cpu) not in taken))
     cores = allowance.physical_cpus
     if reserve >= len(cores):
         raise UserError(
@@ -115,15 +110,15 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
             f"give {len(cores) - 1} or less",
             param="reserve_cpus",
         )
-    kept = {_core(host, cpu) for cpu in cores[len(cores) - reserve :]}
-    left = _cut(host, allowance, tuple(cpu for cpu in allowance.cpus if _core(host, cpu) not in kept))
+    kept = {core_of(host, cpu) for cpu in cores[len(cores) - reserve :]}
+    left = cut(host, allowance, tuple(cpu for cpu in allowance.cpus if core_of(host, cpu) not in kept))
     others = tuple(cpu for cpu in allowance.cpus if cpu not in left.cpus)
     return EnginePlace(choose_cpus(threads if threads is not None else left.usable_threads, left), others)
 
 
 def _within(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EnginePlace:
     """The worker's CPUs are its whole world."""
-    place = _free(threads, host, _cut(host, host.allowance, worker.cpus), reserve)
+    place = _free(threads, host, cut(host, host.allowance, worker.cpus), reserve)
     return replace(place, others=place.others or place.spare or worker.cpus, memory_nodes=worker.memory_nodes, findings=plan.findings)
 
 
@@ -140,13 +135,14 @@ def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> Eng
     return EnginePlace(worker.cpus[:threads], kept or worker.cpus, worker.memory_nodes, plan.findings)
 
 
-def _cut(host: Host, allowance: Allowance, cpus: tuple[int, ...]) -> Allowance:
+def cut(host: Host, allowance: Allowance, cpus: tuple[int, ...]) -> Allowance:
     """The allowance with these CPUs only."""
-    first_of_core = {_core(host, cpu): cpu for cpu in sorted(cpus, reverse=True)}
+    first_of_core = {core_of(host, cpu): cpu for cpu in sorted(cpus, reverse=True)}
     return replace(allowance, cpus=tuple(sorted(cpus)), physical_cpus=tuple(sorted(first_of_core.values())))
 
 
-def _core(host: Host, cpu: int) -> int:
+def core_of(host: Host, cpu: int) -> int:
+    """The name of a CPU's core; its own number where the host does not know it."""
     known = host.cpu_by_id.get(cpu)
     return known.core if known else cpu
 
@@ -165,8 +161,8 @@ def _over_nodes(config: PlacementConfig, threads: int | None, host: Host, choose
         message = f"--numa replicate: this engine is one of them, that of node {teams[0].node}"
         findings += (Finding("info", "numa_one_replica", message),)
     team = tuple(cpu for own in teams for cpu in own.cpus)
-    taken = {_core(host, cpu) for cpu in team}
-    place = EnginePlace(team, spare=tuple(cpu for cpu in host.allowance.cpus if _core(host, cpu) not in taken))
+    taken = {core_of(host, cpu) for cpu in team}
+    place = EnginePlace(team, spare=tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in taken))
     if config.numa is None:
         return replace(place, findings=tuple(finding for finding in findings if finding.code != "numa_single_node"))
     memory = tuple(dict.fromkeys(own.memory_node for own in teams)) if host.nodes else ()
@@ -198,15 +194,15 @@ def _path(host: Host, cpu: int) -> tuple[int, ...]:
     return (known.node if known.node is not None else 0, known.l3 if known.l3 is not None else -1)
 
 
-def too_few_cores(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
-    """A warning when the front, the scheduler and the compute threads have to share physical cores."""
-    needed = requirements(host, Demand(workers=1)).homenode
+def too_few_cores(host: Host, place: EnginePlace, engines: int = 1) -> tuple[Finding, ...]:
+    """A warning when the front, the scheduler and the compute threads of all engines have to share physical cores."""
+    needed = requirements(host, Demand(workers=engines)).homenode
     if needed.met:
         return ()
     cores = len(host.allowance.physical_cpus)
     message = (
-        f"{needed.physical_cores} physical cores are the least for this engine ({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and "
-        f"this process may use {cores}"
+        f"{needed.physical_cores} physical cores are the least for {'this engine' if engines == 1 else f'{engines} engines'} "
+        f"({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and this process may use {cores}"
     )
-    remedy = f"Give it more CPUs, or expect its {len(place.team)} compute threads to be interrupted by HTTP and scheduling."
+    remedy = f"Allow more CPUs, or expect the {len(place.team)} compute threads to be interrupted by HTTP and scheduling."
     return (Finding("warning", "too_few_cores", message, remedy),)

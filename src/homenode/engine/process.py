@@ -1,8 +1,9 @@
-"""The engine as a process of its own: `python -m homenode.engine.process FD PARENT`.
+"""The engine as a process of its own: `python -m homenode.engine.process FD PARENT [NAME]`.
 
 FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py. The process does not
 outlive its front: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and it ends by itself when the
-stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision.
+stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision. NAME is what one of several engines is called, in the log and
+by ps and top.
 """
 
 from __future__ import annotations
@@ -15,33 +16,42 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Fatal, Loading, ToEngine
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
 
+if TYPE_CHECKING:
+    from homenode.engine.build import Engine
+
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PROGRESS_STEPS = 200  # most Loading messages of a start
 _log = logging.getLogger(__name__)
 
+Build = Callable[[EngineConfig, Callable[[int, int], None]], "Engine"]
 
-def main(arguments: list[str]) -> int:
-    """Run an engine until the front drains or leaves it. Returns the exit code."""
+
+def main(arguments: list[str], build: Build | None = None) -> int:
+    """Run an engine, made by `build`, until the front drains or leaves it. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()  # a crash of the native core shows where it was called from
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s engine: %(message)s", datefmt="%H:%M:%S")
-    descriptor, parent = (int(argument) for argument in arguments)
+    descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:])
+    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s {name or 'engine'}: %(message)s", datefmt="%H:%M:%S")
+    if name:
+        _call_itself(name)
     front = FrameSocket(socket.socket(fileno=descriptor))
     try:
         die_with_parent(parent)
         first = front.receive()
         if first is None:
             return 0
-        serve(front, decode_body(first, EngineConfig))
+        serve(front, decode_body(first, EngineConfig), build or _build)
     except BaseException as error:
         if not isinstance(error, HomenodeError):
             _log.exception("the engine failed")
@@ -50,14 +60,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve(front: FrameSocket, config: EngineConfig) -> None:
-    """Load, say Ready, and work until drained. Raises what loading or the loop raise."""
+def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> Engine:
     from homenode.engine.build import build_engine  # heavy, and errors of its import are to be told as well
+
+    return build_engine(config, progress, own_process=True)
+
+
+def serve(front: FrameSocket, config: EngineConfig, build: Build) -> None:
+    """Load, say Ready, and work until drained. Raises what loading or the loop raise."""
     from homenode.engine.core import EngineCore
 
     inbox: SimpleQueue[object] = SimpleQueue()
     threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
-    engine = build_engine(config, _Progress(front), own_process=True)
+    engine = build(config, _Progress(front))
     try:
         front.send(engine.ready)
         EngineCore(engine.scheduler, engine.executor, front.send, inbox=inbox, log_stats=not config.disable_log_stats).run()
@@ -106,6 +121,11 @@ def _tell(front: FrameSocket, error: BaseException) -> None:
         front.send(Fatal(kind, text))
     except HomenodeError:
         pass  # nobody listens any more
+
+
+def _call_itself(name: str) -> None:
+    """Be found under this name; the kernel keeps 15 bytes of it. Nothing depends on it."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:

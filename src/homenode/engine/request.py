@@ -67,6 +67,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_salt: str = ""  # requests share cached prefixes only within one salt
     arrival: float = 0.0  # time.monotonic() of the front, same clock on one host
     deadline: float | None = None  # time.monotonic() after which it is aborted
+    begun: list[int] = []  # output tokens that another engine had given when it was lost: the sequence goes on after them
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from homenode.engine.messages import Output, Ready, Statistics
+from homenode.engine.messages import EngineFigures, Output, Ready, Statistics
 from homenode.engine.request import Request
 
 
@@ -22,10 +22,10 @@ class OutputStream(Protocol):
 
 
 class EngineClient(Protocol):
-    """The front's end of the connection to an engine process.
+    """The front's end of the connection to an engine process, or to several of them (`homenode.engine.replicas.client.ReplicasClient`).
 
     When the engine is lost every pending request gets an Output with a finish reason of `error` and the error kind `PeerError`, and
-    `on_engine_lost` is called once with the reason.
+    `on_engine_lost` is called once with the reason; of several engines, when the last of them is lost for good.
     """
 
     on_engine_lost: Callable[[str], None] | None
@@ -37,6 +37,10 @@ class EngineClient(Protocol):
     @property
     def statistics(self) -> Statistics:
         """The latest figures the engine sent."""
+
+    @property
+    def engines(self) -> tuple[EngineFigures, ...]:
+        """Those of several engines, one by one; empty where there is one."""
 
     def submit(self, request: Request) -> OutputStream:
         """Start `request`. Closing the stream early aborts it. Raises CapacityError when it is too large to be sent."""

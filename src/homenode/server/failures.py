@@ -73,6 +73,8 @@ def from_output(output: Output) -> ApiError:
         return ApiError(400, message, code=_user_code(kind))
     if kind == "PeerError":
         return ApiError(503, message, code="engine_lost")
+    if kind == "WorkerLostError":
+        return ApiError(503, message, code="worker_lost", retry_after_s=1.0)
     if kind == "HostError":
         return ApiError(500, "the machine could not run this request; the server's log tells more", code="host_error")
     if output.finish_reason == "abort":

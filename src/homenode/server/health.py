@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,19 +11,20 @@ from homenode import __version__
 from homenode.errors import PeerError
 from homenode.server.failures import ApiError
 from homenode.server.metrics import CONTENT_TYPE
-from homenode.server.responses import Health, Model, ModelList, Version
+from homenode.server.responses import EngineHealth, Health, Model, ModelList, Version
 from homenode.server.state import ServerState
 
 
 async def health(state: ServerState, request: Request) -> Response:
-    """200 when the engine's own loop answered just now; 503 when it did not, is gone, or the server is draining."""
+    """200 when the engine's own loop answered just now, or that of one of several; 503 when none did, is gone, or the server is draining."""
     state.check_available()
     try:
         took = await state.client.heartbeat(state.config.health_timeout)
     except (PeerError, TimeoutError):
         message = f"the engine did not answer within {state.config.health_timeout:g} s"
         raise ApiError(503, message, code="engine_silent", retry_after_s=5) from None
-    return _json(Health("ok", round(took, 6)))
+    engines = [EngineHealth(engine.number, engine.state, engine.restarts) for engine in state.client.engines]
+    return _json(Health("ok", round(took, 6), engines or UNSET))
 
 
 async def version(state: ServerState, request: Request) -> Response:

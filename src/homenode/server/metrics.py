@@ -1,18 +1,22 @@
 """What /metrics shows: the engine's counters as it last sent them, and what only the front can time.
 
-Names are the field's, under `homenode:`, labelled with the model's name. One registry belongs to one application.
+Names are the field's, under `homenode:`, labelled with the model's name, and the engine's number where there are several. One registry belongs
+to one application.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter as Counts
+from collections.abc import Callable, Iterator, Sequence
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from homenode.engine.messages import Statistics
+from homenode.engine.messages import EngineFigures, EngineState, Statistics
+from homenode.server.engine import EngineClient
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -56,59 +60,108 @@ _COUNTERS = (
 )
 
 
-class _EngineCollector(Collector):
-    """Reads the engine's latest statistics whenever somebody asks."""
+_STATES = get_args(EngineState)
 
-    def __init__(self, model: str, statistics: Callable[[], Statistics], refused: dict[str, int]) -> None:
-        self._model, self._statistics, self._refused = model, statistics, refused
+
+class _EngineCollector(Collector):
+    """Reads the engine's latest statistics whenever somebody asks. Of several engines each has its own series, which add up to the whole."""
+
+    def __init__(self, model: str, client: EngineClient, refused: dict[str, int]) -> None:
+        self._model, self._client, self._refused = model, client, refused
 
     def collect(self) -> Iterator[Metric]:
-        now = self._statistics()
+        names, parts = self._parts()
         for name, help, field in _GAUGES:
-            gauge = GaugeMetricFamily(f"homenode:{name}", help, labels=("model_name",))
-            gauge.add_metric((self._model,), getattr(now, field))
+            gauge = GaugeMetricFamily(f"homenode:{name}", help, labels=names)
+            for values, now in parts:
+                gauge.add_metric(values, getattr(now, field))
             yield gauge
         for name, help, field in _COUNTERS:
-            counter = CounterMetricFamily(f"homenode:{name}", help, labels=("model_name",))
-            counter.add_metric((self._model,), getattr(now, field))
+            counter = CounterMetricFamily(f"homenode:{name}", help, labels=names)
+            for values, now in parts:
+                counter.add_metric(values, getattr(now, field))
             yield counter
-        yield self._memory(now)
-        yield self._homes(now)
-        refused = CounterMetricFamily("homenode:admission_rejections", "Requests turned away.", labels=("model_name", "reason"))
-        for reason in sorted({*now.rejected, *self._refused}):
-            refused.add_metric((self._model, reason), now.rejected.get(reason, 0) + self._refused.get(reason, 0))
-        yield refused
+        yield self._memory(names, parts)
+        yield self._homes(names, parts)
+        yield self._rejections([now for _, now in parts])
+        yield from self._lives(names)
 
-    def _memory(self, now: Statistics) -> Metric:
+    def _parts(self) -> tuple[tuple[str, ...], list[tuple[tuple[str, ...], Statistics]]]:
+        """Names of labels, and their values with the figures they are of: of the engine, or of each of several."""
+        engines = self._client.engines
+        if not engines:
+            return ("model_name",), [((self._model,), self._client.statistics)]
+        names, values = _labels(engines)
+        parts = [((self._model, *of), engine.statistics) for of, engine in zip(values, engines, strict=True)]
+        return ("model_name", *names), parts
+
+    def _memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Metric:
         """Bytes of weights and KV memory by kind of page, as the kernel told after they were loaded; none where it is not known."""
-        pages = GaugeMetricFamily("homenode:memory_bytes", "Weights and KV memory, by kind of page.", labels=("model_name", "use", "pages"))
-        for use in ("weight", "kv"):
-            seen = now.compute.get(f"{use}_pages")
-            if isinstance(seen, dict):
-                pages.add_metric((self._model, use, "huge"), seen["huge"])
-                pages.add_metric((self._model, use, "small"), seen["present"] - seen["huge"])
+        pages = GaugeMetricFamily("homenode:memory_bytes", "Weights and KV memory, by kind of page.", labels=(*names, "use", "pages"))
+        for values, now in parts:
+            for use in ("weight", "kv"):
+                seen = now.compute.get(f"{use}_pages")
+                if isinstance(seen, dict):
+                    pages.add_metric((*values, use, "huge"), seen["huge"])
+                    pages.add_metric((*values, use, "small"), seen["present"] - seen["huge"])
         return pages
 
-    def _homes(self, now: Statistics) -> Metric:
+    def _homes(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Metric:
         """How much of what is planned for each node is there; none where nothing is planned, or the kernel does not tell."""
         help = "Share of the pages planned for a node (all: for several in turn) that are on it."
-        ratios = GaugeMetricFamily("homenode:numa_pages_local_ratio", help, labels=("model_name", "use", "node"))
-        seen = now.compute.get("residency")
-        for use, lines in seen.items() if isinstance(seen, dict) else ():
-            for line in lines or ():
-                node = "all" if line["node"] < 0 else str(line["node"])
-                ratios.add_metric((self._model, use, node), line["local"] / line["present"] if line["present"] else 1.0)
+        kept = [at for at, name in enumerate(names) if name != "node"]  # here a label of the pages, not of the engine
+        ratios = GaugeMetricFamily("homenode:numa_pages_local_ratio", help, labels=(*(names[at] for at in kept), "use", "node"))
+        for values, now in parts:
+            seen = now.compute.get("residency")
+            for use, lines in seen.items() if isinstance(seen, dict) else ():
+                for line in lines or ():
+                    node = "all" if line["node"] < 0 else str(line["node"])
+                    ratio = line["local"] / line["present"] if line["present"] else 1.0
+                    ratios.add_metric((*(values[at] for at in kept), use, node), ratio)
         return ratios
+
+    def _rejections(self, parts: list[Statistics]) -> Metric:
+        """By reason, those of the front itself included: which engine would have had a request says nothing."""
+        counts = Counts(self._refused)
+        for now in parts:
+            counts.update(now.rejected)
+        refused = CounterMetricFamily("homenode:admission_rejections", "Requests turned away.", labels=("model_name", "reason"))
+        for reason in sorted(counts):
+            refused.add_metric((self._model, reason), counts[reason])
+        return refused
+
+    def _lives(self, names: tuple[str, ...]) -> Iterator[Metric]:
+        """Which of several engines are there, and what became of the others; nothing where there is one."""
+        engines = self._client.engines
+        if not engines:
+            return
+        states = GaugeMetricFamily("homenode:engine_state", "1 for the state an engine is in.", labels=(*names, "state"))
+        restarts = CounterMetricFamily("homenode:engine_restarts", "Times an engine was started again.", labels=names)
+        moved = CounterMetricFamily("homenode:requests_moved", "Requests another engine went on with when this one was lost.", labels=names)
+        for values, engine in zip(_labels(engines)[1], engines, strict=True):
+            for state in _STATES:
+                states.add_metric((self._model, *values, state), engine.state == state)
+            restarts.add_metric((self._model, *values), engine.restarts)
+            moved.add_metric((self._model, *values), engine.moved)
+        yield from (states, restarts, moved)
+
+
+def _labels(engines: Sequence[EngineFigures]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """What tells engines apart: the number, and the NUMA node where each has one to itself. Names, and values for each engine."""
+    nodes = [engine.node for engine in engines]
+    if None in nodes or len(set(nodes)) < len(nodes):
+        return ("engine",), [(str(engine.number),) for engine in engines]
+    return ("engine", "node"), [(str(engine.number), str(engine.node)) for engine in engines]
 
 
 class Metrics:
     """The metrics of one application."""
 
-    def __init__(self, model: str, statistics: Callable[[], Statistics]) -> None:
+    def __init__(self, model: str, client: EngineClient) -> None:
         self._model = model
         self._registry = CollectorRegistry()
         self._refused: dict[str, int] = {}
-        self._registry.register(_EngineCollector(model, statistics, self._refused))
+        self._registry.register(_EngineCollector(model, client, self._refused))
         self._first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN)
         self._between = self._histogram("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_TOKENS)
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _WHOLE_REQUEST)

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from homenode.engine.messages import EngineState
+
 
 class PromptDetails(Struct):
     """`cached_tokens`: prompt tokens whose keys and values were found in the prefix cache."""
@@ -172,11 +174,20 @@ class Detokenized(Struct):
     prompt: str
 
 
+class EngineHealth(Struct):
+    """One of several engines. `state`: a `silent` one is not given requests, a `gone` one is not started any more."""
+
+    engine: int
+    state: EngineState
+    restarts: int
+
+
 class Health(Struct):
-    """Answer of /health. `heartbeat_seconds`: how long the engine loop took to answer."""
+    """Answer of /health. `heartbeat_seconds`: how long the engine loop, or the fastest of several, took to answer. `engines`: if several."""
 
     status: Literal["ok"]
     heartbeat_seconds: float
+    engines: list[EngineHealth] | UnsetType = UNSET
 
 
 class Version(Struct):

@@ -60,7 +60,7 @@ class ServerState:
         self.client, self.tokenizer, self.config = client, tokenizer, config
         self.ready = client.ready
         self.models = config.served_model_name or (_public_name(self.ready.model),)
-        self.metrics = Metrics(self.models[0], lambda: client.statistics)
+        self.metrics = Metrics(self.models[0], client)
         self.fingerprint = _fingerprint(self.ready)
         self.started = int(time.time())
         self.lost: str | None = None  # why the engine is gone

@@ -42,9 +42,9 @@ def longest_sequence(limits: WorkerLimits) -> int:
 
 def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> UserError | None:
     """Why a request can never run here, if so: a CapacityError with the numbers, or a UserError for values out of range."""
-    prompt = len(request.prompt_ids)
-    if not prompt:
+    if not request.prompt_ids:
         return UserError("the prompt is empty: at least one token is needed", param="prompt")
+    prompt = len(request.prompt_ids) + len(request.begun)  # all to be computed before it goes on
     error = _bad_token(request, limits.vocab_size) or _bad_range(request)
     if error:
         return error

@@ -193,7 +193,7 @@ class Scheduler:
             order=(request.priority, request.arrival, self._arrivals),
             max_len=longest_sequence(self._limits),
             chain=self._residents.cache.chain(request.cache_salt),
-            tokens=list(request.prompt_ids),
+            tokens=[*request.prompt_ids, *request.begun],
             deadline=min(times, default=None),
         )
 

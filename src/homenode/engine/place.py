@@ -1,0 +1,62 @@
+"""A place for an engine: the CPUs of its threads and the nodes of its memory, as `placement` and `replicas.places` decide them. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from homenode.host.topology.finding import Finding
+
+
+@dataclass(frozen=True)
+class EnginePlace:
+    """`team`: the CPU of each compute thread, UNPINNED for a thread that may run anywhere.
+
+    `others`: CPUs of the engine's remaining threads, empty: wherever they are. `memory_nodes`: nodes its memory is bound to, empty: not bound.
+    `spare`: CPUs of cores without a compute thread, where nothing was said about them; empty where there are none.
+
+    `numa`: the policy that was settled for `--numa`, None where none was asked for; `numa_why`: in words. `thread_memory`: under a policy, the
+    node that each compute thread takes its memory from, in the order of `team`; empty on a host without nodes. `mirror_tensors`: patterns of the
+    matrices that are mirrored under shard. `strict`: pages that are not where they belong are a reason not to serve.
+    """
+
+    team: tuple[int, ...]
+    others: tuple[int, ...] = ()
+    memory_nodes: tuple[int, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    spare: tuple[int, ...] = ()
+    numa: str | None = None
+    numa_why: str = ""
+    thread_memory: tuple[int, ...] = ()
+    mirror_tensors: tuple[str, ...] = ()
+    strict: bool = False
+
+    @property
+    def free_of_compute(self) -> tuple[int, ...]:
+        """Where the loop, the scheduler and the front disturb no compute thread; empty where there is no such CPU, or none is known."""
+        cpus = self.others or self.spare
+        return cpus if set(cpus).isdisjoint(self.team) else ()
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One of several engines behind one front: `number` of `count`, in its own place.
+
+    `allowed`: the CPUs the front was allowed when it began: it moves to a few of them, which an engine that is started again would inherit.
+    `memory`: bytes it may take for weights, buffers and KV memory, its share of what was free before any of them was started.
+    """
+
+    number: int
+    count: int
+    place: EnginePlace
+    allowed: tuple[int, ...] = ()
+    memory: int | None = None
+
+    @property
+    def node(self) -> int | None:
+        """The one NUMA node its memory is bound to; None where there is none, or several."""
+        return self.place.memory_nodes[0] if len(self.place.memory_nodes) == 1 else None
+
+    @property
+    def name(self) -> str:
+        """What its process is called."""
+        return f"homenode-worker-{self.number}"

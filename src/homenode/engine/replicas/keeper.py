@@ -1,0 +1,177 @@
+"""Keeps one of several engines: starts it, looks whether its loop answers, and starts it again when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from homenode.engine.client import AsyncEngineClient
+from homenode.engine.config import EngineConfig
+from homenode.engine.messages import EngineFigures, EngineState, Ready, Statistics
+from homenode.engine.place import Replica
+from homenode.engine.replicas.figures import at_rest, since_start
+from homenode.engine.replicas.patience import Patience
+from homenode.errors import HomenodeError, InternalError, PeerError
+
+_log = logging.getLogger(__name__)
+_NO_FIGURES = Statistics()
+
+
+class Watcher(Protocol):
+    """Who hears what becomes of an engine: `client.ReplicasClient`."""
+
+    def engine_up(self, keeper: Keeper, ready: Ready | None) -> None:
+        """It takes requests: started anew (`ready`), or answering again (None)."""
+
+    def engine_down(self, keeper: Keeper) -> None:
+        """It was lost, and its memory with it."""
+
+    def engine_gone(self, keeper: Keeper, reason: str) -> None:
+        """It was lost and is not started any more."""
+
+
+class Keeper:
+    """One engine over all its processes. `client`: the present one."""
+
+    def __init__(self, config: EngineConfig, watcher: Watcher, patience: Patience, program: str) -> None:
+        if config.replica is None:
+            raise InternalError("the config of one of several engines does not say which")
+        self.replica: Replica = config.replica
+        self._config, self._watcher, self._patience, self._program = config, watcher, patience, program
+        self.client = self._new_client()
+        self.state: EngineState = "loading"
+        self.restarts, self.moved = 0, 0
+        self._before = _NO_FIGURES  # of the processes that were lost
+        self._failures = 0
+        self._up_since = 0.0
+        self._closing = False
+        self._looking: asyncio.Task[None] | None = None
+        self._restarting: asyncio.Task[None] | None = None
+
+    @property
+    def number(self) -> int:
+        """Which engine it is."""
+        return self.replica.number
+
+    @property
+    def takes(self) -> bool:
+        """Whether it may be given requests."""
+        return self.state == "ready" and self.client.lost is None
+
+    @property
+    def up(self) -> bool:
+        """Whether there is an engine, answering or not."""
+        return self.state in ("ready", "silent") and self.client.lost is None
+
+    @property
+    def figures(self) -> EngineFigures:
+        """What is to be known of it."""
+        now = since_start(self._before, self.client.statistics if self.up else at_rest(self.client.statistics))
+        return EngineFigures(self.number, self.replica.node, self.state, self.restarts, self.moved, now)
+
+    # Life
+
+    async def start(self, progress: Callable[[int, int], None] | None = None) -> Ready:
+        """Start it for the first time. Raises as `AsyncEngineClient.start`; then it is not tried again."""
+        ready = await self.client.start(progress)
+        if self.client.lost is not None:
+            raise PeerError(f"engine {self.number} was lost as soon as it was ready: {self.client.lost}")
+        self._is_up(ready)
+        return ready
+
+    async def close(self) -> None:
+        """End it, whatever it is doing."""
+        await self._rest()
+        await self.client.close()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let it finish what it has; an engine that is not there is not started again."""
+        await self._rest()
+        if self.client.lost is None:
+            await self.client.drain(timeout_s)
+
+    async def _rest(self) -> None:
+        self._closing = True
+        tasks = [task for task in (self._looking, self._restarting) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _new_client(self) -> AsyncEngineClient:
+        client = AsyncEngineClient(self._config, program=self._program)
+        client.on_engine_lost = lambda reason: self._lost(client, reason)
+        return client
+
+    def _is_up(self, ready: Ready) -> None:
+        self.state, self._up_since = "ready", time.monotonic()
+        self._looking = asyncio.ensure_future(self._look(self.client))
+        self._watcher.engine_up(self, ready)
+
+    # Loss
+
+    def _lost(self, client: AsyncEngineClient, reason: str) -> None:
+        """Of one that never came to be used its starter hears."""
+        if self._closing or client is not self.client or self.state not in ("ready", "silent"):
+            return
+        self.state = "restarting"
+        if self._looking is not None:
+            self._looking.cancel()
+        if time.monotonic() - self._up_since >= self._patience.steady_s:
+            self._failures = 0
+        self._watcher.engine_down(self)
+        self._restarting = asyncio.ensure_future(self._restart(reason))
+
+    async def _restart(self, reason: str) -> None:
+        while True:
+            self._failures += 1
+            delay = self._patience.delay(self._failures)
+            if delay is None:
+                self.state = "gone"
+                _log.error("engine %d is gone: %s; it is not started again after %d tries", self.number, reason, self._patience.tries)
+                self._watcher.engine_gone(self, reason)
+                return
+            _log.warning("engine %d is gone: %s; it is started again in %g s", self.number, reason, delay)
+            await asyncio.sleep(delay)
+            self._before = since_start(self._before, self.client.statistics)
+            await self.client.close()
+            self.client = self._new_client()
+            self.restarts += 1
+            try:
+                ready = await self.client.start()
+            except HomenodeError as error:
+                reason = error.message
+                continue
+            if self.client.lost is None:
+                _log.info("engine %d serves again", self.number)
+                self._is_up(ready)
+                return
+            reason = self.client.lost
+
+    # Silence
+
+    async def _look(self, client: AsyncEngineClient) -> None:
+        """Ask the loop again and again; what it has while it is silent stays with it, until it is ended."""
+        patience, silent_since = self._patience, 0.0
+        while client.lost is None:
+            await asyncio.sleep(patience.look_every_s)
+            with contextlib.suppress(PeerError):
+                await client.heartbeat(patience.silent_after_s)
+                if self.state == "silent":
+                    self.state = "ready"
+                    _log.info("engine %d answers again", self.number)
+                    self._watcher.engine_up(self, None)
+                continue
+            if client.lost is not None:
+                return
+            now = time.monotonic()
+            if self.state == "ready":
+                self.state, silent_since = "silent", now
+                _log.warning("engine %d has not answered for %g s; it gets no requests", self.number, patience.silent_after_s)
+            elif now - silent_since >= patience.lost_after_s:
+                _log.error("engine %d has been silent for %g s and is ended", self.number, now - silent_since)
+                client.kill()
+                return

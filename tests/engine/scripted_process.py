@@ -1,0 +1,39 @@
+"""The engine's process with the scripted executor in place of a model: `python -m tests.engine.scripted_process FD PARENT [NAME]`.
+
+The path of its model is a folder. While there is a file `broken` in it no engine starts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from homenode.engine.config import EngineConfig
+from homenode.engine.executor.scripted import ScriptedExecutor
+from homenode.engine.messages import Ready
+from homenode.engine.process import main
+from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.schedule.step import WorkerLimits
+from homenode.errors import HostError
+
+LIMITS = WorkerLimits(num_blocks=512, block_size=32, max_model_len=8192, vocab_size=1000, max_sampled_rows=16)
+
+
+def build(config: EngineConfig, progress: Callable[[int, int], None]) -> Any:
+    if (Path(str(config.model.path)) / "broken").exists():
+        raise HostError("this machine is broken")
+    progress(50, 100)
+    progress(100, 100)
+    executor = ScriptedExecutor(LIMITS)
+    ready = Ready(
+        "scripted", LIMITS.max_model_len, LIMITS.vocab_size, LIMITS.num_blocks, LIMITS.block_size, config.scheduler.max_num_batched_tokens,
+        config.scheduler.max_num_seqs, True,
+    )  # fmt: skip
+    return SimpleNamespace(scheduler=Scheduler(config.scheduler, config.kv, LIMITS, [0], lookahead=1), executor=executor, ready=ready)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], build))

@@ -1,0 +1,62 @@
+"""Figures of several engines as one, over restarts; and how patient the front is."""
+
+from __future__ import annotations
+
+import pytest
+
+from homenode.engine.messages import Ready, Statistics
+from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.replicas.figures import all_ready, at_rest, since_start, total
+from homenode.engine.replicas.patience import Patience
+
+
+def figures(number: int) -> Statistics:
+    return Statistics(
+        num_running=number, num_waiting=1, kv_usage=number / 10, prefix_queries=10 * number, prefix_hits=number, preemptions=1,
+        prompt_tokens=100, generation_tokens=7, steps=3, step_tokens=9, rejected={"draining": 1, f"r{number}": 2}, compute={"of": number},
+    )  # fmt: skip
+
+
+def test_counters_add_up_and_memory_in_use_is_an_average() -> None:
+    seen = total([figures(1), figures(3)])
+    assert (seen.num_running, seen.num_waiting, seen.prefix_queries, seen.generation_tokens) == (4, 2, 40, 14)
+    assert seen.kv_usage == pytest.approx(0.2)
+    assert seen.rejected == {"draining": 2, "r1": 2, "r3": 2}
+    assert total([]) == Statistics()
+
+
+def test_counters_go_on_over_a_restart_and_gauges_do_not() -> None:
+    after = since_start(at_rest(figures(5)), figures(1))
+    assert (after.num_running, after.kv_usage, after.compute) == (1, 0.1, {"of": 1})
+    assert (after.prompt_tokens, after.steps, after.prefix_hits, after.rejected["draining"]) == (200, 6, 6, 2)
+    gone = since_start(figures(2), at_rest(figures(5)))
+    assert (gone.num_running, gone.num_waiting, gone.kv_usage, gone.compute, gone.prefix_hits) == (0, 0, 0.0, {}, 7)
+
+
+def ready(blocks: int, *notes: str, length: int = 512) -> Ready:
+    pages = {"present": 10, "huge": blocks}
+    return Ready(
+        "m", length, 100, blocks, 32, 512, 128, True,
+        details={"weight_bytes": 1000, "kv_bytes": blocks, "load_seconds": blocks / 10, "notes": list(notes), "kv_dtype": "f32",
+                 "compute": {"threads": 3, "level": "amx", "weight_pages": pages, "kv_pages": None}},
+    )  # fmt: skip
+
+
+def test_what_all_engines_hold_and_what_one_sequence_may_have() -> None:
+    places = [EnginePlace((0, 1), spare=(2, 6)), EnginePlace((3, 4), others=(3, 4, 6), spare=(2, 6))]
+    seen = all_ready([ready(10, "slow disk", "x"), ready(20, "slow disk", length=256)], places)
+    assert (seen.num_blocks, seen.max_model_len) == (30, 256)
+    details = seen.details
+    assert (details["engines"], details["weight_bytes"], details["kv_bytes"], details["load_seconds"]) == (2, 2000, 30, 2.0)
+    assert details["notes"] == ["slow disk", "engine 0: x"], "what all say is said once"
+    assert details["compute"] == {"threads": 6, "level": "amx", "weight_pages": {"present": 20, "huge": 30}, "kv_pages": None}
+    assert details["free_cpus"] == [2, 6], "where no engine computes"
+
+
+def test_delays_double_and_end() -> None:
+    patience = Patience(tries=5, first_delay_s=0.5, longest_delay_s=3.0)
+    assert [patience.delay(failures) for failures in range(1, 7)] == [0.5, 1.0, 2.0, 3.0, 3.0, None]
+
+
+def test_an_engine_has_a_node_when_its_memory_is_on_one() -> None:
+    assert [Replica(0, 2, EnginePlace((0,), memory_nodes=nodes)).node for nodes in ((), (3,), (0, 1))] == [None, 3, None]

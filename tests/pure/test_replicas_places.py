@@ -1,0 +1,164 @@
+"""Where several engines run on hosts of every shape, and how they share the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.engine.config import EngineConfig
+from homenode.engine.place import EnginePlace
+from homenode.engine.placement import UNPINNED
+from homenode.engine.replicas.places import memory_shares, replica_places, team_places
+from homenode.errors import HomenodeError, PlacementError, UserError
+from homenode.host.topology.host import Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.synthetic import synthetic
+from tests.recorded import NAMES, recorded_host
+
+TWO_NODES = "1s/2n/8c/smt2"  # node 0: cores 0-3 (siblings 8-11), node 1: cores 4-7 (siblings 12-15)
+
+
+def host(text: str = TWO_NODES) -> Host:
+    return read_host(synthetic(text))
+
+
+def places(text: str, count: int, **settings: Any) -> tuple[EnginePlace, ...]:
+    return replica_places(host(text), EngineConfig.of(None, settings), count)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "teams", "memory", "spare"),
+    [
+        ("1s/1n/2c", 2, [(0,), (1,)], [(), ()], ()),  # two cores: none is kept, and one node needs no binding
+        ("1s/1n/8c/smt2", 2, [(0, 1, 2), (4, 5, 6, 7)], [(), ()], (3, 11)),
+        (TWO_NODES, 2, [(0, 1, 2), (4, 5, 6, 7)], [(0,), (1,)], (3, 11)),
+        (TWO_NODES, 3, [(0, 1), (2, 3), (4, 5, 6)], [(0,), (0,), (1,)], (7, 15)),  # a node that two share
+        ("2s/4n/8c", 2, [(0, 1, 2), (4, 5, 6, 7)], [(0, 1), (2, 3)], (3,)),  # whole nodes, a socket each
+    ],
+)
+def test_the_cores_are_divided(
+    text: str, count: int, teams: list[tuple[int, ...]], memory: list[tuple[int, ...]], spare: tuple[int, ...]
+) -> None:
+    found = places(text, count)
+    assert [place.team for place in found] == teams
+    assert [place.memory_nodes for place in found] == memory
+    assert {place.spare for place in found} == {spare}
+
+
+def test_other_threads_take_a_free_core_of_their_node_or_stay_on_their_own_cores() -> None:
+    first, second = places(TWO_NODES, 2)
+    assert first.others == first.free_of_compute == (3, 11)
+    assert second.others == (4, 5, 6, 7, 12, 13, 14, 15) and second.free_of_compute == ()
+
+
+def test_threads_are_those_of_each_engine() -> None:
+    assert [place.team for place in places(TWO_NODES, 2, threads=2)] == [(0, 1), (4, 5)]
+    assert [len(place.team) for place in places(TWO_NODES, 2, threads=6)] == [6, 6], "siblings, as they were asked for"
+
+
+def test_a_quota_is_divided_as_well() -> None:
+    seen = host("1s/1n/8c")
+    half = replace(seen, allowance=replace(seen.allowance, cpu_quota=4.0))
+    assert [len(place.team) for place in replica_places(half, EngineConfig(), 2)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "teams", "memory"),
+    [
+        ({"cpu_threads_bind": "0-1|4-7"}, [(0, 1), (4, 5, 6, 7)], [(0,), (1,)]),
+        ({"numa_bind": True}, [(0, 1, 2), (4, 5, 6)], [(0,), (1,)]),
+        ({"numa_bind": True, "numa_bind_nodes": (1, 0)}, [(4, 5, 6), (0, 1, 2)], [(1,), (0,)]),
+        ({"cpu_threads_bind": "nobind"}, [(UNPINNED,) * 4] * 2, [(), ()]),
+        ({"reserve_cpus": 2}, [(0, 1, 2), (4, 5, 6)], [(0,), (1,)]),
+    ],
+)
+def test_placement_settings_mean_the_same_as_for_workers_of_a_plan(
+    settings: Mapping[str, Any], teams: list[tuple[int, ...]], memory: list[tuple[int, ...]]
+) -> None:
+    found = places(TWO_NODES, 2, **settings)
+    assert [(place.team, place.memory_nodes) for place in found] == list(zip(teams, memory, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "settings", "words"),
+    [
+        ("1s/1n/2c", 3, {}, ("--data-parallel-size 3", "2 physical cores", "give 2")),
+        ("1s/1n/2c", 2, {"threads": 2}, ("--threads 2", "engine 0 has 1 CPUs", "give 1")),
+        (TWO_NODES, 2, {"reserve_cpus": 7}, ("--reserve-cpus 7", "give 6")),
+        (TWO_NODES, 2, {"cpu_threads_bind": "0-3|3-7"}, ("engines 0 and 1", "CPU 3")),
+        (TWO_NODES, 2, {"cpu_threads_bind": "0-3"}, ("1 lists for 2 workers",)),
+        (TWO_NODES, 2, {"numa_bind": True, "numa_bind_nodes": (0, 0)}, ("engines 0 and 1",)),
+        (TWO_NODES, 3, {"numa_bind": True}, ("CPU worker 2",)),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(text: str, count: int, settings: Mapping[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as refused:
+        places(text, count, **settings)
+    assert all(word in refused.value.message for word in words), refused.value.message
+
+
+def test_too_few_cores_are_said_with_every_engine() -> None:
+    found = places("1s/1n/2c", 2)
+    assert all([finding.code for finding in place.findings] == ["too_few_cores"] for place in found)
+    assert found[0].findings == found[1].findings, "so that a front can tell it once"
+    assert not places("1s/1n/4c", 2)[0].findings
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_on_every_recorded_machine_engines_are_disjoint_and_on_allowed_cpus(name: str, count: int) -> None:
+    seen = recorded_host(name)
+    try:
+        found = replica_places(seen, EngineConfig(), count)
+    except (UserError, PlacementError) as error:
+        assert len(seen.allowance.physical_cpus) < count, error
+        return
+    teams = [cpu for place in found for cpu in place.team]
+    assert len(found) == count and all(place.team and place.others for place in found)
+    assert len(teams) == len(set(teams)) and set(teams) <= set(seen.allowance.cpus)
+    assert all(set(place.spare).isdisjoint(teams) for place in found)
+    mems = set(seen.allowance.mems)
+    assert all(set(place.memory_nodes) <= mems for place in found if mems)
+
+
+@dataclass(frozen=True)
+class NodeTeam:
+    node: int
+    memory_node: int
+    cpus: tuple[int, ...]
+
+
+def test_a_team_for_each_node_is_bound_to_its_memory() -> None:
+    found = team_places(host(), [NodeTeam(0, 0, (0, 1, 2)), NodeTeam(1, 0, (4, 5, 6))])
+    assert [(place.team, place.memory_nodes, place.others) for place in found] == [
+        ((0, 1, 2), (0,), (3, 11)),
+        ((4, 5, 6), (0,), (7, 15)),
+    ]
+    with pytest.raises(HomenodeError, match="CPU 1"):
+        team_places(host(), [NodeTeam(0, 0, (0, 1)), NodeTeam(1, 1, (1, 2))])
+
+
+ROOMS = st.lists(
+    st.tuples(st.integers(0, 1 << 40), st.lists(st.integers(0, 3), max_size=2, unique=True).map(tuple)), min_size=1, max_size=6
+)
+
+
+@given(ROOMS, st.integers(0, 1 << 41))
+def test_no_byte_is_promised_twice(rooms: list[tuple[int, tuple[int, ...]]], total: int) -> None:
+    shares = memory_shares(rooms, total)
+    assert sum(shares) <= total
+    for node in range(4):
+        sharers = [number for number, (_, nodes) in enumerate(rooms) if not nodes or node in nodes]
+        room = max((rooms[number][0] for number in sharers), default=0)
+        assert sum(shares[number] for number in sharers) <= room
+
+
+def test_engines_of_one_node_share_it_and_those_of_two_have_one_each() -> None:
+    assert memory_shares([(80, (0,)), (80, (0,)), (60, (1,))], 1000) == (40, 40, 60)
+    assert memory_shares([(100, ()), (100, ())], 100) == (50, 50)
+    assert memory_shares([(80, (0,)), (40, (1,))], 60) == (40, 20), "a limit of the whole group is shared in proportion"
