@@ -14,7 +14,8 @@ namespace {
 constexpr int64_t kMaxRows = int64_t(1) << 31, kMaxColumns = int64_t(1) << 24;
 
 // The weight with its pieces laid out, one for each member, and none of its memory touched.
-Result<std::shared_ptr<Weight>> lay_out(Arena& arena, Format format, int64_t rows, int64_t columns) {
+Result<std::shared_ptr<Weight>> lay_out(Arena& arena, const WeightShape& shape) {
+  const auto& [format, rows, columns] = shape;
   const int64_t groups = (rows + kGroupRows - 1) / kGroupRows, group_bytes = packed_group_bytes(format, columns), members = arena.members();
   auto weight = std::make_shared<Weight>();
   weight->format = format;
@@ -29,6 +30,19 @@ Result<std::shared_ptr<Weight>> lay_out(Arena& arena, Format format, int64_t row
     weight->memory.push_back(std::move(piece.value().owner));
   }
   return weight;
+}
+
+// One member's pieces of all weights, in order.
+std::optional<Error> fill_pieces(int member, const Weights& weights, const Fill& fill) {
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const Weight& weight = *weights[i];
+    try {
+      if (auto error = fill(member, i, weight, weight.pieces[size_t(member)])) return error;
+    } catch (const std::bad_alloc&) {
+      return Error{Fault::host, ENOMEM, "no memory for the buffers to read a " + shape_text(weight.format, weight.rows, weight.columns)};
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -46,26 +60,29 @@ std::optional<Error> check_packed(Format format, int64_t rows, int64_t columns) 
   return std::nullopt;
 }
 
-Result<std::shared_ptr<Weight>> make_weight(Team& team, Arena* arena, Format format, int64_t rows, int64_t columns, const Fill& fill) {
+Result<Weights> make_weights(Team& team, Arena* arena, const std::vector<WeightShape>& shapes, const Fill& fill) {
   if (arena && arena->members() != team.size()) {
     return Error{Fault::user, 0, "an arena of " + std::to_string(arena->members()) + " members for a team of " + std::to_string(team.size())};
   }
   Arena own(arena ? 0 : team.size());
-  auto made = lay_out(arena ? *arena : own, format, rows, columns);
-  if (!made) return made;
-  const Weight& weight = *made.value();
-  std::vector<std::optional<Error>> errors(weight.pieces.size());
-  team.run([&](int member) {
-    try {
-      errors[size_t(member)] = fill(member, weight, weight.pieces[size_t(member)]);
-    } catch (const std::bad_alloc&) {
-      errors[size_t(member)] = Error{Fault::host, ENOMEM, "no memory for the buffers to read a " + shape_text(format, rows, columns)};
-    }
-  });
+  Weights weights;
+  for (const WeightShape& shape : shapes) {
+    auto made = lay_out(arena ? *arena : own, shape);
+    if (!made) return made.error();
+    weights.push_back(std::move(made.value()));
+  }
+  std::vector<std::optional<Error>> errors(size_t(team.size()));
+  team.run([&](int member) { errors[size_t(member)] = fill_pieces(member, weights, fill); });
   for (auto& error : errors) {
     if (error) return std::move(*error);
   }
-  return made;
+  return weights;
+}
+
+Result<std::shared_ptr<Weight>> make_weight(Team& team, Arena* arena, const WeightShape& shape, const Fill& fill) {
+  auto made = make_weights(team, arena, {shape}, fill);
+  if (!made) return made.error();
+  return made.value().front();
 }
 
 size_t Weight::bytes() const {
