@@ -58,15 +58,29 @@ uint64_t write(const WeightHandle& handle, int fd, uint64_t offset) {
   return take(std::move(result));
 }
 
-std::pair<WeightHandle, uint64_t> read(std::shared_ptr<Team> team, int fd, uint64_t offset, int format, int64_t rows, int64_t columns, Arena* arena,
-                                       Spread spread) {
-  check_shape(rows, columns);
+using PlaceNumbers = std::tuple<uint64_t, int, int64_t, int64_t, Spread>;  // offset, format, rows, columns, spread
+
+std::vector<std::pair<WeightHandle, uint64_t>> read(const std::shared_ptr<Team>& team, int fd, const std::vector<PlaceNumbers>& wanted, Arena* arena) {
+  std::vector<PackedPlace> places;
+  for (const auto& [offset, format, rows, columns, spread] : wanted) {
+    check_shape(rows, columns);
+    places.push_back({offset, static_cast<Format>(format), rows, columns, spread});
+  }
   auto result = [&] {
     nb::gil_scoped_release unlocked;
-    return read_packed(*team, fd, offset, static_cast<Format>(format), rows, columns, arena, spread);
+    return read_packed(*team, fd, places, arena);
   }();
-  const ReadWeight found = take(std::move(result));
-  return {WeightHandle{found.weight, std::move(team)}, found.checksum};
+  std::vector<std::pair<WeightHandle, uint64_t>> found;
+  for (ReadWeight& read : take(std::move(result))) found.emplace_back(WeightHandle{std::move(read.weight), team}, read.checksum);
+  return found;
+}
+
+uint64_t checksum_of_head(int fd, uint64_t bytes) {
+  auto result = [&] {
+    nb::gil_scoped_release unlocked;
+    return head_checksum(fd, bytes);
+  }();
+  return take(std::move(result));
 }
 
 uint64_t bytes_of(int format, int64_t rows, int64_t columns) {
@@ -160,9 +174,10 @@ void bind_weights(nb::module_& m) {
   m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"), nb::arg("arena") = nb::none(),
         nb::arg("spread") = Spread::split);
   m.def("packed_bytes", &bytes_of, nb::arg("format"), nb::arg("rows"), nb::arg("columns"));
+  m.def("head_checksum", &checksum_of_head, nb::arg("fd"), nb::arg("bytes"), "Of the first bytes of a file, or of all where it ends before.");
   m.def("packing_fingerprint", &packing_fingerprint, "Changes when rows are encoded or packed in another way.");
-  m.def("weight_from_packed", &read, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
-        nb::arg("arena") = nb::none(), nb::arg("spread") = Spread::split, "What `Weight.write` wrote, and the checksum of what was read.");
+  m.def("weights_from_packed", &read, nb::arg("team"), nb::arg("fd"), nb::arg("places"), nb::arg("arena") = nb::none(),
+        "What `Weight.write` wrote at each (offset, format, rows, columns, spread), and the checksums of what was read.");
   nb::enum_<KvType>(m, "KvType", "How keys and values are stored.")
       .value("f32", KvType::f32)
       .value("bf16", KvType::bf16)

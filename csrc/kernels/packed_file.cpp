@@ -1,5 +1,7 @@
 #include "kernels/packed_file.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <numeric>
 #include <optional>
@@ -33,8 +35,6 @@ uint64_t checksum_of(const uint8_t* data, uint64_t first, size_t groups, size_t 
   for (size_t i = 0; i < groups; ++i) sum += block_checksum(data + i * group_bytes, group_bytes, first + i);
   return sum;
 }
-
-uint64_t total(const std::vector<uint64_t>& sums) { return std::accumulate(sums.begin(), sums.end(), uint64_t(0)); }
 
 // Bytes of every kind, the same everywhere; as floats they are of any size.
 std::vector<uint8_t> known_bytes(size_t count) {
@@ -74,6 +74,20 @@ uint64_t packing_fingerprint() {
   return sum;
 }
 
+Result<uint64_t> head_checksum(int fd, uint64_t bytes) {
+  struct stat status;
+  if (fstat(fd, &status)) return system_error("fstat of file descriptor " + std::to_string(fd));
+  bytes = std::min(bytes, uint64_t(std::max<off_t>(0, status.st_size)));
+  const std::unique_ptr<uint8_t[]> buffer(new uint8_t[kAtOnce]);
+  uint64_t sum = 0;
+  for (uint64_t at = 0; at < bytes; at += kAtOnce) {
+    const auto some = size_t(std::min<uint64_t>(kAtOnce, bytes - at));
+    if (auto error = read_bytes(fd, at, some, buffer.get())) return *error;
+    sum += block_checksum(buffer.get(), some, at);
+  }
+  return sum;
+}
+
 Result<uint64_t> write_packed(Team& team, const Weight& weight, int fd, uint64_t offset) {
   if (weight.pieces.size() != size_t(team.size())) {
     return Error{Fault::internal, 0, "a weight of " + std::to_string(weight.pieces.size()) + " pieces and a team of " + std::to_string(team.size())};
@@ -90,24 +104,35 @@ Result<uint64_t> write_packed(Team& team, const Weight& weight, int fd, uint64_t
   for (auto& error : errors) {
     if (error) return std::move(*error);
   }
-  return total(sums);
+  return std::accumulate(sums.begin(), sums.end(), uint64_t(0));
 }
 
-Result<ReadWeight> read_packed(Team& team, int fd, uint64_t offset, Format format, int64_t rows, int64_t columns, Arena* arena, Spread spread) {
-  auto bytes = packed_bytes(format, rows, columns);
-  if (!bytes) return bytes.error();
-  if (auto error = check_extent(fd, offset, bytes.value(), "a packed " + shape_text(format, rows, columns))) return *error;
-  const auto group_bytes = size_t(packed_group_bytes(format, columns));
-  std::vector<uint64_t> sums(size_t(team.size()));
-  auto made = make_weight(team, arena, format, rows, columns, spread, [&](int member, const Weight& weight, const Weight::Piece& piece) {
+Result<std::vector<ReadWeight>> read_packed(Team& team, int fd, const std::vector<PackedPlace>& places, Arena* arena) {
+  std::vector<WeightShape> shapes;
+  for (const PackedPlace& place : places) {
+    auto bytes = packed_bytes(place.format, place.rows, place.columns);
+    if (!bytes) return bytes.error();
+    const std::string what = "a packed " + shape_text(place.format, place.rows, place.columns);
+    if (auto error = check_extent(fd, place.offset, bytes.value(), what)) return *error;
+    shapes.push_back({place.format, place.rows, place.columns, place.spread});
+  }
+  const auto members = size_t(team.size());
+  std::vector<uint64_t> sums(places.size() * members);
+  auto made = make_weights(team, arena, shapes, [&](int member, size_t index, const Weight& weight, const Weight::Piece& piece) {
+    const auto group_bytes = size_t(packed_group_bytes(weight.format, weight.columns));
     return for_groups(weight, piece, [&](uint64_t first, size_t groups, uint8_t* data) -> std::optional<Error> {
-      if (auto error = read_bytes(fd, offset + first * group_bytes, groups * group_bytes, data)) return error;
-      sums[size_t(member)] += checksum_of(data, first, groups, group_bytes);
+      if (auto error = read_bytes(fd, places[index].offset + first * group_bytes, groups * group_bytes, data)) return error;
+      sums[index * members + size_t(member)] += checksum_of(data, first, groups, group_bytes);
       return std::nullopt;
     });
   });
   if (!made) return made.error();
-  return ReadWeight{made.value(), total(sums)};
+  std::vector<ReadWeight> read;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto begin = sums.begin() + std::ptrdiff_t(i * members);
+    read.push_back({made.value()[i], std::accumulate(begin, begin + std::ptrdiff_t(members), uint64_t(0))});
+  }
+  return read;
 }
 
 }  // namespace homenode

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kernels/linear.h"
 
@@ -13,6 +14,9 @@ Result<uint64_t> packed_bytes(Format, int64_t rows, int64_t columns);
 // The same number as long as rows are encoded and packed in the same way: the checksum of known rows in every format.
 uint64_t packing_fingerprint();
 
+// The checksum of the first `bytes` bytes of a file, or of all where it ends before.
+Result<uint64_t> head_checksum(int fd, uint64_t bytes);
+
 // Writes the pieces of a weight, each by the thread that owns it. The result is the checksum of the matrix.
 Result<uint64_t> write_packed(Team&, const Weight&, int fd, uint64_t offset);
 
@@ -20,8 +24,13 @@ struct ReadWeight {
   std::shared_ptr<Weight> weight;
   uint64_t checksum;  // of what was read
 };
-// Reads what write_packed wrote, straight into place: every thread its own rows.
-Result<ReadWeight> read_packed(Team&, int fd, uint64_t offset, Format, int64_t rows, int64_t columns, Arena* arena = nullptr,
-                               Spread = Spread::split);
+struct PackedPlace {
+  uint64_t offset;
+  Format format;
+  int64_t rows, columns;
+  Spread spread = Spread::split;
+};
+// Reads what write_packed wrote, straight into place: every thread its own rows of all of them, without waiting for the others in between.
+Result<std::vector<ReadWeight>> read_packed(Team&, int fd, const std::vector<PackedPlace>&, Arena* arena = nullptr);
 
 }  // namespace homenode

@@ -126,14 +126,14 @@ Result<std::shared_ptr<Weight>> weight_from_file(Team& team, int fd, uint64_t of
   uint64_t bytes;
   if (__builtin_mul_overflow(uint64_t(rows), uint64_t(file.row_bytes), &bytes)) bytes = UINT64_MAX;
   if (auto error = check_extent(fd, offset, bytes, "a " + shape_text(source, rows, columns))) return *error;
-  return make_weight(team, arena, target, rows, columns, spread,
-                     [&](int, const Weight& weight, const Weight::Piece& piece) { return fill_from_file(weight, piece, file, source); });
+  return make_weight(team, arena, {target, rows, columns, spread},
+                     [&](int, size_t, const Weight& weight, const Weight::Piece& piece) { return fill_from_file(weight, piece, file, source); });
 }
 
 Result<std::shared_ptr<Weight>> weight_from_rows(Team& team, const float* source, int64_t rows, int64_t columns, Format target, Arena* arena,
                                                  Spread spread) {
   if (auto error = check_request(Format::f32, rows, columns, target)) return *error;
-  return make_weight(team, arena, target, rows, columns, spread, [&](int, const Weight& weight, const Weight::Piece& piece) -> std::optional<Error> {
+  return make_weight(team, arena, {target, rows, columns, spread}, [&](int, size_t, const Weight& weight, const Weight::Piece& piece) -> std::optional<Error> {
     Packer packer(Format::f32, target, columns);
     const size_t group_bytes = size_t(packed_group_bytes(target, columns));
     uint8_t* group = piece.data;

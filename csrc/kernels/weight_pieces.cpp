@@ -63,17 +63,18 @@ class LayOut {
 };
 
 // The weight with its pieces laid out, one for each member, and none of its memory touched.
-Result<std::shared_ptr<Weight>> lay_out(Arena& arena, Format format, int64_t rows, int64_t columns, Spread spread) {
+Result<std::shared_ptr<Weight>> lay_out(Arena& arena, const WeightShape& shape) {
   auto weight = std::make_shared<Weight>();
-  weight->format = format;
-  weight->rows = rows;
-  weight->columns = columns;
-  if (auto error = LayOut(arena, *weight, spread).all()) return std::move(*error);
+  weight->format = shape.format;
+  weight->rows = shape.rows;
+  weight->columns = shape.columns;
+  if (auto error = LayOut(arena, *weight, shape.spread).all()) return std::move(*error);
   return weight;
 }
 
 // Copies the pieces that are not at home where this member is; the members of a home share them.
 void fill_copies(Weight& weight, int member) {
+  if (weight.copies.empty()) return;
   const std::vector<int>& homes = weight.homes->of_member;
   const int home = homes[size_t(member)];
   const auto first = homes.begin();
@@ -82,6 +83,19 @@ void fill_copies(Weight& weight, int member) {
     const Weight::Piece& piece = weight.pieces[p];
     if (homes[p] != home) std::memcpy(const_cast<uint8_t*>(weight.copies[size_t(home)][p]), piece.data, piece.bytes);
   }
+}
+
+// One member's pieces of all weights, in order.
+std::optional<Error> fill_pieces(int member, const Weights& weights, const Fill& fill) {
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const Weight& weight = *weights[i];
+    try {
+      if (auto error = fill(member, i, weight, weight.pieces[size_t(member)])) return error;
+    } catch (const std::bad_alloc&) {
+      return Error{Fault::host, ENOMEM, "no memory for the buffers to read a " + shape_text(weight.format, weight.rows, weight.columns)};
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -99,29 +113,35 @@ std::optional<Error> check_packed(Format format, int64_t rows, int64_t columns) 
   return std::nullopt;
 }
 
-Result<std::shared_ptr<Weight>> make_weight(Team& team, Arena* arena, Format format, int64_t rows, int64_t columns, Spread spread, const Fill& fill) {
+Result<Weights> make_weights(Team& team, Arena* arena, const std::vector<WeightShape>& shapes, const Fill& fill) {
   if (arena && arena->members() != team.size()) {
     return Error{Fault::user, 0, "an arena of " + std::to_string(arena->members()) + " members for a team of " + std::to_string(team.size())};
   }
   Arena own(team.size());
-  auto made = lay_out(arena ? *arena : own, format, rows, columns, spread);
-  if (!made) return made;
-  Weight& weight = *made.value();
-  std::vector<std::optional<Error>> errors(weight.pieces.size());
+  Weights weights;
+  for (const WeightShape& shape : shapes) {
+    auto made = lay_out(arena ? *arena : own, shape);
+    if (!made) return made.error();
+    weights.push_back(std::move(made.value()));
+  }
+  std::vector<std::optional<Error>> errors(size_t(team.size()));
+  const bool copied = std::any_of(weights.begin(), weights.end(), [](const auto& weight) { return !weight->copies.empty(); });
   team.run([&](int member) {
-    try {
-      errors[size_t(member)] = fill(member, weight, weight.pieces[size_t(member)]);
-    } catch (const std::bad_alloc&) {
-      errors[size_t(member)] = Error{Fault::host, ENOMEM, "no memory for the buffers to read a " + shape_text(format, rows, columns)};
-    }
-    if (weight.copies.empty()) return;
+    errors[size_t(member)] = fill_pieces(member, weights, fill);
+    if (!copied) return;
     team.barrier(member);
-    fill_copies(weight, member);
+    for (const auto& weight : weights) fill_copies(*weight, member);
   });
   for (auto& error : errors) {
     if (error) return std::move(*error);
   }
-  return made;
+  return weights;
+}
+
+Result<std::shared_ptr<Weight>> make_weight(Team& team, Arena* arena, const WeightShape& shape, const Fill& fill) {
+  auto made = make_weights(team, arena, {shape}, fill);
+  if (!made) return made.error();
+  return made.value().front();
 }
 
 const uint8_t* Weight::data(size_t piece, int thread) const {

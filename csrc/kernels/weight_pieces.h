@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "host/arena.h"
 #include "kernels/linear.h"
@@ -16,11 +17,20 @@ std::string shape_text(Format, int64_t rows, int64_t columns);
 // Why a matrix of this shape cannot be kept in this format, if it cannot.
 std::optional<Error> check_packed(Format, int64_t rows, int64_t columns);
 
-// One member's piece: nothing, or what went wrong. A std::bad_alloc inside becomes an Error.
-using Fill = std::function<std::optional<Error>(int member, const Weight&, const Weight::Piece&)>;
+struct WeightShape {
+  Format format;
+  int64_t rows, columns;
+  Spread spread = Spread::split;
+};
 
-// A weight with memory of `arena` (or, where that is null, of its own), filled by all members at once, each of which first touches its piece.
-// Copies are made of what was filled, by members at home where they lie. The first member's error, if any, is the result.
-Result<std::shared_ptr<Weight>> make_weight(Team&, Arena*, Format, int64_t rows, int64_t columns, Spread, const Fill&);
+// One member's piece of weight `index`: nothing, or what went wrong. A std::bad_alloc inside becomes an Error.
+using Fill = std::function<std::optional<Error>(int member, size_t index, const Weight&, const Weight::Piece&)>;
+using Weights = std::vector<std::shared_ptr<Weight>>;
+
+// Weights with memory of `arena` (or, where that is null, of their own). Every member fills its pieces of them, one after the other and as first
+// to touch them, without waiting for the others in between; copies are then made of what was filled, by members at home where they lie.
+// The first member's error, if any, is the result.
+Result<Weights> make_weights(Team&, Arena*, const std::vector<WeightShape>&, const Fill&);
+Result<std::shared_ptr<Weight>> make_weight(Team&, Arena*, const WeightShape&, const Fill&);
 
 }  // namespace homenode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,11 @@ import pytest
 pytest.importorskip("homenode._native", reason="the compiled core is not built; `make build` builds it")
 
 from homenode.compute.native import NativeBackend
+from homenode.compute.ops import PackedPlace, Weight
 from homenode.compute.reference import ReferenceBackend
 from homenode.errors import UserError
 from homenode.model.checkpoint.spec import Checkpoint
+from homenode.model.weights import packed_cache
 from homenode.model.weights.load import LoadedModel, load_model
 from homenode.model.weights.packed_cache import packed_folder
 from tests.model.driver import Driver
@@ -66,6 +68,51 @@ def test_a_second_start_computes_the_same_on_any_number_of_threads(
                 assert all(np.array_equal(weight.unpack_row(r), other[key].unpack_row(r)) for r in rows), key
 
 
+@pytest.mark.parametrize("size", [1, 10_000, 100_000])
+def test_it_does_not_matter_how_many_matrices_are_read_at_once(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    _, wanted = load(checkpoint, tmp_path / "cache")
+    monkeypatch.setattr(packed_cache, "_AT_ONCE", size)
+    calls: list[int] = []
+    read = NativeBackend.weights_from_packed
+
+    def counted(backend: NativeBackend, fd: int, places: Sequence[PackedPlace]) -> list[tuple[Weight, str]]:
+        calls.append(len(places))
+        return read(backend, fd, places)
+
+    monkeypatch.setattr(NativeBackend, "weights_from_packed", counted)
+    model, tokens = load(checkpoint, tmp_path / "cache")
+    assert tokens == wanted and model.notes == ()
+    matrices = [e for e in checkpoint.tensors.values() if len(e.shape) == 2]
+    assert sum(calls) == len(matrices) and (calls == [1] * len(matrices)) == (size == 1)
+
+
+def test_a_matrix_damaged_among_others_read_with_it(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_cache, "_AT_ONCE", 100_000)
+    _, wanted = load(checkpoint, tmp_path / "cache")
+    flip(lambda data: len(data) * 2 // 3)(packed_file(tmp_path / "cache"))
+    model, tokens = load(checkpoint, tmp_path / "cache")
+    assert tokens == wanted and "is damaged (checksum" in model.notes[0]
+    assert load(checkpoint, tmp_path / "cache")[0].notes == ()
+
+
+def test_a_file_that_shrinks_while_it_is_read(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_cache, "_AT_ONCE", 10_000)
+    _, wanted = load(checkpoint, tmp_path / "cache")
+    file = packed_file(tmp_path / "cache")
+    size, read = file.stat().st_size, NativeBackend.weights_from_packed
+
+    def cutting(backend: NativeBackend, fd: int, places: Sequence[PackedPlace]) -> list[tuple[Weight, str]]:
+        if places[0].offset > size // 2:
+            os.truncate(file, places[0].offset + 1)
+        return read(backend, fd, places)
+
+    monkeypatch.setattr(NativeBackend, "weights_from_packed", cutting)
+    model, tokens = load(checkpoint, tmp_path / "cache")
+    assert tokens == wanted and "cannot be read" in model.notes[0]
+
+
 def test_the_second_start_does_not_touch_the_models_matrices(checkpoint: Checkpoint, tmp_path: Path) -> None:
     _, wanted = load(checkpoint, tmp_path / "cache")
     entries = [e for e in checkpoint.tensors.values() if len(e.shape) == 2]
@@ -78,6 +125,12 @@ def test_the_second_start_does_not_touch_the_models_matrices(checkpoint: Checkpo
                 opened.write(bytes(entry.nbytes))
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert load(checkpoint, tmp_path / "cache")[1] == wanted
+
+
+def of_version_one(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[8:12] = (1).to_bytes(4, "little")
+    file.write_bytes(data)
 
 
 def cut(file: Path) -> None:
@@ -114,6 +167,7 @@ def link(file: Path) -> None:
         (empty, "no packed file"),
         (flip(lambda data: 3), "no packed file"),
         (flip(lambda data: 8), "version"),
+        (of_version_one, "it has version 1 of the file format; this is version 2"),
         (flip(lambda data: 14), "header"),
         (flip(lambda data: 20), "header"),
         (flip(lambda data: 40), "header"),

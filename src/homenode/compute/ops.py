@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -234,6 +234,16 @@ class Backend(Protocol):
         """Frozen figures of the backend: ISA level, threads and their CPUs, bytes of weights and KV, huge-page share."""
 
 
+class PackedPlace(NamedTuple):
+    """Where a [rows, columns] matrix kept as `target` is in a file: its first byte; and how it is to lie in memory."""
+
+    offset: int
+    target: str
+    rows: int
+    columns: int
+    spread: Spread = "split"
+
+
 @runtime_checkable
 class PackedBackend(Protocol):
     """A backend that packs weights and can keep them in files as they are in memory, for any number of threads."""
@@ -245,13 +255,16 @@ class PackedBackend(Protocol):
     def packed_bytes(self, target: str, rows: int, columns: int) -> int:
         """Bytes of a [rows, columns] matrix kept as `target` in a file."""
 
+    def head_checksum(self, fd: int, size: int) -> str:
+        """Of the first `size` bytes of an open file, or of all where it ends before; 16 hexadecimal digits. HostError when reading fails."""
+
     def write_packed(self, weight: Weight, fd: int, offset: int) -> str:
         """Write a weight at `offset` of an open file. The result is its checksum, 16 hexadecimal digits. HostError when writing fails."""
 
-    def weight_from_packed(
-        self, fd: int, offset: int, target: str, rows: int, columns: int, spread: Spread = "split"
-    ) -> tuple[Weight, str]:
-        """What `write_packed` wrote, and the checksum of what was read. ValueError when the file ends early, HostError when reading fails."""
+    def weights_from_packed(self, fd: int, places: Sequence[PackedPlace]) -> list[tuple[Weight, str]]:
+        """What `write_packed` wrote at each place, and the checksum of what was read. ValueError when the file ends early, HostError when reading
+        fails. Many at once are read faster than one after the other: threads need not wait for each other in between.
+        """
 
 
 @runtime_checkable

@@ -15,7 +15,18 @@ from homenode import _native
 from homenode.compute.native.capability import available_levels, choose_level
 from homenode.compute.native.meter import NativeMeter
 from homenode.compute.native.recorder import RecordingOps
-from homenode.compute.ops import IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, Spread, StepArrays, StepLimits, Tensor
+from homenode.compute.ops import (
+    IntArray,
+    KvGeometry,
+    Ops,
+    PackedPlace,
+    SampledRows,
+    SamplingArrays,
+    Spread,
+    StepArrays,
+    StepLimits,
+    Tensor,
+)
 from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import HostError, UnsupportedError, UserError
@@ -97,20 +108,22 @@ class NativeBackend:
         """See `PackedBackend.packed_bytes`."""
         return _native.packed_bytes(self._target(target), rows, columns)
 
+    def head_checksum(self, fd: int, size: int) -> str:
+        """See `PackedBackend.head_checksum`."""
+        with _host_errors():
+            return f"{_native.head_checksum(fd, size):016x}"
+
     def write_packed(self, weight: _native.Weight, fd: int, offset: int) -> str:
         """See `PackedBackend.write_packed`."""
         with _host_errors():
             return f"{weight.write(fd, offset):016x}"
 
-    def weight_from_packed(
-        self, fd: int, offset: int, target: str, rows: int, columns: int, spread: Spread = "split"
-    ) -> tuple[_native.Weight, str]:
-        """See `PackedBackend.weight_from_packed`."""
+    def weights_from_packed(self, fd: int, places: Sequence[PackedPlace]) -> list[tuple[_native.Weight, str]]:
+        """See `PackedBackend.weights_from_packed`."""
+        wanted = [(p.offset, self._target(p.target), p.rows, p.columns, _SPREADS[p.spread]) for p in places]
         with _host_errors():
-            weight, checksum = _native.weight_from_packed(
-                self._team, fd, offset, self._target(target), rows, columns, self._arena, _SPREADS[spread]
-            )
-        return self._count(weight), f"{checksum:016x}"
+            read = _native.weights_from_packed(self._team, fd, wanted, self._arena)
+        return [(self._count(weight), f"{checksum:016x}") for weight, checksum in read]
 
     def vector(self, array: npt.NDArray[Any]) -> _native.Tensor:
         """See `Backend.vector`."""

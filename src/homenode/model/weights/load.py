@@ -92,16 +92,16 @@ def load_model(
     length = _model_length(checkpoint.spec, max_model_len)
     plan = _plan(checkpoint, backend, quantize, dtype)
     with ExitStack() as stack:
-        cache = stack.enter_context(_cache(packed_cache, plan, backend)) if packed_cache else None
+        cache = stack.enter_context(_cache(packed_cache, plan, backend, spread_of)) if packed_cache else None
         parameters = read_parameters(plan.tensors, plan.layout, backend, checkpoint.spec.num_layers, progress, cache, spread_of)
         notes = tuple(cache.notes) if cache else ()
     return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, length, notes)
 
 
-def _cache(folder: Path, plan: _Plan, backend: Backend) -> PackedCache:
+def _cache(folder: Path, plan: _Plan, backend: Backend, spread_of: SpreadOf) -> PackedCache:
     matrices = {m.name for m in plan.layout.matrices}
     entries = {t.entry.name: t.entry for t in plan.tensors if t.entry.name in matrices}
-    return PackedCache(folder, entries, plan.layout, backend)
+    return PackedCache(folder, entries, plan.layout, backend, spread_of)
 
 
 def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype: str) -> _Plan:

@@ -10,12 +10,13 @@ import glob
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 
-from homenode.compute.ops import Backend, PackedBackend, Spread, Weight
+from homenode.compute.ops import Backend, PackedBackend, PackedPlace, Spread, Weight
 from homenode.errors import HostError, UserError
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.weights.layout import WeightLayout
@@ -24,6 +25,8 @@ from homenode.units import format_bytes
 
 SUFFIX = ".packed"
 OFF, BESIDE = "off", "beside"
+# Read with one call: enough that its beginning and end cost nothing, little enough that progress is seen.
+_AT_ONCE = 64 << 20
 
 
 def packed_folder(setting: str, model: Path) -> Path | None:
@@ -38,16 +41,24 @@ def packed_folder(setting: str, model: Path) -> Path | None:
 class PackedCache:
     """One model's packed file, for the time of one load. `notes`: what an operator should be told."""
 
-    def __init__(self, folder: Path, entries: Mapping[str, TensorEntry], layout: WeightLayout, backend: Backend) -> None:
-        """`entries`: the matrices of the layout in the model's files. UserError when the backend packs nothing."""
+    def __init__(
+        self,
+        folder: Path,
+        entries: Mapping[str, TensorEntry],
+        layout: WeightLayout,
+        backend: Backend,
+        spread_of: Callable[[str], Spread] = lambda name: "split",
+    ) -> None:
+        """`entries`: the matrices of the layout in the model's files. `spread_of`: how each is to lie in memory. UserError when the backend packs nothing."""
         if not isinstance(backend, PackedBackend):
             raise UserError(f"backend {backend.name} keeps no packed weights; give --packed-cache off", param="packed_cache")
-        self._backend = backend
-        self._header = expected_header(backend, layout, _sources(entries))
+        self._backend, self._spread_of = backend, spread_of
+        self._header = expected_header(backend, layout, _sources(backend, entries))
         self.path = folder / _file_name(entries, layout)
         self.notes: list[str] = []
         self._fd: int | None = None
-        self._found: dict[str, PackedMatrix] = {}
+        self._found: dict[str, PackedMatrix] = {}  # not read yet, in the order of the file
+        self._ahead: dict[str, tuple[Weight, str, str]] = {}  # read with others before it was asked for; checksums read and written
         self._weights: dict[str, Weight] = {}
         try:
             self._fd, header = open_packed(self.path, self._header)
@@ -64,22 +75,38 @@ class PackedCache:
             os.close(self._fd)
             self._fd = None
         self._weights.clear()
+        self._ahead.clear()
 
-    def weight(self, name: str, spread: Spread = "split") -> Weight | None:
+    def weight(self, name: str) -> Weight | None:
         """The matrix from the packed file; None when it must be read from the model."""
-        matrix = self._found.get(name)
-        if self._fd is None or matrix is None:
+        if self._fd is None:
             return None
-        try:
-            weight, checksum = self._backend.weight_from_packed(self._fd, matrix.offset, matrix.format, matrix.rows, matrix.columns, spread)
-        except (HostError, ValueError) as error:
-            self._give_up(f"matrix {name} cannot be read: {error}")
-            return None
-        if checksum != matrix.checksum:
-            self._give_up(f"matrix {name} is damaged (checksum {checksum}, written {matrix.checksum})")
+        if name not in self._ahead:
+            try:
+                self._read_on(self._fd, name)
+            except (HostError, ValueError) as error:
+                self._give_up(f"matrix {name} or one that follows it cannot be read: {error}")
+                return None
+        weight, checksum, written = self._ahead.pop(name)
+        if checksum != written:
+            self._give_up(f"matrix {name} is damaged (checksum {checksum}, written {written})")
             return None
         self._weights[name] = weight
         return weight
+
+    def _read_on(self, fd: int, name: str) -> None:
+        """Read this matrix, and those that come next in the file, with one call."""
+        first = self._found.pop(name)
+        ends = accumulate((m.size for m in self._found.values()), initial=first.size)
+        some = [first, *(m for m, before in zip(self._found.values(), ends, strict=False) if before < _AT_ONCE)]
+        for matrix in some[1:]:
+            del self._found[matrix.name]
+        read = self._backend.weights_from_packed(fd, [self._place(m) for m in some])
+        for matrix, (weight, checksum) in zip(some, read, strict=True):
+            self._ahead[matrix.name] = weight, checksum, matrix.checksum
+
+    def _place(self, matrix: PackedMatrix) -> PackedPlace:
+        return PackedPlace(matrix.offset, matrix.format, matrix.rows, matrix.columns, self._spread_of(matrix.name))
 
     def add(self, name: str, weight: Weight) -> None:
         """A matrix that was read from the model."""
@@ -101,6 +128,7 @@ class PackedCache:
     def _give_up(self, reason: str) -> None:
         """Read the rest from the model, and write the file anew."""
         self.notes.append(f"packed cache {self.path} is not used any further: {reason}")
+        self._ahead.clear()
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -137,11 +165,11 @@ class PackedCache:
             raise OSError("the header was written in part only")
 
 
-def _sources(entries: Mapping[str, TensorEntry]) -> list[SourceFile]:
+def _sources(backend: PackedBackend, entries: Mapping[str, TensorEntry]) -> list[SourceFile]:
     heads: dict[Path, int] = {}
     for entry in entries.values():
         heads[entry.file] = min(entry.offset, heads.get(entry.file, entry.offset))
-    return [source_file(path, size) for path, size in heads.items()]
+    return [source_file(backend, path, size) for path, size in heads.items()]
 
 
 def _file_name(entries: Mapping[str, TensorEntry], layout: WeightLayout) -> str:

@@ -17,15 +17,15 @@ import msgspec
 from homenode.compute.ops import PackedBackend
 from homenode.model.weights.layout import WeightLayout
 
-_MAGIC, _VERSION, _ALIGNMENT = b"homenode", 1, 4096
+_MAGIC, _VERSION, _ALIGNMENT = b"homenode", 2, 4096
 _PREFIX = 32
 _MOST_HEADER = 64 << 20
-_MOST_HASHED = 256 << 20  # of a model file's head
+_MOST_SUMMED = 256 << 20  # of a model file's head
 _BLANK = "0" * 16
 
 
 class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of the model as it was: bytes, nanoseconds since 1970, and a digest of all that stands before its first tensor."""
+    """A file of the model as it was: bytes, nanoseconds since 1970, and the checksum of all that stands before its first tensor."""
 
     name: str
     size: int
@@ -98,11 +98,11 @@ def expected_header(backend: PackedBackend, layout: WeightLayout, model: Iterabl
     return msgspec.structs.replace(header, matrices=tuple(placed))
 
 
-def source_file(path: Path, head_bytes: int) -> SourceFile:
-    """The state of a model's file whose tensors begin at `head_bytes`. OSError when it cannot be read."""
+def source_file(backend: PackedBackend, path: Path, head_bytes: int) -> SourceFile:
+    """The state of a model's file whose tensors begin at `head_bytes`. OSError or HostError when it cannot be read."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
-        head = hashlib.sha256(file.read(min(head_bytes, _MOST_HASHED))).hexdigest()
+        head = backend.head_checksum(file.fileno(), min(head_bytes, _MOST_SUMMED))
     return SourceFile(path.name, status.st_size, status.st_mtime_ns, head)
 
 
