@@ -1,49 +1,15 @@
 #include "quant/format.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
 #include <iterator>
 
 #include "quant/block.h"
+#include "quant/encode.h"
 #include "quant/half.h"
 
 namespace homenode {
 namespace {
-
-// Whole numbers a Q8_0 or Q4_0 block is divided into; a block holding a NaN or an infinity gets a NaN scale, so the fault stays visible.
-bool all_finite(const float* x, int n) {
-  return std::all_of(x, x + n, [](float v) { return std::isfinite(v); });
-}
-
-void write_scale(uint8_t* out, float d) {
-  const uint16_t half = float_to_half(d);
-  std::memcpy(out, &half, 2);
-}
-
-void encode_q8_0(const float* x, uint8_t* out) {
-  std::memset(out + 2, 0, 32);
-  if (!all_finite(x, 32)) return write_scale(out, std::nanf(""));
-  float largest = 0;
-  for (int i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(x[i]));
-  const float d = largest / 127, inverse = d == 0 ? 0 : 1 / d;
-  write_scale(out, d);
-  for (int i = 0; i < 32; ++i) out[2 + i] = uint8_t(int8_t(std::clamp(std::round(x[i] * inverse), -128.f, 127.f)));
-}
-
-// The element of largest magnitude (the first of equals) becomes code 0, value -8 * d: the side with one code more.
-void encode_q4_0(const float* x, uint8_t* out) {
-  std::memset(out + 2, 0, 16);
-  if (!all_finite(x, 32)) return write_scale(out, std::nanf(""));
-  const float extreme = *std::max_element(x, x + 32, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
-  const float d = extreme / -8, inverse = d == 0 ? 0 : 1 / d;
-  write_scale(out, d);
-  for (int i = 0; i < 32; ++i) {
-    const auto code = uint8_t(std::clamp(x[i] * inverse + 8.5f, 0.f, 15.f));
-    out[2 + i % 16] |= uint8_t(code << (4 * (i / 16)));
-  }
-}
 
 struct Name {
   Format format;
@@ -59,6 +25,12 @@ constexpr Name kFormats[] = {
     {Format::q4_k, "Q4_K", {256, 144}},  {Format::q5_k, "Q5_K", {256, 176}},  {Format::q6_k, "Q6_K", {256, 210}},
     {Format::iq4_xs, "IQ4_XS", {256, 136}},
 };
+
+uint16_t half_at(const uint8_t* source, int64_t i) {
+  uint16_t bits;
+  std::memcpy(&bits, source + 2 * i, 2);
+  return bits;
+}
 
 const Name* find(Format format) {
   const Name* found = std::find_if(std::begin(kFormats), std::end(kFormats), [format](const Name& n) { return n.format == format; });
@@ -88,9 +60,11 @@ void decode_row(Format format, const uint8_t* source, float* out, int64_t column
     return;
   }
   if (format == Format::f16 || format == Format::bf16) {
-    for (int64_t i = 0; i < columns; ++i) {
-      const auto bits = uint16_t(source[2 * i] | source[2 * i + 1] << 8);
-      out[i] = format == Format::f16 ? half_to_float(bits) : bf16_to_float(bits);
+    // Two loops, as the compiler makes vectors of such.
+    if (format == Format::f16) {
+      for (int64_t i = 0; i < columns; ++i) out[i] = half_to_float(half_at(source, i));
+    } else {
+      for (int64_t i = 0; i < columns; ++i) out[i] = bf16_to_float(half_at(source, i));
     }
     return;
   }
@@ -121,10 +95,13 @@ void encode_row(Format format, const float* source, uint8_t* out, int64_t column
     return;
   }
   const FileBlock size = file_block(format);
-  for (int64_t i = 0; i < columns; i += 32, out += size.bytes) {
+  const auto encode = format == Format::q8_0 ? encode_q8_0 : encode_q4_0;
+  int64_t i = 0;
+  for (; i + 32 <= columns; i += 32, out += size.bytes) encode(source + i, out);
+  if (i < columns) {
     float block[32] = {};
-    std::copy_n(source + i, std::min<int64_t>(32, columns - i), block);
-    format == Format::q8_0 ? encode_q8_0(block, out) : encode_q4_0(block, out);
+    std::copy_n(source + i, columns - i, block);
+    encode(block, out);
   }
 }
 

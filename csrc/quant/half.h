@@ -6,11 +6,9 @@
 namespace homenode {
 
 inline float half_to_float(uint16_t h) {
-  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000 | fraction << 13);
-  if (exponent) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-  const float magnitude = float(fraction) * 0x1p-24f;  // zero and subnormals: exact
-  return sign ? -magnitude : magnitude;
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, magnitude = uint32_t(h & 0x7fff) << 13;
+  const auto scaled = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);  // exact, of zero and subnormals too
+  return std::bit_cast<float>(sign | scaled | (magnitude >= 31u << 23 ? 0x7f800000 : 0));   // infinity and NaNs keep their fraction
 }
 
 // To nearest, ties to even; too large becomes infinite, a NaN stays one.

@@ -231,7 +231,7 @@ def test_where_nothing_can_be_written_the_model_loads(checkpoint: Checkpoint, tm
     def refuse(*arguments: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "pwrite", refuse)
     model, tokens = load(checkpoint, tmp_path / "cache")
     assert tokens == wanted and "No space left" in model.notes[0]
     assert list((tmp_path / "cache").iterdir()) == [], "what was begun is removed"

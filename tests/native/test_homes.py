@@ -12,6 +12,7 @@ from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import KvGeometry, Ops, Spread, StepArrays, StepLimits, Tensor
 from homenode.compute.team_memory import TeamMemory
+from homenode.model.weights.homes import GROUP_ROWS, member_rows
 from tests.native.weights import load, stored
 
 SPREADS: tuple[Spread, ...] = ("split", "copied", "interleaved")
@@ -117,3 +118,12 @@ def test_the_kernel_is_asked_for_every_page() -> None:
     assert kept[0].nbytes <= weights["local"] == weights["present"]
     assert kept[1].nbytes <= kv["local"] == kv["present"]
     assert NativeBackend([-1], spin_us=20).residency() == {"weights": None, "kv": None}
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 320, 1000])
+def test_rows_are_cut_where_the_plan_says(rows: int) -> None:
+    over = backend((0, 0, 1, 1, 2))
+    weight = over.weight_from_array(np.ones((rows, 32), np.float32), "F32")
+    cut = [(begin, max(begin, end)) for begin, end, _ in weight.pieces]
+    assert cut == [(min(begin, rows), end) for begin, end in member_rows(rows, 5)]
+    assert all(begin % GROUP_ROWS == 0 for begin, end in cut if begin < end)

@@ -18,7 +18,6 @@ from homenode.model.weights.homes import GROUP_ROWS, PLANNED, MatrixHome, Weight
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.numa_layout import NumaLayout, numa_layout
 from tests.host_values import Shape, host_of
-from tests.paths import ROOT
 from tests.recorded import NAMES, recorded_host
 
 GIB = 1 << 30
@@ -273,12 +272,3 @@ def test_a_layout_is_not_made_of_what_is_not_settled() -> None:
     for policy, teams in (("auto", two), ("local", two), ("shard", ())):
         with pytest.raises(InternalError):
             plan_homes(MODEL, teams, policy)
-
-
-def test_the_rows_are_cut_where_the_native_core_cuts_them() -> None:
-    """The formula stands in two languages, and no weight tells where its pieces begin: this holds the other one's line."""
-    core = ROOT / "csrc"
-    assert "begin = groups * t / members, end = groups * (t + 1) / members" in (core / "kernels/weight_pieces.cpp").read_text(
-        encoding="utf-8"
-    )
-    assert f"kGroupRows = {GROUP_ROWS};" in (core / "quant/coding.h").read_text(encoding="utf-8")

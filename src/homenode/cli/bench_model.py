@@ -11,7 +11,7 @@ import msgspec
 
 from homenode.cli.bench_options import Numbers, engine_backend, meter_of
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
-from homenode.cli.report import OUT, loading_bar, plain_errors
+from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--batch", type=Numbers(), default="1", show_default=True, help="Batch sizes to decode at, such as 1,4,8.")
 @click.option("--context", type=click.IntRange(0), default=0, show_default=True, help="Tokens already in the context when decoding begins.")
-@with_some_settings(EngineConfig, "threads", "isa", "quantize", "dtype", "kv_cache_dtype", *NUMA_SETTINGS)
+@with_some_settings(EngineConfig, "threads", "isa", "quantize", "dtype", "packed_cache", "kv_cache_dtype", *NUMA_SETTINGS)
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Counted runs; the median is reported.")
 @click.option("--phases", is_flag=True, help="Also show where the time of a step goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -41,6 +41,7 @@ def model(
     isa: str | None,
     quantize: str | None,
     dtype: str,
+    packed_cache: str,
     kv_cache_dtype: str,
     repeat: int,
     phases: bool,
@@ -53,15 +54,19 @@ def model(
     from homenode.model.checkpoint import open_checkpoint
     from homenode.model.locate import locate
     from homenode.model.weights.load import load_model
+    from homenode.model.weights.packed_cache import packed_folder
 
     with plain_errors():
         if prompt_tokens == 0 and gen_tokens == 0:
             raise UserError("nothing to measure: both --prompt-tokens and --gen-tokens are 0", param="--prompt-tokens")
         config = EngineConfig.of(model, {"threads": threads, "isa": isa, "quantize": quantize, "dtype": dtype, **numa})
-        checkpoint = open_checkpoint(locate(model))
-        backend = engine_backend(config, checkpoint)
+        path = locate(model)
+        checkpoint, folder = open_checkpoint(path), packed_folder(packed_cache, path)
+        backend, spread = engine_backend(config, checkpoint)
         with loading_bar("loading") as update:
-            loaded = load_model(checkpoint, backend, quantize=quantize, dtype=dtype, progress=update)
+            loaded = load_model(checkpoint, backend, quantize=quantize, dtype=dtype, progress=update, packed_cache=folder, spread_of=spread)
+        for note in loaded.notes:
+            ERR.print(note, markup=False, highlight=False)
         plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat, kv_cache_dtype, phases)
         with measuring(plan.tests * (repeat + 1)) as watch:
             results = measure(loaded, backend, meter_of(backend), plan, watch)

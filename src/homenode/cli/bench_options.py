@@ -12,6 +12,7 @@ from homenode.engine.config import ComputeConfig, EngineConfig
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend, NativeMeter
     from homenode.model.checkpoint import Checkpoint
+    from homenode.model.weights.read import SpreadOf
 
 _READ_BYTES = 512 << 20  # read for the ceilings; less where little memory is free
 
@@ -71,11 +72,11 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
     return cast("NativeBackend", make_backend(ComputeConfig(backend="native", threads=threads, isa=isa), cpus, team_groups(host, cpus)))
 
 
-def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> NativeBackend:
-    """The compiled core in the place that an engine with these settings would have; what is to be known about it is told on stderr."""
+def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, SpreadOf]:
+    """The compiled core in the place that an engine with these settings would have, and how matrices lie there; what is to be known is told on stderr."""
     from homenode.cli.report import ERR
     from homenode.engine.build import check_homes, make_backend, place_of_engine
-    from homenode.engine.numa_memory import team_memory
+    from homenode.engine.numa_memory import spread_of, team_memory
     from homenode.engine.placement import team_groups
     from homenode.engine.settle import settle
     from homenode.host.topology.read import read_host
@@ -90,7 +91,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> NativeBacken
     backend = make_backend(config.compute, place.team, team_groups(host, place.team), team_memory(place, host))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     check_homes(config, host, place, layout, backend)
-    return cast("NativeBackend", backend)
+    return cast("NativeBackend", backend), spread_of(place)
 
 
 def meter_of(backend: NativeBackend) -> NativeMeter:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from homenode.engine.llm import LLM
     from homenode.engine.request import SamplingParams
 
-_SETTINGS = ("threads", "isa", "quantize", "dtype", "max_model_len", "kv_cache_dtype", *NUMA_SETTINGS)
+_SETTINGS = ("threads", "isa", "quantize", "dtype", "packed_cache", "max_model_len", "kv_cache_dtype", *NUMA_SETTINGS)
 Messages = list[dict[str, str]]
 
 

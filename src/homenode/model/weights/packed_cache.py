@@ -134,7 +134,11 @@ class PackedCache:
             self._fd = None
 
     def _write(self) -> None:
-        """Into a file of a name nobody else has, which then takes the place of the old one: readers see one or the other, whole."""
+        """Into a file of a name nobody else has, which then takes the place of the old one: readers see one or the other, whole.
+
+        The disk is not waited for, as that may take a minute while the model is ready: what a crash of the machine leaves of the file is found out
+        by its checksums, and written anew.
+        """
         folder = self.path.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_abandoned(self.path)
@@ -146,7 +150,6 @@ class PackedCache:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._fill(fd)
-            os.fsync(fd)
             temporary.rename(self.path)
         except BaseException:
             with suppress(OSError):
@@ -154,7 +157,6 @@ class PackedCache:
             raise
         finally:
             os.close(fd)
-        _sync_folder(folder)
 
     def _fill(self, fd: int) -> None:
         os.ftruncate(fd, self._header.end)
@@ -189,11 +191,3 @@ def _remove_abandoned(path: Path) -> None:
                 left.unlink()
             finally:
                 os.close(fd)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
