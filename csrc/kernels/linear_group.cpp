@@ -1,6 +1,7 @@
 #include "kernels/linear_group.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "quant/block.h"
 
@@ -24,8 +25,9 @@ int64_t slice_columns(PackedStep step, int64_t columns) {
 // Calls tile(token, count) for about equal tiles of at most `most` of n tokens.
 template <class F>
 void each_tile(int64_t n, int64_t most, F&& tile) {
-  for (int64_t token = 0; token < n;) {
-    const int64_t left = n - token, now = ceiling_of(left, ceiling_of(left, most));
+  const int64_t tiles = ceiling_of(n, most), least = n / tiles, larger = n % tiles;
+  for (int64_t i = 0, token = 0; i < tiles; ++i) {
+    const int64_t now = least + (i < larger);
     tile(token, now);
     token += now;
   }
@@ -59,8 +61,9 @@ GroupProduct::Slice GroupProduct::slice(const uint8_t* packed, int64_t first, in
 }
 
 void GroupProduct::multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
-  if (floats_) return multiply_floats(packed, first, n, sums);
-  panels_ && n >= panels_->least_tokens ? multiply_panels(packed, first, n, sums) : multiply_coded(packed, first, n, sums);
+  if (panels_ && n >= panels_->least_tokens) return multiply_panels(packed, first, n, sums);
+  std::memset(sums, 0, size_t(n) * kGroupRows * sizeof(float));
+  floats_ ? multiply_floats(packed, first, n, sums) : multiply_coded(packed, first, n, sums);
 }
 
 void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
@@ -96,7 +99,7 @@ void GroupProduct::multiply_panels(const uint8_t* packed, int64_t first, int64_t
     const Panel panel = panels_->unpack(s.weights, parts, space);
     Ahead ahead = ahead_of(s.weights + s.bytes, s.bytes, tiles * parts);
     each_tile(n, panels_->max_tokens, [&](int64_t token, int64_t count) {
-      panels_->tile[count - 1](panel, parts, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, ahead);
+      panels_->tile[count - 1](panel, parts, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, column == 0, ahead);
       ahead.from += parts * ahead.lines * kCacheLine;
     });
   }

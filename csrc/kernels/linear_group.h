@@ -20,7 +20,7 @@ class GroupProduct {
  public:
   GroupProduct(const Weight&, const ActivationRows&, const LinearTable&);
 
-  // sums[token][32] += tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`.
+  // sums[token][32] = tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`.
   void multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
 
   int64_t group_bytes() const { return group_bytes_; }

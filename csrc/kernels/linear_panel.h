@@ -128,10 +128,11 @@ HOMENODE_INLINE void add_panel_minimum(const uint8_t* factors, const uint8_t* x,
 }
 
 template <PanelKind K, int M>
-void tile_panel(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, Ahead ahead) {
+void tile_panel(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Ahead ahead) {
   const uint8_t *codes = panel.codes, *factors = panel.factors;
   Block<M> f;
-  load_sums<M>(total, f);
+  if (first) set_zero<M>(f);
+  else load_sums<M>(total, f);
   for (; parts > 0; --parts, codes += panel.codes_stride, factors += K.factors(), x += sizeof(EncodedPart)) {
     expect(ahead);
     add_panel_sum<K, M, 0>(codes, factors, x, stride, f);

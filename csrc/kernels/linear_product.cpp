@@ -1,6 +1,5 @@
 // linear_multiply and linear_multiply_gated: the sums of runs of groups (see linear_share.h), and where they go.
 #include <algorithm>
-#include <cstring>
 #include <optional>
 
 #include "kernels/kernels.h"
@@ -10,21 +9,28 @@
 namespace homenode {
 namespace {
 
+// Asks for a line to be this thread's alone.
+inline void expect_written(const void* p) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(p)));  // compiled for any x86-64 processor, the builtin asks for a copy to read
+#else
+  __builtin_prefetch(p, 1);
+#endif
+}
+
 // Asks for the lines of the outputs early: they lie a row apart, and the stores would wait for them.
 void expect_outputs(const Outputs& to, int64_t tokens) {
   for (int64_t t = 0; t < tokens; ++t) {
     const float* out = to.out + t * to.out_stride;
-    __builtin_prefetch(out, 1);
-    __builtin_prefetch(out + to.rows - 1, 1);
+    expect_written(out);
+    expect_written(out + to.rows - 1);
   }
 }
 
 // The outputs of one weight's rows.
 class PlainSums {
  public:
-  PlainSums(const LinearArgs& a, const LinearTable& table, int thread) : a_(a), table_(table), thread_(thread) {
-    std::memset(sums_, 0, size_t(std::min(a.tokens, kTokensAtOnce)) * kGroupRows * sizeof(float));
-  }
+  PlainSums(const LinearArgs& a, const LinearTable& table, int thread) : a_(a), table_(table), thread_(thread) {}
 
   void multiply(const Run& run) {
     if (run.weight != weight_) enter(run.weight);
@@ -58,17 +64,15 @@ class PlainSums {
   int thread_, weight_ = -1;
   int64_t column_ = 0;  // of the weight's first output
   std::optional<GroupProduct> product_;
-  alignas(64) float sums_[kTokensAtOnce * kGroupRows];  // zero between two groups
+  alignas(64) float sums_[kTokensAtOnce * kGroupRows];
 };
 
 // silu(gate) * up of the same rows of two weights.
 class GatedSums {
  public:
   GatedSums(const LinearArgs& a, const PreparedRows& to, const LinearTable& table, int thread)
-      : a_(a), to_(to), table_(table), thread_(thread), silu_mul_(kernels(current_level()).silu_mul), gates_(*a.weights[0], rows_for(a, *a.weights[0], table), table),
-        ups_(*a.weights[1], rows_for(a, *a.weights[1], table), table) {
-    clear(std::min(a.tokens, kTokensAtOnce));
-  }
+      : a_(a), to_(to), table_(table), thread_(thread), silu_mul_(kernels(current_level()).silu_mul),
+        gates_(*a.weights[0], rows_for(a, *a.weights[0], table), table), ups_(*a.weights[1], rows_for(a, *a.weights[1], table), table) {}
 
   void multiply(const Run& run) {
     const Weight::Piece& gate = a_.weights[0]->pieces[run.piece];  // up's has the same rows
@@ -77,6 +81,7 @@ class GatedSums {
       const int64_t row = gate.row_begin + group * kGroupRows;
       for (int64_t first = run.token_begin; first < run.token_end; first += kTokensAtOnce) {
         const int64_t n = std::min(kTokensAtOnce, run.token_end - first);
+        expect_parts(first, n, row);
         gates_.multiply(gate_groups + group * gates_.group_bytes(), first, n, gate_);
         ups_.multiply(up_groups + group * ups_.group_bytes(), first, n, up_);
         store(first, n, row, std::min<int64_t>(kGroupRows, gate.row_end - row));
@@ -85,6 +90,13 @@ class GatedSums {
   }
 
  private:
+  // Asks for the encoded parts to be written early: each is a line that the threads read while the product before was multiplied.
+  void expect_parts(int64_t first, int64_t n, int64_t row) {
+    if (!to_.encoded) return;
+    const EncodedPart* part = to_.encoded + first * to_.parts + row / kPartColumns;
+    for (int64_t t = 0; t < n; ++t, part += to_.parts) expect_written(part);
+  }
+
   void store(int64_t first, int64_t n, int64_t row, int64_t rows) {
     if (a_.biases) {
       add_bias(gate_, a_.biases[0], n, row, rows);
@@ -92,12 +104,6 @@ class GatedSums {
     }
     silu_mul_(gate_, up_, gate_, n * kGroupRows);
     store_part(to_, table_, first, n, row, gate_, rows);
-    clear(n);
-  }
-
-  void clear(int64_t n) {
-    std::memset(gate_, 0, size_t(n) * kGroupRows * sizeof(float));
-    std::memset(up_, 0, size_t(n) * kGroupRows * sizeof(float));
   }
 
   static void add_bias(float* sums, const float* bias, int64_t n, int64_t row, int64_t rows) {
@@ -112,7 +118,7 @@ class GatedSums {
   int thread_;
   void (*silu_mul_)(const float*, const float*, float*, int64_t);
   GroupProduct gates_, ups_;
-  alignas(64) float gate_[kTokensAtOnce * kGroupRows];  // zero between two groups, as is up_
+  alignas(64) float gate_[kTokensAtOnce * kGroupRows];
   alignas(64) float up_[kTokensAtOnce * kGroupRows];
 };
 

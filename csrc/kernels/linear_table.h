@@ -10,7 +10,8 @@ namespace homenode {
 // 32 activations as small integers: x ~ scale * code, |code| <= 127. The scale is the least q/8 * 2^e (q = 8 .. 15) that is at least largest |x| / 127:
 // with so few significant bits, every product of a scale with an integer sum is exact (see linear_tiles.h). A part holding a NaN or a magnitude above
 // 1e33 has codes 0 and scale NaN, so that every product with it is NaN.
-struct EncodedPart {
+// A part is one cache line: whoever writes it takes no other's line away.
+struct alignas(64) EncodedPart {
   int8_t codes[kPartColumns];
   float scale;
   int32_t minus_sum;          // of the codes, negated
@@ -19,6 +20,7 @@ struct EncodedPart {
   float anchor;               // 1.5 * 2^23 * 2^e: an integer n added to its bits makes it anchor + n * 2^e
   int32_t factor;             // where in a panel's row of factors those times q/8 begin, in bytes
 };
+static_assert(sizeof(EncodedPart) == 64);
 constexpr int kEighths = 8;  // values of q
 
 // Adds to sums[token][32] the products of `tokens` activation rows with `columns` columns of one packed group.
@@ -79,8 +81,8 @@ struct alignas(64) PanelSpace {
   uint8_t factors[kPanelParts * kPanelPartFactors];
 };
 
-// Like a TileFunction, the weights being `parts` parts of a panel.
-using PanelFunction = void (*)(const Panel&, int64_t parts, const uint8_t* rows, size_t stride, float* sums, Ahead ahead);
+// Like a TileFunction, the weights being `parts` parts of a panel. `first`: of these sums, which are not read then but begin with 0.
+using PanelFunction = void (*)(const Panel&, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Ahead ahead);
 
 struct PanelTiles {
   // Unpacks `parts` parts (whole blocks) of a group.
@@ -100,8 +102,8 @@ struct LinearTable {
   void (*encode)(const float* x, int64_t count, EncodedPart* out, int64_t step);
   // Activations as bfloat16, to nearest, ties to even, with zeros up to whole parts; null where BF16 matrices are multiplied with float32.
   void (*round)(const float* x, int64_t columns, uint16_t* out);
-  // out[token][row] = (sums[token][row] + bias[row]) + residual[token][row]; the sums become 0, ready for the next tile.
-  void (*store)(float* sums, int64_t tokens, const Outputs& to);
+  // out[token][row] = (sums[token][row] + bias[row]) + residual[token][row]
+  void (*store)(const float* sums, int64_t tokens, const Outputs& to);
   // What a thread does after its last product of a step, or null. Calling it earlier, or not at all, costs time and nothing else.
   void (*finish)() = nullptr;
 };

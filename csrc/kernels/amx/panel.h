@@ -84,8 +84,9 @@ inline void add_token(const int32_t* products, const uint8_t* factors, const Enc
 }
 
 template <PanelKind K>
-void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, Ahead ahead) {
+void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Ahead ahead) {
   alignas(64) int32_t products[2][K.halves * kTileSums];
+  for (int i = 0; first && i < tokens * kGroupRows; i += kTileRows) _mm512_storeu_ps(sums + i, _mm512_setzero_ps());
   use_shape(K.halves == 2 ? Factors::bytes16 : Factors::bytes32, tokens);
   const uint8_t *codes = panel.codes, *factors = panel.factors;
   multiply_part<K>(false, codes, rows, stride, products[0]);
@@ -100,8 +101,8 @@ void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t
 }
 
 template <PanelKind K, int M>
-void tile_panel(const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, Ahead ahead) {
-  multiply_panel<K>(M, panel, parts, rows, stride, sums, ahead);
+void tile_panel(const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Ahead ahead) {
+  multiply_panel<K>(M, panel, parts, rows, stride, sums, first, ahead);
 }
 
 template <PanelKind K, int M = 1>
