@@ -11,9 +11,10 @@ constexpr int kVectors = kGroupRows / kLanes;  // of a group's rows
 constexpr int kVectorBytes = 4 * kLanes;
 
 // Asks for the weights that are due with one part. With several tokens the instructions of one part fill the processor's window, so that it would
-// not see the next reads early enough by itself.
+// not see the next reads early enough by itself. They go to the nearest cache, where slices of them have room (see linear_group.cpp): what waits in
+// the second-level cache comes too late for the first tile of a slice.
 HOMENODE_INLINE void expect(Ahead& ahead) {
-  for (int i = 0; i < ahead.lines; ++i, ahead.from += kCacheLine) __builtin_prefetch(ahead.from, 0, 2);
+  for (int i = 0; i < ahead.lines; ++i, ahead.from += kCacheLine) __builtin_prefetch(ahead.from, 0, 3);
 }
 
 template <int M>
