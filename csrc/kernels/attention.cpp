@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-
 namespace homenode {
 namespace {
 
@@ -33,10 +32,8 @@ void AttentionPlan::add_sequence(const Step& step, int sequence) {
   }
 }
 
-void AttentionPlan::divide(const Step& step) {
-  tiles_.clear();
-  items_.clear();
-  for (int s = 0; s < step.sequences; ++s) add_sequence(step, s);
+// A tile is one item, unless there are so few tiles that the team needs them divided.
+void AttentionPlan::divide_tiles() {
   const int tiles = static_cast<int>(tiles_.size()), wanted = 4 * threads_;
   int64_t chunks = 0;
   for (const AttentionTile& tile : tiles_) chunks += tile.chunk_end - tile.chunk_begin;
@@ -53,6 +50,37 @@ void AttentionPlan::divide(const Step& step) {
     partials += count;
     for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; chunk += span) items_.push_back({i, chunk, std::min(chunk + span, tile.chunk_end)});
   }
+}
+
+// Of an item, beside others: keys times rows, and something for beginning at all.
+int64_t AttentionPlan::cost(const Step& step, const AttentionItem& item) const {
+  const AttentionTile& tile = tiles_[static_cast<size_t>(item.tile)];
+  const int first = first_position(step, tile.sequence);
+  const int low = first_visible(first + tile.row_begin / shape_.group, shape_.window), high = first + (tile.row_begin + tile.rows - 1) / shape_.group;
+  return int64_t(tile.rows) * (64 + std::min(high + 1, item.chunk_end * kChunkKeys) - std::max(low, item.chunk_begin * kChunkKeys));
+}
+
+void AttentionPlan::share_items(const Step& step) {
+  const int items = static_cast<int>(items_.size());
+  int64_t total = 0, before = 0;
+  for (const AttentionItem& item : items_) total += cost(step, item);
+  share_begins_.assign(static_cast<size_t>(threads_) + 1, items);
+  int thread = 0;
+  for (int i = 0; i < items; ++i) {
+    const int64_t here = cost(step, items_[static_cast<size_t>(i)]);
+    // An item belongs to the thread in whose part of the work its middle lies.
+    for (; thread < threads_ && thread * total <= (before + here / 2) * threads_; ++thread) share_begins_[static_cast<size_t>(thread)] = i;
+    before += here;
+  }
+}
+
+void AttentionPlan::divide(const Step& step) {
+  tiles_.clear();
+  items_.clear();
+  for (int s = 0; s < step.sequences; ++s) add_sequence(step, s);
+  divide_tiles();
+  share_items(step);
+  const int tiles = static_cast<int>(tiles_.size());
   if (chunks_left_.size() < tiles_.size()) chunks_left_ = std::vector<std::atomic<int>>(std::max(tiles_.size(), 2 * chunks_left_.size()));
   for (int i = 0; i < tiles; ++i) {
     const AttentionTile& tile = tiles_[static_cast<size_t>(i)];
@@ -89,52 +117,93 @@ struct Rows {
 
 constexpr float kLog2E = 1.44269504f;  // scores are in base 2: an exponential takes a multiplication less
 
+constexpr int64_t kNearBytes = 512 << 10;  // half of the second cache of the processors with wide vectors
+
+// Where the queries and outputs of a tile's row lie.
+struct RowPlace {
+  int64_t token, head;
+};
+
+// Tiles of a chunk's keys and values; those of a block lie one behind the other.
+struct ChunkTiles {
+  const void *keys[kChunkTiles], *values[kChunkTiles];
+  int count = 0;
+};
+
+ChunkTiles find_tiles(const AttentionCall& call, const Step& step, const AttentionTile& tile, int chunk) {
+  const KvCache& cache = *call.cache;
+  const int block_size = cache.shape().block_size, last = std::min((chunk + 1) * kChunkKeys, step.context_len[static_cast<size_t>(tile.sequence)]);
+  int position = chunk * kChunkKeys, slot = position % block_size;
+  const int32_t* block = &step.block_table[static_cast<size_t>(tile.sequence * step.table_width + position / block_size)];
+  ChunkTiles tiles;
+  while (position < last) {
+    const std::byte *keys = cache.keys(call.layer, *block, tile.kv_head, slot), *values = cache.values(call.layer, *block, tile.kv_head, slot);
+    for (; slot < block_size && position < last; slot += kTileKeys, position += kTileKeys, keys += cache.tile_bytes(), values += cache.tile_bytes()) {
+      tiles.keys[tiles.count] = keys;
+      tiles.values[tiles.count++] = values;
+    }
+    slot = 0;
+    ++block;
+  }
+  return tiles;
+}
+
+// What is to be asked for while a chunk is computed.
+class Wanted {
+ public:
+  void add(const void* from, int64_t bytes) {
+    MemoryAhead* last = count_ ? &ranges_[count_ - 1] : nullptr;
+    if (last && static_cast<const char*>(last->from) + last->bytes == from) last->bytes += bytes;
+    else ranges_[count_++] = {from, bytes};
+  }
+  void add_tiles(const void* const* tiles, int count, int64_t bytes) {
+    for (int i = 0; i < count; ++i) add(tiles[i], bytes);
+  }
+  void add_chunk(const ChunkTiles& tiles, int64_t tile_bytes) {
+    add_tiles(tiles.keys, tiles.count, tile_bytes);
+    add_tiles(tiles.values, tiles.count, tile_bytes);
+  }
+  const MemoryAhead* ranges() const { return ranges_; }
+  int count() const { return count_; }
+
+ private:
+  MemoryAhead ranges_[3 * kChunkTiles + 2 * kQueryRows];
+  int count_ = 0;
+};
+
 // One tile as one thread works on it.
 class TileWork {
  public:
-  TileWork(const AttentionCall& call, const Step& step, const AttentionPlan& plan, const AttentionItem& item, const Kernels& kernels, float* memory)
-      : call_(call), step_(step), shape_(plan.shape()), tile_(plan.tiles()[static_cast<size_t>(item.tile)]),
-        first_chunk_(item.chunk_begin), last_chunk_(item.chunk_end), kernels_(kernels), padded_(padded_head(plan.shape().head_dim)), queries_(memory),
-        scores_(memory + kQueryRows * padded_), merged_(scores_ + kQueryRows * kChunkKeys), chunk_(merged_.out + kQueryRows * padded_) {
-    const int first = first_position(step_, tile_.sequence);
-    for (int r = 0; r < tile_.rows; ++r) positions_[r] = first + (tile_.row_begin + r) / shape_.group;
-  }
+  TileWork(const AttentionCall& call, const Step& step, const AttentionPlan& plan, const Kernels& kernels, float* memory)
+      : call_(call), step_(step), plan_(plan), shape_(plan.shape()), kernels_(kernels), padded_(padded_head(plan.shape().head_dim)), queries_(memory),
+        scores_(memory + kQueryRows * padded_), merged_(scores_ + kQueryRows * kChunkKeys), chunk_(merged_.out + kQueryRows * padded_) {}
 
-  // The tile's rows as the scores are computed from them.
-  void load_queries() {
-    const KvKernels& kv = call_.cache->kernels(kernels_);
-    float* transformed = chunk_.out;  // not in use yet
-    for (int r = 0; r < tile_.rows; ++r) {
-      const float* q = call_.queries + token(r) * call_.query_stride + head(r) * shape_.head_dim;
-      q = call_.query_transform.apply(kernels_, q, token(r), shape_.head_dim, transformed);
-      std::byte* loaded = reinterpret_cast<std::byte*>(queries_) + int64_t(r) * shape_.head_dim * kv.query_bytes;
-      query_scales_[r] = kv.load_query(q, shape_.head_dim, call_.scale * kLog2E, loaded);
-    }
+  // Goes on to an item, whose rows are loaded as the scores are computed from them. `next`: the item after it, or null.
+  void enter(const AttentionItem& item, const AttentionItem* next) {
+    tile_ = &plan_.tiles()[static_cast<size_t>(item.tile)];
+    item_ = &item, next_item_ = next;
+    const int first = first_position(step_, tile_->sequence);
+    place_rows(*tile_, places_);
+    for (int r = 0; r < tile_->rows; ++r) positions_[r] = first + static_cast<int>(places_[r].token) - step_.query_start[static_cast<size_t>(tile_->sequence)];
+    load_queries();
   }
 
   void compute_chunk(int chunk, const Rows& result) {
     const int first = chunk * kChunkKeys;
-    // The chunk before has found this one's tiles and asked for them, unless there was none.
-    const void* ahead[3 * kChunkTiles];
-    int tiles_ahead = 0;
-    if (chunk == first_chunk_) {
-      find_tiles(chunk, here_);
-      tiles_ahead = here_.append(here_.values, ahead, 0);
-    } else {
-      std::swap(here_, next_);
-    }
-    if (chunk + 1 < last_chunk_) {
-      find_tiles(chunk + 1, next_);
-      tiles_ahead = next_.append(next_.values, ahead, next_.append(next_.keys, ahead, tiles_ahead));
-    }
+    const bool found = here_tile_ == tile_ && here_chunk_ == chunk;  // and asked for, by the chunk before
+    if (!found) next_ = find_tiles(call_, step_, *tile_, chunk);
+    std::swap(here_, next_);
+    Wanted wanted;
+    if (!found && !stays_near(*tile_)) wanted.add_tiles(here_.values, here_.count, call_.cache->tile_bytes());
+    look_ahead(chunk, wanted);
     int begin[kQueryRows], end[kQueryRows];
-    for (int r = 0; r < tile_.rows; ++r) {
+    for (int r = 0; r < tile_->rows; ++r) {
       const int p = positions_[r];
       begin[r] = std::max(first_visible(p, shape_.window) - first, 0);
       end[r] = std::min(p + 1 - first, kChunkKeys);
     }
-    call_.cache->kernels(kernels_).attend({tile_.rows, shape_.head_dim, queries_, query_scales_, call_.softcap * kLog2E, here_.keys, here_.values, begin, end,
-                                           scores_, result.largest, result.sum, result.out, ahead, tiles_ahead});
+    call_.cache->kernels(kernels_).attend({tile_->rows, shape_.head_dim, queries_, query_scales_, call_.softcap * kLog2E, here_.keys, here_.values, begin, end,
+                                           scores_, result.largest, result.sum, result.out, wanted.ranges(), wanted.count()});
   }
 
   // A chunk that is the first of every row, straight into the merged result; any other beside it, then merged.
@@ -152,17 +221,52 @@ class TileWork {
   }
 
   void write_out() {
-    for (int r = 0; r < tile_.rows; ++r) {
-      float* out = call_.out + token(r) * call_.out_stride + head(r) * shape_.head_dim;
-      kernels_.divide(merged_.out + r * padded_, merged_.sum[r], out, shape_.head_dim);
-    }
+    for (int r = 0; r < tile_->rows; ++r) kernels_.divide(merged_.out + r * padded_, merged_.sum[r], out(places_[r]), shape_.head_dim);
   }
 
  private:
+  void load_queries() {
+    const KvKernels& kv = call_.cache->kernels(kernels_);
+    float* transformed = chunk_.out;  // not in use yet
+    std::byte* loaded = reinterpret_cast<std::byte*>(queries_);
+    for (int r = 0; r < tile_->rows; ++r, loaded += int64_t(shape_.head_dim) * kv.query_bytes) {
+      const float* q = call_.query_transform.apply(kernels_, query(places_[r]), places_[r].token, shape_.head_dim, transformed);
+      query_scales_[r] = kv.load_query(q, shape_.head_dim, call_.scale * kLog2E, loaded);
+    }
+  }
+
+  // The chunk after this one, or the next item's first and its queries and outputs.
+  void look_ahead(int chunk, Wanted& wanted) {
+    here_tile_ = nullptr;
+    if (chunk + 1 < item_->chunk_end) {
+      here_tile_ = tile_, here_chunk_ = chunk + 1;
+    } else if (next_item_) {
+      here_tile_ = &plan_.tiles()[static_cast<size_t>(next_item_->tile)], here_chunk_ = next_item_->chunk_begin;
+    } else {
+      return;
+    }
+    next_ = find_tiles(call_, step_, *here_tile_, here_chunk_);
+    if (here_tile_ != tile_) {
+      RowPlace places[kQueryRows];
+      place_rows(*here_tile_, places);
+      const int64_t bytes = shape_.head_dim * static_cast<int64_t>(sizeof(float));
+      for (int r = 0; r < here_tile_->rows; ++r) wanted.add(query(places[r]), bytes);
+      for (int r = 0; r < here_tile_->rows; ++r) wanted.add(out(places[r]), bytes);
+    }
+    if (!stays_near(*here_tile_)) wanted.add_chunk(next_, call_.cache->tile_bytes());
+  }
+
+  // Will a tile's keys and values be in the second cache anyway, since other tiles of a short sequence have read them?
+  bool stays_near(const AttentionTile& tile) const {
+    const auto s = static_cast<size_t>(tile.sequence);
+    const int64_t bytes = int64_t(step_.context_len[s]) * shape_.kv_heads * 2 * call_.cache->tile_bytes() / kTileKeys;
+    return (step_.query_start[s + 1] - step_.query_start[s]) * shape_.group >= 4 * kQueryRows && bytes <= kNearBytes;
+  }
+
   // What a chunk is to each row; returns whether it is the first one to all.
   bool merge_kinds(int chunk, Merge* how) const {
     bool first_of_all = true;
-    for (int r = 0; r < tile_.rows; ++r) {
+    for (int r = 0; r < tile_->rows; ++r) {
       const int p = positions_[r], first = first_visible(p, shape_.window) / kChunkKeys;
       how[r] = chunk < first || chunk > p / kChunkKeys ? Merge::leave : chunk == first ? Merge::take : Merge::add;
       first_of_all &= how[r] == Merge::take;
@@ -171,83 +275,75 @@ class TileWork {
   }
 
   void merge(const Rows& result, const Merge* how) {
-    kernels_.merge({tile_.rows, padded_, how, merged_.largest, merged_.sum, merged_.out, result.largest, result.sum, result.out});
+    kernels_.merge({tile_->rows, padded_, how, merged_.largest, merged_.sum, merged_.out, result.largest, result.sum, result.out});
   }
 
-  // Tiles of a chunk's keys and values; those of a block lie one behind the other.
-  struct ChunkTiles {
-    const void *keys[kChunkTiles], *values[kChunkTiles];
-    int count = 0;
-    int append(const void* const* tiles, const void** list, int length) const {
-      std::copy(tiles, tiles + count, list + length);
-      return length + count;
-    }
-  };
-
-  void find_tiles(int chunk, ChunkTiles& tiles) const {
-    const KvCache& cache = *call_.cache;
-    const int block_size = cache.shape().block_size, last = std::min((chunk + 1) * kChunkKeys, step_.context_len[tile_.sequence]);
-    int position = chunk * kChunkKeys, slot = position % block_size;
-    const int32_t* block = &step_.block_table[static_cast<size_t>(tile_.sequence * step_.table_width + position / block_size)];
-    tiles.count = 0;
-    while (position < last) {
-      const std::byte *keys = cache.keys(call_.layer, *block, tile_.kv_head, slot), *values = cache.values(call_.layer, *block, tile_.kv_head, slot);
-      for (; slot < block_size && position < last; slot += kTileKeys, position += kTileKeys, keys += cache.tile_bytes(), values += cache.tile_bytes()) {
-        tiles.keys[tiles.count] = keys;
-        tiles.values[tiles.count++] = values;
-      }
-      slot = 0;
-      ++block;
+  void place_rows(const AttentionTile& tile, RowPlace* places) const {
+    const int64_t first_head = int64_t(tile.kv_head) * shape_.group;
+    int64_t token = step_.query_start[static_cast<size_t>(tile.sequence)] + tile.row_begin / shape_.group, head = tile.row_begin % shape_.group;
+    for (int r = 0; r < tile.rows; ++r) {
+      places[r] = {token, first_head + head};
+      if (++head == shape_.group) head = 0, ++token;
     }
   }
 
-  int64_t token(int r) const { return step_.query_start[tile_.sequence] + (tile_.row_begin + r) / shape_.group; }
-  int64_t head(int r) const { return int64_t(tile_.kv_head) * shape_.group + (tile_.row_begin + r) % shape_.group; }
+  const float* query(const RowPlace& at) const { return call_.queries + at.token * call_.query_stride + at.head * shape_.head_dim; }
+  float* out(const RowPlace& at) const { return call_.out + at.token * call_.out_stride + at.head * shape_.head_dim; }
 
   const AttentionCall& call_;
   const Step& step_;
+  const AttentionPlan& plan_;
   const AttentionShape& shape_;
-  const AttentionTile& tile_;
-  int first_chunk_, last_chunk_;  // of the item
   const Kernels& kernels_;
+  const AttentionTile* tile_ = nullptr;
+  const AttentionItem *item_ = nullptr, *next_item_ = nullptr;
   int64_t padded_;
   float *queries_, *scores_;
   float query_scales_[kQueryRows];
   int positions_[kQueryRows];
+  RowPlace places_[kQueryRows];
   ChunkTiles here_, next_;
+  const AttentionTile* here_tile_ = nullptr;  // whose chunk `next_` is
+  int here_chunk_ = 0;
   Rows merged_, chunk_;
 };
+
+void compute_item(TileWork& work, const AttentionItem& item, AttentionPlan& plan, const AttentionScratch& scratch) {
+  const AttentionTile& tile = plan.tiles()[static_cast<size_t>(item.tile)];
+  if (tile.first_partial < 0) {
+    for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) work.compute_and_merge(chunk);
+    return work.write_out();
+  }
+  const auto kept = [&](int chunk) { return Rows(scratch.partial(tile.first_partial + chunk - tile.chunk_begin)); };
+  for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) work.compute_chunk(chunk, kept(chunk));
+  std::atomic<int>& left = plan.chunks_left(item.tile);
+  const int mine = item.chunk_end - item.chunk_begin;
+  if (left.fetch_sub(mine, std::memory_order_acq_rel) != mine) return;
+  left.store(tile.chunk_end - tile.chunk_begin, std::memory_order_relaxed);  // for the next layer
+  for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; ++chunk) work.merge_chunk(chunk, kept(chunk));
+  work.write_out();
+}
 
 }  // namespace
 
 void attend(const AttentionCall& call, const Step& step, AttentionPlan& plan, const AttentionScratch& scratch, const Kernels& kernels,
-            std::atomic<int>& next, int thread) {
-  const int items = static_cast<int>(plan.items().size());
-  for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
-    const AttentionItem& item = plan.items()[static_cast<size_t>(i)];
-    const AttentionTile& tile = plan.tiles()[static_cast<size_t>(item.tile)];
-    if (call.write && item.chunk_end == tile.chunk_end) {
-      const int token = step.query_start[tile.sequence];
+            RunClaims* claims, int thread) {
+  TileWork work(call, step, plan, kernels, scratch.thread_part(thread));
+  const auto compute = [&](int64_t i, int64_t end) {
+    const AttentionItem* item = &plan.items()[static_cast<size_t>(i)];
+    const AttentionTile& tile = plan.tiles()[static_cast<size_t>(item->tile)];
+    if (call.write && item->chunk_end == tile.chunk_end) {
+      const int token = step.query_start[static_cast<size_t>(tile.sequence)];
       write_keys_values(*call.write, step, kernels, token, token + 1, tile.kv_head, tile.kv_head + 1);
     }
-    TileWork work(call, step, plan, item, kernels, scratch.thread_part(thread));
-    work.load_queries();
-    if (tile.first_partial < 0) {
-      for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) {
-        work.compute_and_merge(chunk);
-      }
-      work.write_out();
-      continue;
-    }
-    const auto kept = [&](int chunk) { return Rows(scratch.partial(tile.first_partial + chunk - tile.chunk_begin)); };
-    for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) work.compute_chunk(chunk, kept(chunk));
-    std::atomic<int>& left = plan.chunks_left(item.tile);
-    const int mine = item.chunk_end - item.chunk_begin;
-    if (left.fetch_sub(mine, std::memory_order_acq_rel) != mine) continue;
-    left.store(tile.chunk_end - tile.chunk_begin, std::memory_order_relaxed);  // for the next layer
-    for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; ++chunk) work.merge_chunk(chunk, kept(chunk));
-    work.write_out();
-  }
+    work.enter(*item, i + 1 < end ? item + 1 : nullptr);
+    compute_item(work, *item, plan, scratch);
+  };
+  const auto helps = [](int) { return true; };  // to read another home's keys is better than to wait
+  each_share(claims, thread, plan.threads(), helps, [&](int owner, auto take) {
+    const int64_t begin = plan.share_begin(owner), end = plan.share_begin(owner + 1);
+    for (int64_t i; (i = begin + take()) < end;) compute(i, end);
+  });
 }
 
 }  // namespace homenode

@@ -12,6 +12,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/kv_write.h"
+#include "kernels/linear_share.h"
 #include "kernels/norm_rope.h"
 #include "kernels/step.h"
 
@@ -43,19 +44,26 @@ class AttentionPlan {
   const AttentionShape& shape() const { return shape_; }
   const std::vector<AttentionTile>& tiles() const { return tiles_; }
   const std::vector<AttentionItem>& items() const { return items_; }
+  // The first item of a thread's share; that of the next thread is where it ends. Shares are of about equal work.
+  int share_begin(int thread) const { return share_begins_[static_cast<size_t>(thread)]; }
   // Chunks of a tile not computed yet; the one who brings it to zero merges and sets it back.
   std::atomic<int>& chunks_left(int tile) { return chunks_left_[static_cast<size_t>(tile)]; }
   int partials() const { return max_partials_; }
+  int threads() const { return threads_; }
   // Does one work item alone read the new key of each sequence and KV head? Then it may be the one to write it, too.
   bool writes_alone(const Step& step) const { return step.tokens == step.sequences && shape_.group <= kQueryRows; }
 
  private:
   void add_sequence(const Step&, int sequence);
+  void divide_tiles();
+  void share_items(const Step&);
+  int64_t cost(const Step&, const AttentionItem&) const;
 
   AttentionShape shape_;
   int threads_, max_partials_;
   std::vector<AttentionTile> tiles_;
   std::vector<AttentionItem> items_;
+  std::vector<int> share_begins_;  // [threads + 1]
   std::vector<std::atomic<int>> chunks_left_;
 };
 
@@ -88,7 +96,7 @@ struct AttentionCall {
   const KvWrite* write = nullptr;
 };
 
-// Takes items from `next` until there are none left.
-void attend(const AttentionCall&, const Step&, AttentionPlan&, const AttentionScratch&, const Kernels&, std::atomic<int>& next, int thread);
+// A thread works on its share of the items, then on what is left of its neighbours'. Without claims (see linear_share.h) it does its own share alone.
+void attend(const AttentionCall&, const Step&, AttentionPlan&, const AttentionScratch&, const Kernels&, RunClaims* claims, int thread);
 
 }  // namespace homenode

@@ -24,6 +24,11 @@ constexpr int query_limit(int64_t head_dim) {
 // Row lengths of attention accumulators: whole lanes.
 constexpr int64_t padded_head(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
+struct MemoryAhead {
+  const void* from;
+  int64_t bytes;
+};
+
 // Attention of up to kQueryRows rows over one chunk of one KV head.
 struct AttendArgs {
   int rows, head_dim;
@@ -38,8 +43,8 @@ struct AttendArgs {
   float* largest;               // [rows] out: largest score
   float* sum;                   // [rows] out: sum of 2^(score - largest); 0 where nothing is visible
   float* out;                   // [rows, padded_head(head_dim)] out: sum of 2^(score - largest) * value
-  const void* const* ahead = nullptr;  // [ahead_tiles] tiles that will be wanted next, in that order: worth fetching meanwhile
-  int ahead_tiles = 0;
+  const MemoryAhead* ahead = nullptr;  // [ahead_ranges] what will be wanted next, in that order: worth fetching meanwhile
+  int ahead_ranges = 0;
 };
 
 // A chunk's results (largest2, sum2, out2) into those of the chunks before it. Rows of `largest` are kQueryRows, whatever `rows` says.

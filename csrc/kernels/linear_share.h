@@ -67,30 +67,38 @@ class Share {
 };
 
 // May `thread` multiply what `owner` has to: are all these weights as near to it?
-inline bool may_help(const LinearArgs& a, int weights, int thread, int owner) {
-  for (int i = 0; i < weights; ++i) {
+inline bool may_help(const LinearArgs& a, int thread, int owner) {
+  for (int i = 0; i < a.count; ++i) {
     if (!a.weights[i]->near(thread, owner)) return false;
   }
   return true;
 }
 
+// Calls `work(owner, take)` for this thread and then, with claims, for those neighbours that it `helps(owner)`: take() is the number of the next piece
+// of the owner's share, counted from 0; the share ends where `work` finds it to.
+template <class Helps, class Work>
+void each_share(RunClaims* claims, int thread, int threads, Helps&& helps, Work&& work) {
+  if (!claims) {
+    int64_t number = 0;
+    return work(thread, [&] { return number++; });
+  }
+  constexpr int kNeighbours = 4;  // threads of a block help each other: more would mostly look into each other's counters
+  claims->begin(thread);
+  for (int i = 0; i < kNeighbours; ++i) {
+    const int owner = thread ^ i;
+    if (owner < threads && helps(owner)) work(owner, [=] { return claims->take(thread, owner); });
+  }
+}
+
 // Calls `work(run)` for runs of this thread's share until all are taken, then for its neighbours'. Without claims it does its own share alone.
 template <class Work>
 void work_through(const LinearArgs& a, int weights, const LinearTable& table, int thread, int threads, Work&& work) {
-  Run run;
-  if (!a.claims) {
-    Share share(a, weights, table, thread, threads);
-    for (int64_t number = 0; share.find(number, run); ++number) work(run);
-    return;
-  }
-  constexpr int kNeighbours = 4;  // threads of a block help each other: more would mostly look into each other's counters
-  a.claims->begin(thread);
-  for (int i = 0; i < kNeighbours; ++i) {
-    const int owner = thread ^ i;
-    if (owner >= threads || !may_help(a, a.count, thread, owner)) continue;
+  const auto helps = [&](int owner) { return may_help(a, thread, owner); };
+  each_share(a.claims, thread, threads, helps, [&](int owner, auto take) {
+    Run run;
     Share share(a, weights, table, owner, threads);
-    while (share.find(a.claims->take(thread, owner), run)) work(run);
-  }
+    while (share.find(take(), run)) work(run);
+  });
 }
 
 }  // namespace homenode

@@ -32,8 +32,6 @@ class GateUp {
         const int64_t group = (row - gate_piece.row_begin) / kGroupRows, rows = std::min<int64_t>(kGroupRows, gate_piece.row_end - row);
         for (int64_t slot = from; slot < to; slot += kTokensAtOnce) {
           const int64_t count = std::min(kTokensAtOnce, to - slot);
-          std::fill(gate_, gate_ + count * kGroupRows, 0.0f);
-          std::fill(up_, up_ + count * kGroupRows, 0.0f);
           const uint8_t* gate_group = gate_groups + group * gates.group_bytes();
           const uint8_t* up_group = up_groups + group * ups.group_bytes();
           gates.multiply(gate_group, slot, count, gate_, up_group);
@@ -66,7 +64,6 @@ void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct
       const int64_t rows = std::min<int64_t>(kGroupRows, piece.row_end - row);
       for (int64_t slot = from; slot < to; slot += kTokensAtOnce) {
         const int64_t count = std::min(kTokensAtOnce, to - slot);
-        std::fill(sums, sums + count * kGroupRows, 0.0f);
         product.multiply(group, slot, count, sums, group + product.group_bytes());
         for (int64_t i = 0; i < count; ++i) {
           const int64_t route = m.list.route(slot + i);

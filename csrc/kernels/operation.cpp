@@ -51,8 +51,6 @@ AttentionPlan* Lowering::plan(const AttentionShape& shape, int block_size) {
   return program_.plans_.emplace_back(std::make_unique<AttentionPlan>(shape, limits(), block_size, threads())).get();
 }
 
-std::atomic<int>* Lowering::counter() { return program_.counters_.emplace_back(std::make_unique<std::atomic<int>>(0)).get(); }
-
 RunClaims* Lowering::claims() {
   if (!program_.claims_ && threads() > 1) program_.claims_ = std::make_unique<RunClaims>(threads());
   return program_.claims_.get();

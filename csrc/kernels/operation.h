@@ -3,7 +3,6 @@
 // The forward function is recorded whole. Then every operation, in order, may take over the ones that make its inputs, where computing them on the
 // way saves a barrier or a trip through memory; what nobody took over becomes phases of its own. Taking over never changes a value.
 #pragma once
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -60,10 +59,9 @@ class Lowering {
   // Appends a phase; `touched` is all it reads and writes besides weights, parameters and KV memory.
   void phase(Phase, const std::vector<Memory*>& touched);
 
-  // The division of a step into work items, one for each shape of attention, and a fresh counter of items.
+  // The division of a step into work items, one for each shape of attention.
   AttentionPlan* plan(const AttentionShape&, int block_size);
-  std::atomic<int>* counter();
-  // For the products of the program, one after the other; null for a single thread, who has nobody to help.
+  // For the products and attentions of the program, one after the other; null for a single thread, who has nobody to help.
   RunClaims* claims();
 
   // Once all phases are there: gives what they touch its place. Nothing else ever lies where the output does.

@@ -47,7 +47,7 @@ void AttentionOperation::lower(Lowering& to) {
   const int head_dim = shape.head_dim, kv_heads = shape.kv_heads;
   const AttentionShape key{kv_heads, static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)), head_dim, window};
   AttentionPlan* plan = to.plan(key, shape.block_size);
-  std::atomic<int>* next = to.counter();
+  RunClaims* claims = to.claims();
   Memory* scratch = to.scratch(AttentionScratch::bytes(to.threads(), plan->partials(), head_dim));
   const Kernels* table = &kernels(to.level());
   std::vector<Memory*> touched = {memory_of(v)};
@@ -64,7 +64,7 @@ void AttentionOperation::lower(Lowering& to) {
               const View queries(q.x);
               const AttentionCall call{queries.row(0), queries.stride(), y.row(0), y.stride(), cache.get(), layer, scale, softcap, q.transform(),
                                        plan->writes_alone(step) ? &fresh : nullptr};
-              attend(call, step, *plan, AttentionScratch(scratch->data, threads, head_dim), *table, *next, thread);
+              attend(call, step, *plan, AttentionScratch(scratch->data, threads, head_dim), *table, claims, thread);
             }},
            touched);
 }

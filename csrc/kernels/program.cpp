@@ -31,7 +31,6 @@ Result<Output> Program::run(const StepInput& input) {
   const std::lock_guard<std::mutex> turn(one_run_);
   if (auto error = step_.assign(input, bounds_)) return *error;
   for (auto& plan : plans_) plan->divide(step_);
-  for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
   if (clock_) clock_->begin_step();
   team_->compute([this](int thread) { run_phases(thread, team_->size()); });
   if (clock_) clock_->begin(-1);

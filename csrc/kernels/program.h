@@ -57,11 +57,10 @@ class Program {
   std::vector<std::unique_ptr<Operation>> operations_;
   std::vector<std::shared_ptr<Value>> values_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
-  std::vector<std::unique_ptr<std::atomic<int>>> counters_;  // next work item of each attention
-  std::unique_ptr<RunClaims> claims_;                        // of products
-  std::vector<std::unique_ptr<Memory>> scratch_;             // what phases need besides values
-  Pages memory_;                                             // where values and scratch lie
-  std::vector<std::shared_ptr<const void>> kept_;            // weights, parameters and KV memory the phases point to
+  std::unique_ptr<RunClaims> claims_;              // of products and attentions
+  std::vector<std::unique_ptr<Memory>> scratch_;   // what phases need besides values
+  Pages memory_;                                   // where values and scratch lie
+  std::vector<std::shared_ptr<const void>> kept_;  // weights, parameters and KV memory the phases point to
   Tensor output_;
 };
 

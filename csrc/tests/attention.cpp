@@ -45,10 +45,9 @@ Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& qu
   AttentionPlan plan(layer.shape, {kBlocks * layer.block_size, 1, 1, kBlocks}, layer.block_size, 1);
   plan.divide(layer.step);
   Exact<std::byte> memory(AttentionScratch::bytes(1, plan.partials(), layer.shape.head_dim));
-  std::atomic<int> next{0};
   const int64_t width = layer.query_width();
   attend({queries.get(), width, out.get(), width, &cache, 0, 0.2f, 0, transform}, layer.step, plan,
-         AttentionScratch(memory.get(), 1, layer.shape.head_dim), table, next, 0);
+         AttentionScratch(memory.get(), 1, layer.shape.head_dim), table, nullptr, 0);
   return out;
 }
 

@@ -19,7 +19,6 @@
 namespace homenode {
 namespace {
 
-constexpr int kRunKeys = kRun * kTileKeys;
 constexpr int kPairLine = 2 * kTileKeys;  // bf16 elements of a cache line: two of each of 16 keys, or two tokens' values of 16 elements
 
 inline __m512bh as_pairs(__m512i x) { return reinterpret_cast<__m512bh>(x); }
@@ -56,173 +55,241 @@ inline uint32_t visible_bits(int begin, int end, int first) {
   return below_end & ~below_begin;
 }
 
-// Scores of R rows against T tiles.
-template <int R, int T>
-inline void score_pairs(const AttendArgs& a, const Piece& ahead, int row, int tile) {
-  __m512 sums[R][T];
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) sums[r][t] = _mm512_setzero_ps();
-  }
-  const uint16_t* q = static_cast<const uint16_t*>(a.queries) + int64_t(row) * a.head_dim;
-  for (int64_t d = 0; d < a.head_dim; d += 2) {
-    __m512bh k[T];
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) k[t] = as_pairs(load_line(static_cast<const uint16_t*>(a.keys[tile + t]) + d * kTileKeys));
-    ahead.fetch(d * kPairLine);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const __m512bh x = broadcast_pair(q + int64_t(r) * a.head_dim + d);
-#pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) sums[r][t] = _mm512_dpbf16_ps(sums[r][t], k[t], x);
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) _mm512_storeu_ps(a.scores + int64_t(row + r) * kChunkKeys + (tile + t) * kTileKeys, sums[r][t]);
+// Calls work.operator()<R>(first row) for all rows: few of them at once, so that every key and value is read once only, many in blocks of four.
+template <class Work>
+inline void for_pair_blocks(int rows, Work work) {
+  switch (rows) {
+    case 5: return work.template operator()<5>(0);
+    case 6: return work.template operator()<6>(0);
+    case 7: return work.template operator()<7>(0);
+    case 8: return work.template operator()<8>(0);
+    default: return for_row_blocks(rows, work);
   }
 }
+inline int count_blocks(int rows) { return rows <= 8 ? 1 : (rows + kRowBlock - 1) / kRowBlock; }
 
-// 2^x for x <= 0, 0 where that is too small for a float; NaN stays NaN. The polynomial of 2^f for f in 0 .. 1 is off by at most 9e-5; rounding the
-// result to bfloat16 by up to 4e-3.
+// Tiles, or vectors of a head, beside R rows: about sixteen sums are enough to hide how long one takes.
+constexpr int beside(int rows) { return rows > 4 ? 2 : 4; }
+
+// The sums of some rows and some tiles of keys, or vectors of lanes of values.
+template <int R, int C>
+struct Sums {
+  __m512 at[R][C];
+  Sums() {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) at[r][c] = _mm512_setzero_ps();
+    }
+  }
+  void store(float* out, int64_t row, int64_t column) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) _mm512_storeu_ps(out + r * row + c * column, at[r][c]);
+    }
+  }
+  // One pair of each row (`pairs` elements apart) times a line for each column.
+  void add(const __m512bh (&lines)[C], const uint16_t* pair, int64_t pairs) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m512bh x = broadcast_pair(pair + r * pairs);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) at[r][c] = _mm512_dpbf16_ps(at[r][c], lines[c], x);
+    }
+  }
+};
+
+// Scores of R rows against T tiles.
+template <int R, int T>
+__attribute__((noinline)) void score_pairs(const AttendArgs& a, Ahead& ahead, int row, int tile) {
+  Sums<R, T> sums;
+  const int64_t head_dim = a.head_dim;
+  const uint16_t *q = static_cast<const uint16_t*>(a.queries) + row * head_dim, *keys[T];
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) keys[t] = static_cast<const uint16_t*>(a.keys[tile + t]);
+  Pieces pieces;
+  for (int64_t d = 0; d < head_dim;) {
+    ahead.take(pieces);
+    const int64_t end = d + 2 * kAskSteps < head_dim ? d + 2 * kAskSteps : head_dim;
+#pragma GCC unroll 1
+    for (; d < end; d += 2) {
+      pieces.ask(d / 2);
+      __m512bh k[T];
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) k[t] = as_pairs(load_line(keys[t] + d * kTileKeys));
+      sums.add(k, q + d, head_dim);
+    }
+  }
+  sums.store(a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys, kChunkKeys, kTileKeys);
+}
+
+template <int R>
+inline void score_pair_rows(const AttendArgs& a, Ahead& ahead, int row, int tile, int end) {
+  constexpr int T = beside(R);
+  for (; tile + T <= end; tile += T) score_pairs<R, T>(a, ahead, row, tile);
+  if (T > 2 && tile + 2 <= end) score_pairs<R, 2>(a, ahead, row, tile), tile += 2;
+  if (tile < end) score_pairs<R, 1>(a, ahead, row, tile);
+}
+
+// 2^x for x <= 0, 0 where that is too small for a float; NaN stays NaN. The polynomial of 2^f for f in -1/2 .. 1/2 is off by at most 1.1e-4, rounding
+// the result to bfloat16 by up to 4e-3.
 inline __m512 small_power(__m512 x) {
-  const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0770670846f), f, _mm512_set1_ps(0.22764495f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.695116818f));
+  const __m512 shift = _mm512_set1_ps(12582912);  // 1.5 * 2^23: a sum with it is a whole number
+  const __m512 n = _mm512_sub_ps(_mm512_add_ps(x, shift), shift), f = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.05500863f), f, _mm512_set1_ps(0.24221049f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69328291f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1));
-  return _mm512_scalef_ps(p, x);  // 2^floor(x) * p
+  return _mm512_scalef_ps(p, n);
 }
 
 // A row's weights as bfloat16 take the place of its scores.
 inline uint16_t* weight_pairs(const AttendArgs& a, int row) { return reinterpret_cast<uint16_t*>(a.scores + int64_t(row) * kChunkKeys); }
 
-// 32 scores of a row, the lowest there is where masked.
-inline __m512 larger_visible(const AttendArgs& a, int row, int key, __m512 top) {
-  const float* scores = a.scores + int64_t(row) * kChunkKeys + key;
-  __m512 low = _mm512_loadu_ps(scores), high = _mm512_loadu_ps(scores + 16);
-  if (key < a.begin[row] || key + 32 > a.end[row]) {
-    const uint32_t visible = visible_bits(a.begin[row], a.end[row], key);
-    const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
-    low = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(visible), low);
-    high = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(visible >> 16), high);
-  }
-  return _mm512_max_ps(_mm512_max_ps(low, high), top);  // a NaN is passed over here and shows in the sum
+// Masked scores as the lowest there is.
+inline void hide(uint32_t visible, __m512& low, __m512& high) {
+  const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
+  low = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(visible), low);
+  high = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(visible >> 16), high);
 }
 
-// Scores become weights 2^(score - largest), 0 where masked. Runs of 32 keys, upwards: a run's weights end before the next one's scores.
-inline void soften_pairs(const AttendArgs& a, int row) {
-  forget_row(a, row);
-  const int begin = a.begin[row], end = a.end[row], first = begin & ~31;
-  if (begin >= end) return;
-  if (a.softcap != 0) cap_scores(a, row);
-  __m512 top = _mm512_set1_ps(-__builtin_inff());
-  for (int key = first; key < end; key += 32) top = larger_visible(a, row, key, top);
-  a.largest[row] = largest_lane({top});
-  const __m512 tops = _mm512_set1_ps(a.largest[row]);
-  const __m512bh ones = as_pairs(_mm512_set1_epi16(0x3f80));
+// The largest visible score of each of R rows, in lanes. A NaN is passed over here and shows in the sum.
+template <int R>
+inline void find_tops(const AttendArgs& a, const Seen& seen, int row, __m512 (&tops)[R]) {
   const float* scores = a.scores + int64_t(row) * kChunkKeys;
-  __m512 sum = _mm512_setzero_ps();
-  for (int key = first; key < end; key += 32) {
-    const __m512 low = small_power(_mm512_sub_ps(_mm512_loadu_ps(scores + key), tops));
-    const __m512 high = small_power(_mm512_sub_ps(_mm512_loadu_ps(scores + key + 16), tops));
-    __m512i rounded = round_line(low, high);
-    if (key < begin || key + 32 > end) rounded = _mm512_maskz_mov_epi16(visible_bits(begin, end, key), rounded);
-    sum = _mm512_dpbf16_ps(sum, as_pairs(rounded), ones);
-    _mm512_storeu_si512(weight_pairs(a, row) + key, rounded);
+  for (int r = 0; r < R; ++r) tops[r] = _mm512_set1_ps(-__builtin_inff());
+  for (int key = seen.begin & ~31; key < seen.end; key += 32) {
+    const bool all = key >= seen.all_begin && key + 32 <= seen.all_end;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const float* at = scores + int64_t(r) * kChunkKeys + key;
+      __m512 low = _mm512_loadu_ps(at), high = _mm512_loadu_ps(at + 16);
+      if (!all) hide(visible_bits(a.begin[row + r], a.end[row + r], key), low, high);
+      tops[r] = _mm512_max_ps(_mm512_max_ps(low, high), tops[r]);
+    }
   }
-  a.sum[row] = sum_lanes({sum});
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) tops[r] = _mm512_set1_ps(a.largest[row + r] = largest_lane({tops[r]}));
 }
 
-// Adds the values of the keys begin .. end - 1 (even both) to the outputs of R rows, C vectors of lanes starting at element d. Only the elements in
-// `kept` of each pair of keys count.
-template <int R, int C>
-inline void value_pairs(const AttendArgs& a, const Piece* ahead, int row, int64_t d, int begin, int end, uint32_t kept) {
-  const int64_t padded = padded_head(a.head_dim);
-  __m512 sums[R][C];
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) sums[r][c] = _mm512_loadu_ps(a.out + (row + r) * padded + d + 16 * c);
+// Scores of R rows become weights 2^(score - largest), 0 where masked. Runs of 32 keys, upwards: a run's weights end before the next one's scores.
+// Rows side by side, as each one is a chain of steps that wait for each other.
+template <int R>
+inline void soften_pairs(const AttendArgs& a, const Seen& seen, int row) {
+  for (int r = row; a.softcap != 0 && r < row + R; ++r) {
+    if (a.begin[r] < a.end[r]) cap_scores(a, r);
   }
+  __m512 tops[R], sums[R];
+  find_tops(a, seen, row, tops);
+  const float* scores = a.scores + int64_t(row) * kChunkKeys;
+  uint16_t* weights = weight_pairs(a, row);
+  const __m512bh ones = as_pairs(_mm512_set1_epi16(0x3f80));
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_ps();
+  for (int key = seen.begin & ~31; key < seen.end; key += 32) {
+    const bool all = key >= seen.all_begin && key + 32 <= seen.all_end;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const float* at = scores + int64_t(r) * kChunkKeys + key;
+      const __m512 low = small_power(_mm512_sub_ps(_mm512_loadu_ps(at), tops[r])), high = small_power(_mm512_sub_ps(_mm512_loadu_ps(at + 16), tops[r]));
+      __m512i rounded = round_line(low, high);
+      if (!all) rounded = _mm512_maskz_mov_epi16(visible_bits(a.begin[row + r], a.end[row + r], key), rounded);
+      sums[r] = _mm512_dpbf16_ps(sums[r], as_pairs(rounded), ones);
+      _mm512_storeu_si512(weights + int64_t(r) * 2 * kChunkKeys + key, rounded);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) a.sum[row + r] = sum_lanes({sums[r]});
+}
+
+// Adds the values of the keys begin .. end - 1 (even both), which all R rows see, to the sums of C vectors of lanes starting at element d.
+template <int R, int C>
+inline void add_pairs(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int begin, int end, Sums<R, C>& sums) {
   const uint16_t* weights = weight_pairs(a, row) + begin;
-  const __m512i mask = _mm512_set1_epi32(static_cast<int>(kept));
+  const int64_t stride = 2 * int64_t(a.head_dim);
+  Pieces pieces;
   while (begin < end) {
+    ahead.take(pieces);
     const int tile = begin / kTileKeys, tile_end = (tile + 1) * kTileKeys < end ? (tile + 1) * kTileKeys : end;
-    const uint16_t* values = static_cast<const uint16_t*>(a.values[tile]) + begin % kTileKeys * int64_t(a.head_dim) + 2 * d;
-    const Piece& piece = ahead[R > 1 ? begin / kRunKeys : 0];
-    int64_t line = d + begin % kRunKeys;
-    for (; begin < tile_end; begin += 2, weights += 2, line += 2, values += 2 * a.head_dim) {
-      if (R > 1 && line < d + 16 * C) piece.fetch(line * kPairLine);
+    const uint16_t* values = static_cast<const uint16_t*>(a.values[tile]) + begin % kTileKeys / 2 * stride + 2 * d;
+#pragma GCC unroll 1
+    for (; begin < tile_end; begin += 2, weights += 2, values += stride) {
+      pieces.ask(begin / 2);
       __m512bh v[C];
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) v[c] = as_pairs(R == 1 ? _mm512_and_si512(load_line(values + kPairLine * c), mask) : load_line(values + kPairLine * c));
+      for (int c = 0; c < C; ++c) v[c] = as_pairs(load_line(values + kPairLine * c));
+      sums.add(v, weights, 2 * kChunkKeys);
+    }
+  }
+}
+
+// The same of keys that only some of the rows see.
+template <int R, int C>
+inline void add_some_pairs(const AttendArgs& a, int row, int64_t d, int begin, int end, Sums<R, C>& sums) {
+  for (; begin < end; begin += 2) {
+    const auto* values = static_cast<const uint16_t*>(a.values[begin / kTileKeys]) + begin % kTileKeys * int64_t(a.head_dim) + 2 * d;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const uint32_t visible = visible_bits(a.begin[row + r], a.end[row + r], begin) & 3;
+      const __mmask16 any = static_cast<__mmask16>(visible ? 0xffff : 0);  // a row that sees neither adds nothing, not even a zero
+      const __m512i kept = _mm512_set1_epi32(static_cast<int>((visible & 1 ? 0xffffu : 0) | (visible & 2 ? 0xffff0000u : 0)));
+      const __m512bh x = broadcast_pair(weight_pairs(a, row + r) + begin);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const __m512bh x = broadcast_pair(weights + int64_t(r) * 2 * kChunkKeys);
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], v[c], x);
+      for (int c = 0; c < C; ++c) {
+        sums.at[r][c] = _mm512_mask_dpbf16_ps(sums.at[r][c], any, as_pairs(_mm512_and_si512(load_line(values + kPairLine * c), kept)), x);
       }
     }
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) _mm512_storeu_ps(a.out + (row + r) * padded + d + 16 * c, sums[r][c]);
+}
+
+// The outputs of R rows, C vectors of lanes starting at element d: the keys only some of them see come before and after those that all see.
+template <int R, int C>
+__attribute__((noinline)) void value_pairs(const AttendArgs& a, Ahead& ahead, const Seen& seen, int row, int64_t d) {
+  Sums<R, C> sums;
+  const int first = seen.begin & ~1, last = (seen.end + 1) & ~1;
+  const int begin = (seen.all_begin + 1) & ~1, end = seen.all_end & ~1;  // what all see, in whole pairs
+  if (begin < end) {
+    add_some_pairs(a, row, d, first, begin, sums);
+    add_pairs(a, ahead, row, d, begin, end, sums);
+    add_some_pairs(a, row, d, end, last, sums);
+  } else {
+    add_some_pairs(a, row, d, first, last, sums);
   }
+  const int64_t padded = padded_head(a.head_dim);
+  sums.store(a.out + row * padded + d, padded, 16);
 }
 
 template <int R>
-inline void value_pair_rows(const AttendArgs& a, const Piece* ahead, int row, int begin, int end, uint32_t kept = ~0u) {
-  if (begin >= end) return;
+inline void weigh_pair_rows(const AttendArgs& a, Ahead& ahead, const Seen& seen, int row) {
+  constexpr int C = beside(R);
   const int64_t padded = padded_head(a.head_dim);
   int64_t d = 0;
-  for (; d + 16 * kLaneBlock <= padded; d += 16 * kLaneBlock) value_pairs<R, kLaneBlock>(a, ahead, row, d, begin, end, kept);
-  for (; d < padded; d += 16) value_pairs<R, 1>(a, ahead, row, d, begin, end, kept);
+  for (; d + 16 * C <= padded; d += 16 * C) value_pairs<R, C>(a, ahead, seen, row, d);
+  for (; d < padded; d += 16) value_pairs<R, 1>(a, ahead, seen, row, d);
 }
 
-// The pairs of keys begin .. end - 1 for one row; one of which only half is visible is taken by itself.
-inline void value_pair_row(const AttendArgs& a, int row, int begin, int end) {
-  const Piece nothing{};
-  if (begin >= end) return;
-  if (begin % 2) {
-    value_pair_rows<1>(a, &nothing, row, begin - 1, begin + 1, 0xffff0000u);
-    ++begin;
-  }
-  value_pair_rows<1>(a, &nothing, row, begin, end & ~1);
-  if (end % 2 && begin < end) value_pair_rows<1>(a, &nothing, row, end - 1, end + 1, 0x0000ffffu);
-}
-
-template <int R>
-inline void score_pair_rows(const AttendArgs& a, Piece ahead, int row, int tile, int end) {
-  if (tile + kRun == end) return score_pairs<R, kRun>(a, ahead, row, tile);
-  for (; tile + 2 <= end; tile += 2, ahead.count = 0) score_pairs<R, 2>(a, ahead, row, tile);
-  if (tile < end) score_pairs<R, 1>(a, ahead, row, tile);
-}
-
-// The outputs of R rows: the keys only some of them see are added row by row, before and after those that all see.
-template <int R>
-inline void weigh_pair_rows(const AttendArgs& a, Ahead& all_ahead, int row) {
-  const Seen seen = seen_by(a, row, R);
-  const int begin = (seen.all_begin + 1) & ~1, end = seen.all_end & ~1;  // what all see, in whole pairs
-  if (begin >= end) {
-    for (int r = row; r < row + R; ++r) value_pair_row(a, r, a.begin[r], a.end[r]);
-    return;
-  }
-  Piece ahead[kChunkTiles / kRun] = {};
-  for (int run = begin / kRunKeys; run <= (end - 1) / kRunKeys; ++run) ahead[run] = all_ahead.take();
-  for (int r = row; r < row + R; ++r) value_pair_row(a, r, a.begin[r], begin);
-  value_pair_rows<R>(a, ahead, row, begin, end);
-  for (int r = row; r < row + R; ++r) value_pair_row(a, r, end, a.end[r]);
+// How often all loops together take what to ask for, at least.
+inline int64_t count_takes(const AttendArgs& a) {
+  const Seen any = seen_by(a, 0, a.rows);
+  const int blocks = count_blocks(a.rows), columns = beside((a.rows + blocks - 1) / blocks);
+  const int64_t tiles = any.last_tile() - any.first_tile();
+  return blocks * (tiles / columns * (a.head_dim / (2 * kAskSteps)) + tiles * (padded_head(a.head_dim) / (16 * columns)));
 }
 
 void attend_pairs(const AttendArgs& a) {
-  Ahead ahead(a, 2 * count_runs(a));
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_pair_rows<R>(a, ahead.take(), row, begin, end); });
-  for (int r = 0; r < a.rows; ++r) soften_pairs(a, r);
-  clear_rows(a);
-  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_pair_rows<R>(a, ahead, row); });
+  Ahead ahead(a, a.ahead_ranges ? count_takes(a) : 0);
+  Seen seen[kQueryRows];  // by the first row of a block
+  for_pair_blocks(a.rows, [&]<int R>(int row) { seen[row] = seen_by(a, row, R); });
+  for (int tile = 0; tile < kChunkTiles; tile += kRun) {  // a run of keys stays in the first cache while all rows are multiplied with it
+    for_pair_blocks(a.rows, [&]<int R>(int row) {
+      const int first = seen[row].first_tile(), last = seen[row].last_tile();
+      score_pair_rows<R>(a, ahead, row, first > tile ? first : tile, last < tile + kRun ? last : tile + kRun);
+    });
+  }
+  for_pair_blocks(a.rows, [&]<int R>(int row) {
+    soften_pairs<R>(a, seen[row], row);
+    weigh_pair_rows<R>(a, ahead, seen[row], row);
+  });
 }
 
 constexpr Kernels with_pairs(Kernels table) {

@@ -32,35 +32,48 @@ struct StoredBf16 {
 };
 
 // Keys and values lie in runs of a few KiB, too short for the hardware to see coming, and so much is computed between two of them that what it sees
-// it asks for too late. So while a chunk is computed the next one is asked for, a little with every step, by all blocks of rows alike.
-struct Piece {
-  const void* const* tiles;
-  int count;
-  // The line of each tile with this byte. Into the second cache: a chunk is longer than the first.
-  void fetch(int64_t byte) const {
-    for (int i = 0; i < count; ++i) __builtin_prefetch(static_cast<const char*>(tiles[i]) + byte, 0, 2);
+// it asks for too late. So while a chunk is computed what comes next is asked for, a little with every step.
+constexpr int kAskSteps = 8;
+constexpr int kPieceBytes = kAskSteps * 64;
+constexpr int kMostPieces = 8;
+
+// What so many steps of a loop ask for: a line of each piece with every step. Lines that lie apart come sooner than neighbours.
+struct Pieces {
+  const char* from[kMostPieces];
+  int count = 0;
+  // Into the second cache: a chunk is longer than the first.
+  void ask(int64_t step) const {
+    for (int i = 0; i < count; ++i) __builtin_prefetch(from[i] + step % kAskSteps * 64, 0, 2);
   }
 };
 
 class Ahead {
  public:
-  Ahead(const AttendArgs& a, int calls) : tiles_(a.ahead), left_(a.ahead_tiles), share_((a.ahead_tiles + calls - 1) / calls) {}
-  // What the next of the calls is to ask for.
-  Piece take() {
-    const Piece piece{tiles_, share_ < left_ ? share_ : left_};
-    tiles_ += piece.count;
-    left_ -= piece.count;
-    return piece;
+  // `calls`: how often take() will be called, about.
+  Ahead(const AttendArgs& a, int64_t calls) : range_(a.ahead), end_(a.ahead + a.ahead_ranges) {
+    int64_t pieces = 0;
+    for (const MemoryAhead* range = range_; range != end_; ++range) pieces += (range->bytes + kPieceBytes - 1) / kPieceBytes;
+    const int64_t share = calls > 0 ? (pieces + calls - 1) / calls : 0;
+    share_ = static_cast<int>(share < kMostPieces ? share : kMostPieces);
+  }
+  // The pieces for the next steps.
+  void take(Pieces& pieces) {
+    for (pieces.count = 0; pieces.count < share_ && range_ != end_; ++pieces.count) {
+      pieces.from[pieces.count] = static_cast<const char*>(range_->from) + done_;
+      done_ += kPieceBytes;
+      if (done_ >= range_->bytes) ++range_, done_ = 0;
+    }
   }
 
  private:
-  const void* const* tiles_;
-  int left_, share_;
+  const MemoryAhead *range_, *end_;
+  int64_t done_ = 0;
+  int share_;
 };
 
 // Scores of R rows against T tiles.
 template <class Stored, int R, int T>
-inline void score_block(const AttendArgs& a, const Piece& ahead, int row, int tile) {
+inline void score_block(const AttendArgs& a, Ahead* ahead, int row, int tile) {
   constexpr int kStep = Stored::kStep;
   Lanes sums[R][T];
 #pragma GCC unroll 4
@@ -69,8 +82,10 @@ inline void score_block(const AttendArgs& a, const Piece& ahead, int row, int ti
     for (int t = 0; t < T; ++t) sums[r][t] = fill(0);
   }
   const float* q = static_cast<const float*>(a.queries) + int64_t(row) * a.head_dim;
+  Pieces pieces;
   for (int64_t d = 0; d < a.head_dim; d += kStep) {
-    ahead.fetch(d * kTileKeys * static_cast<int64_t>(sizeof(typename Stored::Element)));
+    if (ahead && d / kStep % kAskSteps == 0) ahead->take(pieces);
+    pieces.ask(d / kStep);
     Lanes k[T][kStep];
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) Stored::keys(a.keys[tile + t], d, k[t]);
@@ -92,9 +107,9 @@ inline void score_block(const AttendArgs& a, const Piece& ahead, int row, int ti
 }
 
 template <class Stored, int R>
-inline void score_rows(const AttendArgs& a, Piece ahead, int row, int tile, int tile_end) {
-  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock, ahead.count = 0) score_block<Stored, R, kLaneBlock>(a, ahead, row, tile);
-  for (; tile < tile_end; ++tile, ahead.count = 0) score_block<Stored, R, 1>(a, ahead, row, tile);
+inline void score_rows(const AttendArgs& a, Ahead* ahead, int row, int tile, int tile_end) {
+  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock, ahead = nullptr) score_block<Stored, R, kLaneBlock>(a, ahead, row, tile);
+  for (; tile < tile_end; ++tile, ahead = nullptr) score_block<Stored, R, 1>(a, ahead, row, tile);
 }
 
 // The keys of the chunk that any of some rows see, and those that all of them see.
@@ -131,7 +146,8 @@ inline void for_row_blocks(int rows, Block block) {
 
 constexpr int kRun = 4;  // tiles
 
-inline int count_runs(const AttendArgs& a) {
+// Blocks of rows times runs of tiles.
+inline int64_t count_runs(const AttendArgs& a) {
   const Seen any = seen_by(a, 0, a.rows);
   const int runs = (any.last_tile() + kRun - 1) / kRun - any.first_tile() / kRun;
   return (a.rows + kRowBlock - 1) / kRowBlock * (runs > 0 ? runs : 1);
@@ -273,8 +289,8 @@ inline void clear_rows(const AttendArgs& a) {
 
 template <class Stored>
 void attend(const AttendArgs& a) {
-  Ahead ahead(a, count_runs(a));
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, ahead.take(), row, begin, end); });
+  Ahead ahead(a, count_runs(a) * ((a.head_dim / Stored::kStep + kAskSteps - 1) / kAskSteps));
+  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, &ahead, row, begin, end); });
   for (int r = 0; r < a.rows; ++r) soften_row(a, r);
   clear_rows(a);
   for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(a, row); });

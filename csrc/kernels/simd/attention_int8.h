@@ -22,7 +22,7 @@ inline int16_t* weight_codes(const AttendArgs& a, int row) { return reinterpret_
 
 // Scores of R rows against T tiles.
 template <int R, int T>
-inline void score_codes(const AttendArgs& a, const Piece& ahead, int row, int tile) {
+inline void score_codes(const AttendArgs& a, Ahead* ahead, int row, int tile) {
   IntLanes sums[R][T];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -30,8 +30,10 @@ inline void score_codes(const AttendArgs& a, const Piece& ahead, int row, int ti
     for (int t = 0; t < T; ++t) sums[r][t] = zero_ints();
   }
   const int16_t* q = static_cast<const int16_t*>(a.queries) + int64_t(row) * a.head_dim;
+  Pieces pieces;
   for (int64_t d = 0; d < a.head_dim; d += 2) {
-    if (d % 4 == 0) ahead.fetch(d * kTileKeys);
+    if (ahead && d / 2 % kAskSteps == 0) ahead->take(pieces);
+    pieces.ask(d / 2);
     PairLanes k[T];
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) k[t] = load_code_pairs(static_cast<const int8_t*>(a.keys[tile + t]) + d * kTileKeys);
@@ -54,9 +56,9 @@ inline void score_codes(const AttendArgs& a, const Piece& ahead, int row, int ti
 }
 
 template <int R>
-inline void score_code_rows(const AttendArgs& a, Piece ahead, int row, int tile, int tile_end) {
-  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock, ahead.count = 0) score_codes<R, kLaneBlock>(a, ahead, row, tile);
-  for (; tile < tile_end; ++tile, ahead.count = 0) score_codes<R, 1>(a, ahead, row, tile);
+inline void score_code_rows(const AttendArgs& a, Ahead* ahead, int row, int tile, int tile_end) {
+  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock, ahead = nullptr) score_codes<R, kLaneBlock>(a, ahead, row, tile);
+  for (; tile < tile_end; ++tile, ahead = nullptr) score_codes<R, 1>(a, ahead, row, tile);
 }
 
 // A row's scores become weights times the values' scales, 0 where masked. Returns the largest, NaN where a visible one is.
@@ -141,8 +143,8 @@ inline void weigh_code_rows(const AttendArgs& a, int row) {
 }
 
 void attend_int8(const AttendArgs& a) {
-  Ahead ahead(a, count_runs(a));
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<R>(a, ahead.take(), row, begin, end); });
+  Ahead ahead(a, count_runs(a) * ((a.head_dim / 2 + kAskSteps - 1) / kAskSteps));
+  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<R>(a, &ahead, row, begin, end); });
   for_row_blocks(a.rows, [&]<int R>(int row) { weigh_code_rows<R>(a, row); });
 }
 
