@@ -14,13 +14,13 @@ from tests.host.children import eventually
 from tests.paths import ROOT
 from tools.lab.folder import DEFAULT, LabFolder
 from tools.lab.guest import Guest
-from tools.lab.prepare import missing
+from tools.lab.prepare import lacking
 from tools.lab.topologies import TOPOLOGIES
 
-LACKING = missing("x86_64")
+LACKING = lacking("x86_64")
 FOLDER = LabFolder(DEFAULT)
 pytestmark = [
-    pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}"),
+    pytest.mark.skipif(bool(LACKING), reason=LACKING or "all is there"),
     pytest.mark.skipif(not FOLDER.ready("x86_64"), reason="no kernel for guests; `python -m tools.lab.prepare` downloads one (100 MiB)"),
     pytest.mark.skipif("HOMENODE_LAB" in os.environ, reason="this is a guest"),
 ]

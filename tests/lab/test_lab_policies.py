@@ -12,7 +12,8 @@ from tests.lab.machine import BARE, EMPTY, NODES, WHOLE, homenode, several_nodes
 
 pytestmark = several_nodes
 ROUNDING = 0.03  # of the model's bytes: rows go in groups, and pages belong to one node
-COPIES = {"shard": 1, "interleave": 1, "local": 1, "mirror": len(WHOLE), "replicate": len(WHOLE)}
+# A node without memory has an engine of its own under replicate, whose copy lies on the nearest node.
+COPIES = {"shard": 1, "interleave": 1, "local": 1, "mirror": len(WHOLE), "replicate": len(WHOLE) + len(EMPTY)}
 
 
 @cache
@@ -44,11 +45,11 @@ def test_bytes_of_the_weights_on_the_nodes_of_this_machine(policy: str) -> None:
     plan = layout(policy)
     bytes_on = {int(node): held["bytes"] for node, held in plan["nodes"].items()}
     assert plan["policy"] == policy and plan["why"]
-    assert {node for node, size in bytes_on.items() if size} <= {node.id for node in WHOLE}  # memory that threads are near to
-    assert not any(bytes_on.get(node.id) for node in (*EMPTY, *BARE))
+    near = {node.id for node in WHOLE}  # memory with threads beside it
+    assert {node for node, size in bytes_on.items() if size} <= (near | {node.id for node in BARE} if policy == "interleave" else near)
     assert sum(bytes_on.values()) == pytest.approx(COPIES[policy] * plan["model_bytes"], rel=ROUNDING)
-    if policy in ("mirror", "replicate"):
-        assert set(bytes_on.values()) - {0} == {max(bytes_on.values())}
+    if policy == "mirror":
+        assert {bytes_on[node] for node in near} == {plan["model_bytes"]}
 
 
 @pytest.mark.parametrize("policy", ["shard", "mirror", "local"])

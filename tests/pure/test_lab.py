@@ -11,7 +11,7 @@ from tools.lab.__main__ import chosen, main, parse
 from tools.lab.archive import dependencies, initramfs, modules_in_order
 from tools.lab.folder import ARCHITECTURES, LabError
 from tools.lab.guest import Outcome
-from tools.lab.prepare import missing
+from tools.lab.prepare import lacking, missing
 from tools.lab.qemu import Share, command, identity
 from tools.lab.suite import JOBS, QUICK, Check, Job, JobResult, checks_of, ended, parse_results, summary
 from tools.lab.topologies import TOPOLOGIES, machine_words
@@ -183,3 +183,8 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(
     said = capsys.readouterr().err
     assert "apt-get install --no-install-recommends qemu-system-x86" in said and "qemu-system-arm" in said and "--arch x86_64" in said
     assert not (tmp_path / "lab").exists()
+
+
+def test_a_host_of_another_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert "needs an x86-64 host" in lacking("x86_64") and "riscv64" in lacking("x86_64")

@@ -76,10 +76,14 @@ def run_all(jobs: Sequence[Job], folder: LabFolder, guests: int) -> list[JobResu
         return run_job(job, folder, lambda tests: lanes.update(job, tests))
 
     with Lanes() as lanes, ThreadPoolExecutor(guests) as pool:
-        for done in as_completed([pool.submit(run, job) for job in jobs]):
-            result = done.result()
-            found[result.job.name] = result
-            lanes.end(result)
+        try:
+            for done in as_completed([pool.submit(run, job) for job in jobs]):
+                result = done.result()
+                found[result.job.name] = result
+                lanes.end(result)
+        except KeyboardInterrupt:
+            print("lab: interrupted", file=sys.stderr, flush=True)
+            os._exit(_INTERRUPTED)  # without waiting for the guests, which end with this process
     return [found[job.name] for job in jobs]
 
 
@@ -106,9 +110,6 @@ def main(words: Sequence[str] | None = None) -> int:
     except (LabError, OSError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("lab: interrupted", file=sys.stderr, flush=True)
-        os._exit(_INTERRUPTED)  # the guests end with this process
     if given.json:
         print(as_json(results))
     else:

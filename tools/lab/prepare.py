@@ -8,6 +8,7 @@ Needs Python and Debian's tools only; what is there already is kept. Nothing is 
 from __future__ import annotations
 
 import argparse
+import platform
 import shutil
 import sys
 import time
@@ -29,16 +30,20 @@ def missing(*archs: str) -> list[str]:
     return [package for arch in archs for program, package in PROGRAMS[arch].items() if shutil.which(program) is None]
 
 
-def require(*archs: str) -> None:
-    """LabError with the command to be given where something is to be installed."""
-    if lacking := missing(*archs):
-        other = "; without the Arm machines: --arch x86_64" if "aarch64" in archs else ""
-        raise LabError(f"not installed: {', '.join(lacking)}. As root: apt-get install --no-install-recommends {' '.join(lacking)}{other}")
+def lacking(*archs: str) -> str:
+    """Why guests of these architectures cannot run here, with what to do about it; empty where they can."""
+    if platform.machine() != "x86_64":
+        return f"the lab needs an x86-64 host, whose root folder its guests share; this is {platform.machine()}"
+    if not (packages := missing(*archs)):
+        return ""
+    other = "; without the Arm machines: --arch x86_64" if "aarch64" in archs else ""
+    return f"not installed: {', '.join(packages)}. As root: apt-get install --no-install-recommends {' '.join(packages)}{other}"
 
 
 def prepare(folder: LabFolder, arm64: bool) -> None:
     """Everything for x86-64 guests, and with `arm64` for those too. Raises LabError saying what is missing."""
-    require("x86_64", *(["aarch64"] if arm64 else []))
+    if reason := lacking("x86_64", *(["aarch64"] if arm64 else [])):
+        raise LabError(reason)
     _prepare_kernel(folder, "x86_64", Path(shutil.which("busybox") or ""))
     if arm64:
         from tools.lab.arm64 import prepare_package, prepare_root
