@@ -8,7 +8,7 @@ MODEL   ?=
 FLAGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat check test test-all sanitize docs wheel format clean
+.PHONY: help setup serve chat check test test-all lab sanitize docs wheel format clean
 
 help:  ## print these lines
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ test: $(VENV)/torch  ## all tests that take seconds each
 test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
 	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest
 
+lab: $(VENV)/tools  ## test placement inside small virtual machines with several NUMA nodes, with FLAGS="--quick"
+	$(BIN)/python -m tools.lab $(FLAGS)
+
 sanitize: $(VENV)/tools  ## run kernels and threads under AddressSanitizer, UBSan and ThreadSanitizer, over many random shapes
 	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest tests/native/test_sanitizers.py
 
@@ -69,4 +72,4 @@ format: $(VENV)/tools  ## put the code into the project's style
 	$(BIN)/ruff format .
 
 clean:  ## remove everything made here
-	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .lab build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,7 +20,6 @@ import pytest
 from homenode.cli.main import main
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
 CGROUPS = Path("/sys/fs/cgroup")
 _NODES = Path("/sys/devices/system/node")
 
@@ -112,15 +111,6 @@ def status(pid: int | str, field: str) -> str:
 def policies(numa_maps: str) -> set[str]:
     """The memory policies in a text of numa_maps."""
     return {line.split()[1] for line in numa_maps.splitlines() if line.strip()}
-
-
-def homes(numa_maps: str) -> Counter[int]:
-    """Pages by node of all memory that belongs to no file."""
-    found: Counter[int] = Counter()
-    for line in numa_maps.splitlines():
-        if " file=" not in line:
-            found.update({int(node): int(count) for node, count in re.findall(r" N(\d+)=(\d+)", line)})
-    return found
 
 
 @contextlib.contextmanager

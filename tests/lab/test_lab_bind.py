@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from homenode.host.binding.syscalls import Syscalls
 from homenode.units import format_bytes
-from tests.host.children import Child, child, masks
-from tests.lab.machine import PAGE, WHOLE, Done, command, homenode, several_nodes
+from tests.host.children import child, masks
+from tests.lab.machine import WHOLE, Done, command, homenode, several_nodes
+from tests.lab.residency import move, places
 
 pytestmark = several_nodes
 BLOCK, SMALL = 64 << 20, 4 << 20
@@ -19,17 +19,6 @@ BLOCK, SMALL = 64 << 20, 4 << 20
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOMENODE_STATE_DIR", str(tmp_path / "state"))
-
-
-def places(running: Child, address: int, size: int) -> set[int]:
-    return set(Syscalls().move_pages(running.pid, range(address, address + size, PAGE), None))
-
-
-def move(running: Child, address: int, size: int, node: int) -> None:
-    """What another tool might do: pages sent to `node`."""
-    addresses = range(address, address + size, PAGE)
-    Syscalls().move_pages(running.pid, addresses, [node] * len(addresses))
-    assert places(running, address, size) == {node}
 
 
 def step(done: Done, what: str) -> tuple[str, str]:
@@ -49,23 +38,23 @@ def test_a_process_is_taken_to_another_node_checked_moved_away_and_put_back(tmp_
     with child(*command("run", "--cpus", f"{here.cpu_list},{there.cpu_list}", "--memory-nodes", here.id, "--")) as running:
         before = masks(running.pid)[running.pid]
         own, shared, mapped = int(running.tell("private", BLOCK)), int(running.tell("memfd", SMALL)), int(running.tell("file", table))
-        cached = places(running, mapped, SMALL)
-        assert places(running, own, BLOCK) == places(running, shared, SMALL) == {here.id}
+        cached = places(running.pid, mapped, SMALL)
+        assert places(running.pid, own, BLOCK) == places(running.pid, shared, SMALL) == {here.id}
 
         bound = homenode("bind", "--pid", running.pid, *plan)
         outcome, told = step(bound, "pages")
         assert (bound.code, outcome, codes(bound)) == (0, "done", [])
         moved = float(told.split("MiB of ")[0])
         assert moved >= BLOCK >> 20 and f"moved to node {there.id}" in told and f"{format_bytes(SMALL)} in shared mappings" in told
-        assert places(running, own, BLOCK) == {there.id}
-        assert places(running, shared, SMALL) == {here.id}
-        assert places(running, mapped, SMALL) == cached
+        assert places(running.pid, own, BLOCK) == {there.id}
+        assert places(running.pid, shared, SMALL) == {here.id}
+        assert places(running.pid, mapped, SMALL) == cached
         assert set(masks(running.pid).values()) == {there.cpus}
 
         seen = homenode("verify", "--pid", running.pid, *plan)
         assert codes(seen) == ["policy_off_plan"]  # it was started bound to the other node, and nobody can change that from outside
 
-        move(running, own, BLOCK, here.id)
+        move(running.pid, (own, BLOCK), here.id)
         assert "pages_off_plan" in codes(homenode("verify", "--pid", running.pid, *plan))
         undone = homenode("bind", "--undo", "--pid", running.pid, "--json")
         assert (undone.code, set(masks(running.pid).values())) == (0, {before})
@@ -78,18 +67,18 @@ def test_verify_is_content_until_something_drifts() -> None:
     with child() as running:
         homenode("bind", "--pid", running.pid, "--cpus", here.cpu_list, "--memory-nodes", here.id)
         own = int(running.tell("private", BLOCK))
-        assert places(running, own, BLOCK) == {here.id}
+        assert places(running.pid, own, BLOCK) == {here.id}
         assert homenode("bind", "--pid", running.pid, *plan).code == 0
         later = int(running.tell("private", SMALL))
-        assert places(running, later, SMALL) == {there.id}  # touched where it runs now
+        assert places(running.pid, later, SMALL) == {there.id}  # touched where it runs now
         good = homenode("verify", "--pid", running.pid, *plan)
         assert (good.code, codes(good)) == (0, [])
 
-        move(running, own, BLOCK, here.id)
+        move(running.pid, (own, BLOCK), here.id)
         drifted = homenode("verify", "--pid", running.pid, *plan)
         assert (drifted.code, codes(drifted), step(drifted, "pages")[0]) == (1, ["pages_off_plan"], "failed")
         assert homenode("bind", "--pid", running.pid, *plan).code == 0
-        assert places(running, own, BLOCK) == {there.id}
+        assert places(running.pid, own, BLOCK) == {there.id}
 
         os.sched_setaffinity(running.pid, here.cpus)
         drifted = homenode("verify", "--pid", running.pid, *plan)
@@ -105,4 +94,4 @@ def test_memory_that_is_not_asked_for_stays() -> None:
         own = int(running.tell("private", SMALL))
         for flags in (("--memory-nodes", there.id, "--no-memory"), ()):
             assert homenode("bind", "--pid", running.pid, "--cpus", there.cpu_list, *flags).code == 0
-            assert places(running, own, SMALL) == {here.id}
+            assert places(running.pid, own, SMALL) == {here.id}

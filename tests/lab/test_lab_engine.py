@@ -7,22 +7,30 @@ import os
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from homenode.cpuset import parse_cpu_list
 from tests.engine.live import LiveServer
 from tests.host.children import masks
-from tests.lab.machine import PAGE, WHOLE, command, homenode, homes, several_nodes, start, status
+from tests.lab.machine import WHOLE, Done, command, homenode, several_nodes, start, status
+from tests.lab.residency import bytes_by_node, largest_private, move, places, ranges_of
 
 pytestmark = several_nodes
-KV = 32 << 20
+KV, AWAY, SLACK = 32 << 20, 8 << 20, 1 << 20
+GOLDEN: list[dict[str, Any]] = json.loads(Path(__file__).with_name("golden_builtin.json").read_text(encoding="utf-8"))
 
 
 def engine_of(front: int) -> int:
     """The engine's process, a child of the front's."""
     children = Path(f"/proc/{front}/task/{front}/children").read_text().split()
     return next(int(pid) for pid in children if b"homenode.engine" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def steps(done: Done) -> dict[str, str]:
+    """What `verify` looked at and what came of it."""
+    return {step["what"]: step["outcome"] for step in done.json["steps"]}
 
 
 @pytest.fixture(scope="module")
@@ -36,26 +44,45 @@ def server() -> Iterator[LiveServer]:
 def test_weights_and_kv_memory_lie_on_the_node(server: LiveServer) -> None:
     node = WHOLE[-1]
     engine = engine_of(server.process.pid)
-    pages = homes(Path(f"/proc/{engine}/numa_maps").read_text())
-    assert pages[node.id] >= KV // PAGE
-    assert pages[node.id] >= 0.99 * pages.total(), pages
+    held = bytes_by_node(ranges_of(engine))
+    assert held[node.id] >= KV
+    assert held[node.id] >= 0.99 * held.total(), held
     assert all(set(cpus) <= set(node.cpus) for cpus in masks(engine).values())
     found = homenode("verify", "--pid", engine, "--memory-nodes", node.id, "--started-bound", "--json")
-    assert {step["what"]: step["outcome"] for step in found.json["steps"] if step["what"] != "affinity"} == {
-        "memory policy": "done",
-        "pages": "done",
-    }
+    assert {what: outcome for what, outcome in steps(found).items() if what != "affinity"} == {"memory policy": "done", "pages": "done"}
 
 
 def test_the_front_is_not_bound_by_it(server: LiveServer) -> None:
     assert set(parse_cpu_list(status(server.process.pid, "Cpus_allowed_list"))) == os.sched_getaffinity(0)
 
 
-def test_it_answers(server: LiveServer) -> None:
-    words = json.dumps({"model": "live", "prompt": "The capital of France is", "max_tokens": 4}).encode()
-    request = urllib.request.Request(f"{server.url}/v1/completions", words, {"content-type": "application/json"})
+def said_to(server: LiveServer, case: dict[str, Any]) -> str:
+    words = {"model": "live", "prompt": case["prompt_ids"], "max_tokens": len(case["token_ids"]), "temperature": 0}
+    request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(words).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as answer:
-        assert json.load(answer)["choices"][0]["text"]
+        text: str = json.load(answer)["choices"][0]["text"]
+    return text
+
+
+def test_it_says_the_golden_text(server: LiveServer) -> None:
+    assert [said_to(server, case) for case in GOLDEN] == [case["text"] for case in GOLDEN]
+
+
+def test_pages_moved_away_from_under_it_are_seen_and_change_no_word(server: LiveServer) -> None:
+    node, other = WHOLE[-1], WHOLE[0]
+    engine = engine_of(server.process.pid)
+    before = bytes_by_node(ranges_of(engine))
+    start_of, size = largest_private(engine)
+    block = (start_of, min(size, AWAY))
+    assert size >= AWAY and places(engine, *block) == {node.id}
+    move(engine, block, other.id)
+    after = bytes_by_node(ranges_of(engine))
+    assert after[other.id] - before[other.id] >= AWAY and after[node.id] <= before[node.id] - AWAY + SLACK
+    found = homenode("verify", "--pid", engine, "--memory-nodes", node.id, "--started-bound", "--json")
+    assert found.code == 1 and steps(found)["pages"] == "failed"
+    assert said_to(server, GOLDEN[0]) == GOLDEN[0]["text"]
+    move(engine, block, node.id)
+    assert steps(homenode("verify", "--pid", engine, "--memory-nodes", node.id, "--started-bound", "--json"))["pages"] == "done"
 
 
 def test_kv_memory_that_the_node_does_not_have_is_refused_before_the_kernel_ends_the_engine() -> None:

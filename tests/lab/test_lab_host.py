@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from homenode.cpuset import parse_cpu_list
 from tests.lab.machine import NODES, homenode, several_nodes
+from tools.lab.topologies import TOPOLOGIES
 
 pytestmark = several_nodes
 
@@ -34,6 +36,19 @@ def grouped(rows: list[dict[str, str]], *keys: str) -> set[tuple[int, ...]]:
     for row in rows:
         found.setdefault(tuple(row[key] for key in keys), []).append(int(row["cpu"]))
     return {tuple(sorted(cpus)) for cpus in found.values()}
+
+
+@pytest.mark.skipif("HOMENODE_LAB_MACHINE" not in os.environ, reason="this is no machine of `make lab`")
+def test_the_machine_is_the_one_that_was_wanted(host: dict[str, Any]) -> None:
+    wanted = TOPOLOGIES[os.environ["HOMENODE_LAB_MACHINE"]]
+    assert [len(NODES[number].cpus) for number in sorted(NODES)] == [node.cpus for node in wanted.nodes]
+    for number, node in enumerate(wanted.nodes):  # the kernel keeps some for itself
+        assert 0.8 * (node.mib << 20) <= NODES[number].memory <= node.mib << 20
+    assert {len(parse_cpu_list(core)) for core in host["cpus"]["cores"]} == {wanted.threads_per_core}
+    assert len(host["cpus"]["sockets"]) == wanted.sockets
+    seen = {(node["id"], int(other)): far for node in host["nodes"] for other, far in node["distances"].items()}
+    for (one, other), far in wanted.distances.items():
+        assert (seen[one, other], seen[other, one]) == (far, far)
 
 
 def test_cpus_are_where_lscpu_sees_them(host: dict[str, Any]) -> None:

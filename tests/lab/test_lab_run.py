@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from homenode.host.binding.syscalls import Syscalls
 from tests.host.children import Child, child
-from tests.lab.machine import BARE, EMPTY, PAGE, WHOLE, Node, command, homenode, homes, own_machine, policies, several_nodes, start, status
+from tests.lab.machine import BARE, EMPTY, WHOLE, Node, command, homenode, own_machine, policies, several_nodes, start, status
+from tests.lab.residency import bytes_by_node, places, ranges_of
 
 pytestmark = several_nodes
 SIZE = 32 << 20
 SHOW = (sys.executable, "-S", "-c", "print(open('/proc/self/status').read(), open('/proc/self/numa_maps').read(), sep='numa_maps')")
 
 
-def places(running: Child, address: int, size: int = SIZE) -> set[int]:
-    """Nodes of the pages of a block, as move_pages answers them."""
-    return set(Syscalls().move_pages(running.pid, range(address, address + size, PAGE), None))
-
-
 def numa_maps(running: Child) -> str:
     return Path(f"/proc/{running.pid}/numa_maps").read_text()
+
+
+def own_bytes(running: Child) -> Counter[int]:
+    return bytes_by_node(ranges_of(running.pid))
 
 
 def shown(out: str) -> tuple[str, set[str]]:
@@ -36,10 +36,10 @@ def test_every_page_of_the_program_lies_on_its_node(node: Node) -> None:
     with child(*command("run", "--cpus", node.cpu_list, "--memory-nodes", node.id, "--")) as running:
         block = int(running.tell("private", SIZE))
         assert status(running.pid, "Cpus_allowed_list") == node.cpu_list
-        assert places(running, block) == {node.id}
+        assert places(running.pid, block, SIZE) == {node.id}
         maps = numa_maps(running)
         assert policies(maps) == {f"bind:{node.id}"}
-        assert set(homes(maps)) == {node.id} and homes(maps)[node.id] >= SIZE // PAGE
+        assert set(own_bytes(running)) == {node.id} and own_bytes(running)[node.id] >= SIZE
         found = homenode("verify", "--pid", running.pid, "--cpus", node.cpu_list, "--memory-nodes", node.id, "--started-bound", "--json")
         assert (found.code, found.json["findings"]) == (0, [])
 
@@ -51,8 +51,8 @@ def test_memory_may_come_from_another_node_than_the_cpus(memory: Node) -> None:
     with child(*command("run", "--cpus", cpus, "--memory-nodes", memory.id, "--")) as running:
         block = int(running.tell("private", SIZE))
         assert status(running.pid, "Cpus_allowed_list") == cpus
-        assert places(running, block) == {memory.id}
-        assert set(homes(numa_maps(running))) == {memory.id}
+        assert places(running.pid, block, SIZE) == {memory.id}
+        assert set(own_bytes(running)) == {memory.id}
 
 
 def test_of_several_nodes_none_other_is_used() -> None:
@@ -60,7 +60,7 @@ def test_of_several_nodes_none_other_is_used() -> None:
     nodes = f"{first.id},{last.id}"
     with child(*command("run", "--cpus", last.cpu_list, "--memory-nodes", nodes, "--")) as running:
         running.tell("private", SIZE)
-        assert set(homes(numa_maps(running))) <= {first.id, last.id}
+        assert set(own_bytes(running)) <= {first.id, last.id}
         (policy,) = policies(numa_maps(running))
         assert policy in (f"bind:{nodes}", f"bind:{first.id}-{last.id}")
 
