@@ -70,7 +70,8 @@ def test_float32_rows_are_encoded_as_the_gguf_package_does(team: NativeBackend, 
 @pytest.mark.parametrize("target", ["Q8_0", "Q4_0"])
 def test_ties_and_equal_extremes_are_encoded_as_the_gguf_package_does(team: NativeBackend, target: str) -> None:
     random = np.random.default_rng(3)
-    steps = random.integers(-32, 33, (400, 96)).astype(np.float32) / 4  # many lie halfway between two codes, many have the largest magnitude
+    # Many lie halfway between two codes, many have the largest magnitude.
+    steps = random.integers(-32, 33, (400, 96)).astype(np.float32) / 4
     steps[:, ::32] = np.where(random.random((400, 3)) < 0.5, 8, -8) * (127 / 128 if target == "Q8_0" else 1)
     values = (steps * np.exp2(random.integers(-30, 12, (400, 1)))).astype(np.float32)
     assert np.array_equal(unpacked(team.weight_from_array(values, target)), stored_values(target, values).values)
