@@ -67,6 +67,16 @@ def test_float32_rows_are_encoded_as_the_gguf_package_does(team: NativeBackend, 
     assert np.array_equal(unpacked(team.weight_from_array(values, target)), stored_values(target, padded).values[:, :columns])
 
 
+@pytest.mark.parametrize("target", ["Q8_0", "Q4_0"])
+def test_ties_and_equal_extremes_are_encoded_as_the_gguf_package_does(team: NativeBackend, target: str) -> None:
+    random = np.random.default_rng(3)
+    # Many lie halfway between two codes, many have the largest magnitude.
+    steps = random.integers(-32, 33, (400, 96)).astype(np.float32) / 4
+    steps[:, ::32] = np.where(random.random((400, 3)) < 0.5, 8, -8) * (127 / 128 if target == "Q8_0" else 1)
+    values = (steps * np.exp2(random.integers(-30, 12, (400, 1)))).astype(np.float32)
+    assert np.array_equal(unpacked(team.weight_from_array(values, target)), stored_values(target, values).values)
+
+
 def test_rounding_to_sixteen_bits_at_every_edge(team: NativeBackend) -> None:
     halves = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
     bits = np.random.default_rng(2).integers(0, 2**32, 65536, dtype=np.uint64).astype(np.uint32).view(np.float32)
