@@ -9,6 +9,7 @@ import pytest
 
 from homenode.cli.main import main
 from homenode.compute.native import LEVELS, available_levels
+from homenode.host.placement.node_teams import NUMA_POLICIES
 from tests.checkpoints import make_folder
 from tests.paths import STORIES, needs_data
 
@@ -37,6 +38,27 @@ def test_generate_the_golden_text_at_every_level(
     assert (code, found["token_ids"], found["prompt_token_ids"]) == (0, case["greedy_ids"][:60], case["prompt_ids"]), err
     assert found["finish_reason"] == "length"
     assert found["timings"]["total_s"] > 0
+
+
+@needs_data
+@pytest.mark.parametrize("policy", NUMA_POLICIES)
+def test_generate_the_golden_text_under_every_numa_policy(capsys: pytest.CaptureFixture[str], policy: str) -> None:
+    case = json.loads((STORIES / "golden.json").read_text())[1]
+    asked = ("--numa", policy, "--prompt", case["prompt"], "--max-tokens", "40", "--ignore-eos", "--json")
+    code, out, err = run(capsys, "generate", str(STORIES), *asked)
+    assert (code, json.loads(out)["token_ids"]) == (0, case["greedy_ids"][:40]), err
+
+
+def test_numa_that_cannot_be_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (
+        ("--numa", "shard", "--numa-nodes", "999"),
+        ("--numa", "shard", "--numa-mirror-tensors", "nosuch*"),
+        ("--numa-nodes", "0"),
+    ):
+        for command in (("generate", "--prompt", "x"), ("bench", "model"), ("serve", "--check-config")):
+            code, out, err = run(capsys, *command, *wrong)
+            assert (code, out) == (2, ""), err
+            assert wrong[-1] in err or wrong[0] in err
 
 
 def test_generate_prints_text_and_chat_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,16 +66,17 @@ def test_more_nodes_than_columns_show_how_far_they_differ() -> None:
 
 
 def test_auto_is_the_default_and_asks_the_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int, int]] = []
+    asked: list[tuple[int, int, str]] = []
 
-    def stand_in(host: Any, spec: Any, layout: Any, geometry: Any, batch: int, context: int, measured: Any) -> Any:
+    def stand_in(host: Any, spec: Any, layout: Any, geometry: Any, batch: int, context: int, measured: str) -> Any:
         asked.append((batch, context, measured))
         return lambda teams: Decision("mirror", f"{len(teams)} nodes are twice as fast")
 
     monkeypatch.setattr(numa_choice, "cost_choice", stand_in)
+    monkeypatch.setattr(numa_choice, "measured_speeds", lambda path: f"the speeds of {path}")
     code, found = as_json("builtin", "--from", "2s/2n/8c", "--batch", "3", "--context", "77", "--numa-measured", "speeds.json")
     assert (code, found["asked"], found["policy"], found["why"]) == (0, "auto", "mirror", "2 nodes are twice as fast")
-    assert asked == [(3, 77, "speeds.json")]
+    assert asked == [(3, 77, "the speeds of speeds.json")]
 
 
 def test_on_one_node_everything_is_local_with_a_finding() -> None:
@@ -117,6 +118,23 @@ def test_bad_input_ends_with_2_and_names_it(arguments: tuple[str, ...], word: st
     assert (result.exit_code, result.stdout) == (2, "")
     assert word in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_variables_say_what_they_say_to_serve_and_nothing_to_a_plan_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOMENODE_NUMA", "mirror")
+    monkeypatch.setenv("HOMENODE_THREADS", "4")
+    _, found = as_json("builtin", "--from", "2s/2n/8c")
+    assert (found["policy"], [team["threads"] for team in found["teams"]]) == ("mirror", [2, 2])
+    workers = CliRunner().invoke(cli, ["plan", "--from", "2s/2n/8c", "--workers", "2", "--json"])
+    assert (workers.exit_code, "workers" in json.loads(workers.stdout)) == (0, True)
+
+
+@pytest.mark.parametrize("command", [("serve",), ("generate",), ("chat",), ("bench", "model"), ("plan",)], ids=" ".join)
+def test_every_command_takes_the_same_options(command: tuple[str, ...]) -> None:
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(cli, [*command, "--help"]).stdout
+    assert set(re.findall(r"--numa(?:-nodes|-mirror-tensors|-strict|-measured)?(?= )|--threads-per-core", shown)) >= {
+        "--numa", "--numa-nodes", "--threads-per-core", "--numa-mirror-tensors", "--numa-strict", "--numa-measured",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("flag", [("--numa", "shard"), ("--threads", "4"), ("--batch", "2"), ("--quantize", "q8_0"), ("--numa-strict",)])

@@ -13,7 +13,7 @@ from homenode.host.placement.node_teams import node_teams
 from homenode.host.placement.numa_policy import Decision
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
-from homenode.model.weights.numa_choice import cost_choice, model_work
+from homenode.model.weights.numa_choice import cost_choice, measured_speeds, model_work
 from tests.placement_hosts import host
 
 GEOMETRY = KvGeometry(2, 2, 16, 64, "bf16")
@@ -83,8 +83,9 @@ def test_the_model_is_asked_with_the_room_of_every_node_and_its_answer_kept(mode
     assert work.layers == 2
 
 
-def test_measured_speeds_are_read_when_they_are_asked_for(model: SimpleNamespace) -> None:
+def test_measured_speeds_are_read_and_handed_on(model: SimpleNamespace) -> None:
     on = host("2s/2n/8c")
-    choose = cost_choice(on, spec_of(), layout_of(**TABLE), GEOMETRY, 1, 1, "speeds.json")
+    choose = cost_choice(on, spec_of(), layout_of(**TABLE), GEOMETRY, 1, 1, measured_speeds("speeds.json"))
     choose(node_teams(on, None, None, 1))
     assert model.asked[0][0] == ("speed", 2, "read from speeds.json")
+    assert measured_speeds(None) is None

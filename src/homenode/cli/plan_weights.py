@@ -32,10 +32,10 @@ def with_weight_flags(command: Any) -> Any:
         [
             click.option("--weights", metavar="MODEL", help="Plan where this model's weights go instead of workers. `builtin`: the model that comes along."),
             with_some_settings(NumaSettings, *NUMA_SETTINGS),
-            click.option("--threads", type=click.IntRange(1), metavar="N", help="Compute threads over all nodes. Default: one a core, less one core."),
-            click.option("--quantize", type=click.Choice(QUANTIZE), help="As for `homenode serve`."),
-            click.option("--dtype", type=click.Choice(DTYPES), default="auto", help="As for `homenode serve`."),
-            click.option("--kv-cache-dtype", type=click.Choice(KV_DTYPES), default="auto", help="As for `homenode serve`; counts for --numa auto."),
+            click.option("--threads", envvar="HOMENODE_THREADS", type=click.IntRange(1), metavar="N", help="Compute threads over all nodes. Default: one a core, less one core."),
+            click.option("--quantize", envvar="HOMENODE_QUANTIZE", type=click.Choice(QUANTIZE), help="As for `homenode serve`."),
+            click.option("--dtype", envvar="HOMENODE_DTYPE", type=click.Choice(DTYPES), default="auto", help="As for `homenode serve`."),
+            click.option("--kv-cache-dtype", envvar="HOMENODE_KV_CACHE_DTYPE", type=click.Choice(KV_DTYPES), default="auto", help="As for `homenode serve`; counts for --numa auto."),
             click.option("--batch", type=click.IntRange(1), default=1, help="Sequences at once that --numa auto is to be fast for. [default: 1]"),
             click.option("--context", type=click.IntRange(0), default=1024, help="Tokens that each of them has. [default: 1024]"),
         ]
@@ -98,7 +98,7 @@ def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayou
     from homenode.model.checkpoint import open_checkpoint
     from homenode.model.locate import BUILTIN_NAME, locate
     from homenode.model.weights.load import kv_geometry_of, plan_model
-    from homenode.model.weights.numa_choice import cost_choice
+    from homenode.model.weights.numa_choice import cost_choice, measured_speeds
     from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
 
     settings: NumaSettings = build(NumaSettings, asked)
@@ -107,7 +107,8 @@ def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayou
     backend = make_backend(ComputeConfig(), (UNPINNED,))
     layout = plan_model(checkpoint, backend, quantize=asked["quantize"], dtype=asked["dtype"])
     geometry = kv_geometry_of(checkpoint.spec, layout, 64, asked["kv_cache_dtype"])
-    choose = cost_choice(host, checkpoint.spec, layout, geometry, asked["batch"], asked["context"], settings.numa_measured)
+    measured = measured_speeds(settings.numa_measured)
+    choose = cost_choice(host, checkpoint.spec, layout, geometry, asked["batch"], asked["context"], measured)
     return numa_layout(layout, host, settings.demand(asked["threads"], reserve), choose, packed_group_bytes(backend))
 
 

@@ -35,7 +35,7 @@ from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
-from homenode.model.weights.numa_choice import cost_choice
+from homenode.model.weights.numa_choice import cost_choice, measured_speeds
 from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
 from homenode.model.weights.packed_cache import packed_folder
 from homenode.units import format_bytes
@@ -170,14 +170,15 @@ def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) ->
 
 
 def _numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
-    """What settles --numa auto: this model's figures. It is asked where several nodes can compute; nothing is done for it elsewhere."""
+    """What settles --numa auto: this model's figures. It is asked where several nodes can compute; elsewhere only the file of speeds is checked."""
+    measured = measured_speeds(config.placement.numa_measured)
 
     def choose(teams: Teams) -> Chosen:
         backend = make_backend(config.compute, (UNPINNED,))
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
         geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
         context = min(_TYPICAL_CONTEXT, config.model.max_model_len or checkpoint.spec.max_position)
-        return cost_choice(host, checkpoint.spec, layout, geometry, 1, context, config.placement.numa_measured)(teams)
+        return cost_choice(host, checkpoint.spec, layout, geometry, 1, context, measured)(teams)
 
     return choose
 

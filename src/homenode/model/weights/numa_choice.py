@@ -40,22 +40,26 @@ def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry) -> A
 
 
 def cost_choice(
-    host: Host, spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, batch: int, context: int, measured: str | None = None
+    host: Host, spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, batch: int, context: int, measured: Any = None
 ) -> Callable[[Teams], Chosen]:
     """What settles `--numa auto` for this model: the cost model, asked for `batch` sequences of `context` tokens.
 
-    measured: the file in which `homenode bench nodes` kept the speeds of this machine, None for typical ones. geometry: of the KV memory.
+    measured: the speeds of this machine (`measured_speeds`), None for typical ones. geometry: of the KV memory.
     """
 
     def choose(teams: Teams) -> Chosen:
         cost = importlib.import_module("homenode.host.placement.weight_cost")
-        speeds = None if measured is None else importlib.import_module("homenode.host.topology.measured").load_measured(measured)
-        machine = cost.machine_speed(teams, host, speeds)
+        machine = cost.machine_speed(teams, host, measured)
         room = {team.memory_node: team.memory for team in teams}
         choice: Chosen = cost.choose_policy(machine, model_work(spec, layout, geometry), room, batch, context)
         return choice
 
     return choose
+
+
+def measured_speeds(path: str | None) -> Any:
+    """What `homenode bench nodes --out` kept in a file; None for no file. UserError when it holds no such thing."""
+    return None if path is None else importlib.import_module("homenode.host.topology.measured").load_measured(path)
 
 
 def _used(matrix: MatrixLayout, spec: ModelSpec) -> float:
