@@ -108,7 +108,7 @@ def prepare(record: Record, folder: Path) -> None:
         plan = _last_json(answer)
         if isinstance(plan, dict):
             plan.pop("parameters", None)  # the rows of every matrix: long, and the same on every machine of this shape
-        record.plans[policy] = plan if plan is not None else {"failed": _private(record.wishes, answer.stderr)}
+        record.plans[policy] = plan if plan is not None else {"failed": _end(answer.stderr)}
 
 
 def run(record: Record, policy: str, folder: Path) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def run(record: Record, policy: str, folder: Path) -> dict[str, Any]:
     seconds = round(time.monotonic() - begin, 2)
     result = _last_json(answer)
     if answer.returncode or not isinstance(result, dict) or "results" not in result:
-        return {"seconds": seconds, "failed": _private(wishes, answer.stderr or answer.stdout)}
+        return {"seconds": seconds, "failed": _end(answer.stderr or answer.stdout)}
     result["model"] = wishes.model and Path(wishes.model).name
     return {"seconds": seconds, "result": result}
 
@@ -170,7 +170,7 @@ def _kept(file: Path, answer: subprocess.CompletedProcess[str]) -> dict[str, Any
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {"failed": answer.stderr[-_LAST_OF_ERROR:].strip() or f"exit code {answer.returncode}"}
+        return {"failed": _end(answer.stderr) or f"exit code {answer.returncode}"}
     return found
 
 
@@ -184,14 +184,18 @@ def _last_json(answer: subprocess.CompletedProcess[str]) -> Any:
 
 
 def _private(wishes: Wishes, text: str) -> str:
-    """The end of an error, without the folders of the model and of the user."""
-    folders = (
-        [str(Path.home()), str(Path(wishes.model).resolve().parent), str(Path(wishes.model).parent)] if wishes.model else [str(Path.home())]
-    )
+    """The text without the folders of the model and of the user."""
+    folders = {str(Path.home())}
+    if wishes.model:
+        folders |= {str(Path(wishes.model).resolve().parent), str(Path(wishes.model).absolute().parent)}
     for folder in sorted(folders, key=len, reverse=True):
-        if len(folder) > 1:
-            text = text.replace(folder, "...")
-    return text[-_LAST_OF_ERROR:].strip()
+        text = text.replace(folder, "...") if len(folder) > 1 else text
+    return text
+
+
+def _end(text: str) -> str:
+    """The end of what a command said, where the error is."""
+    return text.strip()[-_LAST_OF_ERROR:]
 
 
 def _model(wishes: Wishes) -> list[str]:
@@ -201,7 +205,7 @@ def _model(wishes: Wishes) -> list[str]:
 def _write(out: Path, record: Record) -> None:
     """Whole or not at all: another file takes the name."""
     part = out.with_name(out.name + ".part")
-    part.write_text(json.dumps(record.to_json(), indent=1) + "\n", encoding="utf-8")
+    part.write_text(_private(record.wishes, json.dumps(record.to_json(), indent=1)) + "\n", encoding="utf-8")
     part.replace(out)
 
 

@@ -26,7 +26,7 @@ elif words[:2] == ["bench", "nodes"]:
 elif policy == "mirror":
     print("homenode: error: a copy of {folder}/secret.gguf on each node needs 8GiB, node 1 has 2GiB", file=sys.stderr)
     if "--json" in words and words[0] == "plan":
-        print(json.dumps({{"error": {{"code": "does_not_fit"}}}}))
+        print(json.dumps({{"error": {{"code": "does_not_fit", "message": "{folder}/secret.gguf needs more"}}}}))
     sys.exit(2)
 elif words[0] == "plan":
     print(json.dumps({{"policy": policy, "why": "asked for", "parameters": {{"a": 1}}}}))
