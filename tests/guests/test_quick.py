@@ -26,7 +26,7 @@ pytestmark = [
 ]
 GUEST = Guest(TOPOLOGIES["2x2"], "x86_64", FOLDER)
 FOREVER = ["tail", "-f", "/dev/null"]
-LONG_S, SHORT_S = 120.0, 1.0
+LONG_S, SHORT_S = 240.0, 1.0
 
 PARENT = f"""
 from pathlib import Path
