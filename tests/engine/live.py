@@ -19,11 +19,11 @@ _READY = re.compile(rb"ready (http://\S+)")
 
 
 class LiveServer:
-    """A running server of the built-in model, or of the stories model where there is none yet. Clients call either `live`."""
+    """A running server of `model`, else of the built-in one, or of the stories model where there is none yet. Clients call any of them `live`."""
 
-    def __init__(self, *flags: str) -> None:
-        self.chat = BUILTIN.is_file()
-        target = [] if self.chat else [str(STORIES)]
+    def __init__(self, *flags: str, model: Path | None = None) -> None:
+        self.chat = model is None and BUILTIN.is_file()
+        target = [] if self.chat else [str(model or STORIES)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "homenode.cli.main", "serve", *target, "--port", "0", "--served-model-name", "live", *flags],
             cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,

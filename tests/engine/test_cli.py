@@ -145,6 +145,8 @@ def test_check_config_and_show_config(capsys: pytest.CaptureFixture[str]) -> Non
         (("serve", "--check-config", "--max-model-len", "100000"), "--max-model-len"),
         (("serve", "--check-config", "--kv-cache-memory", "1KiB"), "--kv-cache-memory"),
         (("serve", "--check-config", "--max-num-batched-tokens", "128", "--no-enable-chunked-prefill"), "--max-num-batched-tokens"),
+        (("serve", "--check-config", "--data-parallel-size", "1000"), "--data-parallel-size 1000"),
+        (("serve", "--data-parallel-size", "0"), "--data-parallel-size"),
         (("serve", "--port", "70000"), "65535"),
         (("serve", "--sevred-model-name", "x"), "No such option"),
         (("sreve",), "sreve"),

@@ -262,7 +262,15 @@ def failing(kind: str, at: int = 0, **rest: Any) -> ScriptedClient:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("kind", "status"),
-    [("CapacityError", 400), ("UserError", 400), ("OverloadedError", 503), ("PeerError", 503), ("HostError", 500), ("InternalError", 500)],
+    [
+        ("CapacityError", 400),
+        ("UserError", 400),
+        ("OverloadedError", 503),
+        ("PeerError", 503),
+        ("WorkerLostError", 503),
+        ("HostError", 500),
+        ("InternalError", 500),
+    ],
 )
 def test_errors_of_the_engine(start: Start, stream: bool, kind: str, status: int) -> None:
     server = start(failing(kind, retry_after_s=1.2 if kind == "OverloadedError" else None))

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from homenode.engine.messages import Output, Statistics
+from homenode.engine.messages import EngineFigures, Output, Statistics
 from homenode.errors import UserError
 from homenode.server.config import ServerConfig
 from homenode.server.run import bind, url_of
@@ -102,6 +102,32 @@ def test_metrics(start: Start) -> None:
     text = server.http.get("/metrics").text
     assert 'homenode:request_success_total{finished_reason="length",model_name="story-teller"} 1.0' in text
     assert 'homenode:admission_rejections_total{model_name="story-teller",reason="queue_full"} 5.0' in text
+
+
+def test_figures_of_several_engines_and_what_became_of_them(start: Start) -> None:
+    client = ScriptedClient()
+    figures = [Statistics(num_running=2, prefix_hits=4, rejected={"queue_full": 5}), Statistics(num_running=3, prefix_hits=5)]
+    client.engines = (EngineFigures(0, None, "ready", 0, 0, figures[0]), EngineFigures(1, 1, "restarting", 3, 7, figures[1]))
+    server = start(client)
+    text = server.http.get("/metrics").text
+    assert 'homenode:num_requests_running{engine="1",model_name="story-teller"} 3.0' in text
+    assert (server.metric("homenode:num_requests_running"), server.metric("homenode:prefix_cache_hits_total")) == (5, 9)
+    assert server.metric("homenode:admission_rejections_total") == 5
+    assert 'homenode:engine_state{engine="1",model_name="story-teller",state="restarting"} 1.0' in text
+    assert server.metric("homenode:engine_state") == 2
+    assert 'homenode:engine_restarts_total{engine="1",model_name="story-teller"} 3.0' in text
+    assert 'homenode:requests_moved_total{engine="1",model_name="story-teller"} 7.0' in text
+    engines = server.http.get("/health").json()["engines"]
+    assert engines == [{"engine": 0, "state": "ready", "restarts": 0}, {"engine": 1, "state": "restarting", "restarts": 3}]
+    client.engines = tuple(EngineFigures(n, node, "ready", 0, 0, figures[n]) for n, node in ((0, 4), (1, 6)))
+    assert 'homenode:prefix_cache_hits_total{engine="1",model_name="story-teller",node="6"} 5.0' in server.http.get("/metrics").text
+
+
+def test_one_engine_has_no_number(start: Start) -> None:
+    server = start(ScriptedClient())
+    text = server.http.get("/metrics").text
+    assert 'homenode:num_requests_running{model_name="story-teller"} 2.0' in text and "engine" not in text.replace("the engine", "")
+    assert server.http.get("/health").json().keys() == {"status", "heartbeat_seconds"}
 
 
 def test_names_the_model_answers_to(start: Start) -> None:
