@@ -401,6 +401,12 @@ def test_results_that_cannot_be_are_refused() -> None:
         twice.apply(Arrived(0.0, Request(id=0, prompt_ids=[1], params=SamplingParams())))
 
 
+def test_small_steps_have_fewer_sequences_unless_somebody_says_otherwise() -> None:
+    assert SchedulerConfig().max_num_seqs == 128
+    assert SchedulerConfig(max_num_batched_tokens=48).max_num_seqs == 48
+    assert SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=3).max_num_seqs == 3
+
+
 def test_limits_that_cannot_work_are_refused() -> None:
     with pytest.raises(UserError, match="--max-num-seqs 9 is more than --max-num-batched-tokens 8"):
         Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=9))

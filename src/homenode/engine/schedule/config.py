@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from homenode.options import option
 from homenode.units import parse_bytes, parse_seconds
 
+USUAL_SEQUENCES = 128
+
 
 @dataclass(frozen=True)
 class SchedulerConfig:
@@ -15,7 +17,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = option(
         512, "Most tokens computed in one step: the running sequences' next tokens and prefill.", minimum=1
     )
-    max_num_seqs: int = option(128, "Most sequences running at once.", minimum=1)
+    max_num_seqs: int = option(0, "Most sequences running at once. 0: 128, or as many as a step has tokens if that is less.", minimum=0)
     enable_chunked_prefill: bool = option(
         True,
         "Cut a prompt that does not fit the rest of a step's tokens. Off: a prompt is computed whole or waits; one over the budget is refused.",
@@ -30,6 +32,10 @@ class SchedulerConfig:
         minimum=0,
     )
     request_timeout: float = option(0.0, "Server-side deadline of a request, such as 5min. 0: none.", parse=parse_seconds, minimum=0)
+
+    def __post_init__(self) -> None:
+        if not self.max_num_seqs:
+            object.__setattr__(self, "max_num_seqs", min(USUAL_SEQUENCES, self.max_num_batched_tokens))
 
 
 @dataclass(frozen=True)
