@@ -20,7 +20,7 @@ def test_the_page_says_what_was_measured() -> None:
     assert [loss["scale_for"] for loss in measured["losses"]] == [*MODES, *MODES]
 
 
-@pytest.mark.parametrize(("mode", "scales"), zip(MODES, (32, 32, 256, 600), strict=True))
+@pytest.mark.parametrize(("mode", "scales"), list(zip(MODES, (32, 32, 256, 600), strict=True)))
 def test_an_error_is_at_most_half_a_step_of_the_largest_that_shares_the_scale(mode: str, scales: int) -> None:
     x = np.random.default_rng(3).standard_normal((5, 600)).astype(np.float32)
     x[2, 7] = 100.0

@@ -76,14 +76,16 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -
 
 def _client(engine: EngineConfig) -> AsyncEngineClient | ReplicasClient:
     """The engine, or several as one."""
-    if engine.parallel.data_parallel_size == 1:
-        from homenode.engine.client import AsyncEngineClient
-
-        return AsyncEngineClient(engine)
-    from homenode.engine.replicas.client import ReplicasClient
     from homenode.engine.replicas.configs import replica_configs
 
-    return ReplicasClient(replica_configs(engine))
+    configs = replica_configs(engine)
+    if len(configs) == 1:
+        from homenode.engine.client import AsyncEngineClient
+
+        return AsyncEngineClient(configs[0])
+    from homenode.engine.replicas.client import ReplicasClient
+
+    return ReplicasClient(configs)
 
 
 def _keep_off_compute(ready: Any) -> None:

@@ -166,10 +166,10 @@ def _room(config: EngineConfig, place: EnginePlace, taken: int = 0) -> MemoryRoo
 
 def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:
     """Where an engine of this model runs. Raises what `place_engine` raises."""
-    return place_engine(config.placement, config.compute.threads, host, _numa_choice(config, checkpoint, host))
+    return place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host))
 
 
-def _numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
+def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
     """What settles --numa auto: this model's figures. It is asked where several nodes can compute; elsewhere only the file of speeds is checked."""
     measured = measured_speeds(config.placement.numa_measured)
 

@@ -2,26 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from homenode.engine.config import EngineConfig
 from homenode.engine.place import EnginePlace, Replica
-from homenode.engine.replicas.places import memory_shares, replica_places
+from homenode.engine.placement import reserved_cores
+from homenode.engine.replicas.places import memory_shares, replica_places, team_places
 from homenode.engine.settle import memory_room
+from homenode.errors import UserError
+from homenode.host.placement.numa_policy import Chosen, Teams, numa_plan
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
+from homenode.model.checkpoint import open_checkpoint
+
+
+def may_be_several(config: EngineConfig) -> bool:
+    """Whether these settings can mean more than one engine: by number, or one for each NUMA node."""
+    return config.parallel.data_parallel_size > 1 or config.placement.numa in ("auto", "replicate")
 
 
 def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
-    """The config of each engine that --data-parallel-size asks for; the one that was given when that is 1. Raises as `replica_places`."""
+    """The config of each engine that --data-parallel-size or --numa replicate asks for; the one that was given when that is one. Raises as
+    `replica_places` and `numa_plan`."""
     count = config.parallel.data_parallel_size
-    if count == 1:
+    if not may_be_several(config):
         return (config,)
+    if count > 1 and config.placement.numa is not None:
+        raise UserError(
+            f"--numa {config.placement.numa} and --data-parallel-size {count} both divide this host; give one of them "
+            "(--numa replicate is an engine for each NUMA node)",
+            param="numa",
+        )
     host = read_host(LiveSource(), accelerators=False)
-    return configs_in(config, host, replica_places(host, config, count))
+    if count > 1:
+        return configs_in(config, host, replica_places(host, config, count))
+    places = node_places(config, host)
+    return configs_in(config, host, places) if len(places) > 1 else (config,)
+
+
+def node_places(config: EngineConfig, host: Host) -> tuple[EnginePlace, ...]:
+    """The places of the engines of --numa replicate, or of --numa auto where that comes to the same; empty otherwise."""
+    placement = config.placement
+    reserve = reserved_cores(placement, host)
+    plan = numa_plan(host, placement.demand(config.compute.threads, reserve), lambda teams: _choice(config, host)(teams))
+    if plan.policy != "replicate" or len(plan.teams) < 2:
+        return ()
+    return tuple(
+        replace(
+            place,
+            numa="replicate",
+            numa_why=plan.why,
+            thread_memory=(team.memory_node,) * len(team.cpus) if host.nodes else (),
+            findings=(*plan.findings, *place.findings),
+            strict=placement.numa_strict,
+        )
+        for team, place in zip(plan.teams, team_places(host, plan.teams), strict=True)
+    )
+
+
+def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
+    """What settles --numa auto; the model's headers are read only where there is something to settle."""
+    from homenode.engine.build import numa_choice  # opens the backend, which the front does not need otherwise
+
+    return numa_choice(config, open_checkpoint(Path(str(config.model.path))), host)
 
 
 def configs_in(config: EngineConfig, host: Host, places: Sequence[EnginePlace]) -> tuple[EngineConfig, ...]:
