@@ -10,10 +10,17 @@ namespace homenode {
 inline int64_t ceiling_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Tokens multiplied with one group before the next: what GroupProduct::multiply takes at most.
-constexpr int64_t kTokensAtOnce = 96;
+constexpr int64_t kTokensAtOnce = 256;
 
-// Tokens whose activations make a block that stays in the second-level cache while all the groups of a piece pass: about equal blocks.
+// Tokens of a block, with which all the groups of a piece are multiplied before the next: about equal blocks whose activations stay in the
+// second-level cache, or kTokensAtOnce where too few would.
 int64_t block_tokens(const LinearTable&, int64_t tokens, int64_t row_bytes);
+
+// Where the outputs of some tokens will be written: `bytes` from `at` on for the first of them, and `stride` further for each other.
+struct Destination {
+  const void* at;
+  size_t stride, bytes;
+};
 
 // One weight's groups times one step's activations, as one thread computes them.
 class GroupProduct {
@@ -21,8 +28,9 @@ class GroupProduct {
   GroupProduct(const Weight&, const ActivationRows&, const LinearTable&);
 
   // sums[token][32] = tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`. `next` are the weights that will be
-  // multiplied after it: its beginning is asked for early. It is not read, and may be any address.
-  void multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next) const;
+  // multiplied after it: its beginning is asked for early. It is not read, and may be any address. The lines of the
+  // destination, if any, come to this thread meanwhile.
+  void multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next, const Destination& to = {}) const;
 
   int64_t group_bytes() const { return group_bytes_; }
   const ActivationRows& rows() const { return rows_; }
@@ -37,7 +45,7 @@ class GroupProduct {
   Slice slice(const uint8_t* packed, int64_t first, int64_t column, int64_t columns) const;
   void multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
   void multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next) const;
-  void multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next) const;
+  void multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next, const Destination& to) const;
 
   const Tiles* floats_ = nullptr;
   const CodedTiles* coded_ = nullptr;

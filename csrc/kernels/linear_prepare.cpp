@@ -15,13 +15,12 @@ namespace {
 
 constexpr int64_t kChunkColumns = 512;  // normalised at once, on the stack
 
-size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // An odd number of cache lines, so that the rows of a tile never compete for the same few places of the nearest cache.
 int64_t rounded_stride(int64_t columns) { return (parts_of(columns) | 1) * kPartColumns; }
+int64_t encoded_stride(int64_t columns) { return parts_of(columns) | 1; }
 int64_t float_stride(int64_t columns) { return ((columns + 15) / 16 | 1) * 16; }
 
-size_t encoded_bytes(int64_t tokens, int64_t columns) { return whole_lines(size_t(tokens * parts_of(columns)) * sizeof(EncodedPart)); }
+size_t encoded_bytes(int64_t tokens, int64_t columns) { return size_t(tokens * encoded_stride(columns)) * sizeof(EncodedPart); }
 size_t rounded_bytes(int64_t tokens, int64_t columns) { return size_t(tokens * rounded_stride(columns)) * sizeof(uint16_t); }
 size_t float_bytes(int64_t tokens, int64_t columns) { return size_t(tokens * float_stride(columns)) * sizeof(float); }
 
@@ -66,7 +65,7 @@ PreparedRows prepared_rows(const LinearArgs& a, const LinearTable& table) {
   uint8_t* at = a.scratch;
   PreparedRows rows;
   if (forms.encoded) {
-    rows.encoded = reinterpret_cast<EncodedPart*>(at), rows.parts = parts_of(columns);
+    rows.encoded = reinterpret_cast<EncodedPart*>(at), rows.encoded_stride = encoded_stride(columns);
     at += encoded_bytes(a.tokens, columns);
   }
   if (forms.rounded) {
@@ -78,14 +77,14 @@ PreparedRows prepared_rows(const LinearArgs& a, const LinearTable& table) {
 }
 
 void store_columns(const PreparedRows& to, const LinearTable& table, int64_t token, int64_t column, const float* values, int64_t count) {
-  if (to.encoded) encode_columns(table, values, count, to.encoded + token * to.parts + column / kPartColumns);
+  if (to.encoded) encode_columns(table, values, count, to.encoded + token * to.encoded_stride + column / kPartColumns);
   if (to.rounded) table.round(values, count, to.rounded + token * to.rounded_stride + column);
   if (to.floats) std::memcpy(to.floats + token * to.float_stride + column, values, size_t(count) * sizeof(float));
 }
 
 void store_part(const PreparedRows& to, const LinearTable& table, int64_t first, int64_t n, int64_t column, const float* values, int64_t count) {
   if (to.encoded && !to.rounded && !to.floats && count == kPartColumns) {
-    return table.encode(values, n, to.encoded + first * to.parts + column / kPartColumns, to.parts);
+    return table.encode(values, n, to.encoded + first * to.encoded_stride + column / kPartColumns, to.encoded_stride);
   }
   for (int64_t i = 0; i < n; ++i) store_columns(to, table, first + i, column, values + i * kPartColumns, count);
 }
@@ -94,7 +93,7 @@ ActivationRows rows_for(const LinearArgs& a, const Weight& w, const LinearTable&
   constexpr int64_t kFloat = sizeof(float);
   const PreparedRows rows = prepared_rows(a, table);
   const auto bytes = [](const auto* p) { return reinterpret_cast<const uint8_t*>(p); };
-  if (is_coded(w)) return {bytes(rows.encoded), size_t(rows.parts) * sizeof(EncodedPart), sizeof(EncodedPart), rows.parts * kPartColumns};
+  if (is_coded(w)) return {bytes(rows.encoded), size_t(rows.encoded_stride) * sizeof(EncodedPart), sizeof(EncodedPart), parts_of(w.columns) * kPartColumns};
   if (takes_rounded(table, w)) return {bytes(rows.rounded), size_t(rows.rounded_stride) * sizeof(uint16_t), kPartColumns * sizeof(uint16_t), w.columns};
   if (rows.floats) return {bytes(rows.floats), size_t(rows.float_stride * kFloat), kPartColumns * kFloat, w.columns};
   return {bytes(a.x), size_t(a.x_stride * kFloat), kPartColumns * kFloat, w.columns};

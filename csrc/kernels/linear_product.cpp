@@ -9,24 +9,6 @@
 namespace homenode {
 namespace {
 
-// Asks for a line to be this thread's alone.
-inline void expect_written(const void* p) {
-#if defined(__x86_64__)
-  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(p)));  // compiled for any x86-64 processor, the builtin asks for a copy to read
-#else
-  __builtin_prefetch(p, 1);
-#endif
-}
-
-// Asks for the lines of the outputs early: they lie a row apart, and the stores would wait for them.
-void expect_outputs(const Outputs& to, int64_t tokens) {
-  for (int64_t t = 0; t < tokens; ++t) {
-    const float* out = to.out + t * to.out_stride;
-    expect_written(out);
-    expect_written(out + to.rows - 1);
-  }
-}
-
 // The outputs of one weight's rows.
 class PlainSums {
  public:
@@ -45,8 +27,8 @@ class PlainSums {
         const Outputs to{a_.out + first * a_.out_stride + place, a_.out_stride,
                          a_.residual ? a_.residual + first * a_.residual_stride + place : nullptr, a_.residual_stride,
                          bias ? bias + row : nullptr, std::min<int64_t>(kGroupRows, piece.row_end - row)};
-        expect_outputs(to, n);
-        product_->multiply(packed, first, n, sums_, packed + product_->group_bytes());
+        const Destination lines{to.out, size_t(to.out_stride) * sizeof(float), size_t(to.rows) * sizeof(float)};
+        product_->multiply(packed, first, n, sums_, packed + product_->group_bytes(), lines);
         table_.store(sums_, n, to);
       }
     }
@@ -81,23 +63,22 @@ class GatedSums {
       const int64_t row = gate.row_begin + group * kGroupRows;
       for (int64_t first = run.token_begin; first < run.token_end; first += kTokensAtOnce) {
         const int64_t n = std::min(kTokensAtOnce, run.token_end - first);
-        expect_parts(first, n, row);
         const uint8_t* gate_group = gate_groups + group * gates_.group_bytes();
         const uint8_t* up_group = up_groups + group * ups_.group_bytes();
         gates_.multiply(gate_group, first, n, gate_, up_group);
         // After the last rows comes what lies behind them: the next product's weights, as they were loaded in the order of use.
-        ups_.multiply(up_group, first, n, up_, row + kGroupRows < gate.row_end ? gate_group + gates_.group_bytes() : up_group + ups_.group_bytes());
+        ups_.multiply(up_group, first, n, up_, row + kGroupRows < gate.row_end ? gate_group + gates_.group_bytes() : up_group + ups_.group_bytes(),
+                      destination(first, row));
         store(first, n, row, std::min<int64_t>(kGroupRows, gate.row_end - row));
       }
     }
   }
 
  private:
-  // Asks for the encoded parts to be written early: each is a line that the threads read while the product before was multiplied.
-  void expect_parts(int64_t first, int64_t n, int64_t row) {
-    if (!to_.encoded) return;
-    const EncodedPart* part = to_.encoded + first * to_.parts + row / kPartColumns;
-    for (int64_t t = 0; t < n; ++t, part += to_.parts) expect_written(part);
+  // Where the encoded parts of 32 outputs go.
+  Destination destination(int64_t first, int64_t row) const {
+    if (!to_.encoded) return {};
+    return {to_.encoded + first * to_.encoded_stride + row / kPartColumns, size_t(to_.encoded_stride) * sizeof(EncodedPart), sizeof(EncodedPart)};
   }
 
   void store(int64_t first, int64_t n, int64_t row, int64_t rows) {

@@ -26,8 +26,8 @@ RowForms forms_of(const LinearArgs&, const LinearTable&);
 
 // The rows of a product in these forms; null where a form is not wanted.
 struct PreparedRows {
-  EncodedPart* encoded = nullptr;  // [tokens, parts]
-  int64_t parts = 0;
+  EncodedPart* encoded = nullptr;  // [tokens, encoded_stride]
+  int64_t encoded_stride = 0;
   uint16_t* rounded = nullptr;     // [tokens, rounded_stride]
   int64_t rounded_stride = 0;
   float* floats = nullptr;         // [tokens, float_stride]
