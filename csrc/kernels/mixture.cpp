@@ -33,10 +33,8 @@ class GateUp {
           const int64_t count = std::min(kTokensAtOnce, to - slot);
           std::fill(gate_, gate_ + count * kGroupRows, 0.0f);
           std::fill(up_, up_ + count * kGroupRows, 0.0f);
-          const uint8_t* gate_group = gate_piece.data + group * gates.group_bytes();
-          const uint8_t* up_group = up_piece.data + group * ups.group_bytes();
-          gates.multiply(gate_group, slot, count, gate_, up_group);
-          ups.multiply(up_group, slot, count, up_, gate_group + gates.group_bytes());
+          gates.multiply(gate_piece.data + group * gates.group_bytes(), slot, count, gate_);
+          ups.multiply(up_piece.data + group * ups.group_bytes(), slot, count, up_);
           silu_mul_(gate_, up_, gate_, count * kGroupRows);
           store_part(to_, table_, slot, count, row, gate_, rows);
         }
@@ -65,7 +63,7 @@ void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct
       for (int64_t slot = from; slot < to; slot += kTokensAtOnce) {
         const int64_t count = std::min(kTokensAtOnce, to - slot);
         std::fill(sums, sums + count * kGroupRows, 0.0f);
-        product.multiply(group, slot, count, sums, group + product.group_bytes());
+        product.multiply(group, slot, count, sums);
         for (int64_t i = 0; i < count; ++i) {
           const int64_t route = m.list.route(slot + i);
           const float weight = m.weights[route], *values = sums + i * kGroupRows;
