@@ -19,7 +19,7 @@ HOMENODE_INLINE Ints masked(Ints x, int byte) { return bit_and(x, broadcast_int(
 template <Coding C, int Line>
 HOMENODE_INLINE Ints line_codes(const uint8_t* high, const uint8_t* low) {
   Ints codes;
-  if constexpr (C.low_bits == 8) codes = load_bytes(low + kLineBytes * Line);
+  if constexpr (C.low_bits == 8) codes = load_codes(low + kLineBytes * Line);
   if constexpr (C.low_bits == 4) codes = masked(shifted<-4 * (Line / 4)>(load_bytes(low + kLineBytes * (Line % 4))), 15);
   if constexpr (C.low_bits == 2) codes = masked(shifted<-2 * (Line % 4)>(load_bytes(low + kLineBytes * (Line / 4))), 3);
   if constexpr (C.high_bits == 1) {
@@ -76,9 +76,19 @@ constexpr int kSumLines = 8 / halves_of(C);
 template <Coding C>
 constexpr int kRunLines = smaller(run_lines(kLargestWeight<C>), kSumLines<C>);
 
+// Asks for weights that will be wanted later (see SpreadAhead), on the way through line `Step` of a part.
+template <Coding C, int Step>
+HOMENODE_INLINE void expect_step(const SpreadAhead& ahead) {
+  constexpr int kLines = (Packed<C>::bytes / C.parts + kCacheLine - 1) / kCacheLine;
+  if (Step >= ahead.steps) return;
+#pragma GCC unroll 8
+  for (int i = kLines * Step / 8; i < kLines * (Step + 1) / 8; ++i) __builtin_prefetch(ahead.from + kCacheLine * i, 0, 3);
+}
+
 // Adds the products of the lines of a sum. Lines that share bytes follow each other.
 template <Coding C, int M, int H, int Step = 0>
-HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t stride, Sums<M>& run, Sums<M>& sums) {
+HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t stride, Sums<M>& run, Sums<M>& sums, const SpreadAhead& ahead) {
+  expect_step<C, Step + H * kSumLines<C>>(ahead);
   constexpr int line = halves_of(C) == 2 ? 4 * H + Step : C.low_bits == 4 ? Step / 2 + 4 * (Step % 2) : Step;
   Ints w[kVectors];
 #pragma GCC unroll 8
@@ -96,7 +106,7 @@ HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t st
       if constexpr ((Step + 1) % kRunLines<C> == 0) sums[m][v] = end_run(sums[m][v], run[m][v]);
     }
   }
-  if constexpr (Step + 1 < kSumLines<C>) add_lines<C, M, H, Step + 1>(lines, x, stride, run, sums);
+  if constexpr (Step + 1 < kSumLines<C>) add_lines<C, M, H, Step + 1>(lines, x, stride, run, sums, ahead);
 }
 
 // 16-bit scales of the rows of one vector.
@@ -137,10 +147,10 @@ HOMENODE_INLINE Floats part_minimum(const BlockScale& block, const uint8_t* at, 
 
 // One sum of a part: f += (integer sum * d_row) * scale.
 template <Coding C, int M, int H>
-HOMENODE_INLINE void add_sum(const BlockScale (&block)[kVectors], const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& f) {
+HOMENODE_INLINE void add_sum(const BlockScale (&block)[kVectors], const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& f, const SpreadAhead& ahead) {
   Sums<M> sums, run;
   start_sums<C, M, H>(x, stride, sums);
-  add_lines<C, M, H>(at + Packed<C>::scale + Packed<C>::minimum, x, stride, run, sums);
+  add_lines<C, M, H>(at + Packed<C>::scale + Packed<C>::minimum, x, stride, run, sums, ahead);
   Floats scale[kVectors];
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) scale[v] = part_scale<C>(block[v], at, H, v);
@@ -166,7 +176,7 @@ HOMENODE_INLINE void add_minimum(const BlockScale (&block)[kVectors], const uint
 }
 
 template <Coding C, int M>
-void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, Ahead ahead) {
+void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadAhead ahead) {
   using At = Packed<C>;
   constexpr bool kMinimum = C.minimum != Minimum::none, kTwo = halves_of(C) == 2;
   Block<M> f;
@@ -176,11 +186,11 @@ void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) block[v] = block_scale<C>(packed, v);
     for (const uint8_t* at = packed + At::head; at < packed + At::bytes; at += At::part, x += sizeof(EncodedPart)) {
-      expect(ahead);
-      add_sum<C, M, 0>(block, at, x, stride, f);
-      if constexpr (kTwo) add_sum<C, M, 1>(block, at, x, stride, f);
+      add_sum<C, M, 0>(block, at, x, stride, f, ahead);
+      if constexpr (kTwo) add_sum<C, M, 1>(block, at, x, stride, f, ahead);
       if constexpr (kMinimum) add_minimum<C, M, 0>(block, at, x, stride, f);
       if constexpr (kMinimum && kTwo) add_minimum<C, M, 1>(block, at, x, stride, f);
+      ahead.from += ahead.advance;
     }
   }
   store_sums<M>(f, total);

@@ -15,18 +15,13 @@ namespace {
 constexpr int64_t kSliceBytes = 16 << 10;
 // How far ahead a single tile asks for its weights.
 constexpr int64_t kBytesAhead = 8 << 10;
+constexpr int kPartSteps = 8;  // lines of a part
 
 // Columns multiplied with all the tokens at hand before the next: about equal slices of whole steps and whole parts.
 int64_t slice_columns(PackedStep step, int64_t columns) {
   const int64_t unit = std::max<int64_t>(step.columns, kPartColumns), units = ceiling_of(columns, unit);
   const int64_t slices = ceiling_of(ceiling_of(columns, step.columns) * step.bytes, kSliceBytes);
   return ceiling_of(units, slices) * unit;
-}
-
-// All but the end of a group, which is as long as a single tile asks for weights ahead: while it multiplies that end, it asks for other weights.
-int64_t columns_before_end(PackedStep step, int64_t columns) {
-  const int64_t unit = std::max<int64_t>(step.columns, kPartColumns), end = ceiling_of(kBytesAhead, unit / step.columns * step.bytes) * unit;
-  return columns > end ? ceiling_of(columns, unit) * unit - end : columns;
 }
 
 // Calls tile(token, count) for about equal tiles of at most `most` of n tokens.
@@ -83,14 +78,14 @@ GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const Li
 GroupProduct::Slice GroupProduct::slice(const uint8_t* packed, int64_t first, int64_t column, int64_t columns) const {
   columns = std::min(columns, rows_.columns - column);
   return {packed + column / step_.columns * step_.bytes, rows_.data + size_t(first) * rows_.stride + column / kPartColumns * rows_.part_bytes, columns,
-          ceiling_of(columns, step_.columns) * step_.bytes, column + columns == rows_.columns};
+          ceiling_of(columns, step_.columns) * step_.bytes};
 }
 
-void GroupProduct::multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next, const Destination& to) const {
-  if (panels_ && n >= panels_->least_tokens) return multiply_panels(packed, first, n, sums, next, to);
+void GroupProduct::multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const {
+  if (panels_ && n >= panels_->least_tokens) return multiply_panels(packed, first, n, sums, to);
   expect_written(to, 0, n);
   std::memset(sums, 0, size_t(n) * kGroupRows * sizeof(float));
-  floats_ ? multiply_floats(packed, first, n, sums) : multiply_coded(packed, first, n, sums, next);
+  floats_ ? multiply_floats(packed, first, n, sums) : multiply_coded(packed, first, n, sums);
 }
 
 void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
@@ -103,21 +98,26 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
   }
 }
 
-void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next) const {
-  const int64_t tiles = ceiling_of(n, coded_->max_tokens);
-  const int64_t at_once = tiles == 1 ? columns_before_end(step_, rows_.columns) : slice_columns(step_, rows_.columns);
+void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
+  if (n <= coded_->max_tokens) {
+    const SpreadAhead ahead{packed + kBytesAhead, kPartSteps, group_bytes_ / (rows_.columns / kPartColumns)};
+    coded_->tile[n - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums, ahead);
+    return;
+  }
+  const int64_t tiles = ceiling_of(n, coded_->tokens_of_many), at_once = slice_columns(step_, rows_.columns);
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
-    const uint8_t* from = s.last ? next : s.weights + (tiles == 1 ? group_bytes_ - s.bytes : s.bytes);
-    Ahead ahead = ahead_of(from, s.bytes, tiles * s.columns / kPartColumns);
-    each_tile(n, coded_->max_tokens, [&](int64_t token, int64_t count) {
+    const uint8_t* from = s.weights + s.bytes;
+    const int64_t parts = s.columns / kPartColumns, steps = ceiling_of(kPartSteps, tiles), advance = s.bytes / parts * steps / kPartSteps;
+    each_tile(n, coded_->tokens_of_many, [&](int64_t token, int64_t count) {
+      const SpreadAhead ahead{from, int(steps), advance};
       coded_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, ahead);
-      ahead.from += s.columns / kPartColumns * ahead.lines * kCacheLine;
+      from += parts * advance;
     });
   }
 }
 
-void GroupProduct::multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next, const Destination& to) const {
+void GroupProduct::multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const {
   PanelSpace space;
   const int64_t tiles = ceiling_of(n, panels_->max_tokens), blocks = ceiling_of(rows_.columns, step_.columns);
   const int64_t at_once = ceiling_of(blocks, ceiling_of(rows_.columns, panels_->max_parts * kPartColumns)) * step_.columns;  // about equal panels of whole blocks
@@ -125,9 +125,10 @@ void GroupProduct::multiply_panels(const uint8_t* packed, int64_t first, int64_t
     const Slice s = slice(packed, first, column, at_once);
     const int64_t parts = s.columns / kPartColumns;
     const Panel panel = panels_->unpack(s.weights, parts, space);
-    Ahead ahead = ahead_of(s.last ? next : s.weights + s.bytes, s.bytes, tiles * parts);
+    Ahead ahead = ahead_of(s.weights + s.bytes, s.bytes, tiles * parts);
+    const bool last = column + at_once >= rows_.columns;
     each_tile(n, panels_->max_tokens, [&](int64_t token, int64_t count) {
-      if (s.last) expect_written(to, token, count);
+      if (last) expect_written(to, token, count);
       panels_->tile[count - 1](panel, parts, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, column == 0, ahead);
       ahead.from += parts * ahead.lines * kCacheLine;
     });

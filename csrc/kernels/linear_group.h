@@ -27,10 +27,9 @@ class GroupProduct {
  public:
   GroupProduct(const Weight&, const ActivationRows&, const LinearTable&);
 
-  // sums[token][32] = tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`. `next` are the weights that will be
-  // multiplied after it: its beginning is asked for early. It is not read, and may be any address. The lines of the
-  // destination, if any, come to this thread meanwhile.
-  void multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next, const Destination& to = {}) const;
+  // sums[token][32] = tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`. Meanwhile the lines of the
+  // destination, if any, come to this thread.
+  void multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to = {}) const;
 
   int64_t group_bytes() const { return group_bytes_; }
   const ActivationRows& rows() const { return rows_; }
@@ -40,12 +39,11 @@ class GroupProduct {
   struct Slice {
     const uint8_t *weights, *row;
     int64_t columns, bytes;  // bytes: of the weights
-    bool last;               // of the group
   };
   Slice slice(const uint8_t* packed, int64_t first, int64_t column, int64_t columns) const;
   void multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
-  void multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next) const;
-  void multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const uint8_t* next, const Destination& to) const;
+  void multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
+  void multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const;
 
   const Tiles* floats_ = nullptr;
   const CodedTiles* coded_ = nullptr;

@@ -13,7 +13,7 @@ namespace {
 // Codes of one line and vector.
 template <PanelKind K>
 HOMENODE_INLINE Ints panel_codes(const uint8_t* codes, int line, int v) {
-  if constexpr (!K.nibbles) return load_bytes(codes + kLineBytes * line + kVectorBytes * v);
+  if constexpr (!K.nibbles) return load_codes(codes + kLineBytes * line + kVectorBytes * v);
   const Ints both = load_bytes(codes + kLineBytes * (line % 4) + kVectorBytes * v);
   return masked(line < 4 ? both : shift_right16<4>(both), 15);
 }

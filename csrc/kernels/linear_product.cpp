@@ -28,7 +28,7 @@ class PlainSums {
                          a_.residual ? a_.residual + first * a_.residual_stride + place : nullptr, a_.residual_stride,
                          bias ? bias + row : nullptr, std::min<int64_t>(kGroupRows, piece.row_end - row)};
         const Destination lines{to.out, size_t(to.out_stride) * sizeof(float), size_t(to.rows) * sizeof(float)};
-        product_->multiply(packed, first, n, sums_, packed + product_->group_bytes(), lines);
+        product_->multiply(packed, first, n, sums_, lines);
         table_.store(sums_, n, to);
       }
     }
@@ -63,12 +63,8 @@ class GatedSums {
       const int64_t row = gate.row_begin + group * kGroupRows;
       for (int64_t first = run.token_begin; first < run.token_end; first += kTokensAtOnce) {
         const int64_t n = std::min(kTokensAtOnce, run.token_end - first);
-        const uint8_t* gate_group = gate_groups + group * gates_.group_bytes();
-        const uint8_t* up_group = up_groups + group * ups_.group_bytes();
-        gates_.multiply(gate_group, first, n, gate_, up_group);
-        // After the last rows comes what lies behind them: the next product's weights, as they were loaded in the order of use.
-        ups_.multiply(up_group, first, n, up_, row + kGroupRows < gate.row_end ? gate_group + gates_.group_bytes() : up_group + ups_.group_bytes(),
-                      destination(first, row));
+        gates_.multiply(gate_groups + group * gates_.group_bytes(), first, n, gate_);
+        ups_.multiply(up_groups + group * ups_.group_bytes(), first, n, up_, destination(first, row));
         store(first, n, row, std::min<int64_t>(kGroupRows, gate.row_end - row));
       }
     }

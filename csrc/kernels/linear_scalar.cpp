@@ -53,6 +53,7 @@ inline Ints zero_ints() { return Ints{}; }
 inline Ints broadcast_int(int32_t x) { return Ints{x, x, x, x}; }
 inline Ints broadcast_bytes4(const void* p) { return broadcast_int(load<int32_t>(p)); }
 inline Ints load_bytes(const uint8_t* p) { return load<Ints>(p); }
+inline Ints load_codes(const uint8_t* p) { return load_bytes(p); }
 inline Ints load_signed8(const uint8_t* p) { return Ints{int8_t(p[0]), int8_t(p[1]), int8_t(p[2]), int8_t(p[3])}; }
 inline Ints load_unsigned8(const uint8_t* p) { return Ints{p[0], p[1], p[2], p[3]}; }
 inline Ints load_unsigned16(const uint8_t* p) {

@@ -36,8 +36,15 @@ struct Ahead {
 };
 constexpr int kCacheLine = 64;
 
+// The same, spread evenly over the products of a part: many at once would keep the reads that are due waiting.
+struct SpreadAhead {
+  const uint8_t* from;
+  int steps;        // with so many of the 8 lines of a part an eighth of a part's weights is asked for
+  int64_t advance;  // bytes, a part
+};
+
 // A TileFunction of a block format.
-using CodedFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead ahead);
+using CodedFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, SpreadAhead ahead);
 
 // Where the sums of a tile go: `rows` outputs (at most 32) of each token, plus what is added to them.
 struct Outputs {
@@ -59,6 +66,7 @@ struct Tiles {
 
 struct CodedTiles {
   int max_tokens = 0;
+  int tokens_of_many = 0;  // of a tile, where there are several: where a token costs least
   CodedFunction tile[kMaxTileTokens] = {};
 };
 

@@ -32,7 +32,7 @@ namespace {
 
 template <Coding C, int M = 1>
 constexpr void fill_coded(CodedTiles& tiles) {
-  tiles.max_tokens = kCodedTokens;
+  tiles.max_tokens = tiles.tokens_of_many = kCodedTokens;
   tiles.tile[M - 1] = tile_coded<C, M>;
   if constexpr (M < kCodedTokens) fill_coded<C, M + 1>(tiles);
 }

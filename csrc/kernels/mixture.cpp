@@ -32,10 +32,8 @@ class GateUp {
         const int64_t group = (row - gate_piece.row_begin) / kGroupRows, rows = std::min<int64_t>(kGroupRows, gate_piece.row_end - row);
         for (int64_t slot = from; slot < to; slot += kTokensAtOnce) {
           const int64_t count = std::min(kTokensAtOnce, to - slot);
-          const uint8_t* gate_group = gate_groups + group * gates.group_bytes();
-          const uint8_t* up_group = up_groups + group * ups.group_bytes();
-          gates.multiply(gate_group, slot, count, gate_, up_group);
-          ups.multiply(up_group, slot, count, up_, gate_group + gates.group_bytes());
+          gates.multiply(gate_groups + group * gates.group_bytes(), slot, count, gate_);
+          ups.multiply(up_groups + group * ups.group_bytes(), slot, count, up_);
           silu_mul_(gate_, up_, gate_, count * kGroupRows);
           store_part(to_, table_, slot, count, row, gate_, rows);
         }
@@ -64,7 +62,7 @@ void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct
       const int64_t rows = std::min<int64_t>(kGroupRows, piece.row_end - row);
       for (int64_t slot = from; slot < to; slot += kTokensAtOnce) {
         const int64_t count = std::min(kTokensAtOnce, to - slot);
-        product.multiply(group, slot, count, sums, group + product.group_bytes());
+        product.multiply(group, slot, count, sums);
         for (int64_t i = 0; i < count; ++i) {
           const int64_t route = m.list.route(slot + i);
           const float weight = m.weights[route], *values = sums + i * kGroupRows;

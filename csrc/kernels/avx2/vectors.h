@@ -39,6 +39,7 @@ inline Ints broadcast_bytes4(const void* p) {
   return _mm256_set1_epi32(x);
 }
 inline Ints load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline Ints load_codes(const uint8_t* p) { return load_bytes(p); }
 inline void store_ints(uint8_t* p, Ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
 inline __m128i load_eight(const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
 inline Ints load_signed8(const uint8_t* p) { return _mm256_cvtepi8_epi32(load_eight(p)); }

@@ -11,7 +11,8 @@ namespace {
 using Floats = __m512;
 using Ints = __m512i;
 constexpr int kLanes = 16;
-constexpr int kFloatTokens = 6, kPairTokens = 6, kCodedTokens = 6, kPanelTokens = 6;  // what 32 registers hold
+constexpr int kFloatTokens = 6, kPairTokens = 6, kPanelTokens = 6;  // what 32 registers hold
+constexpr int kCodedTokens = 8;  // two rows' sums go through memory, which takes less time than the weights coming a second time
 constexpr bool kWideDotSubtracts128 = false;
 
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
@@ -53,13 +54,18 @@ inline Ints shift_left16(Ints x) { return _mm512_slli_epi16(x, N); }
 template <int N>
 inline Ints shift_right16(Ints x) { return _mm512_srli_epi16(x, N); }
 
-// Four activation codes to every lane, by an instruction of its own: as an operand of each dot product the load would be repeated.
+// What several dot products take comes by an instruction of its own: as an operand of each of them the load would be repeated.
+inline Ints in_register(Ints x) {
+  asm("" : "+v"(x));
+  return x;
+}
+// Weights whose bytes are multiplied as they are.
+inline Ints load_codes(const uint8_t* p) { return in_register(load_bytes(p)); }
+// Four activation codes to every lane.
 inline Ints broadcast_bytes4(const void* p) {
   int32_t x;
   __builtin_memcpy(&x, p, 4);
-  Ints all = _mm512_set1_epi32(x);
-  asm("" : "+v"(all));
-  return all;
+  return in_register(_mm512_set1_epi32(x));
 }
 
 // Unsigned bytes times signed bytes, summed in fours: exact for all values, so a run is the sum itself.
@@ -90,6 +96,7 @@ namespace {
 
 constexpr LinearTable make_wide_table() {
   LinearTable table = with_panels(make_table());
+  for (CodedTiles& tiles : table.coded) tiles.tokens_of_many = kPanelTokens;
   table.encode = encode_parts_wide;
   table.block_bytes = 832 << 10;
   return table;

@@ -46,6 +46,7 @@ inline Ints broadcast_bytes4(const void* p) {
   return vdupq_n_s32(x);
 }
 inline Ints load_bytes(const uint8_t* p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+inline Ints load_codes(const uint8_t* p) { return load_bytes(p); }
 inline void store_ints(uint8_t* p, Ints x) { vst1q_u8(p, unsigned_bytes_of(x)); }
 inline uint16x4_t widened_four(const uint8_t* p) {
   uint32_t four;
