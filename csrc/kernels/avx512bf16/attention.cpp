@@ -118,7 +118,8 @@ template <int R>
 inline void score_pair_rows(const AttendArgs& a, Ahead& ahead, int row, int tile, int end) {
   constexpr int T = beside(R);
   for (; tile + T <= end; tile += T) score_pairs<R, T>(a, ahead, row, tile);
-  if (T > 2 && tile + 2 <= end) score_pairs<R, 2>(a, ahead, row, tile), tile += 2;
+  if (T > 3 && tile + 3 == end) return score_pairs<R, T == 4 ? 3 : 1>(a, ahead, row, tile);
+  if (T > 2 && tile + 2 == end) return score_pairs<R, T == 4 ? 2 : 1>(a, ahead, row, tile);
   if (tile < end) score_pairs<R, 1>(a, ahead, row, tile);
 }
 
