@@ -24,6 +24,14 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
+// Query tokens of a sequence are its last ones: the position of the first.
+inline int first_position(const Step& step, int sequence) {
+  const auto s = static_cast<size_t>(sequence);
+  return step.context_len[s] - (step.query_start[s + 1] - step.query_start[s]);
+}
+
+inline int first_visible(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
+
 struct AttentionTile {
   int sequence, kv_head;
   int row_begin, rows;          // row = query token of the sequence * group + head of the group

@@ -10,7 +10,7 @@ namespace homenode {
 constexpr int kTileKeys = 16;       // keys side by side in a tile of the KV cache: one vector of lanes
 constexpr int kChunkKeys = 256;     // keys whose softmax is computed at once; chunks are counted from position 0
 constexpr int kChunkTiles = kChunkKeys / kTileKeys;
-constexpr int kQueryRows = 16;      // most (query, head) rows a chunk is computed for at once
+constexpr int kQueryRows = 32;      // most (query, head) rows a chunk is computed for at once
 constexpr int kMostHead = 4096;     // most elements of a head
 
 // Attention over int8 keys and values multiplies whole numbers. These bounds keep every sum of products in 32 bits, so that it is exact.

@@ -39,15 +39,21 @@ struct Layer {
   }
 };
 
-// What one thread computes for the step; queries are [tokens, query_width] of exactly that size.
-Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& queries, const NormRope& transform, const Kernels& table) {
+// What a team computes for the step, twice, as two layers would; queries are [tokens, query_width] of exactly that size.
+Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& queries, const NormRope& transform, const Kernels& table, Team& team) {
   Exact<float> out(queries.size());
-  AttentionPlan plan(layer.shape, {kBlocks * layer.block_size, 1, 1, kBlocks}, layer.block_size, 1);
+  const int threads = team.size();
+  AttentionPlan plan(layer.shape, {kBlocks * layer.block_size, 1, 1, kBlocks}, layer.block_size, threads);
   plan.divide(layer.step);
-  Exact<std::byte> memory(AttentionScratch::bytes(1, plan.partials(), layer.shape.head_dim));
+  require(plan.share_begin(0) == 0 && plan.share_begin(threads) == static_cast<int>(plan.items().size()), "shares are all items");
+  Exact<std::byte> memory(AttentionScratch::bytes(threads, plan.partials(), layer.shape.head_dim));
+  RunClaims claims(threads);
   const int64_t width = layer.query_width();
-  attend({queries.get(), width, out.get(), width, &cache, 0, 0.2f, 0, transform}, layer.step, plan,
-         AttentionScratch(memory.get(), 1, layer.shape.head_dim), table, nullptr, 0);
+  const AttentionCall call{queries.get(), width, out.get(), width, &cache, 0, 0.2f, 0, transform};
+  const AttentionScratch scratch(memory.get(), threads, layer.shape.head_dim);
+  for (int times = 0; times < 2; ++times) {
+    team.run([&](int thread) { attend(call, layer.step, plan, scratch, table, threads > 1 ? &claims : nullptr, thread); });
+  }
   return out;
 }
 
@@ -67,7 +73,7 @@ void require_same(const Exact<float>& a, const Exact<float>& b, const char* what
 
 // Keys of all tokens, written in two parts cut anywhere; then attention of the step's.
 Exact<float> run(Layer& layer, Random random, const Exact<float>& q, const Exact<float>& k, const Exact<float>& v, const NormRope& query,
-                 const NormRope& key, const Kernels& table) {
+                 const NormRope& key, const Kernels& table, Team& team) {
   const auto cache = taken(KvCache::create(*layer.team, {1, layer.shape.kv_heads, layer.shape.head_dim, layer.block_size, layer.kv}, kBlocks));
   layer.take(0, layer.context);
   const KvWrite write{k.get(), layer.key_width(), v.get(), layer.key_width(), cache.get(), 0, key};
@@ -75,7 +81,7 @@ Exact<float> run(Layer& layer, Random random, const Exact<float>& q, const Exact
   write_keys_values(write, layer.step, table, cut, layer.context, 0, heads);
   write_keys_values(write, layer.step, table, 0, cut, 0, heads);
   layer.take(layer.context - layer.tokens, layer.context);
-  return attended(layer, *cache, q, query, table);
+  return attended(layer, *cache, q, query, table, team);
 }
 
 }  // namespace
@@ -88,12 +94,14 @@ void check_attention(Random& random) {
                      v = reals(random, k.size()), norm = reals(random, head), angles = reals(random, context * 2 * half);
   const int64_t stride = 2 * layer.half;
   const NormRope query{norm.get(), 1e-6f, angles.get(), stride, layer.half}, key{norm.get(), 1e-5f, angles.get(), stride, layer.half};
+  const auto several = team_of(random.between(2, 4));
   for (const Level level : levels()) {
     const Kernels& table = kernels(level);
-    const Exact<float> found = run(layer, random, q, k, v, query, key, table);
+    const Exact<float> found = run(layer, random, q, k, v, query, key, table, *layer.team);
+    require_same(found, run(layer, random, q, k, v, query, key, table, *several), "several threads compute what one does", level);
     const Exact<float> rotated_q = transformed(q, layer.query_width(), layer.shape.head_dim, query, table);
     const Exact<float> rotated_k = transformed(k, layer.key_width(), layer.shape.head_dim, key, table);
-    require_same(found, run(layer, random, rotated_q, rotated_k, v, {}, {}, table), "norm and rotation on loading are those of whole rows", level);
+    require_same(found, run(layer, random, rotated_q, rotated_k, v, {}, {}, table, *layer.team), "norm and rotation on loading are those of whole rows", level);
   }
 }
 

@@ -14,6 +14,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "kernels/simd/avx512.h"
 
+#include "kernels/avx512bf16/soften.h"
 #include "kernels/simd/table.h"
 
 namespace homenode {
@@ -21,7 +22,6 @@ namespace {
 
 constexpr int kPairLine = 2 * kTileKeys;  // bf16 elements of a cache line: two of each of 16 keys, or two tokens' values of 16 elements
 
-inline __m512bh as_pairs(__m512i x) { return reinterpret_cast<__m512bh>(x); }
 inline __m512i load_line(const void* p) { return _mm512_loadu_si512(p); }
 
 // One pair in every lane, by an instruction of its own: as an operand of each dot product the load would be repeated.
@@ -33,9 +33,6 @@ inline __m512bh broadcast_pair(const uint16_t* p) {
   return as_pairs(all);
 }
 
-// 32 values to bfloat16, in order.
-inline __m512i round_line(__m512 low, __m512 high) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)); }
-
 float load_query_pairs(const float* q, int64_t head_dim, float scale, void* out) {
   auto* codes = static_cast<uint16_t*>(out);
   const __m512 scales = _mm512_set1_ps(scale);
@@ -46,13 +43,6 @@ float load_query_pairs(const float* q, int64_t head_dim, float scale, void* out)
     _mm512_mask_storeu_epi16(codes + d, present, round_line(_mm512_mul_ps(low, scales), _mm512_mul_ps(high, scales)));
   }
   return 1;
-}
-
-// Keys begin <= i < end of the 32 that start with `first`, as bits.
-inline uint32_t visible_bits(int begin, int end, int first) {
-  const int low = begin - first, high = end - first;
-  const uint32_t below_end = high >= 32 ? ~0u : high <= 0 ? 0 : (1u << high) - 1, below_begin = low <= 0 ? 0 : low >= 32 ? ~0u : (1u << low) - 1;
-  return below_end & ~below_begin;
 }
 
 // Calls work.operator()<R>(first row) for all rows: few of them at once, so that every key and value is read once only, many in blocks of four.
@@ -128,78 +118,9 @@ template <int R>
 inline void score_pair_rows(const AttendArgs& a, Ahead& ahead, int row, int tile, int end) {
   constexpr int T = beside(R);
   for (; tile + T <= end; tile += T) score_pairs<R, T>(a, ahead, row, tile);
-  if (T > 2 && tile + 2 <= end) score_pairs<R, 2>(a, ahead, row, tile), tile += 2;
+  if (T > 3 && tile + 3 == end) return score_pairs<R, T == 4 ? 3 : 1>(a, ahead, row, tile);
+  if (T > 2 && tile + 2 == end) return score_pairs<R, T == 4 ? 2 : 1>(a, ahead, row, tile);
   if (tile < end) score_pairs<R, 1>(a, ahead, row, tile);
-}
-
-// 2^x for x <= 0, 0 where that is too small for a float; NaN stays NaN. The polynomial of 2^f for f in -1/2 .. 1/2 is off by at most 1.1e-4, rounding
-// the result to bfloat16 by up to 4e-3.
-inline __m512 small_power(__m512 x) {
-  const __m512 shift = _mm512_set1_ps(12582912);  // 1.5 * 2^23: a sum with it is a whole number
-  const __m512 n = _mm512_sub_ps(_mm512_add_ps(x, shift), shift), f = _mm512_sub_ps(x, n);
-  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.05500863f), f, _mm512_set1_ps(0.24221049f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69328291f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1));
-  return _mm512_scalef_ps(p, n);
-}
-
-// A row's weights as bfloat16 take the place of its scores.
-inline uint16_t* weight_pairs(const AttendArgs& a, int row) { return reinterpret_cast<uint16_t*>(a.scores + int64_t(row) * kChunkKeys); }
-
-// Masked scores as the lowest there is.
-inline void hide(uint32_t visible, __m512& low, __m512& high) {
-  const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
-  low = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(visible), low);
-  high = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(visible >> 16), high);
-}
-
-// The largest visible score of each of R rows, in lanes. A NaN is passed over here and shows in the sum.
-template <int R>
-inline void find_tops(const AttendArgs& a, const Seen& seen, int row, __m512 (&tops)[R]) {
-  const float* scores = a.scores + int64_t(row) * kChunkKeys;
-  for (int r = 0; r < R; ++r) tops[r] = _mm512_set1_ps(-__builtin_inff());
-  for (int key = seen.begin & ~31; key < seen.end; key += 32) {
-    const bool all = key >= seen.all_begin && key + 32 <= seen.all_end;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const float* at = scores + int64_t(r) * kChunkKeys + key;
-      __m512 low = _mm512_loadu_ps(at), high = _mm512_loadu_ps(at + 16);
-      if (!all) hide(visible_bits(a.begin[row + r], a.end[row + r], key), low, high);
-      tops[r] = _mm512_max_ps(_mm512_max_ps(low, high), tops[r]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) tops[r] = _mm512_set1_ps(a.largest[row + r] = largest_lane({tops[r]}));
-}
-
-// Scores of R rows become weights 2^(score - largest), 0 where masked. Runs of 32 keys, upwards: a run's weights end before the next one's scores.
-// Rows side by side, as each one is a chain of steps that wait for each other.
-template <int R>
-inline void soften_pairs(const AttendArgs& a, const Seen& seen, int row) {
-  for (int r = row; a.softcap != 0 && r < row + R; ++r) {
-    if (a.begin[r] < a.end[r]) cap_scores(a, r);
-  }
-  __m512 tops[R], sums[R];
-  find_tops(a, seen, row, tops);
-  const float* scores = a.scores + int64_t(row) * kChunkKeys;
-  uint16_t* weights = weight_pairs(a, row);
-  const __m512bh ones = as_pairs(_mm512_set1_epi16(0x3f80));
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_ps();
-  for (int key = seen.begin & ~31; key < seen.end; key += 32) {
-    const bool all = key >= seen.all_begin && key + 32 <= seen.all_end;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const float* at = scores + int64_t(r) * kChunkKeys + key;
-      const __m512 low = small_power(_mm512_sub_ps(_mm512_loadu_ps(at), tops[r])), high = small_power(_mm512_sub_ps(_mm512_loadu_ps(at + 16), tops[r]));
-      __m512i rounded = round_line(low, high);
-      if (!all) rounded = _mm512_maskz_mov_epi16(visible_bits(a.begin[row + r], a.end[row + r], key), rounded);
-      sums[r] = _mm512_dpbf16_ps(sums[r], as_pairs(rounded), ones);
-      _mm512_storeu_si512(weights + int64_t(r) * 2 * kChunkKeys + key, rounded);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) a.sum[row + r] = sum_lanes({sums[r]});
 }
 
 // Adds the values of the keys begin .. end - 1 (even both), which all R rows see, to the sums of C vectors of lanes starting at element d.

@@ -7,6 +7,7 @@
 //   output     for each element one chain of multiply-adds over the visible keys in order. Other keys' values are not touched at all.
 #pragma once
 #include "kernels/kernels.h"
+#include "kernels/simd/ahead.h"
 #include "kernels/simd/math.h"
 
 namespace homenode {
@@ -29,46 +30,6 @@ struct StoredBf16 {
   static void values(const void* tile, int64_t head_dim, int64_t token, int64_t d, Lanes (&out)[2]) {
     load_pairs(static_cast<const uint16_t*>(tile) + token * head_dim + 2 * d, out[0], out[1]);
   }
-};
-
-// Keys and values lie in runs of a few KiB, too short for the hardware to see coming, and so much is computed between two of them that what it sees
-// it asks for too late. So while a chunk is computed what comes next is asked for, a little with every step.
-constexpr int kAskSteps = 8;
-constexpr int kPieceBytes = kAskSteps * 64;
-constexpr int kMostPieces = 8;
-
-// What so many steps of a loop ask for: a line of each piece with every step. Lines that lie apart come sooner than neighbours.
-struct Pieces {
-  const char* from[kMostPieces];
-  int count = 0;
-  // Into the second cache: a chunk is longer than the first.
-  void ask(int64_t step) const {
-    for (int i = 0; i < count; ++i) __builtin_prefetch(from[i] + step % kAskSteps * 64, 0, 2);
-  }
-};
-
-class Ahead {
- public:
-  // `calls`: how often take() will be called, about.
-  Ahead(const AttendArgs& a, int64_t calls) : range_(a.ahead), end_(a.ahead + a.ahead_ranges) {
-    int64_t pieces = 0;
-    for (const MemoryAhead* range = range_; range != end_; ++range) pieces += (range->bytes + kPieceBytes - 1) / kPieceBytes;
-    const int64_t share = calls > 0 ? (pieces + calls - 1) / calls : 0;
-    share_ = static_cast<int>(share < kMostPieces ? share : kMostPieces);
-  }
-  // The pieces for the next steps.
-  void take(Pieces& pieces) {
-    for (pieces.count = 0; pieces.count < share_ && range_ != end_; ++pieces.count) {
-      pieces.from[pieces.count] = static_cast<const char*>(range_->from) + done_;
-      done_ += kPieceBytes;
-      if (done_ >= range_->bytes) ++range_, done_ = 0;
-    }
-  }
-
- private:
-  const MemoryAhead *range_, *end_;
-  int64_t done_ = 0;
-  int share_;
 };
 
 // Scores of R rows against T tiles.

@@ -1,0 +1,98 @@
+#include "kernels/attention.h"
+
+#include <algorithm>
+
+namespace homenode {
+AttentionPlan::AttentionPlan(const AttentionShape& shape, const StepLimits& limits, int block_size, int threads) : shape_(shape), threads_(threads) {
+  const int64_t longest = int64_t(limits.max_blocks_per_sequence) * block_size;
+  max_partials_ = threads == 1 ? 0 : static_cast<int>(std::max<int64_t>(16 * threads, (longest + kChunkKeys - 1) / kChunkKeys));
+}
+
+void AttentionPlan::add_sequence(const Step& step, int sequence) {
+  const int rows = (step.query_start[sequence + 1] - step.query_start[sequence]) * shape_.group, first = first_position(step, sequence);
+  // Later rows see more keys: the longest work first, so that the team ends together.
+  for (int begin = (rows - 1) / kQueryRows * kQueryRows; begin >= 0; begin -= kQueryRows) {
+    const int count = std::min(kQueryRows, rows - begin);
+    const int low = first + begin / shape_.group, high = first + (begin + count - 1) / shape_.group;
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      tiles_.push_back({sequence, head, begin, count, first_visible(low, shape_.window) / kChunkKeys, high / kChunkKeys + 1, -1});
+    }
+  }
+}
+
+// A tile is one item, unless there are so few tiles that the team needs them divided.
+void AttentionPlan::divide_tiles() {
+  const int tiles = static_cast<int>(tiles_.size()), wanted = 4 * threads_;
+  int64_t chunks = 0;
+  for (const AttentionTile& tile : tiles_) chunks += tile.chunk_end - tile.chunk_begin;
+  const int span = static_cast<int>(std::max<int64_t>(1, chunks / wanted));
+  int partials = 0;
+  for (int i = 0; i < tiles; ++i) {
+    AttentionTile& tile = tiles_[static_cast<size_t>(i)];
+    const int count = tile.chunk_end - tile.chunk_begin;
+    if (tiles >= wanted || count <= span || partials + count > max_partials_) {
+      items_.push_back({i, tile.chunk_begin, tile.chunk_end});
+      continue;
+    }
+    tile.first_partial = partials;
+    partials += count;
+    for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; chunk += span) items_.push_back({i, chunk, std::min(chunk + span, tile.chunk_end)});
+  }
+}
+
+// Of an item, beside others: keys times rows, and something for beginning at all.
+int64_t AttentionPlan::cost(const Step& step, const AttentionItem& item) const {
+  const AttentionTile& tile = tiles_[static_cast<size_t>(item.tile)];
+  const int first = first_position(step, tile.sequence);
+  const int low = first_visible(first + tile.row_begin / shape_.group, shape_.window), high = first + (tile.row_begin + tile.rows - 1) / shape_.group;
+  return int64_t(tile.rows) * (64 + std::min(high + 1, item.chunk_end * kChunkKeys) - std::max(low, item.chunk_begin * kChunkKeys));
+}
+
+void AttentionPlan::share_items(const Step& step) {
+  const int items = static_cast<int>(items_.size());
+  int64_t total = 0, before = 0;
+  for (const AttentionItem& item : items_) total += cost(step, item);
+  share_begins_.assign(static_cast<size_t>(threads_) + 1, items);
+  int thread = 0;
+  for (int i = 0; i < items; ++i) {
+    const int64_t here = cost(step, items_[static_cast<size_t>(i)]);
+    // An item belongs to the thread in whose part of the work its middle lies.
+    for (; thread < threads_ && thread * total <= (before + here / 2) * threads_; ++thread) share_begins_[static_cast<size_t>(thread)] = i;
+    before += here;
+  }
+}
+
+void AttentionPlan::divide(const Step& step) {
+  tiles_.clear();
+  items_.clear();
+  for (int s = 0; s < step.sequences; ++s) add_sequence(step, s);
+  divide_tiles();
+  share_items(step);
+  const int tiles = static_cast<int>(tiles_.size());
+  if (chunks_left_.size() < tiles_.size()) chunks_left_ = std::vector<std::atomic<int>>(std::max(tiles_.size(), 2 * chunks_left_.size()));
+  for (int i = 0; i < tiles; ++i) {
+    const AttentionTile& tile = tiles_[static_cast<size_t>(i)];
+    chunks_left(i).store(tile.chunk_end - tile.chunk_begin, std::memory_order_relaxed);
+  }
+}
+
+size_t AttentionScratch::partial_floats(int head_dim) { return static_cast<size_t>(kQueryRows * (2 + padded_head(head_dim))); }
+
+// Queries, scores, and two results: the chunk's and the merged one.
+size_t AttentionScratch::thread_floats(int head_dim) {
+  return static_cast<size_t>(kQueryRows * padded_head(head_dim) + kQueryRows * kChunkKeys) + 2 * partial_floats(head_dim);
+}
+
+size_t AttentionScratch::bytes(int threads, int partials, int head_dim) {
+  return sizeof(float) * (static_cast<size_t>(threads) * thread_floats(head_dim) + static_cast<size_t>(partials) * partial_floats(head_dim));
+}
+
+float* AttentionScratch::thread_part(int thread) const {
+  return reinterpret_cast<float*>(memory_) + static_cast<size_t>(thread) * thread_floats(head_dim_);
+}
+
+float* AttentionScratch::partial(int index) const {
+  return thread_part(threads_) + static_cast<size_t>(index) * partial_floats(head_dim_);
+}
+
+}  // namespace homenode
