@@ -91,7 +91,7 @@ namespace {
 constexpr LinearTable make_wide_table() {
   LinearTable table = with_panels(make_table());
   table.encode = encode_parts_wide;
-  table.block_bytes = 832 << 10;
+  table.block_bytes = 544 << 10;
   return table;
 }
 
