@@ -101,7 +101,8 @@ struct PanelTiles {
 };
 
 struct LinearTable {
-  // Activations that stay in the second-level cache while the weights of a piece pass. Processors with AVX-512 VNNI have 1 MiB of it and more.
+  // Activations that stay in the second-level cache while the weights of a piece pass, beside what passes and the sums. Processors with AVX-512 VNNI
+  // have 1 MiB of it and more.
   int64_t block_bytes = 512 << 10;
   Tiles floats[kFloatFormats];
   CodedTiles coded[kCodingCount];  // in the order of kCodings

@@ -37,7 +37,7 @@ inline int64_t random_columns(Random& random, Format format) {
   return block == 1 ? random.between(1, 200) : int64_t(block) * random.between(1, block == 256 ? 3 : 9);
 }
 
-inline int random_tokens(Random& random) { return random.one_in(8) ? random.between(90, 200) : random.between(1, 20); }
+inline int random_tokens(Random& random) { return random.one_in(8) ? random.between(90, 300) : random.between(1, 20); }
 
 struct Product {
   const std::vector<const Weight*>& weights;

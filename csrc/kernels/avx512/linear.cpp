@@ -98,7 +98,7 @@ constexpr LinearTable make_wide_table() {
   LinearTable table = with_panels(make_table());
   for (CodedTiles& tiles : table.coded) tiles.tokens_of_many = kPanelTokens;
   table.encode = encode_parts_wide;
-  table.block_bytes = 832 << 10;
+  table.block_bytes = 544 << 10;
   return table;
 }
 
