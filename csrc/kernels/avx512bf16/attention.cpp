@@ -157,7 +157,8 @@ inline void add_some_pairs(const AttendArgs& a, int row, int64_t d, int begin, i
       const __m512bh x = broadcast_pair(weight_pairs(a, row + r) + begin);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
-        sums.at[r][c] = _mm512_mask_dpbf16_ps(sums.at[r][c], any, as_pairs(_mm512_and_si512(load_line(values + kPairLine * c), kept)), x);
+        const __m512 added = _mm512_dpbf16_ps(sums.at[r][c], as_pairs(_mm512_and_si512(load_line(values + kPairLine * c), kept)), x);
+        sums.at[r][c] = _mm512_mask_blend_ps(any, sums.at[r][c], added);  // GCC 12 takes only eight bits of the masked product's mask
       }
     }
   }
