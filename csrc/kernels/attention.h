@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/kv_cache.h"
 #include "kernels/kv_write.h"
 #include "kernels/linear_share.h"
 #include "kernels/norm_rope.h"
@@ -21,6 +22,7 @@ namespace homenode {
 // What the division into work items depends on, the same for all layers of most models.
 struct AttentionShape {
   int kv_heads, group, head_dim, window;  // window 0: none
+  std::vector<HeadGroup> groups = {};     // as KvCache::head_groups; empty: all threads attend to all heads
   bool operator==(const AttentionShape&) const = default;
 };
 
@@ -65,6 +67,8 @@ class AttentionPlan {
   void add_sequence(const Step&, int sequence);
   void divide_tiles();
   void share_items(const Step&);
+  void share_among(const Step&, int item_begin, int item_end, int thread_begin, int thread_end);
+  void sort_by_group();
   int64_t cost(const Step&, const AttentionItem&) const;
 
   AttentionShape shape_;

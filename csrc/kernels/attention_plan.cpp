@@ -48,17 +48,43 @@ int64_t AttentionPlan::cost(const Step& step, const AttentionItem& item) const {
   return int64_t(tile.rows) * (64 + std::min(high + 1, item.chunk_end * kChunkKeys) - std::max(low, item.chunk_begin * kChunkKeys));
 }
 
-void AttentionPlan::share_items(const Step& step) {
-  const int items = static_cast<int>(items_.size());
+// Cuts the items into shares of about equal work for threads thread_begin .. thread_end - 1.
+void AttentionPlan::share_among(const Step& step, int item_begin, int item_end, int thread_begin, int thread_end) {
+  const int threads = thread_end - thread_begin;
   int64_t total = 0, before = 0;
-  for (const AttentionItem& item : items_) total += cost(step, item);
-  share_begins_.assign(static_cast<size_t>(threads_) + 1, items);
+  for (int i = item_begin; i < item_end; ++i) total += cost(step, items_[static_cast<size_t>(i)]);
   int thread = 0;
-  for (int i = 0; i < items; ++i) {
+  for (int i = item_begin; i < item_end; ++i) {
     const int64_t here = cost(step, items_[static_cast<size_t>(i)]);
     // An item belongs to the thread in whose part of the work its middle lies.
-    for (; thread < threads_ && thread * total <= (before + here / 2) * threads_; ++thread) share_begins_[static_cast<size_t>(thread)] = i;
+    for (; thread < threads && thread * total <= (before + here / 2) * threads; ++thread) share_begins_[static_cast<size_t>(thread_begin + thread)] = i;
     before += here;
+  }
+  for (; thread < threads; ++thread) share_begins_[static_cast<size_t>(thread_begin + thread)] = item_end;
+}
+
+// Items of the heads of one home after those of the home before.
+void AttentionPlan::sort_by_group() {
+  const auto head = [this](const AttentionItem& item) { return tiles_[static_cast<size_t>(item.tile)].kv_head; };
+  const auto group = [&](const AttentionItem& item) {
+    size_t at = 0;
+    while (head(item) >= shape_.groups[at].past_head) ++at;
+    return at;
+  };
+  std::stable_sort(items_.begin(), items_.end(), [&](const AttentionItem& a, const AttentionItem& b) { return group(a) < group(b); });
+}
+
+void AttentionPlan::share_items(const Step& step) {
+  const int items = static_cast<int>(items_.size());
+  share_begins_.assign(static_cast<size_t>(threads_) + 1, items);
+  if (shape_.groups.empty()) return share_among(step, 0, items, 0, threads_);
+  sort_by_group();
+  int item = 0, thread = 0;
+  for (const HeadGroup& group : shape_.groups) {
+    int end = item;
+    while (end < items && tiles_[static_cast<size_t>(items_[static_cast<size_t>(end)].tile)].kv_head < group.past_head) ++end;
+    share_among(step, item, end, thread, group.past_thread);
+    item = end, thread = group.past_thread;
   }
 }
 

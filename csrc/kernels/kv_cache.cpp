@@ -34,6 +34,17 @@ std::vector<int> past_heads(const Homes& homes, int kv_heads) {
   return ends;
 }
 
+std::vector<HeadGroup> groups_of(const Homes& homes, const std::vector<int>& past_heads) {
+  const std::vector<int>& of = homes.of_member;
+  if (past_heads.size() < 2 || !std::is_sorted(of.begin(), of.end())) return {};
+  std::vector<HeadGroup> groups;
+  for (size_t home = 0; home < past_heads.size(); ++home) {
+    if (past_heads[home] == (home ? past_heads[home - 1] : 0)) return {};
+    groups.push_back({past_heads[home], static_cast<int>(std::upper_bound(of.begin(), of.end(), static_cast<int>(home)) - of.begin())});
+  }
+  return groups;
+}
+
 // A member's place among those of a home; index -1: it is not at home there.
 struct Turn {
   int64_t index, of;
@@ -74,6 +85,7 @@ Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shap
     if (homes && !homes->nodes.empty()) nodes = whole ? homes->nodes : std::vector<int>{homes->nodes[static_cast<size_t>(home)]};
     if (auto error = cache->add_region(whole ? -1 : home, first, ends[static_cast<size_t>(home)], nodes)) return std::move(*error);
   }
+  if (!whole) cache->head_groups_ = groups_of(*homes, ends);
   cache->clear(team, whole ? nullptr : homes);
   return cache;
 }

@@ -30,6 +30,12 @@ struct KvShape {
   KvType type;
 };
 
+// The KV heads of a home and its threads, counted from where the group before ends.
+struct HeadGroup {
+  int past_head, past_thread;
+  bool operator==(const HeadGroup&) const = default;
+};
+
 class KvCache {
  public:
   // Zeroed, each part by a thread of the team at its home; all is one region without homes, or when pages are to come from all homes in turn.
@@ -46,6 +52,9 @@ class KvCache {
     Pages pages;
   };
   const std::vector<Region>& regions() const { return regions_; }
+  // Which threads had best attend to which heads: those at their home. Empty where there is one home, a home has no heads, or threads that are
+  // neighbours in number are not at home together.
+  const std::vector<HeadGroup>& head_groups() const { return head_groups_; }
   // The errno with which the kernel last refused to take a region from its home, or 0.
   int refused() const { return refused_; }
 
@@ -83,6 +92,7 @@ class KvCache {
   size_t bytes_ = 0;
   std::vector<Region> regions_;
   std::vector<HeadPlace> places_;
+  std::vector<HeadGroup> head_groups_;
   int refused_ = 0;
 };
 

@@ -45,7 +45,7 @@ KvWrite AttentionOperation::write() const {
 void AttentionOperation::lower(Lowering& to) {
   const KvShape& shape = cache->shape();
   const int head_dim = shape.head_dim, kv_heads = shape.kv_heads;
-  const AttentionShape key{kv_heads, static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)), head_dim, window};
+  const AttentionShape key{kv_heads, static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)), head_dim, window, cache->head_groups()};
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();
   Memory* scratch = to.scratch(AttentionScratch::bytes(to.threads(), plan->partials(), head_dim));
