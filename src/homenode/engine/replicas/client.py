@@ -20,6 +20,7 @@ from homenode.engine.replicas.figures import all_ready, total
 from homenode.engine.replicas.journey import Journey
 from homenode.engine.replicas.keeper import Keeper
 from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.progress import Progress
 from homenode.engine.replicas.router import Router
 from homenode.engine.request import Request
 from homenode.errors import CapacityError, InternalError, PeerError
@@ -70,7 +71,7 @@ class ReplicasClient:
 
         Raises what the first one of them that fails could not start for; the others are ended then.
         """
-        told = _Progress(len(self._keepers), progress)
+        told = Progress(len(self._keepers), progress)
         starts = [asyncio.ensure_future(keeper.start(told.of(keeper.number))) for keeper in self._keepers]
         try:
             parts = await asyncio.gather(*starts)
@@ -251,20 +252,3 @@ class ReplicasClient:
             self._fail(journey, self._ending)
         if self.on_engine_lost is not None:
             self.on_engine_lost(self._ending)
-
-
-class _Progress:
-    """Adds up how far the engines have loaded."""
-
-    def __init__(self, count: int, tell: Callable[[int, int], None] | None) -> None:
-        self._done, self._total, self._tell = [0] * count, [0] * count, tell
-
-    def of(self, number: int) -> Callable[[int, int], None]:
-        """Told by one engine: (bytes done, bytes in all)."""
-
-        def take(done: int, total: int) -> None:
-            self._done[number], self._total[number] = done, total
-            if self._tell is not None:
-                self._tell(sum(self._done), max(self._total) * len(self._total))  # all read the same files
-
-        return take
