@@ -149,13 +149,11 @@ class ReplicasClient:
 
     def forget(self, request_id: int) -> None:
         """Abort a request nobody listens to any more."""
-        journey = self._journeys.get(request_id)
-        if journey is None:
-            return
-        keeper = self._keeper_of(journey)
-        self.ended(journey)
-        if keeper is not None:
-            keeper.client.forget(request_id)
+        if (journey := self._journeys.get(request_id)) is not None:
+            keeper = self._keeper_of(journey)
+            self.ended(journey)
+            if keeper is not None:
+                keeper.client.forget(request_id)
 
     async def heartbeat(self, timeout: float) -> float:
         """Seconds the fastest loop took to answer: nobody waits for a slow one. PeerError when none answers within `timeout` seconds."""
@@ -170,7 +168,7 @@ class ReplicasClient:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        states = ", ".join(f"engine {keeper.number} is {keeper.state}" for keeper in self._keepers)
+        states = ", ".join(f"engine {each.number} is {each.state}" for each in self._keepers)
         raise PeerError(f"no engine answered within {timeout:g} s: {states}")
 
     # Routing
@@ -178,10 +176,8 @@ class ReplicasClient:
     def _send(self, journey: Journey) -> None:
         """Give it to an engine, or hold it until one takes requests."""
         able = {keeper.number: keeper.client.statistics.kv_usage for keeper in self._keepers if keeper.takes}
-        route = self._router.route(journey.ticket, able)
-        if route is None:
-            self._hold(journey)
-            return
+        if (route := self._router.route(journey.ticket, able)) is None:
+            return self._hold(journey)
         try:
             self._keepers[route.number].client.submit(journey.rest, journey)
         except CapacityError as error:
@@ -219,6 +215,7 @@ class ReplicasClient:
         """Let another engine go on with it, unless engines keep dying of it."""
         keeper = self._keeper_of(journey)
         self._router.ended(journey.ticket)
+        journey.ticket.tokens = journey.tokens  # all of them are to be computed again
         journey.losses += 1
         if self._ending is not None:
             self._fail(journey, self._ending)
