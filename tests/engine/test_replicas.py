@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.messages import EngineFigures, Output
 from homenode.engine.place import EnginePlace, Replica
 from homenode.engine.replicas.client import ReplicasClient
+from homenode.engine.replicas.journey import Journey
 from homenode.engine.replicas.patience import Patience
 from homenode.engine.request import Request
 from homenode.errors import HostError, PeerError
@@ -24,15 +26,13 @@ from tests.engine.scripted_process import LIMITS
 from tests.engine.test_client import collect, sync
 from tests.pure.schedule_bench import expected
 
-PATIENCE_S = 60.0
-QUICK = Patience(look_every_s=0.05, silent_after_s=0.3, lost_after_s=PATIENCE_S, first_delay_s=0.01, longest_delay_s=0.05)
+PATIENCE_S = 240.0
+QUICK = Patience(look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S, first_delay_s=0.01, longest_delay_s=0.05)
 LONG = 2000  # tokens of a request that is there for a while
 FOREVER = 8000  # and of one that will not end by itself during its test
 
 
 def configs(folder: Path, count: int, **settings: Any) -> list[EngineConfig]:
-    from dataclasses import replace
-
     config = config_for(folder, block_size=LIMITS.block_size, max_num_seqs=16, **settings)
     return [replace(config, replica=Replica(number, count, EnginePlace((number,)))) for number in range(count)]
 
@@ -65,6 +65,11 @@ async def until(client: ReplicasClient, holds: Callable[[tuple[EngineFigures, ..
         with contextlib.suppress(PeerError):
             await client.heartbeat(0.1)
         await asyncio.sleep(0)
+
+
+def at_engine(streams: list[Journey], number: int) -> int:
+    """How many of these requests it has."""
+    return sum(stream.ticket.route is not None and stream.ticket.route.number == number for stream in streams)
 
 
 def stop(client: ReplicasClient, number: int, how: int) -> None:
@@ -110,6 +115,8 @@ def test_a_killed_engine_costs_nobody_a_token(tmp_path: Path, count: int) -> Non
             asked = [request(number, LONG, logprobs=0) for number in range(2 * count)]
             streams = [client.submit(one) for one in asked]
             firsts = [await anext(stream) for stream in streams]
+            await until(client, lambda engines: engines[0].statistics.generation_tokens > 0)
+            before, there = client.engines[0].statistics.generation_tokens, at_engine(streams, 0)
             stop(client, 0, signal.SIGKILL)
             rests = await asyncio.gather(*(collect(stream) for stream in streams))
             for one, first, rest in zip(asked, firsts, rests, strict=True):
@@ -117,12 +124,12 @@ def test_a_killed_engine_costs_nobody_a_token(tmp_path: Path, count: int) -> Non
                 assert is_right(one, outputs)
                 assert [len(o.logprobs) for o in outputs] == [len(o.tokens) for o in outputs]
             await until(client, lambda engines: engines[0].state == "ready")
-            assert (client.engines[0].restarts, client.engines[0].moved, lost) == (1, 2, [])
+            assert (client.engines[0].restarts, lost) == (1, [])
+            assert 0 < client.engines[0].moved <= there
             again = [request(100 + number, 20) for number in range(2 * count)]
             found = await asyncio.gather(*(collect(client.submit(one)) for one in again))
             assert all(map(is_right, again, found))
-            await until(client, lambda engines: not client.statistics.num_running)
-            assert min(engine.statistics.generation_tokens for engine in client.engines) > 20, "counters go on over the restart"
+            assert client.engines[0].statistics.generation_tokens >= before, "counters go on over the restart"
 
     asyncio.run(run())
 
@@ -163,18 +170,17 @@ async def test_a_frozen_engine_gets_nothing_new_and_holds_up_nobody_else(tmp_pat
 
 @sync
 async def test_one_that_stays_frozen_is_ended_and_its_requests_go_on(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     async with started(tmp_path, 2, replace(QUICK, lost_after_s=0.5)) as client:
         asked = [request(number, LONG) for number in range(2)]
         streams = [client.submit(one) for one in asked]
         for stream in streams:
             await anext(stream)
         stop(client, 1, signal.SIGSTOP)
+        there = at_engine(streams, 1)
         for one, stream in zip(asked, streams, strict=True):
             assert tokens_of(await collect(stream)) == expected(one, LIMITS)[0][1:]
         await until(client, lambda engines: engines[1].state == "ready")
-        assert (client.engines[1].restarts, client.engines[1].moved) == (1, 1)
+        assert (client.engines[1].restarts, client.engines[1].moved) == (1, there) and there > 0
 
 
 @sync
@@ -217,8 +223,6 @@ async def test_a_request_that_engines_die_of_ends_and_they_go_on(tmp_path: Path)
 
 @sync
 async def test_the_service_ends_when_no_engine_can_be_had(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     lost: list[str] = []
     async with started(tmp_path, 2, replace(QUICK, tries=2), lost.append) as client:
         running = client.submit(request(1, FOREVER))
@@ -270,7 +274,7 @@ async def test_leaving_and_aborting_reach_the_engine_that_computes(tmp_path: Pat
         streams = [client.submit(request(number, LONG)) for number in range(4)]
         for stream in streams:
             await anext(stream)
-        await until(client, lambda engines: all(engine.statistics.num_running == 2 for engine in engines))
+        await until(client, lambda engines: client.statistics.num_running == 4)
         await client.abort(0, "stop")
         await client.abort(1, "stop")
         await client.abort(999)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.engine.config import EngineConfig
@@ -148,6 +148,7 @@ ROOMS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(ROOMS, st.integers(0, 1 << 41))
 def test_no_byte_is_promised_twice(rooms: list[tuple[int, tuple[int, ...]]], total: int) -> None:
     shares = memory_shares(rooms, total)

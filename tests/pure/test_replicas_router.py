@@ -113,6 +113,7 @@ def test_choose_none_of_none() -> None:
 LOADS = st.builds(Load, st.integers(0, 5000), st.integers(0, 100), st.integers(0, 5000), st.integers(0, 100))
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.integers(0, 9), LOADS, min_size=1), st.integers(1, 3000), st.data())
 def test_nobody_is_chosen_over_an_engine_that_is_better_in_everything(loads: dict[int, Load], prompt: int, data: st.DataObject) -> None:
     matches = {number: data.draw(st.integers(0, prompt - 1)) for number in loads}

@@ -277,7 +277,8 @@ def test_errors_of_the_engine(start: Start, stream: bool, kind: str, status: int
     for response in (server.complete(stream=stream), server.chat(stream=stream), server.complete(stream=stream, n=2)):
         assert response.status_code == status, response.text
         assert ("the reason" in error_of(response)["message"]) == (kind not in ("HostError", "InternalError"))
-        assert response.headers.get("retry-after") == ("2" if kind == "OverloadedError" else None)
+        assert response.headers.get("retry-after") == {"OverloadedError": "2", "WorkerLostError": "1"}.get(kind)
+        assert (error_of(response)["code"] == "worker_lost") == (kind == "WorkerLostError")
 
 
 def test_an_error_inside_a_stream(start: Start) -> None:

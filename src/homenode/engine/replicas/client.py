@@ -20,6 +20,7 @@ from homenode.engine.replicas.figures import all_ready, total
 from homenode.engine.replicas.journey import Journey
 from homenode.engine.replicas.keeper import Keeper
 from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.progress import Progress
 from homenode.engine.replicas.router import Router
 from homenode.engine.request import Request
 from homenode.errors import CapacityError, InternalError, PeerError
@@ -70,7 +71,7 @@ class ReplicasClient:
 
         Raises what the first one of them that fails could not start for; the others are ended then.
         """
-        told = _Progress(len(self._keepers), progress)
+        told = Progress(len(self._keepers), progress)
         starts = [asyncio.ensure_future(keeper.start(told.of(keeper.number))) for keeper in self._keepers]
         try:
             parts = await asyncio.gather(*starts)
@@ -148,13 +149,11 @@ class ReplicasClient:
 
     def forget(self, request_id: int) -> None:
         """Abort a request nobody listens to any more."""
-        journey = self._journeys.get(request_id)
-        if journey is None:
-            return
-        keeper = self._keeper_of(journey)
-        self.ended(journey)
-        if keeper is not None:
-            keeper.client.forget(request_id)
+        if (journey := self._journeys.get(request_id)) is not None:
+            keeper = self._keeper_of(journey)
+            self.ended(journey)
+            if keeper is not None:
+                keeper.client.forget(request_id)
 
     async def heartbeat(self, timeout: float) -> float:
         """Seconds the fastest loop took to answer: nobody waits for a slow one. PeerError when none answers within `timeout` seconds."""
@@ -169,7 +168,7 @@ class ReplicasClient:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        states = ", ".join(f"engine {keeper.number} is {keeper.state}" for keeper in self._keepers)
+        states = ", ".join(f"engine {each.number} is {each.state}" for each in self._keepers)
         raise PeerError(f"no engine answered within {timeout:g} s: {states}")
 
     # Routing
@@ -177,10 +176,8 @@ class ReplicasClient:
     def _send(self, journey: Journey) -> None:
         """Give it to an engine, or hold it until one takes requests."""
         able = {keeper.number: keeper.client.statistics.kv_usage for keeper in self._keepers if keeper.takes}
-        route = self._router.route(journey.ticket, able)
-        if route is None:
-            self._hold(journey)
-            return
+        if (route := self._router.route(journey.ticket, able)) is None:
+            return self._hold(journey)
         try:
             self._keepers[route.number].client.submit(journey.rest, journey)
         except CapacityError as error:
@@ -218,6 +215,7 @@ class ReplicasClient:
         """Let another engine go on with it, unless engines keep dying of it."""
         keeper = self._keeper_of(journey)
         self._router.ended(journey.ticket)
+        journey.ticket.tokens = journey.tokens  # all of them are to be computed again
         journey.losses += 1
         if self._ending is not None:
             self._fail(journey, self._ending)
@@ -251,20 +249,3 @@ class ReplicasClient:
             self._fail(journey, self._ending)
         if self.on_engine_lost is not None:
             self.on_engine_lost(self._ending)
-
-
-class _Progress:
-    """Adds up how far the engines have loaded."""
-
-    def __init__(self, count: int, tell: Callable[[int, int], None] | None) -> None:
-        self._done, self._total, self._tell = [0] * count, [0] * count, tell
-
-    def of(self, number: int) -> Callable[[int, int], None]:
-        """Told by one engine: (bytes done, bytes in all)."""
-
-        def take(done: int, total: int) -> None:
-            self._done[number], self._total[number] = done, total
-            if self._tell is not None:
-                self._tell(sum(self._done), max(self._total) * len(self._total))  # all read the same files
-
-        return take

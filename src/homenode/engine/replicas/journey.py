@@ -50,6 +50,8 @@ class Journey(OutputStream):
 
     def put(self, output: Output) -> None:
         """For the client: an output came."""
+        if self.losses and output.cached_tokens:  # found by the engine that took over, tokens of the answer among them
+            output = msgspec.structs.replace(output, cached_tokens=0)
         if output.tokens:
             if not self.ticket.running:
                 self._owner.began(self)

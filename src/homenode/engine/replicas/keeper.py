@@ -142,8 +142,8 @@ class Keeper:
             self.restarts += 1
             try:
                 ready = await self.client.start()
-            except HomenodeError as error:
-                reason = error.message
+            except (HomenodeError, OSError) as error:
+                reason = str(error)
                 continue
             if self.client.lost is None:
                 _log.info("engine %d serves again", self.number)

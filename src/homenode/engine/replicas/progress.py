@@ -1,0 +1,22 @@
+"""How far several engines that load at once have got, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Progress:
+    """Adds up how far the engines have loaded, and tells `tell` (bytes done, bytes in all)."""
+
+    def __init__(self, count: int, tell: Callable[[int, int], None] | None) -> None:
+        self._done, self._total, self._tell = [0] * count, [0] * count, tell
+
+    def of(self, number: int) -> Callable[[int, int], None]:
+        """Told by one engine: (bytes done, bytes in all)."""
+
+        def take(done: int, total: int) -> None:
+            self._done[number], self._total[number] = done, total
+            if self._tell is not None:
+                self._tell(sum(self._done), max(self._total) * len(self._total))  # all read the same files
+
+        return take
