@@ -13,6 +13,7 @@ from homenode.host.topology.host import Host
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
+_COST = "homenode.host.placement.weight_cost"  # imported when a choice is to be made: most plans need none
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _TABLE = "model.embed_tokens.weight"  # of which a token reads one row, unless it is the output matrix as well
 
@@ -23,7 +24,7 @@ def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry) -> A
     activation_bytes: float32 values that threads of other nodes make, of one token and layer: the outputs of q, k and v, of attention, of gate and
     up, and twice the hidden state.
     """
-    cost = importlib.import_module("homenode.host.placement.weight_cost")
+    cost = importlib.import_module(_COST)
     elements = sum(m.rows * m.columns * _used(m, spec) for m in layout.matrices)
     active = sum(m.target_bytes * _used(m, spec) for m in layout.matrices) + layout.vector_bytes
     mixture = spec.mixture
@@ -48,7 +49,7 @@ def cost_choice(
     """
 
     def choose(teams: Teams) -> Chosen:
-        cost = importlib.import_module("homenode.host.placement.weight_cost")
+        cost = importlib.import_module(_COST)
         machine = cost.machine_speed(teams, host, measured)
         room = {team.memory_node: team.memory for team in teams}
         choice: Chosen = cost.choose_policy(machine, model_work(spec, layout, geometry), room, batch, context)
