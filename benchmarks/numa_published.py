@@ -142,6 +142,11 @@ def error_of_gain(row: Row, predicted: float) -> float:
     return abs(math.log(predicted / row.observed) / math.log(row.observed))
 
 
+def always(ratio: float) -> Model:
+    """A model that knows nothing, to compare with."""
+    return lambda row: ratio
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """wrong: rows whose direction is not reproduced. ratio, gain: median errors."""

@@ -8,7 +8,7 @@ from statistics import median
 
 from benchmarks.numa_drawing import DRAWING, draw
 from benchmarks.numa_fit import held_out
-from benchmarks.numa_published import Published, Row, direction, error_of_gain, error_of_ratio, score
+from benchmarks.numa_published import Published, Row, always, direction, error_of_gain, error_of_ratio, score
 from benchmarks.table import replaced
 from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
 from homenode.host.placement.weight_cost import ModelWork, choose_policy
@@ -59,7 +59,7 @@ def summary_text(published: Published) -> str:
     rows = published.rows
     found, unseen = score(rows, published.predicted), held_out(published)
     middle = median(row.observed for row in rows)
-    same, constant = (score(rows, lambda row, value=value: value) for value in (1.0, middle))  # type: ignore[misc]
+    same, constant = score(rows, always(1.0)), score(rows, always(middle))
     lines = [
         f"{len(rows)} rows of {len({row.source for row in rows})} sources. Directions reproduced: {len(rows) - len(found.wrong)} of {len(rows)}.\n",
         "| | wrong directions | median error of the ratio | median error of the gain |",

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from homenode.bench.node_probe import NativeProbe
+from homenode.bench.nodes import bench_teams
 from homenode.cli.main import cli
 from homenode.compute.native.meeting import barrier_us, round_trip_ns
+from homenode.errors import HostError
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.measured import load_measured
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import LiveSource
 
 
 def test_the_command_measures_keeps_and_prints(tmp_path: Path) -> None:
@@ -32,6 +37,24 @@ def test_the_table_names_every_node() -> None:
     result = CliRunner(env={"COLUMNS": "120"}).invoke(cli, ["bench", "nodes"])
     assert result.exit_code == 0, result.output
     assert "node 0" in result.stdout and "GB/s" in result.stdout and "meet in" in result.stdout
+
+
+def test_memory_bound_to_a_node_is_there_and_can_be_read() -> None:
+    """What a machine with several nodes does for every pair, done here for the node there is."""
+    host = read_host(LiveSource(), accelerators=False)
+    team = bench_teams(host)[0]
+    try:
+        meter, share = NativeProbe(None, bind=True).meter(team, team.memory_node, 64 << 20)
+    except HostError as error:
+        pytest.skip(f"memory policies are refused here: {error.message}")
+    assert share is None or share > 0.98
+    assert meter.read(False, False) > 1e8
+
+
+def test_a_node_that_does_not_exist_is_an_error_that_names_it() -> None:
+    team = bench_teams(read_host(LiveSource(), accelerators=False))[0]
+    with pytest.raises(HostError, match="from node 4000"):
+        NativeProbe(None, bind=True).meter(team, 4000, 64 << 20)
 
 
 def test_a_file_that_cannot_be_made_is_refused_before_measuring(tmp_path: Path) -> None:

@@ -79,16 +79,16 @@ class MachineSpeed:
 
 
 def machine_speed(teams: Sequence[TeamOfNode], host: Host, measured: Measured | None) -> MachineSpeed:
-    """The speed of these teams: the measured figures (`homenode bench nodes`) scaled to their threads, else typical ones.
+    """The speed of these teams: the measured figures (`homenode bench nodes`, a thread on each core) scaled to their cores, else typical ones.
 
     UserError when the measurement lacks a node, and for no teams at all.
     """
     if not teams:
         raise UserError("no node has a CPU that this process may use")
-    return _typical(teams, host) if measured is None else _as_measured(teams, measured)
+    return _typical(teams, host) if measured is None else _as_measured(teams, host, measured)
 
 
-def _as_measured(teams: Sequence[TeamOfNode], measured: Measured) -> MachineSpeed:
+def _as_measured(teams: Sequence[TeamOfNode], host: Host, measured: Measured) -> MachineSpeed:
     known = {node.node: node for node in measured.nodes}
     lacking = [team.node for team in teams if team.node not in known]
     if lacking:
@@ -100,7 +100,7 @@ def _as_measured(teams: Sequence[TeamOfNode], measured: Measured) -> MachineSpee
     nodes = []
     for team in teams:
         found = known[team.node]
-        share = len(team.cpus) / found.threads
+        share = len(_cores(team, host)) / found.threads
         own = measured.read_gb_s.get((team.node, team.memory_node), found.read_gb_s)
         nodes.append(_speed(team, own * min(1.0, share), found.int8_gops * share))
     own_memory = {(team.node, team.memory_node) for team in teams}
@@ -124,12 +124,17 @@ def _typical(teams: Sequence[TeamOfNode], host: Host) -> MachineSpeed:
 
 
 def _typical_node(team: TeamOfNode, host: Host) -> NodeSpeed:
-    cores = {host.cpu_by_id[cpu].core if cpu in host.cpu_by_id else cpu for cpu in team.cpus}
+    cores = _cores(team, host)
     node = host.node_by_id.get(team.node)
     all_cores = len({host.cpu_by_id[cpu].core for cpu in node.cpus if cpu in host.cpu_by_id}) if node else len(cores)
     channels = max(_LEAST_NODE_GB_S, _CORE_GB_S * max(all_cores, len(cores)))
     read = min(_THREAD_GB_S * len(cores), channels) * _remote_share(host, team.node, team.memory_node)
     return _speed(team, read, _THREAD_GOPS * len(cores))
+
+
+def _cores(team: TeamOfNode, host: Host) -> set[int]:
+    """Of the team's threads: two on one core multiply and read no more than one."""
+    return {host.cpu_by_id[cpu].core if cpu in host.cpu_by_id else cpu for cpu in team.cpus}
 
 
 def _speed(team: TeamOfNode, read: float, gops: float) -> NodeSpeed:
