@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
-from typing import Any
 
 from homenode.compute.ops import KvGeometry
 from homenode.host.placement.numa_policy import Chosen, Teams
+from homenode.host.placement.weight_cost import ModelWork, choose_policy, machine_speed
 from homenode.host.topology.host import Host
+from homenode.host.topology.measured import load_measured
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
-_COST = "homenode.host.placement.weight_cost"  # imported when a choice is to be made: most plans need none
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _TABLE = "model.embed_tokens.weight"  # of which a token reads one row, unless it is the output matrix as well
 
 
-def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry) -> Any:
+def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry) -> ModelWork:
     """The ModelWork of a model kept like this: bytes, and the operations and bytes of one token, of its chosen experts only.
 
     activation_bytes: float32 values that threads of other nodes make, of one token and layer: the outputs of q, k and v, of attention, of gate and
     up, and twice the hidden state.
     """
-    cost = importlib.import_module(_COST)
     elements = sum(m.rows * m.columns * _used(m, spec) for m in layout.matrices)
     active = sum(m.target_bytes * _used(m, spec) for m in layout.matrices) + layout.vector_bytes
     mixture = spec.mixture
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    return cost.ModelWork(
+    return ModelWork(
         weight_bytes=layout.target_bytes,
         flops_per_token=2.0 * elements,
         kv_bytes_per_token=geometry.block_bytes // geometry.block_size,
@@ -41,7 +39,7 @@ def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry) -> A
 
 
 def cost_choice(
-    host: Host, spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, batch: int, context: int, measured: Any = None
+    host: Host, spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, batch: int, context: int, measured: Measured | None = None
 ) -> Callable[[Teams], Chosen]:
     """What settles `--numa auto` for this model: the cost model, asked for `batch` sequences of `context` tokens.
 
@@ -49,18 +47,16 @@ def cost_choice(
     """
 
     def choose(teams: Teams) -> Chosen:
-        cost = importlib.import_module(_COST)
-        machine = cost.machine_speed(teams, host, measured)
+        machine = machine_speed(teams, host, measured)
         room = {team.memory_node: team.memory for team in teams}
-        choice: Chosen = cost.choose_policy(machine, model_work(spec, layout, geometry), room, batch, context)
-        return choice
+        return choose_policy(machine, model_work(spec, layout, geometry), room, batch, context)
 
     return choose
 
 
-def measured_speeds(path: str | None) -> Any:
+def measured_speeds(path: str | None) -> Measured | None:
     """What `homenode bench nodes --out` kept in a file; None for no file. UserError when it holds no such thing."""
-    return None if path is None else importlib.import_module("homenode.host.topology.measured").load_measured(path)
+    return None if path is None else load_measured(path)
 
 
 def _used(matrix: MatrixLayout, spec: ModelSpec) -> float:
