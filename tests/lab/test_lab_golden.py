@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from homenode import LLM, SamplingParams
+from homenode.host.binding.syscalls import Syscalls
 from tests.host.children import masks
 from tests.lab.machine import NODES, WHOLE, several_nodes
 
@@ -28,10 +29,11 @@ LEVELS = tuple(level for level in available_levels() if level != "scalar")  # em
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """An engine in this process keeps its thread away from the CPUs that compute; later tests want them all."""
-    cpus = os.sched_getaffinity(0)
+    """An engine in this process binds it to CPUs and nodes, and what later tests start would inherit that."""
+    cpus, (mode, nodes) = os.sched_getaffinity(0), Syscalls().get_mempolicy()
     yield
     os.sched_setaffinity(0, cpus)
+    Syscalls().set_mempolicy(mode, nodes)
 
 
 def tokens(llm: LLM) -> list[list[int]]:

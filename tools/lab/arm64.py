@@ -26,7 +26,7 @@ _PLATFORMS = ("manylinux2014_aarch64", "manylinux_2_17_aarch64", "manylinux_2_28
 def prepare_root(folder: LabFolder) -> None:
     """The root folder, once; then the packages, anew when the project's list of them changes."""
     if not folder.arm_root.exists():
-        Packages("arm64", folder.downloads / "arm64").root(folder.arm_root)
+        Packages("arm64", folder.downloads).root(folder.arm_root)
     wanted = [*tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"], *_TESTS]
     site, mark = folder.arm_root / SITE, folder.arm_root / "opt" / "site.list"
     if mark.exists() and mark.read_text().split("\n") == wanted:
@@ -57,7 +57,7 @@ def prepare_package(folder: LabFolder) -> None:
         return
     include = folder.path / "arm64-headers"
     if not include.exists():
-        Packages("arm64", folder.downloads / "arm64").headers(python_of(folder), include)
+        Packages("arm64", folder.downloads).headers(python_of(folder), include)
     built = _compile(folder, include / "usr" / "include")
     folder.arm_package.mkdir(exist_ok=True)
     shutil.copyfile(built, module)

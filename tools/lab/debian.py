@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ _SOURCES = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
 _ARM_PROGRAMS = "python3 busybox-static dash coreutils grep sed util-linux numactl libgomp1 libstdc++6".split()
 _KERNELS = ("linux-image-6.12-{arch}", "linux-image-{arch}")  # the newest kernel of Debian 12 first; both name the package to be had
 DOWNLOAD_S = 600.0
+_LISTS_S = 3600.0
 
 
 def run(words: Sequence[str | Path], more: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
@@ -116,8 +118,15 @@ class Packages:
             "Dir::Etc::sourceparts": "-",
         }
         options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-        run(["apt-get", "-qq", "-o", "Debug::NoLocking=1", *options, "update"])
+        if not _fetched(state / "lists"):
+            run(["apt-get", "-qq", "-o", "Debug::NoLocking=1", *options, "update"])
         return options
+
+
+def _fetched(lists: Path) -> bool:
+    """Whether the lists of packages are there and not too old to name packages that the archive still has."""
+    found = [file.stat().st_mtime for file in lists.glob("*_Packages*")]
+    return bool(found) and time.time() - min(found) < _LISTS_S
 
 
 def unpack_kernel(package: Path, folder: Path) -> None:

@@ -81,7 +81,10 @@ class Monitor:
         self.ask("stop")
         self.ask("migrate-set-parameters", **{"max-bandwidth": 1 << 40})
         self.ask("migrate", uri=f"exec:cat > '{file}'")
-        self._until(lambda: self.ask("query-migrate").get("status"), "completed", ("failed", "cancelled"), deadline)
+        while (status := self.ask("query-migrate").get("status")) != "completed":
+            if status in ("failed", "cancelled"):
+                raise LabError(f"qemu could not save the machine: {status}")
+            self._pause(deadline)
 
     def resume(self, deadline: float) -> None:
         """Let a machine go on that was saved while stopped, as soon as it has been read back."""
@@ -89,12 +92,6 @@ class Monitor:
         while self.ask("query-status")["status"] in reading:
             self._pause(deadline)
         self.ask("cont")
-
-    def _until(self, ask: Any, wanted: str, failures: tuple[str, ...], deadline: float) -> None:
-        while (status := ask()) != wanted:
-            if status in failures:
-                raise LabError(f"qemu could not save the machine: {status}")
-            self._pause(deadline)
 
     def _pause(self, deadline: float) -> None:
         if time.monotonic() > deadline:

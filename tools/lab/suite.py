@@ -23,7 +23,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-_OPTIONS = "-v -ra --color=no -p pytest_timeout -p no:cacheprovider -o addopts= -o timeout=600".split()
+_OPTIONS = "-v -ra --color=no -p pytest_timeout -p no:cacheprovider -o addopts= -o timeout=0".split()
 
 PLACE = ("host", "run", "residency", "policies")  # what depends on nodes alone
 MODEL = ("engine", "golden")
