@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +11,7 @@ from homenode.compute.ops import KvGeometry
 from homenode.host.placement.node_teams import node_teams
 from homenode.host.placement.numa_policy import Decision
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
+from homenode.model.weights import numa_choice
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds, model_work
 from tests.placement_hosts import host
@@ -22,16 +22,15 @@ GEOMETRY = KvGeometry(2, 2, 16, 64, "bf16")
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A stand-in for the cost model and the measured file, that keeps what it was asked."""
-    kept = SimpleNamespace(ModelWork=SimpleNamespace, asked=[])
+    kept = SimpleNamespace(asked=[])
 
     def choose_policy(*asked: Any) -> Decision:
         kept.asked.append(asked)
         return Decision("mirror", "because")
 
-    kept.choose_policy = choose_policy
-    kept.machine_speed = lambda teams, host, measured: ("speed", len(teams), measured)
-    monkeypatch.setitem(sys.modules, "homenode.host.placement.weight_cost", kept)
-    monkeypatch.setitem(sys.modules, "homenode.host.topology.measured", SimpleNamespace(load_measured=lambda path: f"read from {path}"))
+    monkeypatch.setattr(numa_choice, "choose_policy", choose_policy)
+    monkeypatch.setattr(numa_choice, "machine_speed", lambda teams, host, measured: ("speed", len(teams), measured))
+    monkeypatch.setattr(numa_choice, "load_measured", lambda path: f"read from {path}")
     return kept
 
 
