@@ -24,12 +24,19 @@ from homenode.errors import HostError, PeerError
 from tests.engine.engines import config_for, greedy
 from tests.engine.scripted_process import LIMITS
 from tests.engine.test_client import collect, sync
+from tests.paths import ROOT
 from tests.pure.schedule_bench import expected
 
 PATIENCE_S = 240.0
 QUICK = Patience(look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S, first_delay_s=0.01, longest_delay_s=0.05)
 LONG = 2000  # tokens of a request that is there for a while
 FOREVER = 8000  # and of one that will not end by itself during its test
+
+
+@pytest.fixture(autouse=True)
+def _programs_of_the_tests_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine processes run a module of the tests, and do not look for modules where they are started."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
 def configs(folder: Path, count: int, **settings: Any) -> list[EngineConfig]:

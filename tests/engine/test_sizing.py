@@ -132,7 +132,7 @@ def test_more_threads_than_cpus_are_refused() -> None:
     ("settings", "words"),
     [
         ({"max_num_sequences": 3}, "no setting max_num_sequences"),
-        ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be at least 1"),
+        ({"max_num_seqs": -1}, "max_num_seqs is -1; it must be at least 0"),
         ({"kv_cache_fraction": float("nan")}, "kv_cache_fraction is nan"),
         ({"quantize": "q3"}, "choose one of q8_0, q4_0"),
         ({"kv_cache_memory": "2 gallons"}, "not a size"),
