@@ -233,12 +233,12 @@ async def test_a_request_that_engines_die_of_ends_and_they_go_on(tmp_path: Path)
 async def test_the_service_ends_when_no_engine_can_be_had(tmp_path: Path) -> None:
     lost: list[str] = []
     async with started(tmp_path, 2, replace(QUICK, tries=2), lost.append) as client:
-        running = client.submit(request(1, FOREVER))
-        await anext(running)
         (tmp_path / "broken").touch()
         stop(client, 1, signal.SIGKILL)
         await until(client, lambda engines: engines[1].state == "gone")
         assert is_right(request(2), await collect(client.submit(request(2)))) and lost == [], "the other one serves on"
+        running = client.submit(request(1, FOREVER))
+        await anext(running)
         stop(client, 0, signal.SIGKILL)
         end = (await collect(running))[-1]
         assert end.error_kind == "WorkerLostError" and "this machine is broken" in str(end.error)
