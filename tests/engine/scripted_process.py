@@ -6,6 +6,7 @@ The path of its model is a folder. While there is a file `broken` in it no engin
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +17,19 @@ from homenode.engine.executor.scripted import ScriptedExecutor
 from homenode.engine.messages import Ready
 from homenode.engine.process import main
 from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.step import WorkerLimits
+from homenode.engine.schedule.step import Step, WorkerLimits
 from homenode.errors import HostError
 
+STEP_S = 0.001  # so that what a test does while requests run is done while they run, however fast the machine is
 LIMITS = WorkerLimits(num_blocks=512, block_size=32, max_model_len=8192, vocab_size=1000, max_sampled_rows=16)
+
+
+class TimedExecutor(ScriptedExecutor):
+    """A step takes as long as one of a small model."""
+
+    def submit(self, step: Step) -> None:
+        time.sleep(STEP_S)
+        super().submit(step)
 
 
 def build(config: EngineConfig, progress: Callable[[int, int], None]) -> Any:
@@ -27,7 +37,7 @@ def build(config: EngineConfig, progress: Callable[[int, int], None]) -> Any:
         raise HostError("this machine is broken")
     progress(50, 100)
     progress(100, 100)
-    executor = ScriptedExecutor(LIMITS)
+    executor = TimedExecutor(LIMITS)
     ready = Ready(
         "scripted", LIMITS.max_model_len, LIMITS.vocab_size, LIMITS.num_blocks, LIMITS.block_size, config.scheduler.max_num_batched_tokens,
         config.scheduler.max_num_seqs, True,
