@@ -15,6 +15,12 @@ size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 
 int Homes::count() const { return of_member.empty() ? 1 : *std::max_element(of_member.begin(), of_member.end()) + 1; }
 
+Homes::Turn Homes::turn(int member) const {
+  const auto first = of_member.begin();
+  const int home = of_member[static_cast<size_t>(member)];
+  return {std::count(first, first + member, home), std::count(first, of_member.end(), home)};
+}
+
 Result<Arena::Piece> Arena::take(int member, int home, size_t bytes) {
   if (bytes > SIZE_MAX / 4) return Error{Fault::user, 0, "a piece of " + std::to_string(bytes) + " bytes is more than an address space"};
   const std::lock_guard<std::mutex> turn(lock_);

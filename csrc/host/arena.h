@@ -5,6 +5,7 @@
 // when the last piece in it does.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,6 +22,12 @@ struct Homes {
   std::vector<int> of_member;  // 0 .. count() - 1
   std::vector<int> nodes;      // of each home the NUMA node its memory comes from; empty: that of whoever touches it first
   int count() const;           // at least 1
+
+  // A member's place among those at its home, from 0, and how many they are.
+  struct Turn {
+    int64_t index, of;
+  };
+  Turn turn(int member) const;
 };
 
 class Arena {

@@ -45,17 +45,6 @@ std::vector<HeadGroup> groups_of(const Homes& homes, const std::vector<int>& pas
   return groups;
 }
 
-// A member's place among those of a home; index -1: it is not at home there.
-struct Turn {
-  int64_t index, of;
-};
-
-Turn turn_at_home(const Homes& homes, int member, int home) {
-  const auto first = homes.of_member.begin();
-  if (homes.of_member[static_cast<size_t>(member)] != home) return {-1, 1};
-  return {std::count(first, first + member, home), std::count(first, homes.of_member.end(), home)};
-}
-
 }  // namespace
 
 Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved) {
@@ -106,8 +95,8 @@ void KvCache::clear(Team& team, const Homes* homes) {
   const int64_t count = int64_t(shape_.layers) * blocks_;
   team.run([&](int member) {
     for (const Region& region : regions_) {
-      const Turn turn = homes ? turn_at_home(*homes, member, region.home) : Turn{member, team.size()};
-      if (turn.index < 0) continue;
+      if (homes && homes->of_member[static_cast<size_t>(member)] != region.home) continue;
+      const Homes::Turn turn = homes ? homes->turn(member) : Homes::Turn{member, team.size()};
       const int64_t begin = count * turn.index / turn.of, end = count * (turn.index + 1) / turn.of, block_bytes = head_bytes_ * (region.past_head - region.first_head);
       std::memset(region.pages.data + begin * block_bytes, 0, static_cast<size_t>((end - begin) * block_bytes));
     }

@@ -77,9 +77,8 @@ void fill_copies(Weight& weight, int member) {
   if (weight.copies.empty()) return;
   const std::vector<int>& homes = weight.homes->of_member;
   const int home = homes[size_t(member)];
-  const auto first = homes.begin();
-  const auto members = size_t(std::count(first, homes.end(), home)), turn = size_t(std::count(first, first + member, home));
-  for (size_t p = turn; p < weight.pieces.size(); p += members) {
+  const Homes::Turn turn = weight.homes->turn(member);
+  for (size_t p = size_t(turn.index); p < weight.pieces.size(); p += size_t(turn.of)) {
     const Weight::Piece& piece = weight.pieces[p];
     if (homes[p] != home) std::memcpy(const_cast<uint8_t*>(weight.copies[size_t(home)][p]), piece.data, piece.bytes);
   }

@@ -271,8 +271,8 @@ class PackedBackend(Protocol):
 class PlacedBackend(Protocol):
     """A backend that can prove where its memory lies."""
 
-    def residency(self) -> dict[str, list[dict[str, int]] | None]:
+    def residency(self, most_pages: int | None = None) -> dict[str, list[dict[str, int]] | None]:
         """For `weights` and `kv` a line for each planned node: `node` (-1: several in turn), bytes `present`, bytes of them `local`, where planned.
 
-        None where no nodes were planned or the kernel does not tell.
+        None where no nodes were planned or the kernel does not tell. `most_pages`: how many pages to ask for, at even distances; None: all.
         """

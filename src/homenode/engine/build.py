@@ -42,6 +42,7 @@ from homenode.units import format_bytes
 
 Progress = Callable[[int, int], None]
 
+_SAMPLED_PAGES = 2048  # a millisecond
 _TYPICAL_CONTEXT = 1024  # tokens of the sequence that --numa auto is to be fast for
 
 
@@ -127,7 +128,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
     )
     if isinstance(backend, PlacedBackend):
-        findings += away_from_home(backend.residency(), place, host)
+        # Where there is but one node a sample does: all pages of a large model take seconds to ask for.
+        asked = None if len(host.nodes) > 1 else _SAMPLED_PAGES
+        findings += away_from_home(backend.residency(asked), place, host)
     findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
     ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin, place, findings)
     return Engine(scheduler, executor, ready)

@@ -207,7 +207,7 @@ class NativeBackend:
             self._pages = {"weight_pages": weights and asdict(weights), "kv_pages": kv and asdict(kv)}
         return self._pages
 
-    def residency(self, calls: Syscalls | None = None, most_pages: int | None = None) -> dict[str, list[dict[str, int]] | None]:
+    def residency(self, most_pages: int | None = None, calls: Syscalls | None = None) -> dict[str, list[dict[str, int]] | None]:
         """Ask the kernel where every page of weights and KV memory lies: for `weights` and `kv` a line for each planned node.
 
         See `PlacedBackend.residency`. It costs about 0.4 us a page of 4 KiB; with `most_pages` some pages at even distances stand for the others,
