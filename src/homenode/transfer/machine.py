@@ -1,0 +1,158 @@
+"""What goes into a sending or receiving machine (`sender.SenderMachine`, `receiver.ReceiverMachine`), and what comes out. No I/O, no clock.
+
+    machine.handle(input, now) -> list[Action]        machine.next_deadline() -> float | None        machine.tick(now) -> list[Action]
+
+`peer` numbers a connected process for the agent: a new number for each connection made, so that nothing of an old one is mistaken for the new.
+The agent answers every `Connect`, `Copy`, `Send...` in the end with the input named there, or with `PeerLost`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from homenode.transfer.message import Buffer, Hello, Message
+from homenode.transfer.seam import ToAgent, ToScheduler
+
+# Inputs
+
+
+class FromEngine(msgspec.Struct, frozen=True):
+    """The scheduler tells something."""
+
+    message: ToAgent
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """Hello was exchanged and found good. At the sender: answers `Connect`; at the receiver: a sender came, or a done channel is open."""
+
+    peer: int
+    hello: Hello  # the other side's
+    address: str  # what Connect named; empty for one that came
+
+
+class ConnectFailed(msgspec.Struct, frozen=True):
+    """Answers `Connect`."""
+
+    address: str
+    reason: str
+
+
+class FromPeer(msgspec.Struct, frozen=True):
+    """A frame."""
+
+    peer: int
+    message: Message
+
+
+class PeerLost(msgspec.Struct, frozen=True):
+    """The connection ended, or pidfd says the process did. `dead`: the process is known to be gone, so nothing of it writes any more."""
+
+    peer: int
+    reason: str
+    dead: bool
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """Answers `Copy`: the digests of the pages as they were read, or None with the reason: an epoch had changed, a read was short..."""
+
+    token: int
+    digests: list[bytes] | None
+    reason: str = ""
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """Answers `SendPages`: the last byte was given to the kernel, or the connection ended."""
+
+    token: int
+    ok: bool
+
+
+Input = FromEngine | Connected | ConnectFailed | FromPeer | PeerLost | Copied | Sent
+
+# Actions
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """Open a control connection (sender: to an alloc address) or a done channel (receiver: to a done address)."""
+
+    address: str
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send a frame; never waits for the other side (the agent queues, and drops a peer that lets its queue grow past a bound)."""
+
+    peer: int
+    message: Message
+
+
+class SendPages(msgspec.Struct, frozen=True):
+    """Send a Data header and the bytes of these blocks of a local buffer."""
+
+    token: int
+    peer: int
+    header: Message
+    buffer: bytes
+    table: list[int]  # blocks of pages first .. first + count - 1
+    tokens: list[int]  # tokens of each of these pages that count
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """Copy pages between two buffers this process has mapped or owns, on a copy thread: `table`s are of the whole sequence, page by page of the source
+    (`source_table` holds -1 for pages that are not copied), `epochs` what the source's words must be."""
+
+    token: int
+    source: bytes  # buffer id; the source may be a peer's
+    source_table: list[int]
+    target: bytes
+    target_table: list[int]
+    first_page: int
+    pages: int
+    tokens: int
+    epochs: list[int] | None = None
+    digest_only: bool = False  # read and digest the source; nothing is written
+
+
+class Receive(msgspec.Struct, frozen=True):
+    """The raw bytes that follow the Data header just taken from `peer` go into these blocks; answered with Copied."""
+
+    token: int
+    peer: int
+    target: bytes
+    target_table: list[int]
+    first_page: int
+    pages: int
+    tokens: int
+    page_tokens: int
+
+
+class Epochs(msgspec.Struct, frozen=True):
+    """Write the epoch words of blocks of a local buffer; before anything that depends on it is sent."""
+
+    buffer: bytes
+    blocks: list[int]
+    epochs: list[int]
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Post an event to the scheduler."""
+
+    event: ToScheduler
+
+
+class Close(msgspec.Struct, frozen=True):
+    """End a connection and forget the number."""
+
+    peer: int
+    reason: str
+
+
+Action = Connect | Send | SendPages | Copy | Receive | Epochs | Tell | Close
+
+
+class Own(msgspec.Struct, frozen=True):
+    """What a machine knows of its own engine: the KV cache's buffer and, with offload, the CPU pool's."""
+
+    cache: Buffer
+    pool: Buffer | None
+    incarnation: bytes
+    done_address: str

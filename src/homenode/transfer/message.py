@@ -1,0 +1,229 @@
+"""Frames between sender and receiver: msgspec structs in MessagePack, tagged by type. Decoded with bounds, never unpickled.
+
+Who connects: the sender to the receiver's alloc address (control), the receiver to the sender's done address (done signals, renewals, reads).
+Every connection begins with Hello both ways. Every frame names the incarnation of the process it is for; one for another is answered `Gone`.
+Times on the wire are durations. `pull_id` names a hand-over within the sender's incarnation (in push mode too).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from homenode.transfer.memory import KvLayout
+
+PROTOCOL = (1, 1)  # oldest and newest version spoken
+MOST_PAGES = 1 << 16  # of a hand-over
+MAX_FRAME = 16 << 20
+
+Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Ticket = Annotated[str, Meta(min_length=1, max_length=128)]
+PullId = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Index = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Text = Annotated[str, Meta(max_length=4096)]
+Identity = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Identities = Annotated[list[Identity], Meta(max_length=MOST_PAGES)]
+Digest = Annotated[bytes, Meta(min_length=8, max_length=8 * 4096)]  # 8 bytes a KV head
+Digests = Annotated[list[Digest], Meta(max_length=MOST_PAGES)]
+
+
+class PageRef(msgspec.Struct, frozen=True, array_like=True):
+    """A page of a registered buffer: never a bare index."""
+
+    buffer: Id
+    page: Index
+    epoch: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+Pages = Annotated[list[PageRef], Meta(max_length=MOST_PAGES)]
+
+
+class Buffer(msgspec.Struct, frozen=True, array_like=True):
+    """A registered buffer. Over a Unix socket its memfd and that of its epoch words follow, in the order of the list."""
+
+    id: Id
+    layout: KvLayout
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First on every connection. `nonce` is what the other side's proof must cover; `fingerprint` is compared field by field."""
+
+    protocol: tuple[int, int]
+    incarnation: Id
+    role: Literal["sender", "receiver"]
+    mode: Literal["push", "pull-eager", "pull-delay"]
+    channel: Annotated[str, Meta(max_length=64)]
+    fingerprint: Annotated[dict[str, str], Meta(max_length=64)]
+    nonce: Id
+    buffers: Annotated[list[Buffer], Meta(max_length=16)] = []
+    proof: bytes = b""  # in the answer: MAC over both nonces
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Instead of Hello: why no traffic will be taken."""
+
+    reason: Text
+    code: Annotated[str, Meta(max_length=64)]
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """The frame was for a process that is no more; greet again."""
+
+    incarnation: Id
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """Sender: these pages will come. `done` is the address of the done channel."""
+
+    pull_id: PullId
+    ticket: Ticket
+    tokens: Count
+    page_tokens: Count
+    identities: Identities
+    done: Text
+    lease_s: Seconds
+
+
+class OfferReply(msgspec.Struct, frozen=True, tag="offer-reply"):
+    """Receiver: which pages it holds (`ready` ones only), and in push mode where the others go; or that there is no room."""
+
+    pull_id: PullId
+    already_sent_indexes: Annotated[list[Index], Meta(max_length=MOST_PAGES)] = []
+    targets: Pages = []
+    alloc_failed: bool = False
+    free_pages: Count = 0
+    retry_after_s: Seconds = 0.0
+    reason: Text = ""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Sender, pull modes: pages first, first + 1, ... can be read. Push: they were written into their targets."""
+
+    pull_id: PullId
+    first: Index
+    pages: Pages
+    digests: Digests
+    last: bool
+
+
+class Stored(msgspec.Struct, frozen=True, tag="stored"):
+    """Receiver, push: pages before `pages` are verified in place; with `ok` false the hand-over has failed."""
+
+    pull_id: PullId
+    pages: Count
+    ok: bool = True
+    reason: Text = ""
+
+
+class Abandon(msgspec.Struct, frozen=True, tag="abandon"):
+    """Sender: no further pages will come. Answered by Done (pull) or Stored (push)."""
+
+    pull_id: PullId
+    reason: Text
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Receiver, push: write no more. Answered by Drained."""
+
+    pull_id: PullId
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """Sender, push: nothing more is written to the targets of this hand-over."""
+
+    pull_id: PullId
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """Receiver, done channel: the sender's pages of this hand-over are not read any more. Repeated until acknowledged."""
+
+    pull_id: PullId
+    ok: bool = True
+
+
+class DoneAck(msgspec.Struct, frozen=True, tag="done-ack"):
+    """Sender: taken; `late` when the lease had run out, `unknown` when there is no such hand-over."""
+
+    pull_id: PullId
+    status: Literal["ok", "late", "unknown", "early"]
+
+
+class Renew(msgspec.Struct, frozen=True, tag="renew"):
+    """Receiver, done channel: these hand-overs are still wanted."""
+
+    pull_ids: Annotated[list[PullId], Meta(max_length=MOST_PAGES)]
+
+
+class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
+    """Sender: for so long; those in `gone` are no more."""
+
+    lease_s: Seconds
+    gone: Annotated[list[PullId], Meta(max_length=MOST_PAGES)] = []
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """Receiver, done channel, where memory is not shared: send these pages."""
+
+    pull_id: PullId
+    first: Index
+    count: Annotated[int, Meta(ge=1, le=4096)]
+
+
+class Data(msgspec.Struct, frozen=True, tag="data"):
+    """Header of `nbytes` raw bytes: pages first .. first + count - 1, in the order of `KvMemory.pieces`. Answers Read; in push mode it comes unasked.
+
+    `epochs_ok` false: the pages were not there any more; no bytes follow.
+    """
+
+    pull_id: PullId
+    first: Index
+    count: Count
+    nbytes: Annotated[int, Meta(ge=0, lt=1 << 40)]
+    digests: Digests
+    last: bool
+    epochs_ok: bool = True
+
+
+Message = (
+    Hello
+    | Refused
+    | Gone
+    | Offer
+    | OfferReply
+    | Ready
+    | Stored
+    | Abandon
+    | Cancel
+    | Drained
+    | Done
+    | DoneAck
+    | Renew
+    | Renewed
+    | Read
+    | Data
+)
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """What a frame holds: whom it is for (empty before the other's Hello came), and the message."""
+
+    to: Annotated[bytes, Meta(max_length=16)]
+    message: Message
+
+
+_decoder = msgspec.msgpack.Decoder(Envelope)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The bytes of a frame's body."""
+    return _encoder.encode(envelope)
+
+
+def decode(body: bytes | memoryview) -> Envelope:
+    """Raises msgspec.DecodeError (ValidationError among them) for anything that is no envelope within the bounds above."""
+    return _decoder.decode(body)

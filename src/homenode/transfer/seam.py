@@ -1,0 +1,160 @@
+"""What an engine's scheduler and its transfer agent tell each other about KV blocks. Plain values; both ends are state machines.
+
+A *ticket* names one hand-over: the proxy draws it, the sender (prefill) and the receiver (decode) see the same one. Of a prompt of n tokens the
+KV of the first n - 1 positions is handed over; the receiver computes the last one itself, to draw from its logits.
+
+Positions lie in *pages*: the sender's KV blocks. A page is known by its identity: the keyed hash of all tokens up to its end (`kv.prefix.HashChain`),
+for the last, partly filled one of all tokens up to position n - 2. Identities can be told before anything is computed.
+
+Sender                                              Receiver
+  scheduler: SendWanted    (nothing computed yet)     agent: Offered        (what will come; `reserve`: take blocks for it now)
+  agent:     SendAdmitted | SendRefused               scheduler: Room | NoRoom
+  scheduler: Computed...   (as chunks are computed)   agent: Arrived...     (verified, in the blocks)
+  scheduler: Abandoned     (the request ended early)  scheduler: Fetch      (pull-delay: the request runs now, fill these blocks)
+  agent:     Returned      (the blocks are free)      agent: Failed         (no more will come, and nobody writes any more)
+                                                      scheduler: Claimed | Stopped
+                                                      agent: Forgotten      (the blocks of a ticket no request came for are free)
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class KvTicket(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of a request that says its KV is handed over. `peer`: what the other side publishes (see `published.Published`), as JSON."""
+
+    ticket: str
+    sends: bool  # True at the sender, False at the receiver
+    peer: bytes = b""
+
+
+# From the scheduler to the agent
+
+
+class SendWanted(msgspec.Struct, frozen=True, tag=True):
+    """Sender: a request came whose first `tokens` positions are to be handed over. It is not computed before the agent has answered."""
+
+    ticket: str
+    peer: bytes
+    tokens: int
+    identities: list[bytes]  # of each page
+
+
+class Computed(msgspec.Struct, frozen=True, tag=True):
+    """Sender: pages first, first + 1, ... of the ticket lie in these KV blocks, complete, and stay there until `Returned`."""
+
+    ticket: str
+    first: int
+    blocks: list[int]
+    last: bool  # these are the last ones
+
+
+class Abandoned(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the request ended before all its pages were computed. The blocks told of stay until `Returned`."""
+
+    ticket: str
+    reason: str
+
+
+class Room(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: the answer to `Offered` with `reserve`. Position p belongs into blocks[p // block size]; the first `held` pages are there already
+    and must not be written."""
+
+    ticket: str
+    blocks: list[int]
+    held: int  # pages
+
+
+class NoRoom(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: the other answer: nothing was taken."""
+
+    ticket: str
+    free_blocks: int
+    reason: str
+
+
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: the ticket's request is to run. Without a reservation: fill these blocks, apart from the first `held` pages."""
+
+    ticket: str
+    blocks: list[int]
+    held: int  # pages
+
+
+class Claimed(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: the request has taken over the first `tokens` positions; the ticket is done with."""
+
+    ticket: str
+    tokens: int
+
+
+class Stopped(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: the request ended before its KV had arrived. To be answered with `Failed` when nobody writes to its blocks any more."""
+
+    ticket: str
+
+
+# From the agent to the scheduler (events; the loop adds the time)
+
+
+class SendAdmitted(msgspec.Struct, frozen=True, tag=True):
+    """Sender: there is room for the pages; compute. The first `held` pages are at the receiver already and need not be told as computed."""
+
+    now: float
+    ticket: str
+    held: int = 0
+
+
+class SendRefused(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the request is to end with this reason; another sender, or the receiver itself, may compute it."""
+
+    now: float
+    ticket: str
+    reason: str
+    retry_after_s: float | None = None
+
+
+class Returned(msgspec.Struct, frozen=True, tag=True):
+    """Sender: nobody reads the ticket's blocks any more."""
+
+    now: float
+    ticket: str
+
+
+class Offered(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: the KV of `tokens` positions will come, in pages of `page_tokens`. With `reserve` blocks are wanted now, else at `Fetch`."""
+
+    now: float
+    ticket: str
+    tokens: int
+    page_tokens: int
+    identities: list[bytes]
+    reserve: bool
+
+
+class Arrived(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: the first `tokens` positions (counted from the beginning, held ones included) lie verified in the ticket's blocks."""
+
+    now: float
+    ticket: str
+    tokens: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: no more will come, and nobody writes to the ticket's blocks from here on. What arrived stays good."""
+
+    now: float
+    ticket: str
+    reason: str
+
+
+class Forgotten(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: no request came for the ticket in time, or it was called off: its blocks are free. As `Failed`, nobody writes any more."""
+
+    now: float
+    ticket: str
+
+
+ToAgent = SendWanted | Computed | Abandoned | Room | NoRoom | Fetch | Claimed | Stopped
+ToScheduler = SendAdmitted | SendRefused | Returned | Offered | Arrived | Failed | Forgotten
