@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from homenode.host.topology.source import Source
 
 # Flags that take several values in a row, as the field's commands do (`--numa-bind-nodes 0 0 1 1`), and what such a value looks like.
-_MANY = {"--numa-bind-nodes": re.compile(r"\d+$"), "--numa-bind-cpus": re.compile(r"[!+]*(\d[\dxXa-fA-F,-]*(all)?|all|same)$")}
+_MANY = {
+    "--numa-bind-nodes": re.compile(r"\d+$"),
+    "--numa-bind-cpus": re.compile(r"[!+]*(\d[\dxXa-fA-F,-]*(all)?|all|same)$"),
+    **dict.fromkeys(("--pd-peer-init-port", "--pd-peer-alloc-port", "--pd-pull-done-port"), re.compile(r"\d[\d,]*$")),
+}
 
 
 class ManyValuesCommand(click.Command):

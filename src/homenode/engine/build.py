@@ -18,6 +18,7 @@ from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
 from homenode.engine.numa_memory import away_from_home, spread_of, team_memory
+from homenode.engine.pairing import require_transfer, transfer_problems
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
@@ -104,6 +105,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
     check_homes(config, host, place, layout, backend)
     _sizes(config, checkpoint.spec, geometry, _room(config, place), layout.target_bytes)
+    require_transfer(config, geometry, max(0, _room(config, place).size - layout.target_bytes))
     model = load_model(
         checkpoint,
         backend,
@@ -204,10 +206,11 @@ def _check_model(config: EngineConfig, checkpoint: Checkpoint, host: Host, place
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
         check_homes(config, host, place, layout, backend)
     except UserError as error:
-        return [error]
+        return [error, *transfer_problems(config)]
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    found = problems(config, checkpoint.spec, geometry, max(0, room.size - layout.target_bytes))
-    return [_at_home(problem, room) for problem in found]
+    left = max(0, room.size - layout.target_bytes)
+    found = [_at_home(problem, room) for problem in problems(config, checkpoint.spec, geometry, left)]
+    return found + transfer_problems(config, geometry, left)
 
 
 def _sizes(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, room: MemoryRoom, weights: int = 0) -> Sizes:

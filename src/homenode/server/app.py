@@ -23,6 +23,7 @@ from homenode.server.config import ServerConfig
 from homenode.server.engine import EngineClient, Tokenizer
 from homenode.server.exchange import ClientGone
 from homenode.server.failures import ApiError, failure_of
+from homenode.server.kv_transfer import kv_transfer, release
 from homenode.server.state import ServerState
 from homenode.server.tokenize import detokenize, tokenize, tokenizer_info
 
@@ -105,6 +106,8 @@ def _routes(state: ServerState) -> list[Route]:
         get("/metrics", health.metrics),
         get("/openapi.json", openapi_json),
         get("/tokenizer_info", tokenizer_info),
+        get("/kv_transfer", kv_transfer),
+        Route("/kv_transfer/release", _Endpoint(state, release), methods=["POST"]),  # taken while draining, too: it ends work
         get("/v1/models", health.models),
         get("/v1/models/{model:path}", health.model),
         post("/tokenize", tokenize),

@@ -17,6 +17,7 @@ from homenode.server.config import ServerConfig
 from homenode.server.engine import EngineClient, Tokenizer
 from homenode.server.failures import ApiError
 from homenode.server.metrics import Metrics
+from homenode.transfer.published import Published
 
 _BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together
 
@@ -65,6 +66,8 @@ class ServerState:
         self.started = int(time.time())
         self.lost: str | None = None  # why the engine is gone
         self.active: set[int] = set()  # engine requests that have not ended
+        self.tickets: dict[str, int] = {}  # those of them whose KV is handed over, by ticket
+        self.kv_transfer = _published(self.ready)  # None: this server has no part in that
         self._drain_ends: float | None = None  # time.monotonic() at which a drain gives up
         self.bodies = Bodies(_BODIES_AT_ONCE * config.max_request_body)
         self._ids = itertools.count(1)
@@ -140,6 +143,12 @@ class ServerState:
 def _public_name(model: str) -> str:
     """A model read from a path is known by its last part: where it lies on the server is nobody's business."""
     return model.rstrip("/").rsplit("/", 1)[-1] if model.startswith(("/", ".", "~")) else model
+
+
+def _published(ready: Ready) -> Published | None:
+    """What the engine publishes for others to hand KV to or from it."""
+    document = ready.details.get("kv_transfer")
+    return None if document is None else msgspec.convert(document, Published)
 
 
 def _fingerprint(ready: Ready) -> str:
