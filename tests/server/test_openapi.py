@@ -44,7 +44,8 @@ def test_the_document_and_the_routes_agree(server: Running) -> None:
     for operation in OPERATIONS:
         path = operation.path.replace("{model}", "story-teller")
         answer = server.http.get(path) if operation.method == "get" else server.post(path, {})
-        assert answer.status_code == (200 if operation.method == "get" else 400), path
+        off = operation.path.startswith("/kv_transfer")  # this server has no part in handing KV over
+        assert answer.status_code == (404 if off else 200 if operation.method == "get" else 400), path
         assert str(answer.status_code) in document["paths"][operation.path][operation.method]["responses"]
 
 
