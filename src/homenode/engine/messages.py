@@ -88,7 +88,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     error_kind: str | None = None  # class name in homenode.errors: CapacityError, OverloadedError, InternalError...
     retry_after_s: float | None = None
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache (with the first output)
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over by another engine (with the first output)
     num_preemptions: int = 0
 
 
@@ -111,6 +111,8 @@ class Statistics(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     generation_tokens: int = 0
     steps: int = 0
     step_tokens: int = 0
+    waiting_for_kv: int = 0  # requests that wait for another engine: for room there, or for their KV to come
+    handed_tokens: int = 0  # positions whose KV came from another engine and was used
     rejected: dict[str, int] = {}  # by reason
     compute: dict[str, object] = {}
     recomputed_tokens: int = 0  # prompt tokens computed here, beyond the last one, of requests whose KV was to come from elsewhere
