@@ -1,7 +1,7 @@
 """Frames between sender and receiver: msgspec structs in MessagePack, tagged by type. Decoded with bounds, never unpickled.
 
 Who connects: the sender to the receiver's alloc address (control), the receiver to the sender's done address (done signals, renewals, reads).
-Every connection begins with Hello both ways. Every frame names the incarnation of the process it is for; one for another is answered `Gone`.
+Every connection begins with Hello both ways (and Greeted, with a secret). Every frame names the incarnation of the process it is for; one for another is answered `Gone`.
 Times on the wire are durations. `pull_id` names a hand-over within the sender's incarnation (in push mode too).
 """
 
@@ -50,7 +50,10 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First on every connection. `nonce` is what the other side's proof must cover; `fingerprint` is compared field by field."""
+    """First on every connection. `fingerprint` is compared field by field; `nonce` makes the connection's MAC key its own.
+
+    `buffers`: what the other side reads (pull) or writes (push). `carrier` is for the channel alone, such as NIXL's metadata.
+    """
 
     protocol: tuple[int, int]
     incarnation: Id
@@ -60,7 +63,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     fingerprint: Annotated[dict[str, str], Meta(max_length=64)]
     nonce: Id
     buffers: Annotated[list[Buffer], Meta(max_length=16)] = []
-    proof: bytes = b""  # in the answer: MAC over both nonces
+    carrier: Annotated[bytes, Meta(max_length=1 << 18)] = b""
+
+
+class Greeted(msgspec.Struct, frozen=True, tag="greeted"):
+    """With a secret, after both Hellos, both ways: the first frame with a MAC. Its key comes of the secret and both Hellos, so it proves both."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -190,6 +197,7 @@ class Data(msgspec.Struct, frozen=True, tag="data"):
 
 Message = (
     Hello
+    | Greeted
     | Refused
     | Gone
     | Offer
