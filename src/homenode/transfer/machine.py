@@ -45,7 +45,9 @@ class FromPeer(msgspec.Struct, frozen=True):
 
 
 class PeerLost(msgspec.Struct, frozen=True):
-    """The connection ended, or pidfd says the process did. `dead`: the process is known to be gone, so nothing of it writes any more."""
+    """The connection ended, or pidfd says the process did. `dead`: the process is known to be gone, so nothing of it writes any more.
+
+    May come a second time, with `dead`, for a number lost without. The number's mapped memory stays in reach until the machine answers `Close`."""
 
     peer: int
     reason: str
@@ -98,7 +100,9 @@ class SendPages(msgspec.Struct, frozen=True):
 
 class Copy(msgspec.Struct, frozen=True):
     """Copy pages between two buffers this process has mapped or owns, on a copy thread: `table`s are of the whole sequence, page by page of the source
-    (`source_table` holds -1 for pages that are not copied), `epochs` what the source's words must be."""
+    (`source_table` holds -1 for pages that are not copied), `epochs` what the source's words must be for pages first_page, first_page + 1, ...
+
+    `page_tokens`: of a page; with `digest_only` the source's blocks may be of another size, and `source_table` is then a table of blocks."""
 
     token: int
     source: bytes  # buffer id; the source may be a peer's
@@ -108,12 +112,15 @@ class Copy(msgspec.Struct, frozen=True):
     first_page: int
     pages: int
     tokens: int
+    page_tokens: int
     epochs: list[int] | None = None
     digest_only: bool = False  # read and digest the source; nothing is written
 
 
 class Receive(msgspec.Struct, frozen=True):
-    """The raw bytes that follow the Data header just taken from `peer` go into these blocks; answered with Copied."""
+    """The raw bytes that follow the Data header just taken from `peer` go into these blocks; answered with Copied.
+
+    Comes among the actions that answer the header, or never: the agent then reads the bytes and drops them."""
 
     token: int
     peer: int
@@ -140,7 +147,7 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """End a connection and forget the number."""
+    """End a connection, if that has not happened, let go of its mapped memory, and forget the number: it is not heard of again."""
 
     peer: int
     reason: str

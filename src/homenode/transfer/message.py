@@ -96,19 +96,24 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class OfferReply(msgspec.Struct, frozen=True, tag="offer-reply"):
-    """Receiver: which pages it holds (`ready` ones only), and in push mode where the others go; or that there is no room."""
+    """Receiver: which pages it holds (`ready` ones only), and in push mode where the others go; or that there is no room (`alloc_failed`), or
+    that this hand-over will not be taken (`refused`).
+
+    `targets`: blocks of the receiver (their size may be another), in order, from the one on that holds the first position not held.
+    """
 
     pull_id: PullId
     already_sent_indexes: Annotated[list[Index], Meta(max_length=MOST_PAGES)] = []
     targets: Pages = []
     alloc_failed: bool = False
+    refused: bool = False
     free_pages: Count = 0
     retry_after_s: Seconds = 0.0
     reason: Text = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Sender, pull modes: pages first, first + 1, ... can be read. Push: they were written into their targets."""
+    """Sender, pull modes: pages first, first + 1, ... can be read. Push: they were written into their targets; `pages` is empty."""
 
     pull_id: PullId
     first: Index

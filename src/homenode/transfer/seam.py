@@ -10,10 +10,15 @@ Sender                                              Receiver
   scheduler: SendWanted    (nothing computed yet)     agent: Offered        (what will come; `reserve`: take blocks for it now)
   agent:     SendAdmitted | SendRefused               scheduler: Room | NoRoom
   scheduler: Computed...   (as chunks are computed)   agent: Arrived...     (verified, in the blocks)
-  scheduler: Abandoned     (the request ended early)  scheduler: Fetch      (pull-delay: the request runs now, fill these blocks)
+  scheduler: Abandoned     (the request ended early)  scheduler: Fetch      (the request is here; pull-delay: it runs now, fill these blocks)
   agent:     Returned      (the blocks are free)      agent: Failed         (no more will come, and nobody writes any more)
+                                                             or Quarantined (push: no more will come, but somebody may still write)
                                                       scheduler: Claimed | Stopped
                                                       agent: Forgotten      (the blocks of a ticket no request came for are free)
+
+How a ticket ends. Sender: with exactly one of SendRefused (only in the place of SendAdmitted) and Returned; Abandoned is always answered by one of the two.
+Receiver: with Claimed, with the Failed that answers Stopped, or with Forgotten. Claimed follows the last Arrived, Failed or Quarantined, never earlier.
+Messages about a ticket that has ended cross the news of its end; they are ignored, but for Fetch and Stopped, which are answered Failed.
 """
 
 from __future__ import annotations
@@ -42,7 +47,10 @@ class SendWanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
-    """Sender: pages first, first + 1, ... of the ticket lie in these KV blocks, complete, and stay there until `Returned`."""
+    """Sender: pages first, first + 1, ... of the ticket lie in these KV blocks, complete, and stay there until `Returned`.
+
+    Contiguous: `first` is one past the last page told of, at the beginning `held` of SendAdmitted or 0. Once with `last`, if need be without blocks.
+    """
 
     ticket: str
     first: int
@@ -75,7 +83,10 @@ class NoRoom(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: the ticket's request is to run. Without a reservation: fill these blocks, apart from the first `held` pages."""
+    """Receiver: the ticket's request is to run. Without a reservation: fill these blocks, apart from the first `held` pages.
+
+    With one: told as soon as the request is here, and no more than that; it ends the time limit of a ticket that no request came for.
+    """
 
     ticket: str
     blocks: list[int]
@@ -149,12 +160,23 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Quarantined(msgspec.Struct, frozen=True, tag=True):
+    """Receiver, push into shared memory: no more will come, but the sender, silent or out of reach, may still write to the ticket's blocks from
+    `tokens` (those that arrived) on. They must be neither used nor given away before `Forgotten`, which may never come; the request goes on in others."""
+
+    now: float
+    ticket: str
+    tokens: int
+    reason: str
+
+
 class Forgotten(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: no request came for the ticket in time, or it was called off: its blocks are free. As `Failed`, nobody writes any more."""
+    """Receiver: the ticket is over and its blocks are free: no request came for it in time, it was called off before `Room`, or nobody can write
+    any more after `Quarantined`. As `Failed`, nobody writes any more."""
 
     now: float
     ticket: str
 
 
 ToAgent = SendWanted | Computed | Abandoned | Room | NoRoom | Fetch | Claimed | Stopped
-ToScheduler = SendAdmitted | SendRefused | Returned | Offered | Arrived | Failed | Forgotten
+ToScheduler = SendAdmitted | SendRefused | Returned | Offered | Arrived | Failed | Quarantined | Forgotten

@@ -1,0 +1,38 @@
+"""Counters of one engine's part in handing KV over, as the machines keep them and /metrics shows them."""
+
+from __future__ import annotations
+
+import msgspec
+
+# Upper bounds of the histogram of durations, in seconds; the last class is what took longer.
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since the start, but for the gauges `pinned_pages` and `waiting`, which are of now.
+
+    Reasons are words for programs, few in number: they become label values.
+    """
+
+    bytes: int = 0  # of KV handed over, copied or not: at the sender what was taken, at the receiver what arrived
+    pages: int = 0
+    held_pages: int = 0  # not handed over, as the receiver had them
+    completed: int = 0  # hand-overs that ended well
+    pinned_pages: int = 0  # gauge: pages that lie still for the other side (sender), that are kept for a ticket nobody took over yet (receiver)
+    waiting: int = 0  # gauge: hand-overs that wait for room (sender), tickets whose KV is not complete (receiver)
+    waits: int = 0  # hand-overs that had to wait for room
+    refused: dict[str, int] = {}  # hand-overs that were not begun, by reason
+    failed: dict[str, int] = {}  # hand-overs that were begun and ended badly, by reason
+    expired: int = 0  # leases that ran out
+    late: int = 0  # done signals after that
+    duplicates: int = 0  # signals that said nothing new
+    bad_frames: dict[str, int] = {}  # dropped, by what was wrong with them
+    digest_mismatches: int = 0  # pages that were not what had been promised
+    peers: int = 0  # gauge: connected processes
+    durations: list[int] = [0] * (len(BOUNDS_S) + 1)  # hand-overs that ended well, by the class of their duration
+    seconds: float = 0.0  # of all these
+
+
+def duration_class(seconds: float) -> int:
+    """Which class of `durations` this one falls into."""
+    return next((i for i, bound in enumerate(BOUNDS_S) if seconds <= bound), len(BOUNDS_S))
