@@ -18,7 +18,9 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
     pages: int = 0
     held_pages: int = 0  # not handed over, as the receiver had them
     completed: int = 0  # hand-overs that ended well
-    pinned_pages: int = 0  # gauge: pages that lie still for the other side (sender), that are kept for a ticket nobody took over yet (receiver)
+    pinned_pages: int = (
+        0  # gauge: pages that lie still for the other side (sender), that are kept for a ticket nobody took over yet (receiver)
+    )
     waiting: int = 0  # gauge: hand-overs that wait for room (sender), tickets whose KV is not complete (receiver)
     waits: int = 0  # hand-overs that had to wait for room
     refused: dict[str, int] = {}  # hand-overs that were not begun, by reason
