@@ -18,9 +18,7 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
     pages: int = 0
     held_pages: int = 0  # not handed over, as the receiver had them
     completed: int = 0  # hand-overs that ended well
-    pinned_pages: int = (
-        0  # gauge: pages that lie still for the other side (sender), that are kept for a ticket nobody took over yet (receiver)
-    )
+    pinned_pages: int = 0  # gauge: pages kept for the other side (sender), or for a ticket that nobody took over yet (receiver)
     waiting: int = 0  # gauge: hand-overs that wait for room (sender), tickets whose KV is not complete (receiver)
     waits: int = 0  # hand-overs that had to wait for room
     refused: dict[str, int] = {}  # hand-overs that were not begun, by reason
@@ -31,7 +29,8 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
     bad_frames: dict[str, int] = {}  # dropped, by what was wrong with them
     digest_mismatches: int = 0  # pages that were not what had been promised
     peers: int = 0  # gauge: connected processes
-    durations: list[int] = [0] * (len(BOUNDS_S) + 1)  # hand-overs that ended well, by the class of their duration
+    # Hand-overs that ended well, by the class of their duration.
+    durations: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     seconds: float = 0.0  # of all these
 
 
