@@ -217,7 +217,9 @@ class Links:
         connection = self._connections.get(number)
         if connection is not None:
             connection.forgotten = True
-            self._end(connection, reason, now)
+            self._flush(connection, now)  # what was said before this
+            if number in self._connections:
+                self._end(connection, reason, now)
 
     def close_all(self) -> None:
         """End everything; nobody is told."""
