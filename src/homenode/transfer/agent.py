@@ -1,0 +1,277 @@
+"""The agent thread of one engine: it joins a machine that decides with the connections, the copy thread and the scheduler."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from homenode.transfer.buffers import Buffers
+from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer, MapMemory
+from homenode.transfer.copying import CopyThread
+from homenode.transfer.figures import TransferFigures
+from homenode.transfer.greeting import Admission, Identity
+from homenode.transfer.limbo import Tickets, answer_without_agent
+from homenode.transfer.links import LinkLimits, Links
+from homenode.transfer.machine import FromEngine, Own
+from homenode.transfer.mailbox import Mailbox
+from homenode.transfer.memory import Copier
+from homenode.transfer.performing import Machine, Performer
+from homenode.transfer.seam import ToAgent, ToScheduler
+from homenode.transfer.staging import StagingMemory
+
+_log = logging.getLogger(__name__)
+_SWEEP_S = 1.0
+_REPORT_S = 0.05
+_LONGEST_WAIT_S = 3600.0
+_JOIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class AgentStatistics:
+    """What the agent itself counts; the machine's figures are in `TransferAgent.figures`."""
+
+    connections: int
+    frames_in: int
+    frames_out: int
+    bytes_copied: int
+    copy_seconds: float
+    refused: dict[str, int]  # connections and frames, by code
+    failures: int  # of our own
+    broken: str  # why the agent has ended, if it has
+
+
+class TransferAgent:
+    """`tell`, `figures`, `statistics` and `close` may be called from any thread."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        identity: Identity,
+        cache: LocalBuffer,
+        pool: LocalBuffer | None,
+        ports: Mapping[str, Sequence[int]],
+        make_machine: Callable[[Own], Machine],
+        *,
+        copier: Copier,
+        map_memory: MapMemory,
+        post: Callable[[ToScheduler], None],
+        on_change: Callable[[], None] = lambda: None,
+        limits: LinkLimits | None = None,
+        admission: Admission | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Binds its sockets: `ports` by name ("alloc", "init", "done"; the sender's machine is told of "done"). UserError or HostError when one cannot be.
+
+        `on_change` is called, at most every 50 ms, when `figures` has changed. `post` and `on_change` are called from the agent's thread.
+        """
+        push, sends = identity.mode == "push", identity.role == "sender"
+        exported = ([pool or cache] if sends else []) if not push else ([] if sends else [cache])
+        identity = replace(identity, buffers=tuple(one.buffer for one in exported), carrier=carrier.identity(exported))
+        self._carrier, self._identity, self._post_event, self._on_change, self._clock = carrier, identity, post, on_change, clock
+        self._local = [cache] if pool is None else [cache, pool]
+        self._written_by_peers = push and not sends and carrier.passes_memory
+        self._mailbox: Mailbox[ToAgent | _Closing] = Mailbox()
+        self._tickets = Tickets()
+        self._bound = _bind(carrier, ports)
+        self.addresses = {name: [one.address for one in listening] for name, listening in self._bound.items()}
+        self._copies = CopyThread(copier, self._mailbox.wake)
+        self._buffers = Buffers(self._local, carrier)
+        done = self.addresses.get("done", [""])[0]
+        self._machine = make_machine(Own(cache.buffer, pool.buffer if pool else None, identity.incarnation, done))
+        self._performer = Performer(
+            self._machine,
+            self._buffers,
+            self._copies,
+            StagingMemory(map_memory),
+            self._post,
+            clock,
+            takes_buffers=push == sends,
+            writable=push,
+        )
+        self._links = Links(
+            carrier, identity, exported, self._performer, writable=push, limits=limits or LinkLimits(), admission=admission or Admission()
+        )
+        self._performer.links = self._links
+        self._figures = self._machine.figures()
+        self._broken = ""
+        self._ends: float | None = None
+        self._sweep_at: float | None = None
+        self._reported_at = -_REPORT_S
+        self._thread = threading.Thread(target=self._run, name="homenode-kv-transfer", daemon=True)
+
+    # From other threads
+
+    def start(self) -> None:
+        """Take connections from now on."""
+        for listening in self._bound.values():
+            self._links.listen(listening)
+        self._links.watch(self._mailbox.fd, lambda _events, _now: None)
+        self._copies.start()
+        self._thread.start()
+
+    def tell(self, message: ToAgent) -> None:
+        """Give the agent a message; never waits."""
+        self._mailbox.put(message)
+        if self._broken:
+            self._answer_mail()
+
+    def figures(self) -> TransferFigures:
+        """The machine's counters, at most 50 ms old, with what connections add to them."""
+        return self._figures
+
+    def statistics(self) -> AgentStatistics:
+        """The agent's own."""
+        links, performer = self._links, self._performer
+        return AgentStatistics(
+            connections=self._figures.peers,
+            frames_in=links.frames_in,
+            frames_out=links.frames_out,
+            bytes_copied=performer.bytes_copied,
+            copy_seconds=performer.copy_seconds,
+            refused=dict(links.refused),
+            failures=performer.failures,
+            broken=self._broken,
+        )
+
+    def close(self, timeout_s: float) -> bool:
+        """Call off what is under way, wait so long for it, then end everything. Whether it ended in order."""
+        if not self._thread.is_alive():
+            self._release()
+            return not self._broken
+        self._mailbox.put(_Closing(self._clock() + timeout_s))
+        self._thread.join(timeout_s + _JOIN_S)
+        return not self._thread.is_alive() and not self._broken
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            while not self._over():
+                self._turn()
+        except Exception as error:
+            _log.critical("KV transfer has failed and is off from here on; requests are computed without it", exc_info=True)
+            self._break(f"KV transfer is off after an internal error: {error}")
+        finally:
+            self._release()
+
+    def _turn(self) -> None:
+        links, performer = self._links, self._performer
+        events = links.poll(self._patience())
+        now = self._clock()
+        for fd, mask in events:
+            if fd == self._mailbox.fd:
+                self._take_mail(now)
+            else:
+                links.handle(fd, mask, now)
+        self._look_at_the_clock(now)
+        links.flush(now)
+        if performer.changed and self._sweep_at is None:
+            self._sweep_at = now + _SWEEP_S
+
+    def _take_mail(self, now: float) -> None:
+        self._mailbox.seen()
+        self._performer.collect()
+        for message in self._mailbox.take():
+            if isinstance(message, _Closing):
+                self._ends = message.until
+                self._performer.perform_all(self._machine.drain(now))
+            else:
+                self._tickets.told(message)
+                self._performer.feed(FromEngine(message))
+
+    def _look_at_the_clock(self, now: float) -> None:
+        deadline = self._machine.next_deadline()
+        if deadline is not None and deadline <= now:
+            self._performer.perform_all(self._machine.tick(now))
+        self._links.look_at_the_clock(now)
+        if self._sweep_at is not None and self._sweep_at <= now:
+            self._links.enforce_limits(now)
+            self._buffers.retire(now)
+            self._sweep_at = now + _SWEEP_S if self._links.unsettled or self._buffers.lingering else None
+        if self._performer.changed and now - self._reported_at >= _REPORT_S:
+            self._performer.changed = False
+            self._reported_at = now
+            self._report()
+
+    def _patience(self) -> float:
+        """Seconds until something is due."""
+        due = [t for t in (self._machine.next_deadline(), self._links.due, self._sweep_at, self._ends) if t is not None]
+        if self._performer.changed:
+            due.append(self._reported_at + _REPORT_S)
+        return min(max(0.0, min(due) - self._clock()), _LONGEST_WAIT_S) if due else -1
+
+    def _report(self) -> None:
+        figures = self._machine.figures()
+        self._figures = msgspec.structs.replace(figures, bad_frames=dict(self._links.refused), peers=self._links.greeted)
+        self._on_change()
+
+    def _post(self, event: ToScheduler) -> None:
+        self._tickets.tells(event)
+        self._post_event(event)
+
+    def _over(self) -> bool:
+        """Whether closing was asked for and is done, or its time is over."""
+        if self._ends is None:
+            return False
+        return (self._machine.idle and not self._links.sending) or self._ends <= self._clock()
+
+    # Ends
+
+    def _break(self, reason: str) -> None:
+        """End every ticket in hand. Readers of memory that was handed out notice by its epochs."""
+        self._performer.off = True
+        self._links.close_all()
+        self._copies.close(_JOIN_S)
+        for buffer in self._local:
+            for block in range(len(buffer.words)):
+                buffer.words[block] += 1
+        for event in self._tickets.endings(self._clock(), reason, written_by_others=self._written_by_peers):
+            self._post_event(event)
+        self._broken = reason
+        self._answer_mail()
+
+    def _answer_mail(self) -> None:
+        for message in self._mailbox.take():
+            if not isinstance(message, _Closing):
+                event = answer_without_agent(message, self._clock(), self._broken)
+                if event is not None:
+                    self._post_event(event)
+
+    def _release(self) -> None:
+        """Close what is open."""
+        self._performer.off = True
+        self._links.close_all()
+        for listening in self._bound.values():
+            for one in listening:
+                one.sock.close()
+        if self._copies.close(_JOIN_S):
+            self._buffers.close()
+        self._mailbox.close()
+        self._links.release()
+        self._carrier.close()
+
+
+@dataclass(frozen=True)
+class _Closing:
+    """Asks the thread to end by then."""
+
+    until: float
+
+
+def _bind(carrier: Carrier, ports: Mapping[str, Sequence[int]]) -> dict[str, list[Listening]]:
+    """All sockets, or none."""
+    bound: dict[str, list[Listening]] = {}
+    try:
+        for name, numbers in ports.items():
+            bound[name] = carrier.listen(numbers)
+    except BaseException:
+        for listening in bound.values():
+            for one in listening:
+                one.sock.close()
+        raise
+    return bound

@@ -1,0 +1,101 @@
+"""What the agent needs of a channel. Every channel carries frames over stream sockets; they differ in who may connect and how KV bytes move."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from homenode.transfer.memory import Copier, KvLayout, KvMemory
+from homenode.transfer.message import Buffer
+
+MapMemory = Callable[[int, KvLayout, bool], KvMemory]
+"""Maps a memfd of this layout; True: writable. The descriptor stays the caller's."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A bound socket and the address others are told."""
+
+    sock: socket.socket
+    address: str
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who is at the other end. `address`: what limits are counted by; `pidfd`: of a process on this host, owned by the holder of this, or None."""
+
+    address: str
+    pid: int = 0
+    pidfd: int | None = None
+
+
+@dataclass(frozen=True)
+class LocalBuffer:
+    """KV memory of this process that is registered, and its epoch words (uint64, one for each block) in a memfd of their own."""
+
+    buffer: Buffer
+    memory: KvMemory
+    words: memoryview
+    words_fd: int
+
+
+class PeerBuffer(Protocol):
+    """A peer's KV memory, as far as the channel makes it reachable."""
+
+    @property
+    def layout(self) -> KvLayout: ...
+
+    def copy_from(self, copier: Copier, target: LocalBuffer, job: Chunk) -> list[bytes] | None:
+        """Read pages into local memory; as `Copier`."""
+
+    def copy_to(self, copier: Copier, source: LocalBuffer, job: Chunk) -> list[bytes] | None:
+        """Write pages of local memory into it; as `Copier`."""
+
+    def digests(self, job: Chunk) -> list[bytes] | None:
+        """Read pages where they are; None when an epoch has changed."""
+
+    def close(self) -> None:
+        """Give the mapping back."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a copy: pages first_page .. first_page + pages - 1 of a sequence of `tokens` positions; tables are of the whole sequence, `epochs` of
+    these pages."""
+
+    source_table: Sequence[int]
+    target_table: Sequence[int]
+    first_page: int
+    pages: int
+    tokens: int
+    page_tokens: int
+    epochs: Sequence[int] | None
+
+
+class Carrier(Protocol):
+    """A channel. `connect`, `listen` and `vet` raise PeerError or UserError."""
+
+    name: str
+    passes_memory: bool  # descriptors of memory go with Hello
+    secret: str | None  # frames carry MACs made with it
+
+    def listen(self, ports: Sequence[int]) -> list[Listening]:
+        """Bind, one socket for each port (0 or none at all: any that is free)."""
+
+    def connect(self, address: str) -> socket.socket:
+        """A non-blocking socket that connects, or has."""
+
+    def vet(self, sock: socket.socket) -> Caller:
+        """Who is at the other end of a connected socket; PeerError for somebody who may not be."""
+
+    def identity(self, exported: Sequence[LocalBuffer]) -> bytes:
+        """What goes into `Hello.carrier`."""
+
+    def attach(self, buffer: Buffer, fds: Sequence[int], carrier: bytes, *, writable: bool) -> PeerBuffer | None:
+        """Make a peer's buffer reachable; None where only its own process can read it. Takes the descriptors over. PeerError for one that is not
+        what its layout says."""
+
+    def close(self) -> None:
+        """Give back what belongs to the channel itself."""

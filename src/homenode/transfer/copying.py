@@ -1,0 +1,143 @@
+"""The thread that copies and digests KV off the agent's loop. Jobs are done in the order given, in chunks, so that a stop is noticed soon."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from homenode.transfer.carriers.carrier import Chunk, LocalBuffer, PeerBuffer
+from homenode.transfer.carriers.mapped import epochs_hold
+from homenode.transfer.machine import Copied
+from homenode.transfer.memory import Copier
+
+_log = logging.getLogger(__name__)
+CHUNK_BYTES = 4 << 20
+INLINE_BYTES = 256 << 10  # less is done sooner than a thread is woken
+
+
+@dataclass(eq=False)
+class CopyJob:
+    """Pages from one buffer to another, or with `target` None only their digests. `stop` may be set from any thread."""
+
+    token: int
+    source: LocalBuffer | PeerBuffer
+    target: LocalBuffer | PeerBuffer | None
+    work: Chunk
+    page_bytes: int
+    borrowed: Sequence[bytes] = ()  # buffer ids to give back
+    stop: str = ""
+    seconds: float = field(default=0.0)
+
+    @property
+    def nbytes(self) -> int:
+        """An upper bound: pages held already are left out of it only when it is done."""
+        return self.work.pages * self.page_bytes
+
+
+def perform(job: CopyJob, copier: Copier, stopped: Callable[[], str]) -> Copied:
+    """Do all of a job; never raises. `stopped` is asked between chunks."""
+    begun = time.perf_counter()
+    digests: list[bytes] = []
+    step = max(1, CHUNK_BYTES // max(1, job.page_bytes))
+    work = job.work
+    answer = None
+    for first in range(work.first_page, work.first_page + work.pages, step):
+        reason = job.stop or stopped()
+        if not reason:
+            pages = min(step, work.first_page + work.pages - first)
+            at = first - work.first_page
+            epochs = None if work.epochs is None else work.epochs[at : at + pages]
+            chunk = Chunk(work.source_table, work.target_table, first, pages, work.tokens, work.page_tokens, epochs)
+            got, reason = _one(job, chunk, copier)
+            digests += got or []
+        if reason:
+            answer = Copied(job.token, None, reason)
+            break
+    job.seconds = time.perf_counter() - begun
+    return answer or Copied(job.token, digests)
+
+
+def _one(job: CopyJob, chunk: Chunk, copier: Copier) -> tuple[list[bytes] | None, str]:
+    try:
+        digests = _copy(job.source, job.target, chunk, copier)
+    except Exception as error:
+        _log.exception("copying KV failed")
+        return None, f"copying failed: {error}"
+    return digests, "" if digests is not None else "the source's epochs have changed: its pages were given to others"
+
+
+def _copy(source: LocalBuffer | PeerBuffer, target: LocalBuffer | PeerBuffer | None, chunk: Chunk, copier: Copier) -> list[bytes] | None:
+    if target is None:
+        return _local_digests(source, chunk) if isinstance(source, LocalBuffer) else source.digests(chunk)
+    if not isinstance(target, LocalBuffer):
+        if not isinstance(source, LocalBuffer):
+            raise ValueError("neither side of a copy is this process's own")
+        return target.copy_to(copier, source, chunk)
+    if not isinstance(source, LocalBuffer):
+        return source.copy_from(copier, target, chunk)
+    epochs = None if chunk.epochs is None else (source.words, chunk.epochs)
+    where = (chunk.first_page, chunk.pages, chunk.tokens)
+    return copier(target.memory, chunk.target_table, source.memory, chunk.source_table, *where, epochs=epochs)
+
+
+def _local_digests(source: LocalBuffer, chunk: Chunk) -> list[bytes] | None:
+    if not epochs_hold(source.words, chunk):
+        return None
+    digests = source.memory.digests(chunk.source_table, chunk.first_page, chunk.pages, chunk.tokens)
+    return digests if epochs_hold(source.words, chunk) else None
+
+
+class CopyThread:
+    """`submit` and `results` are for the agent's thread. `wake` is called from the copy thread when there is a result."""
+
+    def __init__(self, copier: Copier, wake: Callable[[], None]) -> None:
+        self._copier, self._wake = copier, wake
+        self._jobs: SimpleQueue[CopyJob | None] = SimpleQueue()
+        self._results: deque[tuple[CopyJob, Copied]] = deque()
+        self._open: set[CopyJob] = set()
+        self._stopping = ""
+        self._thread = threading.Thread(target=self._run, name="homenode-kv-copy", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def submit(self, job: CopyJob) -> tuple[CopyJob, Copied] | None:
+        """Do a job: a small one at once, when nothing is before it, and its result is returned; else None, and it will be among `results`."""
+        if not self._open and job.nbytes <= INLINE_BYTES:
+            return job, perform(job, self._copier, lambda: "")
+        self._open.add(job)
+        self._jobs.put(job)
+        return None
+
+    def results(self) -> list[tuple[CopyJob, Copied]]:
+        """What was done since."""
+        done = []
+        while self._results:
+            done.append(self._results.popleft())
+            self._open.discard(done[-1][0])
+        return done
+
+    def stop_using(self, buffer_id: bytes, reason: str) -> None:
+        """Jobs with this buffer end after the chunk they are in."""
+        for job in self._open:
+            if buffer_id in job.borrowed:
+                job.stop = reason
+
+    def close(self, timeout: float) -> bool:
+        """End after the chunk under way; whether the thread has ended in time, so that nothing is written any more."""
+        self._stopping = "the engine is shutting down"
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._results.append((job, perform(job, self._copier, lambda: self._stopping)))
+            self._wake()

@@ -1,0 +1,138 @@
+"""Frames on a stream between engines: a 4-byte little-endian length, a body, and 16 bytes of MAC where a secret is set.
+
+After a Data frame raw bytes follow (`payload.py`), so frames are taken one by one. No I/O here. A length is checked before anything is kept for
+its frame, and a frame takes memory only as its bytes come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from enum import IntEnum
+
+from homenode.errors import PeerError
+from homenode.transfer.message import MAX_FRAME
+
+HEADER_BYTES = 4
+MAC_BYTES = 16
+
+
+class Direction(IntEnum):
+    """Whose frames a MAC is for."""
+
+    FROM_CONNECTOR = 0
+    FROM_ACCEPTOR = 1
+
+
+class FrameError(PeerError):
+    """The stream is damaged or hostile: nothing more can be taken from it. `code` is a word for statistics."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message, code=code)
+        self.code = code
+
+
+def session_key(secret: str, connector_hello: bytes, acceptor_hello: bytes) -> bytes:
+    """The MAC key of a connection. Each side's nonce lies in its Hello, so a key is never used twice and proves all that both Hellos say."""
+    shared = hashlib.blake2b(secret.encode(), digest_size=32, person=b"homenode-secret").digest()
+    said = hashlib.blake2b(digest_size=32, key=shared, person=b"homenode-session")
+    for hello in (connector_hello, acceptor_hello):
+        said.update(len(hello).to_bytes(8, "little"))
+        said.update(hello)
+    return said.digest()
+
+
+class FrameMac:
+    """The MACs of one direction of a connection. Every frame and payload has its own number, so none can be left out, repeated or moved."""
+
+    def __init__(self, key: bytes, direction: Direction) -> None:
+        self._key = key
+        self._direction = direction
+        self._count = 0
+
+    def start(self) -> hashlib.blake2b:
+        """A keyed hash for the next frame or payload, to be fed with its bytes."""
+        salt = self._direction.to_bytes(1, "little") + self._count.to_bytes(8, "little")
+        self._count += 1
+        return hashlib.blake2b(key=self._key, salt=salt, digest_size=MAC_BYTES, person=b"homenode-frame")
+
+    def tag(self, body: bytes | memoryview) -> bytes:
+        """The MAC of the next frame."""
+        mac = self.start()
+        mac.update(body)
+        return mac.digest()
+
+    def check(self, body: bytes | memoryview, tag: bytes | memoryview) -> None:
+        """FrameError unless `tag` is the MAC of the next frame."""
+        verify(self.start(), body, tag)
+
+
+def verify(mac: hashlib.blake2b, body: bytes | memoryview, tag: bytes | bytearray | memoryview) -> None:
+    """Feed `body` and compare with `tag` in constant time. FrameError when they differ."""
+    mac.update(body)
+    if not hmac.compare_digest(mac.digest(), bytes(tag)):
+        raise FrameError(
+            "mac", "a frame's MAC is wrong: the secrets differ, or the stream was changed on its way. Set the same pd_secret on both sides."
+        )
+
+
+def frame(body: bytes, mac: FrameMac | None = None, limit: int = MAX_FRAME) -> bytes:
+    """A body as it goes onto the stream. FrameError when it is larger than the other side takes."""
+    if len(body) > limit:
+        raise FrameError("too-large", f"a frame of {len(body)} bytes; the other side takes at most {limit}")
+    header = len(body).to_bytes(HEADER_BYTES, "little")
+    return header + body if mac is None else header + body + mac.tag(body)
+
+
+class FrameParser:
+    """Cuts a stream into frames and raw bytes, wherever the stream was cut on its way."""
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self.limit = limit
+        self.mac: FrameMac | None = None
+        self._buffer = bytearray()
+
+    @property
+    def held(self) -> int:
+        """Bytes that have come and were not taken."""
+        return len(self._buffer)
+
+    @property
+    def missing(self) -> int:
+        """Bytes still to come for the frame that has begun; 0 when none has, or when its length is not known yet."""
+        if len(self._buffer) < HEADER_BYTES:
+            return 0
+        return max(0, self._frame_bytes() - len(self._buffer))
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take what came."""
+        self._buffer += data
+
+    def next(self) -> bytes | None:
+        """The body of the next frame if all of it is there. FrameError for one that is too large, or whose MAC is wrong."""
+        if len(self._buffer) < HEADER_BYTES:
+            return None
+        total = self._frame_bytes()
+        if len(self._buffer) < total:
+            return None
+        end = total if self.mac is None else total - MAC_BYTES
+        body = bytes(self._buffer[HEADER_BYTES:end])
+        if self.mac is not None:
+            self.mac.check(body, bytes(self._buffer[end:total]))
+        del self._buffer[:total]
+        return body
+
+    def take(self, target: memoryview) -> int:
+        """Move raw bytes from the beginning of what came into `target` (bytes); how many."""
+        count = min(len(target), len(self._buffer))
+        if count:
+            with memoryview(self._buffer) as came:
+                target[:count] = came[:count]
+            del self._buffer[:count]
+        return count
+
+    def _frame_bytes(self) -> int:
+        size = int.from_bytes(self._buffer[:HEADER_BYTES], "little")
+        if size > self.limit:
+            raise FrameError("too-large", f"a frame announces {size} bytes; at most {self.limit} are taken")
+        return HEADER_BYTES + size + (0 if self.mac is None else MAC_BYTES)

@@ -1,0 +1,294 @@
+"""What the agent does for its machine: every action of `machine.py`, and the inputs that answer them. For one thread."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Protocol, assert_never
+
+import msgspec
+
+from homenode.errors import HomenodeError, InternalError, PeerError
+from homenode.transfer.buffers import Buffers
+from homenode.transfer.carriers.carrier import Chunk, LocalBuffer
+from homenode.transfer.connection import Connection
+from homenode.transfer.copying import CopyJob, CopyThread
+from homenode.transfer.figures import TransferFigures
+from homenode.transfer.links import Links
+from homenode.transfer.machine import (
+    Action,
+    Close,
+    Connect,
+    Connected,
+    ConnectFailed,
+    Copied,
+    Copy,
+    Epochs,
+    FromPeer,
+    Input,
+    PeerLost,
+    Receive,
+    Send,
+    SendPages,
+    Sent,
+    Tell,
+)
+from homenode.transfer.message import Data, Hello, Message
+from homenode.transfer.payload import Incoming
+from homenode.transfer.seam import ToScheduler
+from homenode.transfer.staging import StagingMemory, block_views, page_nbytes
+
+_log = logging.getLogger(__name__)
+
+
+class Machine(Protocol):
+    """`sender.SenderMachine` or `receiver.ReceiverMachine`."""
+
+    def handle(self, given: Input, now: float, /) -> list[Action]: ...
+
+    def tick(self, now: float) -> list[Action]: ...
+
+    def next_deadline(self) -> float | None: ...
+
+    def figures(self) -> TransferFigures: ...
+
+    def drain(self, now: float) -> list[Action]: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+
+class Performer:
+    """Hears of connections (`links.Listener`), feeds the machine, and does what it says. Raises InternalError when the machine contradicts itself."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        buffers: Buffers,
+        copies: CopyThread,
+        staging: StagingMemory,
+        post: Callable[[ToScheduler], None],
+        clock: Callable[[], float],
+        *,
+        takes_buffers: bool,
+        writable: bool,
+    ) -> None:
+        """`takes_buffers`: this side reads or writes the other's memory; else a Hello that brings some is refused. `post` gets what is told."""
+        self.links: Links  # made with this as its listener
+        self.bytes_copied = self.failures = 0
+        self.copy_seconds = 0.0
+        self.changed = False
+        self.off = False  # the machine is asked nothing more
+        self._machine, self._buffers, self._copies, self._staging = machine, buffers, copies, staging
+        self._post, self._clock = post, clock
+        self._takes_buffers, self._writable = takes_buffers, writable
+        self._inputs: deque[Input] = deque()
+        self._feeding = False
+        self._receipts: dict[int, CopyJob] = {}  # what is to be done when a payload is there
+        self._fitting = False  # the header just taken has a Receive
+        self._header: tuple[int, Data] | None = None
+        self._processes: dict[bytes, tuple[int, int]] = {}  # incarnation -> pid, connections
+
+    # Feeding
+
+    def feed(self, given: Input) -> None:
+        """Give the machine an input, and do what it says."""
+        self._inputs.append(given)
+        if self._feeding or self.off:
+            return
+        self._feeding = True
+        try:
+            while self._inputs:
+                self._handle(self._inputs.popleft())
+        finally:
+            self._feeding = False
+
+    def perform_all(self, actions: list[Action]) -> None:
+        """Do what the machine said at another occasion (`tick`, `drain`)."""
+        self.changed = True
+        for action in actions:
+            self._perform(action)
+        if self._inputs:
+            self.feed(self._inputs.popleft())
+
+    def _handle(self, given: Input) -> None:
+        self.changed = True
+        try:
+            actions = self._machine.handle(given, self._clock())
+        except Exception as error:
+            self.failures += 1
+            if not isinstance(given, FromPeer | Connected):
+                raise InternalError(f"the transfer machine failed over {type(given).__name__}: {error}") from error
+            _log.exception("the transfer machine failed over what a peer said; the peer is dropped")
+            connection = self.links.find(given.peer)
+            if connection is not None:
+                self.links.drop(connection, "an internal error over what this peer said", self._clock())
+            return
+        for action in actions:
+            self._perform(action)
+
+    # What connections tell (`links.Listener`)
+
+    def on_greeted(self, connection: Connection, hello: Hello, fds: list[int]) -> None:
+        """See `links.Listener`."""
+        assert connection.caller is not None
+        pid = connection.caller.pid
+        known, count = self._processes.get(hello.incarnation, (pid, 0))
+        try:
+            if known != pid:
+                raise PeerError("this incarnation is another process", code="incarnation")
+            if hello.buffers and not self._takes_buffers:
+                raise PeerError("buffers came with a Hello where none are used", code="buffer")
+        except PeerError:
+            self._buffers.refuse(fds)
+            raise
+        owner = (hello.incarnation, pid)
+        self._buffers.attach(connection.number, owner, hello.carrier, hello.buffers, fds, writable=self._writable)
+        self._processes[hello.incarnation] = (pid, count + 1)
+        self.feed(Connected(connection.number, hello, connection.address))
+
+    def on_message(self, connection: Connection, message: Message) -> None:
+        """See `links.Listener`."""
+        if isinstance(message, Data) and message.nbytes:
+            self._header, self._fitting = (connection.number, message), False
+            self.feed(FromPeer(connection.number, message))
+            self._header = None
+            if not self._fitting:
+                connection.discard_payload(message.nbytes)
+        else:
+            self.feed(FromPeer(connection.number, message))
+
+    def on_payload(self, connection: Connection, incoming: Incoming) -> None:
+        """See `links.Listener`."""
+        if incoming.token is not None:
+            self._submit(self._receipts.pop(incoming.token))
+
+    def on_sent(self, token: int, ok: bool) -> None:
+        """See `links.Listener`."""
+        self.feed(Sent(token, ok))
+
+    def on_not_connected(self, address: str, reason: str) -> None:
+        """See `links.Listener`."""
+        self.feed(ConnectFailed(address, reason))
+
+    def on_lost(self, connection: Connection, reason: str, incoming: int | None) -> None:
+        """See `links.Listener`."""
+        self._buffers.lose(connection.number, self._clock())
+        pid, count = self._processes.pop(connection.peer_incarnation, (0, 0))
+        if count > 1:
+            self._processes[connection.peer_incarnation] = (pid, count - 1)
+        if incoming is not None:
+            self._drop_receipt(incoming, reason)
+
+    def on_gone(self, number: int, reason: str, dead: bool) -> None:
+        """See `links.Listener`."""
+        self.feed(PeerLost(number, reason, dead))
+
+    # What the machine says
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Send(peer, message):
+                if (connection := self.links.find(peer)) is not None:
+                    self.links.send(connection, message, self._clock())
+            case Tell(event):
+                self._post(event)
+            case Copy():
+                self._copy(action)
+            case Receive():
+                self._receive(action)
+            case SendPages():
+                self._send_pages(action)
+            case Epochs(buffer, blocks, epochs):
+                words = self._buffers.local[buffer].words
+                for block, epoch in zip(blocks, epochs, strict=True):
+                    words[block] = epoch
+            case Connect(address):
+                self.links.connect(address, self._clock())
+            case Close(peer, reason):
+                self.links.close(peer, reason, self._clock())
+                for buffer_id in self._buffers.release(peer):
+                    self._copies.stop_using(buffer_id, reason)
+            case _:
+                assert_never(action)
+
+    def _copy(self, action: Copy) -> None:
+        now = self._clock()
+        source = self._buffers.borrow(action.source, now)
+        target = None if action.digest_only else self._buffers.borrow(action.target, now)
+        borrowed = [action.source] if action.digest_only else [action.source, action.target]
+        if source is None or (target is None and not action.digest_only):
+            for buffer_id, found in zip(borrowed, (source, target), strict=False):
+                if found is not None:
+                    self._buffers.give_back(buffer_id, now)
+            self._inputs.append(Copied(action.token, None, "the peer's memory is not in reach any more"))
+            return
+        layout = source.memory.layout if isinstance(source, LocalBuffer) else source.layout
+        work = Chunk(
+            action.source_table, action.target_table, action.first_page, action.pages, action.tokens, action.page_tokens, action.epochs
+        )
+        self._submit(CopyJob(action.token, source, target, work, page_nbytes(layout, action.page_tokens), borrowed))
+
+    def _receive(self, action: Receive) -> None:
+        if self._header is None or self._header[0] != action.peer or self._fitting:
+            raise InternalError("the transfer machine wants to receive where no data is due")
+        _, header = self._header
+        local = self._buffers.local[action.target]
+        connection = self.links.find(action.peer)
+        wanted = page_span_nbytes(action, local)
+        try:
+            if connection is None or header.nbytes != wanted:
+                raise PeerError(f"{header.nbytes} bytes were announced where {wanted} belong")
+            views, job = self._staging.plan(action, local)
+        except HomenodeError as error:
+            self._inputs.append(Copied(action.token, None, error.message))
+            return
+        self._fitting = True
+        self._receipts[action.token] = job
+        connection.accept_payload(views, action.token)
+
+    def _send_pages(self, action: SendPages) -> None:
+        connection = self.links.find(action.peer)
+        if connection is None:
+            self._inputs.append(Sent(action.token, False))
+            return
+        memory = self._buffers.local[action.buffer].memory
+        nbytes = sum(page_nbytes(memory.layout, tokens) for tokens in action.tokens)
+        header = msgspec.structs.replace(action.header, nbytes=nbytes)
+        views: Iterator[memoryview] = block_views(memory, action.table, action.tokens)
+        self.links.send_payload(connection, header, views, action.token, self._clock())
+
+    # Copies
+
+    def _submit(self, job: CopyJob) -> None:
+        done = self._copies.submit(job)
+        if done is not None:
+            self._finished(*done)
+
+    def collect(self) -> None:
+        """What the copy thread has done."""
+        for job, copied in self._copies.results():
+            self._finished(job, copied)
+        if self._inputs and not self._feeding:
+            self.feed(self._inputs.popleft())
+
+    def _finished(self, job: CopyJob, copied: Copied) -> None:
+        now = self._clock()
+        for buffer_id in job.borrowed:
+            self._buffers.give_back(buffer_id, now)
+        self.copy_seconds += job.seconds
+        if copied.digests is not None and job.target is not None:
+            self.bytes_copied += job.nbytes
+        self._inputs.append(copied)
+
+    def _drop_receipt(self, token: int, reason: str) -> None:
+        self._receipts.pop(token, None)
+        self.feed(Copied(token, None, reason))
+
+
+def page_span_nbytes(action: Receive, local: LocalBuffer) -> int:
+    """Bytes of the pages to be received."""
+    first = action.first_page * action.page_tokens
+    tokens = [min(action.page_tokens, action.tokens - first - page * action.page_tokens) for page in range(action.pages)]
+    return sum(page_nbytes(local.memory.layout, count) for count in tokens)

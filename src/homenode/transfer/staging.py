@@ -1,0 +1,76 @@
+"""Where bytes from a connection go: straight into KV blocks where pages are blocks, else into memory of the sender's page size and on from there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from homenode.errors import HostError
+from homenode.transfer.carriers.carrier import Chunk, LocalBuffer, MapMemory
+from homenode.transfer.copying import CopyJob
+from homenode.transfer.machine import Receive
+from homenode.transfer.memory import TILE_TOKENS, KvLayout, KvMemory, KvRegion
+from homenode.transfer.message import Buffer
+
+
+def tiles_of(tokens: int) -> int:
+    """Tiles that hold so many tokens, the last perhaps in part."""
+    return -(-tokens // TILE_TOKENS)
+
+
+def page_nbytes(layout: KvLayout, tokens: int) -> int:
+    """Bytes of a page with so many tokens, over all layers and heads."""
+    return layout.layers * layout.kv_heads * 2 * tiles_of(tokens) * layout.tile_bytes
+
+
+def block_views(memory: KvMemory, blocks: Sequence[int], tokens: Sequence[int]) -> Iterator[memoryview]:
+    """The bytes of blocks as they go over a wire, made as they are needed; `tokens`: how many of each block count."""
+    for block, count in zip(blocks, tokens, strict=True):
+        yield from memory.pieces(block, tiles_of(count))
+
+
+class StagingMemory:
+    """Makes room for payloads."""
+
+    def __init__(self, map_memory: MapMemory) -> None:
+        self._map = map_memory
+
+    def plan(self, action: Receive, local: LocalBuffer) -> tuple[Iterator[memoryview], CopyJob]:
+        """The views that the payload fills in order, and what is left to do when it is there: digests, or a copy that takes them on the way."""
+        pages = range(action.first_page, action.first_page + action.pages)
+        tokens = [min(action.page_tokens, action.tokens - page * action.page_tokens) for page in pages]
+        where = (action.first_page, action.pages, action.tokens, action.page_tokens)
+        page = page_nbytes(local.memory.layout, action.page_tokens)
+        if action.page_tokens == local.memory.layout.block_size:
+            views = block_views(local.memory, action.target_table[pages.start : pages.stop], tokens)
+            return views, CopyJob(action.token, local, None, Chunk(action.target_table, [], *where, None), page)
+        staged = self._allocate(local, action.page_tokens, action.pages)
+        table = [-1] * action.first_page + list(range(action.pages))
+        views = block_views(staged.memory, range(action.pages), tokens)
+        return views, CopyJob(action.token, staged, local, Chunk(table, action.target_table, *where, None), page)
+
+    def _allocate(self, local: LocalBuffer, page_tokens: int, pages: int) -> LocalBuffer:
+        """Private memory with blocks of the sender's size. HostError when there is none."""
+        layout = contiguous(local.memory.layout, page_tokens, pages)
+        try:
+            fd = os.memfd_create("homenode-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                os.ftruncate(fd, layout.nbytes)
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+                memory = self._map(fd, layout, True)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise HostError(f"no memory for {pages} pages on their way: {error}") from error
+        return LocalBuffer(Buffer(bytes(16), layout), memory, memoryview(b""), -1)
+
+
+def contiguous(like: KvLayout, block_size: int, blocks: int) -> KvLayout:
+    """A layout of the same geometry with blocks of another size, one after another within each layer."""
+    head = 2 * tiles_of(block_size) * like.tile_bytes
+    block = like.kv_heads * head
+    region = KvRegion(0, like.kv_heads, 0, blocks * block, block, head)
+    return msgspec.structs.replace(like, block_size=block_size, blocks=blocks, nbytes=like.layers * blocks * block, regions=(region,))

@@ -1,0 +1,127 @@
+"""What waits to be written to a connection: frames and blocks of KV, gathered into few system calls; bounded."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from homenode.transfer.framing import FrameError
+
+MOST_QUEUED = 8 << 20  # bytes of frames; blocks are not counted, they are only pointed to
+MOST_PAYLOADS = 1024
+_MOST_VIEWS = 512  # in one call; IOV_MAX is 1024
+_MOST_BYTES = 4 << 20  # in one call
+
+
+class _Payload:
+    """Blocks on their way. Views are made as they are needed, and hashed when they are."""
+
+    def __init__(self, views: Iterable[memoryview], token: int, mac: hashlib.blake2b | None) -> None:
+        self.token = token
+        self._views = iter(views)
+        self._mac = mac
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for view in self._views:
+            raw = view.cast("B")
+            if self._mac is not None:
+                self._mac.update(raw)
+            if raw.nbytes:
+                yield raw
+        if self._mac is not None:
+            yield memoryview(self._mac.digest())
+
+
+class Outgoing:
+    """A queue of frames and payloads, and how far it is written. For one thread."""
+
+    def __init__(self) -> None:
+        self._queue: deque[memoryview | _Payload] = deque()
+        self._window: deque[memoryview | int] = deque()  # views that come next; a number: the token of the payload that ended there
+        self._source: Iterator[memoryview] | None = None
+        self._source_token = 0
+        self._queued = 0  # bytes of frames in queue
+        self._payloads = 0
+        self.written = 0  # bytes, since the beginning
+
+    def __bool__(self) -> bool:
+        return bool(self._window or self._queue or self._source)
+
+    def push(self, frame: bytes) -> None:
+        """Queue a frame. FrameError when the other side is too far behind."""
+        if self._queued + len(frame) > MOST_QUEUED and self._queued:
+            raise FrameError(
+                "behind", f"{self._queued} bytes of frames wait for this peer, which does not take them; at most {MOST_QUEUED} may"
+            )
+        self._queued += len(frame)
+        self._queue.append(memoryview(frame))
+
+    def push_payload(self, views: Iterable[memoryview], token: int, mac: hashlib.blake2b | None) -> None:
+        """Queue blocks; `flush` tells `token` when the last byte was given to the kernel."""
+        if self._payloads >= MOST_PAYLOADS:
+            raise FrameError("behind", f"{self._payloads} payloads wait for this peer, which does not take them")
+        self._payloads += 1
+        self._queue.append(_Payload(views, token, mac))
+
+    def flush(self, sock: socket.socket, ancillary: list[tuple[int, int, bytes]] | None = None) -> list[int]:
+        """Write one batch, as much as the kernel takes without waiting; the tokens of the payloads that are through. OSError as of sendmsg."""
+        views = self._batch()
+        if views:
+            count = sock.send(views[0]) if len(views) == 1 and not ancillary else sock.sendmsg(views, ancillary or [])
+            self.written += count
+            return self._written(count)
+        return self._written(0)
+
+    def tokens(self) -> list[int]:
+        """The payloads that are not through, when the connection has ended."""
+        waiting = [item for item in self._window if isinstance(item, int)]
+        if self._source is not None:
+            waiting.append(self._source_token)
+        return waiting + [item.token for item in self._queue if isinstance(item, _Payload)]
+
+    def _batch(self) -> list[memoryview]:
+        """Fill the window, and what of it goes in one call."""
+        total = sum(item.nbytes for item in self._window if not isinstance(item, int))
+        while len(self._window) < _MOST_VIEWS and total < _MOST_BYTES:
+            view = self._next()
+            if view is None:
+                break
+            self._window.append(view)
+            total += 0 if isinstance(view, int) else view.nbytes
+        return [item for item in self._window if not isinstance(item, int)]
+
+    def _next(self) -> memoryview | int | None:
+        """The next thing for the window; None when nothing waits."""
+        if self._source is not None:
+            view = next(self._source, None)
+            if view is not None:
+                return view
+            self._source = None
+            return self._source_token
+        if not self._queue:
+            return None
+        item = self._queue.popleft()
+        if isinstance(item, memoryview):
+            self._queued -= item.nbytes
+            return item
+        self._source, self._source_token = iter(item), item.token
+        return self._next()
+
+    def _written(self, count: int) -> list[int]:
+        done = []
+        window = self._window
+        while window:
+            item = window[0]
+            if isinstance(item, int):
+                done.append(item)
+                self._payloads -= 1
+            elif item.nbytes <= count:
+                count -= item.nbytes
+            else:
+                if count:
+                    window[0] = item[count:]
+                break
+            window.popleft()
+        return done

@@ -1,0 +1,252 @@
+"""An agent with a machine that does what a test says, over real sockets and real shared memory (in Python: no native core needed)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import mmap
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from homenode.transfer.agent import TransferAgent
+from homenode.transfer.buffers import register
+from homenode.transfer.carriers.carrier import Carrier, LocalBuffer
+from homenode.transfer.carriers.shm import ShmCarrier
+from homenode.transfer.carriers.tcp import TcpCarrier
+from homenode.transfer.figures import TransferFigures
+from homenode.transfer.greeting import Admission, Identity
+from homenode.transfer.links import LinkLimits
+from homenode.transfer.machine import Action, FromEngine, Input, Own
+from homenode.transfer.memory import KvLayout
+from homenode.transfer.staging import contiguous
+
+T = TypeVar("T")
+PATIENCE_S = 20.0
+FINGERPRINT = {"model": "toy", "dtype": "f16", "rope": "10000"}
+
+
+def layout(blocks: int = 8, block_size: int = 32, layers: int = 2, kv_heads: int = 2) -> KvLayout:
+    """A small geometry: tiles of 256 bytes."""
+    like = KvLayout(layers, kv_heads, 8, block_size, "f16", 256, blocks, 0, ())
+    return contiguous(like, block_size, blocks)
+
+
+class PythonMemory:
+    """`KvMemory` over a memfd, with digests by BLAKE2b."""
+
+    def __init__(self, fd: int, layout: KvLayout, writable: bool) -> None:
+        self.layout = layout
+        self.fd = os.dup(fd)
+        self._map = mmap.mmap(fd, layout.nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+        self.bytes = memoryview(self._map)
+
+    def head(self, block: int, layer: int, head: int, tiles: int) -> list[memoryview]:
+        """The keys' first tiles, and the values'."""
+        (region,) = self.layout.regions
+        at = region.offset + layer * region.layer_stride + block * region.block_stride + head * region.head_stride
+        half = self.layout.block_size // 16 * self.layout.tile_bytes
+        return [self.bytes[at + half * part : at + half * part + tiles * self.layout.tile_bytes] for part in (0, 1)]
+
+    def pieces(self, block: int, tiles: int) -> list[memoryview]:
+        if not 0 <= block < self.layout.blocks:
+            raise IndexError(f"block {block}")
+        heads = [(layer, head) for layer in range(self.layout.layers) for head in range(self.layout.kv_heads)]
+        return [piece for layer, head in heads for piece in self.head(block, layer, head, tiles)]
+
+    def digests(self, table: Sequence[int], first_page: int, pages: int, tokens: int) -> list[bytes]:
+        size = self.layout.block_size
+        return [self._digest(table[page], -(-min(size, tokens - page * size) // 16)) for page in range(first_page, first_page + pages)]
+
+    def _digest(self, block: int, tiles: int) -> bytes:
+        if block < 0:
+            return b""
+        found = b""
+        for head in range(self.layout.kv_heads):
+            parts = [part for layer in range(self.layout.layers) for part in self.head(block, layer, head, tiles)]
+            found += hashlib.blake2b(b"".join(parts), digest_size=8).digest()
+        return found
+
+
+def new_memory(of: KvLayout, fill: bytes = b"") -> PythonMemory:
+    """Sealed memory with random or given bytes."""
+    fd = os.memfd_create("test-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, of.nbytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    memory = PythonMemory(fd, of, True)
+    memory.bytes[:] = (fill * of.nbytes)[: of.nbytes] if fill else os.urandom(of.nbytes)
+    os.close(fd)
+    return memory
+
+
+def copy_pages(
+    target: Any,
+    target_table: Sequence[int],
+    source: Any,
+    source_table: Sequence[int],
+    first_page: int,
+    pages: int,
+    tokens: int,
+    source_heads: tuple[int, int] | None = None,
+    target_first_head: int = 0,
+    epochs: tuple[memoryview, Sequence[int]] | None = None,
+) -> list[bytes] | None:
+    """`Copier`, tile by tile."""
+    size, tile = source.layout.block_size, source.layout.tile_bytes
+    for page in range(first_page, first_page + pages):
+        if source_table[page] < 0:
+            continue
+        for at in range(page * size, min((page + 1) * size, tokens), 16):
+            _copy_tile(target, target_table, source, source_table, at, tile)
+    if epochs is not None:
+        words, wanted = epochs
+        blocks = source_table[first_page : first_page + pages]
+        if any(words[block] != epoch for block, epoch in zip(blocks, wanted, strict=True) if block >= 0):
+            return None
+    return source.digests(source_table, first_page, pages, tokens)
+
+
+def _copy_tile(target: Any, target_table: Sequence[int], source: Any, source_table: Sequence[int], at: int, tile: int) -> None:
+    for layer in range(source.layout.layers):
+        for head in range(source.layout.kv_heads):
+            ends = []
+            for memory, table in ((target, target_table), (source, source_table)):
+                size = memory.layout.block_size
+                ends.append((memory.head(table[at // size], layer, head, size // 16), at % size // 16 * tile))
+            (to, to_at), (from_, from_at) = ends
+            for part in (0, 1):
+                to[part][to_at : to_at + tile] = from_[part][from_at : from_at + tile]
+
+
+@dataclass(frozen=True)
+class Do:
+    """Told to an agent by a test: perform these."""
+
+    actions: list[Action]
+
+
+@dataclass
+class ScriptedMachine:
+    """Keeps what it is given, and answers as told."""
+
+    own: Own
+    answer: Callable[[Input], list[Action]] = lambda _given: []
+    inputs: queue.SimpleQueue[Input] = field(default_factory=queue.SimpleQueue)
+    deadline: float | None = None
+    ticks: list[float] = field(default_factory=list)
+    idle: bool = True
+
+    def handle(self, given: Input, now: float) -> list[Action]:
+        if isinstance(given, FromEngine) and isinstance(given.message, Do):
+            return given.message.actions
+        actions = self.answer(given)
+        self.inputs.put(given)
+        return actions
+
+    def tick(self, now: float) -> list[Action]:
+        self.ticks.append(now)
+        self.deadline = None
+        return []
+
+    def next_deadline(self) -> float | None:
+        return self.deadline
+
+    def figures(self) -> TransferFigures:
+        return TransferFigures()
+
+    def drain(self, now: float) -> list[Action]:
+        return []
+
+    def expect(self, kind: type[T], timeout: float = PATIENCE_S) -> T:
+        """The next input of this kind; others before it are dropped."""
+        ends = time.monotonic() + timeout
+        while True:
+            given = self.inputs.get(timeout=max(0.001, ends - time.monotonic()))
+            if isinstance(given, kind):
+                return given
+
+
+@dataclass
+class Side:
+    """An agent and what a test needs of it."""
+
+    agent: TransferAgent
+    machine: ScriptedMachine
+    cache: LocalBuffer
+    pool: LocalBuffer | None
+    identity: Identity
+    events: list[Any]
+
+    def do(self, *actions: Action) -> None:
+        """Have the agent perform these."""
+        self.agent.tell(Do(list(actions)))  # type: ignore[arg-type]
+
+    def address(self, name: str = "alloc") -> str:
+        return self.agent.addresses[name][0]
+
+    def refused(self) -> dict[str, int]:
+        return self.agent.statistics().refused
+
+
+def carrier(channel: str, of: KvLayout, secret: str | None = None) -> Carrier:
+    return ShmCarrier(of, PythonMemory) if channel == "shm" else TcpCarrier("127.0.0.1", secret)
+
+
+@contextlib.contextmanager
+def running(
+    role: str,
+    channel: str = "shm",
+    mode: str = "pull-eager",
+    *,
+    of: KvLayout | None = None,
+    secret: str | None = None,
+    answer: Callable[[Input], list[Action]] = lambda _given: [],
+    limits: LinkLimits | None = None,
+    admission: Admission | None = None,
+    fingerprint: dict[str, str] | None = None,
+    copier: Any = copy_pages,
+    **identity: Any,
+) -> Iterator[Side]:
+    """One side, on sockets of its own."""
+    of = of or layout()
+    cache = register(new_memory(of))
+    who = Identity(role, mode, channel, fingerprint or FINGERPRINT, **identity)  # type: ignore[arg-type]
+    machines: list[ScriptedMachine] = []
+    events: list[Any] = []
+
+    def make(own: Own) -> ScriptedMachine:
+        machines.append(ScriptedMachine(own, answer))
+        return machines[0]
+
+    names = ("done",) if role == "sender" else ("alloc", "init")
+    agent = TransferAgent(
+        carrier(channel, of, secret),
+        who,
+        cache,
+        None,
+        dict.fromkeys(names, ()),
+        make,
+        copier=copier,
+        map_memory=PythonMemory,
+        post=events.append,
+        limits=limits,
+        admission=admission,
+    )
+    agent.start()
+    try:
+        yield Side(agent, machines[0], cache, None, who, events)
+    finally:
+        assert agent.close(5.0) or agent.statistics().broken
+
+
+def eventually(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S) -> None:
+    """Wait for it; it is an error if it does not come to pass."""
+    ends = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > ends:
+            raise AssertionError(f"not within {timeout} s: {what}")
+        time.sleep(0.002)
