@@ -1,0 +1,59 @@
+"""What an engine publishes about its part in handing KV over: the body of `GET /kv_transfer`, which the proxy gives to the other side.
+
+The document introduces; it proves nothing. Whether two engines fit is settled between them, by their Hello.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from homenode.transfer.message import PROTOCOL
+
+MAX_DOCUMENT = 1 << 16
+
+Role = Literal["sender", "receiver"]
+Mode = Literal["push", "pull-eager", "pull-delay"]
+Address = Annotated[str, Meta(min_length=1, max_length=512)]
+Addresses = Annotated[list[Address], Meta(max_length=1024)]
+Word = Annotated[str, Meta(max_length=1024)]
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """One for each engine. An address is `unix:@NAME` (abstract), `unix:/PATH` or `tcp:HOST:PORT` (`tcp:[HOST]:PORT` for IPv6); one for each
+    tensor-parallel rank.
+
+    `incarnation`: of the process, in hexadecimal: another one after a restart. `fingerprint`: what must agree, see `transfer.fingerprint`.
+    """
+
+    role: Role
+    mode: Mode
+    channel: Annotated[str, Meta(min_length=1, max_length=64)]
+    incarnation: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    fingerprint: Annotated[dict[Word, Word], Meta(max_length=64)]
+    block_size: Annotated[int, Meta(ge=1, le=1 << 20)]  # tokens of a KV block, the sender's page
+    alloc: Addresses = []  # receiver: where senders ask for room
+    init: Addresses = []  # receiver: where the first contact may be made; the same process answers
+    done: Addresses = []  # sender: where receivers tell that they are done
+    protocol: tuple[int, int] = PROTOCOL
+    host: Annotated[str, Meta(max_length=128)] = ""  # names the machine: Unix sockets reach no other
+
+
+_decoder = msgspec.json.Decoder(Published)
+
+
+def encode(document: Published) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(document)
+
+
+def decode(body: bytes) -> Published:
+    """Raises msgspec.DecodeError (ValidationError among them) for anything that is no document within the bounds above."""
+    if len(body) > MAX_DOCUMENT:
+        raise msgspec.ValidationError(f"a published document of {len(body)} bytes; at most {MAX_DOCUMENT} are read")
+    try:
+        return _decoder.decode(body)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(f"no document: {error}") from None
