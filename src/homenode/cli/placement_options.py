@@ -36,14 +36,14 @@ class ManyValuesCommand(click.Command):
         return super().parse_args(ctx, spread(args))
 
 
-def spread(args: list[str]) -> list[str]:
+def spread(args: list[str], many: Mapping[str, re.Pattern[str]] = _MANY) -> list[str]:
     """`--numa-bind-nodes 0 0 1` -> `--numa-bind-nodes 0 --numa-bind-nodes 0 --numa-bind-nodes 1`; nothing after `--` is touched."""
     out: list[str] = []
     left = list(args)
     while left and left[0] != "--":
         word = left.pop(0)
         values = 0
-        while word in _MANY and left and (values == 0 or _MANY[word].match(left[0])) and not left[0].startswith("--"):
+        while word in many and left and (values == 0 or many[word].match(left[0])) and not left[0].startswith("--"):
             out += [word, left.pop(0)]
             values += 1
         if not values:
