@@ -9,6 +9,7 @@ import msgspec
 
 from homenode import __version__
 from homenode.server import openai, responses
+from homenode.server.openapi_transfer import tighten_transfer
 from homenode.server.state import ServerState
 from homenode.transfer.published import Published
 
@@ -162,6 +163,7 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
             ]
         }
     )
+    tighten_transfer(components, state)
     tokenize["oneOf"] = [
         {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
         {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}},
