@@ -132,14 +132,14 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
 
 
 class Abandon(msgspec.Struct, frozen=True, tag="abandon"):
-    """Sender: no further pages will come. Answered by Done (pull) or Stored (push)."""
+    """Sender: no further pages will come; in push mode nothing is written any more either. Answered by Done (pull) or Cancel (push)."""
 
     pull_id: PullId
     reason: Text
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Receiver, push: write no more. Answered by Drained."""
+    """Receiver, push: write no more. Answered by Drained, as Stored with `ok` false is."""
 
     pull_id: PullId
 

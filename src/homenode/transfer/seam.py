@@ -106,6 +106,14 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     ticket: str
 
 
+class Released(msgspec.Struct, frozen=True, tag=True):
+    """Either side: whoever drew the ticket has given it up. Ignored for one that is unknown or done with; at the receiver, for one whose request
+    is here (that is ended by the request's own end). A ticket that is released before it is offered is refused when it comes."""
+
+    ticket: str
+    reason: str
+
+
 # From the agent to the scheduler (events; the loop adds the time)
 
 
@@ -178,5 +186,5 @@ class Forgotten(msgspec.Struct, frozen=True, tag=True):
     ticket: str
 
 
-ToAgent = SendWanted | Computed | Abandoned | Room | NoRoom | Fetch | Claimed | Stopped
+ToAgent = SendWanted | Computed | Abandoned | Room | NoRoom | Fetch | Claimed | Stopped | Released
 ToScheduler = SendAdmitted | SendRefused | Returned | Offered | Arrived | Failed | Quarantined | Forgotten

@@ -1,37 +1,58 @@
-"""Settings of prefill/decode disaggregation, named as in the field, and what of them cannot go together."""
+"""Settings of prefill/decode disaggregation, named as in the field. What of them cannot go together, `transfer.check` says."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from homenode.errors import UserError
 from homenode.options import option
 from homenode.units import parse_bytes, parse_seconds
+
+_HIGHEST_PORT = 65535
+_DONE_AFTER_ALLOC = 100  # the field's distance of the two ports
+
+Mode = Literal["push", "pull-eager", "pull-delay"]
+
+
+def parse_ports(text: str | int) -> tuple[int, ...]:
+    """Ports in `text`, separated by commas or blanks; 0 takes a free one. UserError for anything else."""
+    words = str(text).replace(",", " ").split()
+    if (
+        isinstance(text, bool)
+        or not words
+        or not all(word.isascii() and word.isdecimal() and len(word) <= 5 and int(word) <= _HIGHEST_PORT for word in words)
+    ):
+        raise UserError(f"not a port: {text!r}; write whole numbers up to {_HIGHEST_PORT}, separated by commas (0 takes a free one)")
+    return tuple(int(word) for word in words)
+
+
+def parse_signed_seconds(text: str | float) -> float:
+    """As `parse_seconds`, with a sign: what is wrong with a negative time is said with everything else that is wrong."""
+    if isinstance(text, str) and text.lstrip().startswith("-"):
+        return -parse_seconds(text.lstrip()[1:])
+    return parse_seconds(text)
 
 
 @dataclass(frozen=True)
 class TransferConfig:
-    """One engine's part in handing KV over. Without `pd_role` (and `enable_pd`) nothing is handed over."""
+    """One engine's part in handing KV over. Without `pd_role` nothing is handed over."""
 
-    enable_pd: bool = option(False, "Hand KV over between engines; given by --pd-role too.")
+    enable_pd: bool | None = option(None, "Hand KV over between engines. Default: when --pd-role is given.")
     transfer_channel: str = option("shm", "What carries KV: shm (one host), tcp, nixl, or another that is installed, such as hccl.")
     pd_role: str | None = option(None, "Which side this engine is: sender (prefill) or receiver (decode).", choices=("sender", "receiver"))
     pd_peer_host: str = option("127.0.0.1", "Address this engine's transfer ports are bound to and published with.")
     pd_peer_init_port: tuple[int, ...] = option(
-        (),
-        "Receiver: port of the first contact, one for each rank. Default: a free one, published.",
-        minimum=0,
-        maximum=65535,
-        metavar="PORT...",
+        (), "Receiver: port of the first contact, one for each rank. Default: a free one, published.", parse=parse_ports, metavar="PORT..."
     )
     pd_peer_alloc_port: tuple[int, ...] = option(
         (),
         "Receiver: port where senders ask for room, one for each rank. Default: a free one, published.",
-        minimum=0,
-        maximum=65535,
+        parse=parse_ports,
         metavar="PORT...",
     )
     pd_proxy_host: str | None = option(None, "The proxy's host; only checked, as the proxy asks the servers.")
-    pd_proxy_port: int | None = option(None, "The proxy's port; only checked.", minimum=1, maximum=65535)
+    pd_proxy_port: int | None = option(None, "The proxy's port; only checked.", minimum=1, maximum=_HIGHEST_PORT)
     pd_buffer_size: int = option(
         1 << 30,
         "Bytes of KV that may be on their way at once: pinned at the sender, reserved at the receiver.",
@@ -42,25 +63,56 @@ class TransferConfig:
     local_cpu: bool = option(False, "Accepted for the field's files; the prefix cache is the local one here.")
     pd_pull_mode: bool = option(False, "The receiver reads, instead of the sender writing. Both sides must agree.")
     pd_delay_pull: bool = option(
-        False, "The receiver reads when a request runs, and takes no blocks before. Needs pd_pull_mode; both sides must agree."
+        False, "The receiver reads when a request runs, and takes no blocks before. Needs --pd-pull-mode; both sides must agree."
     )
     pd_pull_done_port: tuple[int, ...] = option(
         (),
         "Sender: port of done signals, one for each rank. Default: alloc port + 100, else a free one; the published one counts.",
-        minimum=0,
-        maximum=65535,
+        parse=parse_ports,
         metavar="PORT...",
     )
     pd_use_cpu_offload: bool = option(
-        False, "Sender: copy KV to a CPU buffer at once, so that the engine's blocks are free again. Needs pd_pull_mode."
+        False, "Sender: copy KV to a CPU buffer at once, so that the engine's blocks are free again. Needs --pd-pull-mode."
     )
-    pd_cpu_buffer_size: int | None = option(None, "Sender: bytes of that buffer. Default: pd_buffer_size.", parse=parse_bytes, minimum=1)
+    pd_cpu_buffer_size: int | None = option(None, "Sender: bytes of that buffer. Default: --pd-buffer-size.", parse=parse_bytes, minimum=1)
     pd_alloc_fail_backoff_ttl: float = option(
-        2.0, "Sender: after a receiver had no room, nothing is offered to it for so long; then one offer probes.", parse=parse_seconds
+        2.0,
+        "Sender: after a receiver had no room, nothing is offered to it for so long; then one offer probes. 0: offers go on.",
+        parse=parse_signed_seconds,
     )
     pd_pull_pending_ttl: float = option(
-        360.0, "Sender: KV that a receiver neither reads nor renews for so long is given up.", parse=parse_seconds
+        360.0, "Sender: KV that a receiver neither reads nor renews for so long is given up.", parse=parse_signed_seconds
     )
     pd_pull_backpressure_reserve_pct: float = option(2.0, "Sender: percent of the buffer that stays free; new hand-overs wait meanwhile.")
-    pd_secret: str | None = option(None, "Shared secret of the engines; frames off this host carry a MAC made with it.", secret=True)
-    kv_transfer_config: str | None = option(None, "YAML file with these settings, by the names above.", metavar="FILE")
+    pd_secret: str | None = option(
+        None,
+        "Shared secret of the engines; frames off this host carry a MAC made with it. Better given as a variable than as a flag.",
+        secret=True,
+    )
+    kv_transfer_config: str | None = option(
+        None, "YAML file with these settings, by their names with underscores. Flags and variables win over it.", metavar="FILE"
+    )
+
+    @property
+    def on(self) -> bool:
+        """Whether KV is handed over."""
+        return self.pd_role is not None if self.enable_pd is None else self.enable_pd
+
+    @property
+    def mode(self) -> Mode:
+        """How."""
+        if not self.pd_pull_mode:
+            return "push"
+        return "pull-delay" if self.pd_delay_pull else "pull-eager"
+
+    @property
+    def done_ports(self) -> tuple[int, ...]:
+        """Of the sender: as set, else 100 above the alloc ports; empty where free ones are taken."""
+        return self.pd_pull_done_port or tuple(port + _DONE_AFTER_ALLOC if port else 0 for port in self.pd_peer_alloc_port)
+
+    @property
+    def cpu_buffer_size(self) -> int:
+        """Bytes of the sender's CPU pool; 0 without offload."""
+        if not self.pd_use_cpu_offload:
+            return 0
+        return self.pd_buffer_size if self.pd_cpu_buffer_size is None else self.pd_cpu_buffer_size

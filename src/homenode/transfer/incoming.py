@@ -1,0 +1,390 @@
+"""One hand-over at the receiver: what was announced, what was read, what proved good, and how it ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from homenode.transfer.ledger import PageState
+from homenode.transfer.machine import Copy, Receive
+from homenode.transfer.message import Cancel, Data, Offer, PageRef, Read, Ready, Stored
+from homenode.transfer.pages import chunk_pages, first_target, page_count, span_bytes
+from homenode.transfer.processes import Process
+from homenode.transfer.receiving import Receiving
+from homenode.transfer.seam import Arrived, Failed, Forgotten, Quarantined
+
+Stage = Literal["queued", "asked", "open"]  # waits for room; the scheduler was asked for blocks; the sender was answered
+Ending = Literal["", "failed", "stopped", "forgotten"]  # what the scheduler is told once nobody writes any more
+
+
+@dataclass
+class _Going:
+    """Pages under way; `peer`: from where their bytes come."""
+
+    first: int
+    count: int
+    begun: float
+    peer: int = -1
+
+
+@dataclass
+class Incoming:
+    """Pages before `told` were announced, for those before `asked` (less `again`) bytes were asked for, those before `verified` are in place."""
+
+    with_: Receiving
+    process: Process
+    offer: Offer
+    begun: float
+    stage: Stage = "queued"
+    blocks: list[int] | None = None
+    held: int = 0
+    told: int = 0
+    asked: int = 0
+    verified: int = 0
+    refs: list[PageRef] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)  # of pages first_told, first_told + 1, ...
+    first_told: int = 0
+    good: bytearray = field(default_factory=bytearray)
+    again: deque[int] = field(default_factory=deque)
+    bad: set[int] = field(default_factory=set)  # pages that were wrong once
+    copies: dict[int, _Going] = field(default_factory=dict)
+    reads: dict[int, _Going] = field(default_factory=dict)  # by first page
+    wanted: bool = False  # the request is here
+    over: str = ""  # why nothing more will be announced
+    hard: bool = False  # nor is anything more to be read
+    complete: bool = False
+    ending: Ending = ""
+    told_end: bool = False
+    cancelled: bool = False
+    drained: bool = False  # the sender writes no more
+    rejected: bool = False
+    quarantined: bool = False
+    ended: bool = False
+
+    @property
+    def ticket(self) -> str:
+        return self.offer.ticket
+
+    @property
+    def pages(self) -> int:
+        return len(self.offer.identities)
+
+    @property
+    def reading(self) -> bool:
+        """Bytes are still to come, from a sender that must keep them."""
+        return self.stage == "open" and not self.complete and not self.told_end and not self.ending
+
+    @property
+    def quiet(self) -> bool:
+        """This engine writes nothing."""
+        return not self.copies
+
+    def place(self, blocks: list[int], held: int) -> bool:
+        """Where it goes. False if that is not where it fits."""
+        size = self.with_.layout.block_size
+        first = min(first_target(held, self.offer.page_tokens, size), len(blocks))
+        if len(blocks) < page_count(self.offer.tokens, size) or not 0 <= held <= self.pages:
+            return False
+        self.blocks, self.held, self.verified = list(blocks), held, held
+        self.good = bytearray(b"\1" * held + b"\0" * (self.pages - held))
+        self.asked = held
+        if not self.with_.delay:
+            self.told = self.first_told = held
+        self.with_.ledger.lend(self.ticket, blocks[first:], PageState.RESERVED)
+        return True
+
+    # What the sender says
+
+    def objection(self, said: Ready | Data) -> str | None:
+        """What is wrong with it; None: nothing."""
+        count = len(said.digests)
+        if self.stage != "open":
+            return "pages of a hand-over that was not accepted"
+        if said.first != self.told or count == 0 or said.first + count > self.pages:
+            return f"pages {said.first} to {said.first + count} of {self.pages} were announced where page {self.told} was due"
+        if said.last != (said.first + count == self.pages):
+            return "the last page is not marked as the last, or another one is"
+        if any(len(digest) != self.with_.digest_bytes for digest in said.digests):
+            return f"digests that are not {self.with_.digest_bytes} bytes long"
+        if isinstance(said, Data):
+            nbytes = span_bytes(self.with_.layout, said.first, count, self.offer.tokens, self.offer.page_tokens)
+            return None if said.count == count and said.nbytes == nbytes else f"{said.nbytes} bytes for pages that have {nbytes}"
+        return self._bad_pages(said.pages, count)
+
+    def _bad_pages(self, pages: list[PageRef], count: int) -> str | None:
+        if self.with_.push:
+            return "pages to be read in push mode" if pages else None
+        if len(pages) != count:
+            return f"{len(pages)} pages with {count} digests"
+        for ref in pages:
+            layout = self.process.buffers.get(ref.buffer)
+            if layout is None or ref.page >= layout.blocks:
+                return "a page that is in no registered buffer"
+            if layout.block_size != self.offer.page_tokens or ref.buffer != (self.refs or pages)[0].buffer:
+                return "pages of another size, or in several buffers"
+        if len({(ref.buffer, ref.page) for ref in (*self.refs, *pages)}) != len(self.refs) + count:
+            return "one page for two places"
+        return None
+
+    def ready(self, said: Ready) -> None:
+        """More pages can be read (or verified), found unobjectionable."""
+        self.refs.extend(said.pages)
+        self.digests.extend(said.digests)
+        self.told += len(said.digests)
+        self.pump()
+
+    def data(self, peer: int, data: Data) -> None:
+        """Push: bytes follow, found unobjectionable."""
+        self.digests.extend(data.digests)
+        self.told += data.count
+        self.asked = self.told
+        self._receive(peer, data.first, data.count)
+
+    def answer(self, peer: int, data: Data) -> str | None:
+        """Bytes that were asked for follow, or do not. Returns what is wrong with the header."""
+        going = self.reads.get(data.first)
+        if going is None:
+            return None if self.hard or self.told_end else "bytes that were not asked for"
+        if not data.epochs_ok:
+            del self.reads[data.first]
+            self._drop_deadline(data.first)
+            self.lose("the sender no longer has the pages", hard=True)
+            return None
+        nbytes = span_bytes(self.with_.layout, going.first, going.count, self.offer.tokens, self.offer.page_tokens)
+        if data.count != going.count or data.nbytes != nbytes:
+            return f"{data.nbytes} bytes for {data.count} pages, where {nbytes} for {going.count} were asked for"
+        del self.reads[data.first]
+        self._drop_deadline(data.first)
+        if not self.hard:
+            self._receive(peer, going.first, going.count, going.begun)
+        return None
+
+    # The pipeline
+
+    def pump(self) -> None:
+        """Ask for as much as may be under way at once, and settle what can be settled."""
+        while (
+            self.blocks is not None
+            and not self.hard
+            and not self.complete
+            and len(self.copies) + len(self.reads) < self.with_.limits.in_flight
+        ):
+            if self.again:
+                first, count = self.again[0], 1
+            elif self.asked < self.told:
+                first, count = self.asked, min(self._chunk(), self.told - self.asked)
+            else:
+                break
+            if not self._ask(first, count):
+                break
+            if self.again:
+                self.again.popleft()
+            else:
+                self.asked = first + count
+        self.settle()
+
+    def copied(self, token: int, digests: list[bytes] | None) -> None:
+        """Answer to a copy, a verification or bytes received."""
+        going = self.copies.pop(token)
+        self.with_.deadlines.drop(("bytes", token))
+        nbytes = span_bytes(self.with_.layout, going.first, going.count, self.offer.tokens, self.offer.page_tokens)
+        if digests is not None:
+            self.process.rate.took(nbytes, going.begun, self.with_.now)
+        seen: list[bytes | None] = list(digests) if digests is not None and len(digests) == going.count else [None] * going.count
+        for page, digest in enumerate(seen, going.first):
+            if digest is not None and digest == self.digests[page - self.first_told]:
+                self.good[page] = 1
+            else:
+                self._wrong(page, digest)
+        self._advance()
+        self.pump()
+
+    def _wrong(self, page: int, digest: bytes | None) -> None:
+        """A page was not what had been promised: read it once more, then give up there."""
+        if digest is not None:
+            self.with_.tally.digest_mismatches += 1
+        if page not in self.bad and not (self.with_.push and not self.with_.shared):
+            self.bad.add(page)
+            self.again.append(page)
+            return
+        if not self.hard:
+            self.with_.tally.poisoned += 1
+            self.with_.ledger.mark(self._blocks_of(page), PageState.POISONED)
+            self.rejected = True
+            self.lose(f"page {page} was not what the sender had promised", hard=True, code="digest")
+
+    def _advance(self) -> None:
+        before = self.verified
+        while self.verified < self.pages and self.good[self.verified]:
+            self.verified += 1
+        if self.verified == before and self.verified < self.pages:
+            return
+        self._mark_ready(before)
+        state, offer = self.with_, self.offer
+        if not self.told_end and not self.ending:
+            state.tell(Arrived(state.now, self.ticket, min(self.verified * offer.page_tokens, offer.tokens)))
+        if self.verified == self.pages and not self.complete:
+            self.complete = True
+            nbytes = span_bytes(state.layout, self.held, self.pages - self.held, offer.tokens, offer.page_tokens)
+            state.tally.complete(state.now - self.begun, self.pages - self.held, self.held, nbytes)
+            if not state.push:
+                state.say_done(self.process, offer.pull_id, True, offer.lease_s)
+        if state.push:
+            state.send(self.process.came, Stored(offer.pull_id, self.verified))
+
+    def begin(self) -> None:
+        """Blocks are known: what is held has arrived; the rest is asked for as far as it was announced."""
+        if self.held == self.pages:
+            self._advance()
+        self.pump()
+
+    def _ask(self, first: int, count: int) -> bool:
+        state, offer, token = self.with_, self.offer, self.with_.token()
+        if not state.shared:
+            if self.process.made is None:
+                return False
+            waiting = sum(going.count for going in (*self.copies.values(), *self.reads.values())) + count
+            nbytes = span_bytes(state.layout, 0, min(waiting, self.pages), offer.tokens, offer.page_tokens)
+            self.reads[first] = _Going(first, count, state.now)
+            state.deadlines.set(("read", self.ticket, first), state.now + self.process.rate.allowed(nbytes))
+            state.send(self.process.made, Read(offer.pull_id, first, count))
+            return True
+        assert self.blocks is not None
+        self.copies[token] = _Going(first, count, state.now)
+        own = state.own.cache.id
+        if state.push:
+            state.act(
+                Copy(token, own, list(self.blocks), own, list(self.blocks), first, count, offer.tokens, offer.page_tokens, digest_only=True)
+            )
+            return True
+        refs = self.refs[first - self.first_told : first - self.first_told + count]
+        table = [-1] * self.pages
+        table[first : first + count] = [ref.page for ref in refs]
+        epochs = [ref.epoch for ref in refs]
+        self._fill(first, count)
+        state.act(Copy(token, refs[0].buffer, table, own, list(self.blocks), first, count, offer.tokens, offer.page_tokens, epochs))
+        return True
+
+    def _receive(self, peer: int, first: int, count: int, begun: float | None = None) -> None:
+        state, token = self.with_, self.with_.token()
+        assert self.blocks is not None
+        self.copies[token] = _Going(first, count, state.now if begun is None else begun, peer)
+        nbytes = span_bytes(state.layout, first, count, self.offer.tokens, self.offer.page_tokens)
+        state.deadlines.set(("bytes", token), state.now + self.process.rate.allowed(nbytes))
+        self._fill(first, count)
+        state.act(Receive(token, peer, state.own.cache.id, list(self.blocks), first, count, self.offer.tokens, self.offer.page_tokens))
+
+    def unanswered(self) -> None:
+        """The connection for reads ended: ask again on the next one."""
+        self.again.extend(page for going in self.reads.values() for page in range(going.first, going.first + going.count))
+        for first in self.reads:
+            self._drop_deadline(first)
+        self.reads.clear()
+
+    # How it ends
+
+    def lose(self, reason: str, *, hard: bool, code: str = "lost") -> None:
+        """Nothing more will be announced; with `hard` nothing more is read either. The caller settles."""
+        if not self.over and not self.complete:
+            self.with_.tally.failed[code] += 1
+        self.over = self.over or reason
+        self.hard = self.hard or hard
+        if self.hard:
+            self.unanswered()
+            self.again.clear()
+
+    def let_go(self) -> None:
+        """Nothing of it is wanted, and no blocks were given."""
+        self.lose("the request did without it", hard=True, code="unused")
+        self.cancelled = True
+        self._call_off()
+
+    def finish(self, ending: Ending) -> None:
+        """The scheduler, or the time limit, wants it to end."""
+        self.ending, self.told_end = ending, False
+        if not self.complete:
+            self.lose(ending, hard=True, code=ending)
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell the scheduler of the end when it has come."""
+        left = self.again or (self.asked < self.told and self.blocks is not None) or (self.blocks is None and self.told > 0)
+        if not self.ending and self.over and not self.complete and not self.copies and not self.reads and (self.hard or not left):
+            self.ending = "failed"
+        if not self.ending or self.told_end or self.ended or not self.quiet or self.stage != "open":
+            return
+        if not self.cancelled:
+            self.cancelled = True
+            self._call_off()
+        if self._may_be_written():
+            return
+        self._tell_end()
+
+    def _call_off(self) -> None:
+        state, offer = self.with_, self.offer
+        if self.complete:
+            return
+        if not state.push:
+            state.say_done(self.process, offer.pull_id, False, offer.lease_s)
+            return
+        why = Stored(offer.pull_id, self.verified, False, self.over) if self.rejected else Cancel(offer.pull_id)
+        state.send(self.process.came, why)
+        if state.shared:
+            state.deadlines.set(("drain", self.ticket), state.now + state.limits.drained)
+
+    def cancel_again(self) -> None:
+        """The sender's process can be spoken to again."""
+        if self.cancelled and self._may_be_written():
+            self.with_.send(self.process.came, Cancel(self.offer.pull_id))
+
+    def _may_be_written(self) -> bool:
+        return self.with_.push and self.with_.shared and not (self.drained or self.complete or self.process.dead)
+
+    def _tell_end(self) -> None:
+        state = self.with_
+        self.told_end = True
+        state.deadlines.drop(("drain", self.ticket))
+        if self.ending == "forgotten" or self.quarantined:
+            self.ended = True
+            state.tally.forgotten += 1
+            state.tell(Forgotten(state.now, self.ticket))
+            return
+        self.ended = self.ending == "stopped"
+        state.tell(Failed(state.now, self.ticket, self.over or "the request ended"))
+
+    def not_drained(self) -> None:
+        """The sender did not stop in time, so far as is known."""
+        state = self.with_
+        if self.quarantined or self.told_end or not self._may_be_written():
+            return
+        self.quarantined = True
+        state.tally.quarantined += 1
+        if self.ending != "forgotten":
+            tokens = min(self.verified * self.offer.page_tokens, self.offer.tokens)
+            state.tell(Quarantined(state.now, self.ticket, tokens, self.over))
+
+    # Arithmetic
+
+    def _chunk(self) -> int:
+        return chunk_pages(self.with_.layout, self.offer.page_tokens, self.with_.limits.chunk)
+
+    def _blocks_of(self, first: int, count: int = 1) -> list[int]:
+        assert self.blocks is not None
+        size, tokens = self.with_.layout.block_size, self.offer.tokens
+        past = min((first + count) * self.offer.page_tokens, tokens)
+        return self.blocks[first * self.offer.page_tokens // size : page_count(past, size)]
+
+    def _fill(self, first: int, count: int) -> None:
+        self.with_.ledger.mark(self._blocks_of(first, count), PageState.FILLING)
+
+    def _mark_ready(self, before: int) -> None:
+        """Blocks whose positions are all verified."""
+        assert self.blocks is not None
+        size = self.with_.layout.block_size
+        tokens = min(self.verified * self.offer.page_tokens, self.offer.tokens)
+        past = page_count(tokens, size) if tokens == self.offer.tokens else tokens // size
+        self.with_.ledger.mark(self.blocks[before * self.offer.page_tokens // size : past], PageState.READY)
+
+    def _drop_deadline(self, first: int) -> None:
+        self.with_.deadlines.drop(("read", self.ticket, first))

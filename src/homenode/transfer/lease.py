@@ -1,0 +1,45 @@
+"""How long the other side may count on something that lies still for it. Times are durations wherever another process sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from homenode.transfer.deadlines import Deadlines
+
+
+class Leases:
+    """Leases by number. Each has a time at which it ends unless it is renewed; whoever keeps a page has one."""
+
+    def __init__(self, ttl: float, deadlines: Deadlines) -> None:
+        self.ttl = ttl
+        self._deadlines = deadlines
+        self._live: set[int] = set()
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._live
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def grant(self, number: int, now: float) -> None:
+        """Or renew: it ends `ttl` from now."""
+        self._live.add(number)
+        self._deadlines.set(("lease", number), now + self.ttl)
+
+    def renew(self, numbers: Iterable[int], now: float) -> list[int]:
+        """Those that are live; returns the others."""
+        gone = []
+        for number in numbers:
+            if number in self._live:
+                self.grant(number, now)
+            else:
+                gone.append(number)
+        return gone
+
+    def end(self, number: int) -> bool:
+        """Whether it was live."""
+        self._deadlines.drop(("lease", number))
+        if number not in self._live:
+            return False
+        self._live.discard(number)
+        return True

@@ -1,0 +1,28 @@
+"""Bounds and waits of the sending and receiving machines that are not settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times in seconds, sizes in bytes. Tests make them small."""
+
+    shared: bool | None = None  # this process can copy from or into the other's memory; None: yes on the shm channel
+    chunk: int = 4 << 20  # bytes copied or sent at once, at least one page
+    in_flight: int = 2  # chunks of one hand-over under way at once: one is copied while the next is fetched
+    connect: float = 5.0  # until a connection stands and Hello was exchanged
+    room: float = 10.0  # a hand-over waits for room, at the sender and at the receiver
+    reply: float = 20.0  # the sender waits for OfferReply; longer than the receiver lets an offer wait for room
+    heartbeat: float = 1.0  # between two renewals, or a third of the lease
+    silence: float = 5.0  # no answer to a renewal for so long: nothing more is expected of the other process
+    slowest: float = 1.0  # the shortest deadline for bytes on their way
+    patience: float = 8.0  # times what the measured rate says
+    worst_rate: float = 4e6  # bytes a second; the lowest that is believed, and the first guess
+    progress: float = 60.0  # a request waits for pages the sender has not announced
+    drained: float = 5.0  # until a sender must have stopped to write, before its targets count as lost
+    repeat: float = 0.5  # before Done is said again; doubles up to 16 times this
+    offers: int = 4096  # hand-overs in hand with one process
+    remembered: int = 4096  # ended hand-overs, unacknowledged Dones
+    backoff: float = 0.5  # before a failed connection is tried again

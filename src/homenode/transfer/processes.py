@@ -1,0 +1,106 @@
+"""The engines this one is connected with: which connections lead to which process, and which memory of it is within reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from homenode.transfer.limits import Limits
+from homenode.transfer.memory import KvLayout
+from homenode.transfer.message import Hello
+from homenode.transfer.rates import Rate
+
+
+@dataclass
+class Process:
+    """One incarnation of an engine. `made` and `came`: the newest live connections opened by us and by it."""
+
+    incarnation: bytes
+    name: str  # for messages
+    rate: Rate
+    buffers: dict[bytes, KvLayout] = field(default_factory=dict)
+    made: int | None = None
+    came: int | None = None
+    address: str = ""  # what `made` was opened to
+    live: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)  # ended, but not yet closed by us
+    dead: bool = False  # known to be gone: it neither reads nor writes
+    beating: bool = False
+    banned: str = ""  # why nothing it says is taken any more
+    highest: int = -1  # the last number it gave to a hand-over
+    heard: float = 0.0
+    asked: float | None = None  # the oldest renewal without any answer since
+    silent: bool = False
+
+    @property
+    def any(self) -> int | None:
+        """A live connection, no matter which."""
+        return next(iter(self.live), None)
+
+
+class Processes:
+    """By incarnation, and by the number of each connection."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._by_incarnation: dict[bytes, Process] = {}
+        self._by_peer: dict[int, Process] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_incarnation)
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(list(self._by_incarnation.values()))
+
+    def connected(self, peer: int, hello: Hello, address: str, now: float) -> Process:
+        """A new connection, opened by us if `address` says where to."""
+        process = self._by_incarnation.get(hello.incarnation)
+        if process is None:
+            process = Process(hello.incarnation, f"{hello.role} {hello.incarnation.hex()[:8]}", Rate(self._limits))
+            self._by_incarnation[hello.incarnation] = process
+        process.buffers.update({buffer.id: buffer.layout for buffer in hello.buffers})
+        process.live.add(peer)
+        if address:
+            process.made, process.address = peer, address
+        else:
+            process.came = peer
+        process.heard, process.asked, process.silent = now, None, False
+        self._by_peer[peer] = process
+        return process
+
+    def get(self, incarnation: bytes) -> Process | None:
+        return self._by_incarnation.get(incarnation)
+
+    def of(self, peer: int) -> Process | None:
+        """The process at the other end; None for a number that was closed."""
+        return self._by_peer.get(peer)
+
+    def lost(self, peer: int, dead: bool) -> Process | None:
+        """The connection ended; its number stays known until `forget`."""
+        process = self._by_peer.get(peer)
+        if process is None:
+            return None
+        process.live.discard(peer)
+        process.lost.add(peer)
+        process.dead = process.dead or dead
+        if process.made == peer:
+            process.made = None
+        if process.came == peer:
+            process.came = max(process.live - {process.made}, default=None)
+        return process
+
+    def closed(self, peer: int) -> None:
+        """This connection was closed by us."""
+        process = self._by_peer.pop(peer, None)
+        if process is None:
+            return
+        process.lost.discard(peer)
+        if not process.live and not process.lost:
+            self._by_incarnation.pop(process.incarnation, None)
+
+    def forget(self, process: Process) -> list[int]:
+        """The numbers of its ended connections, which are known no more; with them all, the process is forgotten too."""
+        numbers = sorted(process.lost)
+        for peer in numbers:
+            self.closed(peer)
+        return numbers

@@ -1,0 +1,61 @@
+"""What the parts of a receiving machine share: the engine's facts, the books, and the actions of the step at hand."""
+
+from __future__ import annotations
+
+from homenode.transfer.admission import Admission
+from homenode.transfer.deadlines import Deadlines
+from homenode.transfer.dones import Dones
+from homenode.transfer.ledger import Ledger
+from homenode.transfer.limits import Limits
+from homenode.transfer.machine import Action, Own, Send, Tell
+from homenode.transfer.message import Done, Message
+from homenode.transfer.processes import Process, Processes
+from homenode.transfer.seam import ToScheduler
+from homenode.transfer.settings import TransferConfig
+from homenode.transfer.tally import Tally
+
+
+class Receiving:
+    """`now` and `actions` are of the input being handled."""
+
+    def __init__(self, own: Own, settings: TransferConfig, limits: Limits) -> None:
+        self.own = own
+        self.limits = limits
+        self.push = not settings.pd_pull_mode
+        self.delay = settings.pd_pull_mode and settings.pd_delay_pull
+        self.shared = settings.transfer_channel == "shm" if limits.shared is None else limits.shared
+        self.layout = own.cache.layout
+        self.digest_bytes = 8 * self.layout.kv_heads
+        self.ledger = Ledger(self.layout.blocks)
+        self.admission = Admission(min(settings.pd_buffer_size // self.layout.block_bytes, self.layout.blocks))
+        self.deadlines = Deadlines()
+        self.dones = Dones(limits, self.deadlines)
+        self.processes = Processes(limits)
+        self.tally = Tally()
+        self.ttl = settings.pd_pull_pending_ttl
+        self.now = 0.0
+        self.actions: list[Action] = []
+        self._tokens = 0
+
+    def token(self) -> int:
+        self._tokens += 1
+        return self._tokens
+
+    def act(self, action: Action) -> None:
+        self.actions.append(action)
+
+    def tell(self, event: ToScheduler) -> None:
+        self.act(Tell(event))
+
+    def send(self, peer: int | None, message: Message) -> None:
+        """To nobody if the connection has ended meanwhile: what then follows of it is seen to where it is lost."""
+        if peer is not None:
+            self.act(Send(peer, message))
+
+    def say_done(self, process: Process, pull_id: int, ok: bool, lease: float) -> None:
+        """The sender's pages are not read any more. Said again until acknowledged."""
+        if process.dead or process.banned:
+            return
+        done = Done(pull_id, ok)
+        self.dones.say(process.incarnation, done, self.now, lease)
+        self.send(process.made if process.made is not None else process.came, done)
