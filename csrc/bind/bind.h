@@ -54,6 +54,7 @@ auto array_of(std::vector<T> values, std::initializer_list<size_t> shape) {
 
 void bind_team(nb::module_&);
 void bind_weights(nb::module_&);
+void bind_kv_memory(nb::module_&);
 void bind_program(nb::module_&);
 void bind_sampling(nb::module_&);
 void bind_bench(nb::module_&);

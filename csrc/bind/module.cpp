@@ -29,6 +29,7 @@ NB_MODULE(_native, m) {
   m.def("level_lack", &hn::level_lack, hn::nb::arg("level"), "What keeps a level from being used here; None when nothing does.");
   hn::bind_team(m);
   hn::bind_weights(m);
+  hn::bind_kv_memory(m);
   hn::bind_program(m);
   hn::bind_sampling(m);
   hn::bind_bench(m);

@@ -1,5 +1,6 @@
 #include "bind/bind.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
 #include <set>
@@ -139,10 +140,10 @@ std::vector<std::tuple<int64_t, int64_t, uint64_t>> pieces_of(const WeightHandle
 }
 
 std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int kv_heads, int head_dim, int block_size, KvType type, int64_t blocks,
-                                    const Arena* arena, bool interleaved) {
+                                    const Arena* arena, bool interleaved, std::optional<Sharing> sharing) {
   auto result = [&] {
     nb::gil_scoped_release unlocked;
-    return KvCache::create(*team, {layers, kv_heads, head_dim, block_size, type}, blocks, arena ? arena->homes().get() : nullptr, interleaved);
+    return KvCache::create(*team, {layers, kv_heads, head_dim, block_size, type}, blocks, arena ? arena->homes().get() : nullptr, interleaved, sharing);
   }();
   return take(std::move(result));
 }
@@ -178,6 +179,9 @@ void bind_weights(nb::module_& m) {
   m.def("packing_fingerprint", &packing_fingerprint, "Changes when rows are encoded or packed in another way.");
   m.def("weights_from_packed", &read, nb::arg("team"), nb::arg("fd"), nb::arg("places"), nb::arg("arena") = nb::none(),
         "What `Weight.write` wrote at each (offset, format, rows, columns, spread), and the checksums of what was read.");
+  nb::enum_<Sharing>(m, "Sharing", "What other processes may do with a memfd of ours.")
+      .value("readable", Sharing::readable)
+      .value("writable", Sharing::writable);
   nb::enum_<KvType>(m, "KvType", "How keys and values are stored.")
       .value("f32", KvType::f32)
       .value("bf16", KvType::bf16)
@@ -188,7 +192,8 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("ranges", &regions_of, "Address, bytes and home (-1: all of them in turn) of its regions.")
       .def_prop_ro("refused", &KvCache::refused, "The errno with which the kernel last refused to take a region from its home, or 0.");
   m.def("kv_cache", &make_cache, nb::arg("team"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("type"),
-        nb::arg("blocks"), nb::arg("arena") = nb::none(), nb::arg("interleaved") = false, "At the homes of `arena`, if given.");
+        nb::arg("blocks"), nb::arg("arena") = nb::none(), nb::arg("interleaved") = false, nb::arg("sharing") = nb::none(),
+        "At the homes of `arena`, if given.");
 }
 
 }  // namespace homenode

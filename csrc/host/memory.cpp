@@ -71,4 +71,10 @@ void forbid([[maybe_unused]] const std::byte* begin, [[maybe_unused]] size_t byt
 #endif
 }
 
+void permit([[maybe_unused]] const std::byte* begin, [[maybe_unused]] size_t bytes) {
+#if HOMENODE_ADDRESS_SANITIZER
+  ASAN_UNPOISON_MEMORY_REGION(begin, bytes);
+#endif
+}
+
 }  // namespace homenode

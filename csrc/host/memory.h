@@ -42,5 +42,6 @@ int prefer_nodes(const Pages&, const std::vector<int>& nodes);
 
 // Memory inside of pages that nobody may touch, such as the space between two parts of them: a finding in builds with AddressSanitizer.
 void forbid(const std::byte* begin, size_t bytes);
+void permit(const std::byte* begin, size_t bytes);
 
 }  // namespace homenode

@@ -63,6 +63,20 @@ struct Largest {
   bool nan;       // a NaN was seen (value and index mean nothing then)
 };
 
+// A digest of KV memory on its way: what one head of a page has added up to so far (see simd/kv_copy.h), and how many lines that were.
+struct KvDigest {
+  uint64_t sums[8] = {};
+  uint64_t lines = 0;
+};
+
+// Tiles one behind the other.
+struct TileRun {
+  const std::byte* from;
+  std::byte* to;             // null: they are only read
+  int64_t tile_bytes, tiles;
+  const std::byte* next;     // what will be read after them: asked for towards the end; it may be any address
+};
+
 // How one kind of KV memory (see kv_cache.h) is written and read.
 struct KvKernels {
   int query_bytes;  // of an element of a loaded query
@@ -96,6 +110,8 @@ struct Kernels {
   double (*sum_exponentials)(const float* x, int64_t count, float largest, float factor);
   // out = exp((x - largest) * factor), 0 where x is -infinity.
   void (*exponentials)(const float* x, float* out, int64_t count, float largest, float factor);
+  // Copies tiles past the caches and adds them to a digest. Who has called it for all there is calls fence_stores (epoch_words.h) before others are told.
+  void (*copy_tiles)(const TileRun&, KvDigest&);
 };
 
 const Kernels& kernels(Level);

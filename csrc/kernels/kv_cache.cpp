@@ -10,18 +10,6 @@
 namespace homenode {
 namespace {
 
-int64_t bytes_of_tile(const KvShape& shape) {
-  const int64_t elements = int64_t(kTileKeys) * shape.head_dim;
-  switch (shape.type) {
-    case KvType::f32: return 4 * elements;
-    case KvType::bf16: return 2 * elements;
-    case KvType::int8: break;
-  }
-  return elements + kTileKeys * static_cast<int64_t>(sizeof(float));
-}
-
-// Readers of values load whole vectors of lanes: the last ones of a head that is no multiple of 16 long reach past it.
-constexpr size_t kSlack = 256;
 
 // For each home the first KV head that is not its own: heads in proportion to threads.
 std::vector<int> past_heads(const Homes& homes, int kv_heads) {
@@ -47,28 +35,28 @@ std::vector<HeadGroup> groups_of(const Homes& homes, const std::vector<int>& pas
 
 }  // namespace
 
-Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved) {
-  if (shape.layers < 1 || shape.kv_heads < 1 || shape.head_dim < 2 || shape.head_dim % 2 || shape.head_dim > kMostHead || shape.layers > 100000 ||
-      shape.kv_heads > 100000) {
-    return Error{Fault::user, 0, "KV memory of " + std::to_string(shape.layers) + " layers, " + std::to_string(shape.kv_heads) + " heads of " +
-                                     std::to_string(shape.head_dim) + "; wanted at least one of each and an even head of 2 to 4096"};
-  }
-  if (shape.block_size < 32 || shape.block_size % 32 || shape.block_size > 65536) {
-    return Error{Fault::user, 0, "a KV block of " + std::to_string(shape.block_size) + " tokens; wanted a multiple of 32"};
-  }
-  const int64_t tile_bytes = bytes_of_tile(shape), head_bytes = 2 * tile_bytes * (shape.block_size / kTileKeys);
+Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
+                                                 std::optional<Sharing> sharing) {
+  if (auto error = check(shape)) return std::move(*error);
   int64_t total;
-  if (blocks < 1 || blocks > INT32_MAX || __builtin_mul_overflow(head_bytes * shape.kv_heads, shape.layers * blocks, &total)) {
+  if (blocks < 1 || blocks > INT32_MAX || __builtin_mul_overflow(head_bytes_of(shape) * shape.kv_heads, shape.layers * blocks, &total)) {
     return Error{Fault::user, 0, std::to_string(blocks) + " KV blocks; wanted at least 1 and no more bytes than an address space"};
   }
   auto cache = std::make_shared<KvCache>();
   cache->shape_ = shape;
   cache->blocks_ = blocks;
-  cache->tile_bytes_ = tile_bytes;
-  cache->head_bytes_ = head_bytes;
+  cache->tile_bytes_ = tile_bytes_of(shape);
+  cache->head_bytes_ = head_bytes_of(shape);
   cache->bytes_ = static_cast<size_t>(total);
   const bool whole = interleaved || !homes;
   const std::vector<int> ends = whole ? std::vector<int>{shape.kv_heads} : past_heads(*homes, shape.kv_heads);
+  if (sharing) {
+    size_t bytes = 0;
+    for (size_t home = 0; home < ends.size(); ++home) bytes += cache->region_room(ends[home] - (home ? ends[home - 1] : 0));
+    auto file = create_shared(bytes, "homenode KV cache", *sharing);
+    if (!file) return file.error();
+    cache->file_ = std::move(file.value());
+  }
   for (int home = 0, first = 0; home < static_cast<int>(ends.size()); first = ends[static_cast<size_t>(home++)]) {
     std::vector<int> nodes;
     if (homes && !homes->nodes.empty()) nodes = whole ? homes->nodes : std::vector<int>{homes->nodes[static_cast<size_t>(home)]};
@@ -79,15 +67,45 @@ Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shap
   return cache;
 }
 
+size_t KvCache::region_bytes(int heads) const { return static_cast<size_t>(head_bytes_ * heads * shape_.layers * blocks_) + kKvSlack; }
+
+// In a file a region has huge pages of its own where all of it is large, so that no page has two homes.
+size_t KvCache::region_room(int heads) const {
+  const size_t page = bytes_ >= kHugePage ? kHugePage : kSmallPage;
+  return heads ? (region_bytes(heads) + page - 1) / page * page : 0;
+}
+
+Result<Pages> KvCache::take_pages(int heads) {
+  const size_t bytes = region_bytes(heads);
+  if (!file_.fd) return allocate_pages(bytes);
+  Pages pages = file_.pages;
+  pages.data += taken_;
+  pages.bytes = region_room(heads);
+  taken_ += pages.bytes;
+  forbid(pages.data + bytes, pages.bytes - bytes);
+  return pages;
+}
+
 std::optional<Error> KvCache::add_region(int home, int first_head, int past_head, const std::vector<int>& nodes) {
   if (first_head == past_head) return std::nullopt;
   const int64_t step = head_bytes_ * (past_head - first_head);
-  auto pages = allocate_pages(static_cast<size_t>(step * shape_.layers * blocks_) + kSlack);
+  auto pages = take_pages(past_head - first_head);
   if (!pages) return pages.error();
   if (const int code = prefer_nodes(pages.value(), nodes)) refused_ = code;
   for (int head = first_head; head < past_head; ++head) places_.push_back({pages.value().data + (head - first_head) * head_bytes_, step});
   regions_.push_back({home, first_head, past_head, pages.value()});
   return std::nullopt;
+}
+
+KvLayout KvCache::layout() const {
+  KvLayout layout{shape_, tile_bytes_, blocks_, 0, {}};
+  for (const Region& region : regions_) {
+    const int64_t step = head_bytes_ * (region.past_head - region.first_head);
+    layout.regions.push_back({region.first_head, region.past_head, layout.nbytes, blocks_ * step, step, head_bytes_});
+    layout.nbytes += static_cast<int64_t>(region.pages.bytes);
+  }
+  if (file_.fd) layout.nbytes = static_cast<int64_t>(file_.pages.bytes);
+  return layout;
 }
 
 // Every region is shared by the members at its home.

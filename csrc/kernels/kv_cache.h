@@ -14,21 +14,14 @@
 
 #include "base/status.h"
 #include "host/memory.h"
+#include "host/shared_memory.h"
 #include "kernels/kernels.h"
+#include "kernels/kv_layout.h"
 
 namespace homenode {
 
 class Team;
 struct Homes;
-
-// int8: the largest magnitude of a token's head becomes 127. Scales are float32: sixteen of them are one cache line and one vector of lanes, and
-// nothing is rounded twice; at a head of 64 they are 6 % of the memory.
-enum class KvType { f32, bf16, int8 };
-
-struct KvShape {
-  int layers, kv_heads, head_dim, block_size;
-  KvType type;
-};
 
 // The KV heads of a home and its threads, counted from where the group before ends.
 struct HeadGroup {
@@ -39,8 +32,9 @@ struct HeadGroup {
 class KvCache {
  public:
   // Zeroed, each part by a thread of the team at its home; all is one region without homes, or when pages are to come from all homes in turn.
-  // Error when the shape is impossible or the memory is not to be had.
-  static Result<std::shared_ptr<KvCache>> create(Team&, const KvShape&, int64_t blocks, const Homes* homes = nullptr, bool interleaved = false);
+  // With `sharing` the regions lie in one sealed memfd, which others may map. Error when the shape is impossible or the memory is not to be had.
+  static Result<std::shared_ptr<KvCache>> create(Team&, const KvShape&, int64_t blocks, const Homes* homes = nullptr, bool interleaved = false,
+                                                 std::optional<Sharing> sharing = std::nullopt);
 
   const KvShape& shape() const { return shape_; }
   int64_t blocks() const { return blocks_; }
@@ -52,6 +46,9 @@ class KvCache {
     Pages pages;
   };
   const std::vector<Region>& regions() const { return regions_; }
+  // Of the memfd, or, in private memory, as if the regions lay one behind the other. Its regions are those above.
+  KvLayout layout() const;
+  const std::shared_ptr<const int>& file() const { return file_.fd; }  // the memfd; null: private memory
   // Which threads had best attend to which heads: those at their home. Empty where there is one home, a home has no heads, or threads that are
   // neighbours in number are not at home together.
   const std::vector<HeadGroup>& head_groups() const { return head_groups_; }
@@ -82,6 +79,9 @@ class KvCache {
     const HeadPlace& place = places_[static_cast<size_t>(kv_head)];
     return place.first + (layer * blocks_ + block) * place.step;
   }
+  size_t region_bytes(int heads) const;
+  size_t region_room(int heads) const;
+  Result<Pages> take_pages(int heads);
   std::optional<Error> add_region(int home, int first_head, int past_head, const std::vector<int>& nodes);
   void clear(Team&, const Homes*);
 
@@ -90,6 +90,8 @@ class KvCache {
   int64_t tile_bytes_ = 0;   // of the keys (or values) of 16 tokens, one head
   int64_t head_bytes_ = 0;   // keys and values of a block, one head
   size_t bytes_ = 0;
+  SharedFile file_;
+  size_t taken_ = 0;         // bytes of the file that are regions
   std::vector<Region> regions_;
   std::vector<HeadPlace> places_;
   std::vector<HeadGroup> head_groups_;

@@ -92,6 +92,10 @@ class KvType(enum.Enum):
     bf16 = 1
     int8 = 2
 
+class Sharing(enum.Enum):
+    readable = ...
+    writable = ...
+
 class KvCache:
     @property
     def blocks(self) -> int: ...
@@ -112,7 +116,59 @@ def kv_cache(
     blocks: int,
     arena: Arena | None = None,
     interleaved: bool = False,
+    sharing: Sharing | None = None,
 ) -> KvCache: ...
+
+_Shape = tuple[int, int, int, int, KvType]  # layers, heads, head_dim, block_size, type
+_Region = tuple[int, int, int, int, int, int]
+_Layout = tuple[_Shape, int, int, int, list[_Region]]  # tile_bytes, blocks, nbytes
+
+class KvMemory:
+    @staticmethod
+    def of(cache: KvCache) -> KvMemory: ...
+    @staticmethod
+    def pool(shape: _Shape, blocks: int, sharing: Sharing, nodes: Sequence[int]) -> KvMemory: ...
+    @staticmethod
+    def map(fd: int, layout: _Layout, writable: bool) -> KvMemory: ...
+    @property
+    def layout(self) -> _Layout: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def views(self) -> list[npt.NDArray[np.uint8]]: ...
+    def parts(self, block: int, tiles: int) -> list[tuple[int, int, int]]: ...
+    def digests(self, level: Level, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int) -> list[bytes]: ...
+
+def copy_kv(
+    level: Level,
+    target: KvMemory,
+    target_table: Sequence[int],
+    source: KvMemory,
+    source_table: Sequence[int],
+    first_page: int,
+    pages: int,
+    tokens: int,
+    page_tokens: int,
+    source_heads: tuple[int, int] | None = None,
+    target_first_head: int = 0,
+    epoch_words: EpochWords | None = None,
+    epochs: Sequence[int] = (),
+    threads: int = 1,
+) -> list[bytes] | None: ...
+
+class EpochWords:
+    @staticmethod
+    def create(count: int) -> EpochWords: ...
+    @staticmethod
+    def map(fd: int, count: int) -> EpochWords: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def fd(self) -> int: ...
+    def read(self, word: int) -> int: ...
+    def write(self, words: Sequence[int], epochs: Sequence[int]) -> None: ...
 
 class Tensor:
     @property

@@ -108,5 +108,36 @@ inline void store_codes(int16_t* p, const Lanes& x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
+// A line of eight words, as KV memory is copied.
+struct WordLine {
+  __m256i low, high;
+};
+constexpr int64_t kStreamAlignment = 32;  // of a line that stream_words stores
+inline WordLine load_words(const void* p) {
+  const auto* halves = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+inline void store_words(void* p, const WordLine& x) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), x.low);
+  _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, x.high);
+}
+// Past the caches.
+inline void stream_words(void* p, const WordLine& x) {
+  _mm256_stream_si256(static_cast<__m256i*>(p), x.low);
+  _mm256_stream_si256(static_cast<__m256i*>(p) + 1, x.high);
+}
+inline WordLine fill_words(uint64_t x) {
+  const __m256i all = _mm256_set1_epi64x(static_cast<long long>(x));
+  return {all, all};
+}
+inline WordLine add(const WordLine& a, const WordLine& b) { return {_mm256_add_epi64(a.low, b.low), _mm256_add_epi64(a.high, b.high)}; }
+inline WordLine exclusive_or(const WordLine& a, const WordLine& b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
+// The lower half of each word times its upper half.
+inline WordLine multiply_halves(const WordLine& x) {
+  return {_mm256_mul_epu32(x.low, _mm256_srli_epi64(x.low, 32)), _mm256_mul_epu32(x.high, _mm256_srli_epi64(x.high, 32))};
+}
+// Words 2i and 2i + 1 exchanged.
+inline WordLine swap_pairs(const WordLine& x) { return {_mm256_shuffle_epi32(x.low, 0x4e), _mm256_shuffle_epi32(x.high, 0x4e)}; }
+
 }  // namespace
 }  // namespace homenode

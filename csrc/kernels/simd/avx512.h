@@ -81,5 +81,22 @@ inline void store_codes(int16_t* p, const Lanes& x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.all)));
 }
 
+// A line of eight words, as KV memory is copied.
+struct WordLine {
+  __m512i all;
+};
+constexpr int64_t kStreamAlignment = 64;  // of a line that stream_words stores
+inline WordLine load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_words(void* p, const WordLine& x) { _mm512_storeu_si512(p, x.all); }
+// Past the caches.
+inline void stream_words(void* p, const WordLine& x) { _mm512_stream_si512(static_cast<__m512i*>(p), x.all); }
+inline WordLine fill_words(uint64_t x) { return {_mm512_set1_epi64(static_cast<long long>(x))}; }
+inline WordLine add(const WordLine& a, const WordLine& b) { return {_mm512_add_epi64(a.all, b.all)}; }
+inline WordLine exclusive_or(const WordLine& a, const WordLine& b) { return {_mm512_xor_si512(a.all, b.all)}; }
+// The lower half of each word times its upper half.
+inline WordLine multiply_halves(const WordLine& x) { return {_mm512_mul_epu32(x.all, _mm512_srli_epi64(x.all, 32))}; }
+// Words 2i and 2i + 1 exchanged.
+inline WordLine swap_pairs(const WordLine& x) { return {_mm512_shuffle_epi32(x.all, _MM_PERM_BADC)}; }
+
 }  // namespace
 }  // namespace homenode

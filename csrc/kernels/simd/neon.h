@@ -133,5 +133,40 @@ inline void store_codes(int16_t* p, const Lanes& x) {
   for (int i = 0; i < 4; ++i) vst1_s16(p + 4 * i, vqmovn_s32(vcvtnq_s32_f32(x.part[i])));
 }
 
+// A line of eight words, as KV memory is copied.
+struct WordLine {
+  uint64x2_t part[4];
+};
+template <class F>
+inline WordLine each_pair(F&& f) {
+  return {{f(0), f(1), f(2), f(3)}};
+}
+constexpr int64_t kStreamAlignment = 1;  // of a line that stream_words stores
+inline WordLine load_words(const void* p) {
+  return each_pair([p](int i) { return vreinterpretq_u64_u8(vld1q_u8(static_cast<const uint8_t*>(p) + 16 * i)); });
+}
+inline void store_words(void* p, const WordLine& x) {
+  for (int i = 0; i < 4; ++i) vst1q_u8(static_cast<uint8_t*>(p) + 16 * i, vreinterpretq_u8_u64(x.part[i]));
+}
+// Whole lines written one after the other: these processors then stop reading them first by themselves.
+inline void stream_words(void* p, const WordLine& x) { store_words(p, x); }
+inline WordLine fill_words(uint64_t x) {
+  return each_pair([x](int) { return vdupq_n_u64(x); });
+}
+inline WordLine add(const WordLine& a, const WordLine& b) {
+  return each_pair([&](int i) { return vaddq_u64(a.part[i], b.part[i]); });
+}
+inline WordLine exclusive_or(const WordLine& a, const WordLine& b) {
+  return each_pair([&](int i) { return veorq_u64(a.part[i], b.part[i]); });
+}
+// The lower half of each word times its upper half.
+inline WordLine multiply_halves(const WordLine& x) {
+  return each_pair([&](int i) { return vmull_u32(vmovn_u64(x.part[i]), vshrn_n_u64(x.part[i], 32)); });
+}
+// Words 2i and 2i + 1 exchanged.
+inline WordLine swap_pairs(const WordLine& x) {
+  return each_pair([&](int i) { return vextq_u64(x.part[i], x.part[i], 1); });
+}
+
 }  // namespace
 }  // namespace homenode

@@ -148,5 +148,42 @@ inline void store_codes(int16_t* p, const Lanes& x) {
   memcpy(p, codes, sizeof codes);
 }
 
+// A line of eight words, as KV memory is copied.
+struct WordLine {
+  uint64_t word[8];
+};
+constexpr int64_t kStreamAlignment = 1;  // of a line that stream_words stores
+inline WordLine load_words(const void* p) {
+  WordLine r;
+  memcpy(&r, p, sizeof r);
+  return r;
+}
+inline void store_words(void* p, const WordLine& x) { memcpy(p, &x, sizeof x); }
+// Past the caches, where there is an instruction for it.
+inline void stream_words(void* p, const WordLine& x) { store_words(p, x); }
+inline WordLine fill_words(uint64_t x) { return {{x, x, x, x, x, x, x, x}}; }
+inline WordLine add(const WordLine& a, const WordLine& b) {
+  WordLine r;
+  for (int i = 0; i < 8; ++i) r.word[i] = a.word[i] + b.word[i];
+  return r;
+}
+inline WordLine exclusive_or(const WordLine& a, const WordLine& b) {
+  WordLine r;
+  for (int i = 0; i < 8; ++i) r.word[i] = a.word[i] ^ b.word[i];
+  return r;
+}
+// The lower half of each word times its upper half.
+inline WordLine multiply_halves(const WordLine& x) {
+  WordLine r;
+  for (int i = 0; i < 8; ++i) r.word[i] = (x.word[i] & 0xffffffffu) * (x.word[i] >> 32);
+  return r;
+}
+// Words 2i and 2i + 1 exchanged.
+inline WordLine swap_pairs(const WordLine& x) {
+  WordLine r;
+  for (int i = 0; i < 8; ++i) r.word[i] = x.word[i ^ 1];
+  return r;
+}
+
 }  // namespace
 }  // namespace homenode

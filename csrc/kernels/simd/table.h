@@ -3,6 +3,7 @@
 #include "kernels/simd/attention.h"
 #include "kernels/simd/attention_int8.h"
 #include "kernels/simd/elements.h"
+#include "kernels/simd/kv_copy.h"
 #include "kernels/simd/kv_store.h"
 
 namespace homenode {
@@ -22,6 +23,7 @@ constexpr Kernels kTable = {
     find_largest,
     sum_exponentials,
     exponentials,
+    copy_tiles,
 };
 
 }  // namespace

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode import _native
+from homenode.compute.kv_memory import KvLayout
 from homenode.compute.native.capability import available_levels, choose_level
+from homenode.compute.native.kv_memory import NativeKvMemory, kv_type, map_memory, pool
 from homenode.compute.native.meter import NativeMeter
 from homenode.compute.native.recorder import RecordingOps
+from homenode.compute.native.refusals import host_errors
 from homenode.compute.ops import (
     IntArray,
     KvGeometry,
@@ -29,14 +31,13 @@ from homenode.compute.ops import (
 )
 from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME, DType
-from homenode.errors import HostError, UnsupportedError, UserError
+from homenode.errors import UnsupportedError, UserError
 from homenode.host.binding.huge_pages import residences
 from homenode.host.binding.residency import node_residencies
 from homenode.host.binding.syscalls import Syscalls
 
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
 _SPREADS = {"split": _native.Spread.split, "copied": _native.Spread.copied, "interleaved": _native.Spread.interleaved}
-_KV_TYPES = {"f32": _native.KvType.f32, "bf16": _native.KvType.bf16, "int8": _native.KvType.int8}
 
 
 class NativeBackend:
@@ -64,7 +65,7 @@ class NativeBackend:
         if not cpus:
             raise UserError("the native backend needs at least one thread", param="threads")
         self._level = choose_level(level)
-        with _host_errors():
+        with host_errors():
             self._team = _native.Team(list(cpus), spin_us, True, groups)
         self._sampler = _native.Sampler(self._team, self._level)
         self._memory = memory
@@ -87,7 +88,7 @@ class NativeBackend:
         """See `Backend.weight_from_file`. UnsupportedError for a format the core cannot decode or keep, HostError when reading fails."""
         if dtype.gguf_id < 0 or not _native.can_decode(dtype.gguf_id):
             raise UnsupportedError(f"the native core cannot read {dtype.name}; convert it to float32 first", dtype=dtype.name)
-        with _host_errors():
+        with host_errors():
             packed = _native.weight_from_file(
                 self._team, fd, offset, dtype.gguf_id, rows, columns, self._target(target), permuted_heads, self._arena, _SPREADS[spread]
             )
@@ -95,7 +96,7 @@ class NativeBackend:
 
     def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Spread = "split") -> _native.Weight:
         """See `Backend.weight_from_array`."""
-        with _host_errors():
+        with host_errors():
             values = np.ascontiguousarray(array, np.float32)
             return self._count(_native.weight_from_rows(self._team, values, self._target(target), self._arena, _SPREADS[spread]))
 
@@ -110,18 +111,18 @@ class NativeBackend:
 
     def head_checksum(self, fd: int, size: int) -> str:
         """See `PackedBackend.head_checksum`."""
-        with _host_errors():
+        with host_errors():
             return f"{_native.head_checksum(fd, size):016x}"
 
     def write_packed(self, weight: _native.Weight, fd: int, offset: int) -> str:
         """See `PackedBackend.write_packed`."""
-        with _host_errors():
+        with host_errors():
             return f"{weight.write(fd, offset):016x}"
 
     def weights_from_packed(self, fd: int, places: Sequence[PackedPlace]) -> list[tuple[_native.Weight, str]]:
         """See `PackedBackend.weights_from_packed`."""
         wanted = [(p.offset, self._target(p.target), p.rows, p.columns, _SPREADS[p.spread]) for p in places]
-        with _host_errors():
+        with host_errors():
             read = _native.weights_from_packed(self._team, fd, wanted, self._arena)
         return [(self._count(weight), f"{checksum:016x}") for weight, checksum in read]
 
@@ -133,17 +134,32 @@ class NativeBackend:
         """A constant input: float32 [rows, columns], standing for the step's tokens in the programs that use it."""
         return _native.constant(np.ascontiguousarray(array, np.float32))
 
-    def kv_cache(self, geometry: KvGeometry, blocks: int) -> _native.KvCache:
-        """See `Backend.kv_cache`."""
-        kind = _KV_TYPES.get(geometry.dtype)
-        if kind is None:
-            raise UnsupportedError(f"KV memory of {geometry.dtype}; the native core has {', '.join(_KV_TYPES)}", dtype=geometry.dtype)
-        g, interleaved = geometry, self._memory is not None and self._memory.interleaved
-        with _host_errors():
-            cache = _native.kv_cache(self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, kind, blocks, self._arena, interleaved)
+    def kv_cache(self, geometry: KvGeometry, blocks: int, *, shared: bool = False, others_write: bool = False) -> _native.KvCache:
+        """See `Backend.kv_cache`. With `shared` it lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well."""
+        g, kind = geometry, kv_type(geometry.dtype)
+        interleaved = self._memory is not None and self._memory.interleaved
+        sharing = (_native.Sharing.writable if others_write else _native.Sharing.readable) if shared else None
+        with host_errors():
+            cache = _native.kv_cache(
+                self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, kind, blocks, self._arena, interleaved, sharing
+            )
         self._kv_bytes += cache.nbytes
         self._kv_ranges, self._pages, self._homes = cache.ranges, None, None
         return cache
+
+    def kv_memory(self, cache: _native.KvCache) -> NativeKvMemory:
+        """What a KV cache of this backend is to others."""
+        nodes = self._memory.nodes if self._memory is not None else ()
+        homes = [home for _, _, home in cache.ranges]
+        return NativeKvMemory(_native.KvMemory.of(cache), self._level, [nodes[h] if nodes and h >= 0 else -1 for h in homes])
+
+    def kv_pool(self, geometry: KvGeometry, blocks: int, *, others_write: bool = False, nodes: Sequence[int] = ()) -> NativeKvMemory:
+        """KV memory of its own in a memfd, each block in one piece: see `compute.native.kv_memory.pool`."""
+        return pool(geometry, blocks, self._level, others_write=others_write, nodes=nodes)
+
+    def map_kv(self, fd: int, layout: KvLayout, *, writable: bool = False) -> NativeKvMemory:
+        """Another process's KV memory: see `compute.native.kv_memory.map_memory`."""
+        return map_memory(fd, layout, self._level, writable=writable)
 
     def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, *, fuse: bool = True) -> NativeProgram:
         """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other.
@@ -153,7 +169,7 @@ class NativeBackend:
         recorder = _native.Recorder(
             self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence, fuse
         )
-        with _host_errors():
+        with host_errors():
             program = recorder.finish(forward(RecordingOps(recorder)))
         self._program_bytes += program.nbytes
         return NativeProgram(program)
@@ -197,7 +213,7 @@ class NativeBackend:
 
     def meter(self, read_bytes: int) -> NativeMeter:
         """What measures the limits of the CPUs this backend computes on, at its level: see `NativeMeter`."""
-        with _host_errors():
+        with host_errors():
             return NativeMeter(self._team, self._level, read_bytes)
 
     def _read_pages(self) -> dict[str, Any]:
@@ -230,7 +246,7 @@ class NativeBackend:
     def _make_arena(self) -> _native.Arena:
         if self._memory is None:
             return _native.Arena(self._team)
-        with _host_errors():
+        with host_errors():
             return _native.Arena(self._team, self._memory.homes, self._memory.nodes if self._memory.bound else [])
 
     def _target(self, name: str) -> int:
@@ -294,12 +310,3 @@ def _sampled_rows(drawn: _native.Drawn) -> SampledRows:
     if bad_rows:
         raise ValueError(f"row {bad_rows[0]} of the logits holds a NaN or no finite value (rows like that: {bad_rows})")
     return SampledRows(tokens, logprobs, top_tokens, top_logprobs)
-
-
-@contextlib.contextmanager
-def _host_errors() -> Iterator[None]:
-    """Refusals of the machine become HostError."""
-    try:
-        yield
-    except OSError as error:
-        raise HostError(error.strerror or str(error), errno=error.errno) from error

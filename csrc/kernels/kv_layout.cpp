@@ -1,0 +1,89 @@
+#include "kernels/kv_layout.h"
+
+#include <string>
+
+#include "kernels/kernels.h"
+
+namespace homenode {
+namespace {
+
+using std::to_string;
+
+Error wrong(const std::string& what) { return Error{Fault::user, 0, "layout of KV memory: " + what}; }
+
+// a + count * stride, or nothing where that is no offset.
+std::optional<int64_t> reach(std::optional<int64_t> a, int64_t count, int64_t stride) {
+  int64_t bytes, sum;
+  if (!a || __builtin_mul_overflow(count, stride, &bytes) || __builtin_add_overflow(*a, bytes, &sum)) return std::nullopt;
+  return sum;
+}
+
+std::optional<int64_t> end_of(const KvLayout& layout, const KvRegion& region) {
+  std::optional<int64_t> end = reach(region.offset, layout.shape.layers - 1, region.layer_stride);
+  end = reach(end, layout.blocks - 1, region.block_stride);
+  end = reach(end, region.past_head - region.first_head - 1, region.head_stride);
+  return reach(end, 1, head_bytes_of(layout.shape));
+}
+
+std::optional<Error> check_region(const KvLayout& layout, const KvRegion& region, int first_head) {
+  const std::string who = "region of heads " + to_string(region.first_head) + " to " + to_string(region.past_head);
+  if (region.first_head != first_head || region.past_head <= first_head || region.past_head > layout.shape.kv_heads) {
+    return wrong(who + "; wanted one from head " + to_string(first_head) + ", up to " + to_string(layout.shape.kv_heads));
+  }
+  for (const int64_t bytes : {region.offset, region.layer_stride, region.block_stride, region.head_stride}) {
+    if (bytes < 0 || bytes % kTileAlignment) return wrong(who + " has an offset or stride of " + to_string(bytes) + "; wanted multiples of " + to_string(kTileAlignment));
+  }
+  const std::optional<int64_t> end = end_of(layout, region);
+  if (!end || *end > layout.nbytes) return wrong(who + " ends past the " + to_string(layout.nbytes) + " bytes there are");
+  return std::nullopt;
+}
+
+}  // namespace
+
+int64_t tile_bytes_of(const KvShape& shape) {
+  const int64_t elements = int64_t(kTileKeys) * shape.head_dim;
+  switch (shape.type) {
+    case KvType::f32: return 4 * elements;
+    case KvType::bf16: return 2 * elements;
+    case KvType::int8: break;
+  }
+  return elements + kTileKeys * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t head_bytes_of(const KvShape& shape) { return 2 * tile_bytes_of(shape) * (shape.block_size / kTileKeys); }
+
+std::optional<Error> check(const KvShape& shape) {
+  if (shape.layers < 1 || shape.kv_heads < 1 || shape.head_dim < 2 || shape.head_dim % 2 || shape.head_dim > kMostHead || shape.layers > 100000 ||
+      shape.kv_heads > 100000) {
+    return Error{Fault::user, 0, "KV memory of " + to_string(shape.layers) + " layers, " + to_string(shape.kv_heads) + " heads of " +
+                                     to_string(shape.head_dim) + "; wanted at least one of each and an even head of 2 to 4096"};
+  }
+  if (shape.block_size < 32 || shape.block_size % 32 || shape.block_size > 65536) {
+    return Error{Fault::user, 0, "a KV block of " + to_string(shape.block_size) + " tokens; wanted a multiple of 32"};
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> check(const KvLayout& layout) {
+  if (auto error = check(layout.shape)) return error;
+  if (layout.tile_bytes != tile_bytes_of(layout.shape)) {
+    return wrong("tiles of " + to_string(layout.tile_bytes) + " bytes; its shape has tiles of " + to_string(tile_bytes_of(layout.shape)));
+  }
+  if (layout.blocks < 1 || layout.blocks > INT32_MAX) return wrong(to_string(layout.blocks) + " blocks; wanted 1 to 2^31 - 1");
+  int first_head = 0;
+  for (const KvRegion& region : layout.regions) {
+    if (auto error = check_region(layout, region, first_head)) return error;
+    first_head = region.past_head;
+  }
+  if (first_head != layout.shape.kv_heads) return wrong("its regions hold " + to_string(first_head) + " of " + to_string(layout.shape.kv_heads) + " heads");
+  return std::nullopt;
+}
+
+int64_t extent_of(const KvLayout& layout, const KvRegion& region) { return *end_of(layout, region) - region.offset; }
+
+KvLayout page_layout(const KvShape& shape, int64_t blocks) {
+  const int64_t head = head_bytes_of(shape), layer = shape.kv_heads * head, block = shape.layers * layer;
+  return {shape, tile_bytes_of(shape), blocks, blocks * block, {{0, shape.kv_heads, 0, layer, block, head}}};
+}
+
+}  // namespace homenode

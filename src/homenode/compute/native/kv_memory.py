@@ -1,0 +1,186 @@
+"""KV memory of the native core that other engines can be given: a KV cache, a pool, another process's; its digests, its pieces, and the copy loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homenode import _native
+from homenode.compute.kv_memory import EpochWords, KvLayout, KvMemory, KvRegion
+from homenode.compute.native.refusals import host_errors
+from homenode.compute.ops import KvGeometry
+from homenode.errors import UnsupportedError, UserError
+
+KV_TYPES = {"f32": _native.KvType.f32, "bf16": _native.KvType.bf16, "int8": _native.KvType.int8}
+_DTYPES = {kind: name for name, kind in KV_TYPES.items()}
+_MOST = (1 << 63) - 1
+
+
+class NativeKvMemory:
+    """`KvMemory` of the native core. `nodes`: for each region the NUMA node it comes from, -1: unknown or several."""
+
+    def __init__(self, memory: _native.KvMemory, level: _native.Level, nodes: Sequence[int] = ()) -> None:
+        self._memory = memory
+        self._level = level
+        self._layout = _layout_of(memory, nodes)
+        self._views = [memoryview(view) for view in memory.views]  # type: ignore[arg-type]
+
+    @property
+    def layout(self) -> KvLayout:
+        """Where everything is. Of private memory: as if its regions lay one behind the other."""
+        return self._layout
+
+    @property
+    def fd(self) -> int:
+        """See `KvMemory.fd`."""
+        return self._memory.fd
+
+    @property
+    def writable(self) -> bool:
+        """See `KvMemory.writable`."""
+        return self._memory.writable
+
+    @property
+    def level(self) -> _native.Level:
+        """Of the kernels that copy from it."""
+        return self._level
+
+    @property
+    def handle(self) -> _native.KvMemory:
+        """The native core's own."""
+        return self._memory
+
+    def digests(self, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int | None = None) -> list[bytes]:
+        """See `KvMemory.digests`. ValueError for pages or blocks that are not there."""
+        return self._memory.digests(self._level, table, first_page, pages, tokens, page_tokens or self._layout.block_size)
+
+    def pieces(self, block: int, tiles: int) -> list[memoryview]:
+        """See `KvMemory.pieces`. ValueError for a block or tiles that are not there. They keep the memory mapped."""
+        return [self._views[region][offset : offset + size] for region, offset, size in self._memory.parts(block, tiles)]
+
+
+class NativeEpochWords:
+    """`EpochWords` of the native core: read and written atomically."""
+
+    def __init__(self, words: _native.EpochWords) -> None:
+        self._words = words
+
+    @classmethod
+    def create(cls, count: int) -> NativeEpochWords:
+        """All zero; others may map them for reading only. HostError when the machine refuses."""
+        with host_errors():
+            return cls(_native.EpochWords.create(count))
+
+    @classmethod
+    def map(cls, fd: int, count: int) -> NativeEpochWords:
+        """Another process's, for reading; the descriptor is not kept. UserError when it holds fewer, or its size is not sealed."""
+        with host_errors():
+            try:
+                return cls(_native.EpochWords.map(fd, count))
+            except ValueError as error:
+                raise UserError(f"epoch words of another engine: {error}") from error
+
+    @property
+    def fd(self) -> int:
+        """See `EpochWords.fd`."""
+        return self._words.fd
+
+    @property
+    def handle(self) -> _native.EpochWords:
+        """The native core's own."""
+        return self._words
+
+    def __len__(self) -> int:
+        return self._words.count
+
+    def read(self, block: int) -> int:
+        """See `EpochWords.read`. ValueError for a block that is not there."""
+        return self._words.read(block)
+
+    def write(self, blocks: Sequence[int], epochs: Sequence[int]) -> None:
+        """See `EpochWords.write`. ValueError for a block that is not there, and for words of another process."""
+        self._words.write(blocks, epochs)
+
+
+def pool(
+    geometry: KvGeometry, blocks: int, level: _native.Level, *, others_write: bool = False, nodes: Sequence[int] = ()
+) -> NativeKvMemory:
+    """KV memory of its own in a memfd, each page in one piece, all of it taken now; from NUMA `nodes` in turn, if given.
+
+    HostError when the memory is not to be had.
+    """
+    g = geometry
+    sharing = _native.Sharing.writable if others_write else _native.Sharing.readable
+    with host_errors():
+        memory = _native.KvMemory.pool((g.layers, g.kv_heads, g.head_dim, g.block_size, kv_type(g.dtype)), blocks, sharing, nodes)
+    return NativeKvMemory(memory, level, [nodes[0] if len(nodes) == 1 else -1])
+
+
+def map_memory(fd: int, layout: KvLayout, level: _native.Level, *, writable: bool = False) -> NativeKvMemory:
+    """Another process's KV memory, of which it says that it has this layout; the descriptor is not kept.
+
+    UserError when the layout reaches past the memory or is none, or when the memory could shrink; HostError when the machine refuses.
+    """
+    numbers = [layout.tile_bytes, layout.blocks, layout.nbytes, *(n for r in layout.regions for n in _numbers(r))]
+    sizes = (
+        layout.layers,
+        layout.kv_heads,
+        layout.head_dim,
+        layout.block_size,
+        *(h for r in layout.regions for h in (r.first_head, r.past_head)),
+    )
+    if not all(0 <= n <= _MOST for n in numbers) or not all(0 <= n < 1 << 31 for n in sizes):
+        raise UserError("layout of another engine's KV memory: a size that is negative or larger than any memory")
+    shape = (layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, kv_type(layout.dtype))
+    regions = [(r.first_head, r.past_head, *_numbers(r)) for r in layout.regions]
+    with host_errors():
+        try:
+            memory = _native.KvMemory.map(fd, (shape, layout.tile_bytes, layout.blocks, layout.nbytes, regions), writable)
+        except ValueError as error:
+            raise UserError(f"KV memory of another engine: {error}") from error
+    return NativeKvMemory(memory, level, [r.node for r in layout.regions])
+
+
+def copy_kv(
+    target: KvMemory,
+    target_table: Sequence[int],
+    source: KvMemory,
+    source_table: Sequence[int],
+    first_page: int,
+    pages: int,
+    tokens: int,
+    source_heads: tuple[int, int] | None = None,
+    target_first_head: int = 0,
+    epochs: tuple[EpochWords, Sequence[int]] | None = None,
+    page_tokens: int | None = None,
+    *,
+    threads: int = 1,
+) -> list[bytes] | None:
+    """`Copier` of the native core; the interpreter is free meanwhile. `threads`: how many share the pages.
+
+    ValueError for tables, heads or memories that do not fit each other. One process must not write a page by two calls at once.
+    """
+    assert isinstance(target, NativeKvMemory) and isinstance(source, NativeKvMemory)
+    words, expected = epochs if epochs is not None else (None, ())
+    assert words is None or isinstance(words, NativeEpochWords)
+    return _native.copy_kv(
+        source.level, target.handle, target_table, source.handle, source_table, first_page, pages, tokens,
+        page_tokens or source.layout.block_size, source_heads, target_first_head, words.handle if words is not None else None, expected, threads,
+    )  # fmt: skip
+
+
+def kv_type(dtype: str) -> _native.KvType:
+    """UnsupportedError for a dtype the native core has no KV memory of."""
+    kind = KV_TYPES.get(dtype)
+    if kind is None:
+        raise UnsupportedError(f"KV memory of {dtype}; the native core has {', '.join(KV_TYPES)}", dtype=dtype)
+    return kind
+
+
+def _numbers(region: KvRegion) -> tuple[int, int, int, int]:
+    return region.offset, region.layer_stride, region.block_stride, region.head_stride
+
+
+def _layout_of(memory: _native.KvMemory, nodes: Sequence[int]) -> KvLayout:
+    (layers, heads, head_dim, block_size, kind), tile_bytes, blocks, nbytes, regions = memory.layout
+    placed = tuple(KvRegion(*region, node) for region, node in zip(regions, nodes or [-1] * len(regions), strict=True))
+    return KvLayout(layers, heads, head_dim, block_size, _DTYPES[kind], tile_bytes, blocks, nbytes, placed)
