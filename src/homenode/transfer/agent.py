@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from homenode.transfer.buffers import Buffers
-from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer, MapMemory
+from homenode.transfer.carriers.carrier import Carrier, KvBackend, Listening, LocalBuffer
 from homenode.transfer.copying import CopyThread
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.greeting import Admission, Identity
@@ -19,7 +19,6 @@ from homenode.transfer.limbo import Tickets, answer_without_agent
 from homenode.transfer.links import LinkLimits, Links
 from homenode.transfer.machine import FromEngine, Own
 from homenode.transfer.mailbox import Mailbox
-from homenode.transfer.memory import Copier
 from homenode.transfer.performing import Machine, Performer
 from homenode.transfer.seam import ToAgent, ToScheduler
 from homenode.transfer.staging import StagingMemory
@@ -57,8 +56,7 @@ class TransferAgent:
         ports: Mapping[str, Sequence[int]],
         make_machine: Callable[[Own], Machine],
         *,
-        copier: Copier,
-        map_memory: MapMemory,
+        backend: KvBackend,
         post: Callable[[ToScheduler], None],
         on_change: Callable[[], None] = lambda: None,
         limits: LinkLimits | None = None,
@@ -79,7 +77,7 @@ class TransferAgent:
         self._tickets = Tickets()
         self._bound = _bind(carrier, ports)
         self.addresses = {name: [one.address for one in listening] for name, listening in self._bound.items()}
-        self._copies = CopyThread(copier, self._mailbox.wake)
+        self._copies = CopyThread(backend.copy, self._mailbox.wake)
         self._buffers = Buffers(self._local, carrier)
         done = self.addresses.get("done", [""])[0]
         self._machine = make_machine(Own(cache.buffer, pool.buffer if pool else None, identity.incarnation, done))
@@ -87,7 +85,7 @@ class TransferAgent:
             self._machine,
             self._buffers,
             self._copies,
-            StagingMemory(map_memory),
+            StagingMemory(backend),
             self._post,
             clock,
             takes_buffers=push == sends,
@@ -228,8 +226,9 @@ class TransferAgent:
         self._links.close_all()
         self._copies.close(_JOIN_S)
         for buffer in self._local:
-            for block in range(len(buffer.words)):
-                buffer.words[block] += 1
+            words = buffer.words
+            if words is not None:
+                words.write(range(len(words)), [words.read(block) + 1 for block in range(len(words))])
         for event in self._tickets.endings(self._clock(), reason, written_by_others=self._written_by_peers):
             self._post_event(event)
         self._broken = reason

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from homenode.errors import HostError, PeerError
-from homenode.transfer.carriers.carrier import Carrier, LocalBuffer, PeerBuffer
+from homenode.transfer.carriers.carrier import Carrier, KvBackend, LocalBuffer, PeerBuffer
 from homenode.transfer.memory import KvMemory
 from homenode.transfer.message import Buffer
 
 FDS_PER_BUFFER = 2
-_WORD = 8
 _KEPT_S = 60.0  # a lost peer's memory after its last use, if nobody says that it is done with
 
 
-def register(memory: KvMemory) -> LocalBuffer:
-    """Give KV memory an id, and an epoch word for each block (0) in sealed memory that can be passed on. HostError when there is no memory."""
-    nbytes = memory.layout.blocks * _WORD
-    try:
-        fd = os.memfd_create("homenode-epochs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            words = memoryview(mmap.mmap(fd, nbytes)).cast("Q")
-        except BaseException:
-            os.close(fd)
-            raise
-    except OSError as error:
-        raise HostError(f"no memory for the epochs of {memory.layout.blocks} KV blocks: {error}") from error
-    return LocalBuffer(Buffer(os.urandom(16), memory.layout), memory, words, fd)
+def register(memory: KvMemory, backend: KvBackend) -> LocalBuffer:
+    """Give KV memory an id, and an epoch word for each block (0). HostError when there is no memory for them."""
+    return LocalBuffer(Buffer(os.urandom(16), memory.layout), memory, backend.create_words(memory.layout.blocks))
 
 
 def exported_fds(buffers: Sequence[LocalBuffer], *, writable: bool) -> list[int]:
@@ -41,7 +26,9 @@ def exported_fds(buffers: Sequence[LocalBuffer], *, writable: bool) -> list[int]
     try:
         for buffer in buffers:
             fds.append(_reopened(buffer.memory.fd, writable))
-            fds.append(_reopened(buffer.words_fd, False))
+            if buffer.words is None:
+                raise HostError("KV memory without epoch words cannot be passed to another process")
+            fds.append(_reopened(buffer.words.fd, False))
     except OSError as error:
         for fd in fds:
             os.close(fd)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from homenode.transfer.carriers.carrier import Chunk, LocalBuffer, PeerBuffer
-from homenode.transfer.carriers.mapped import epochs_hold
+from homenode.transfer.carriers.mapped import digests_of, run
 from homenode.transfer.machine import Copied
 from homenode.transfer.memory import Copier
 
@@ -73,23 +73,14 @@ def _one(job: CopyJob, chunk: Chunk, copier: Copier) -> tuple[list[bytes] | None
 
 def _copy(source: LocalBuffer | PeerBuffer, target: LocalBuffer | PeerBuffer | None, chunk: Chunk, copier: Copier) -> list[bytes] | None:
     if target is None:
-        return _local_digests(source, chunk) if isinstance(source, LocalBuffer) else source.digests(chunk)
-    if not isinstance(target, LocalBuffer):
-        if not isinstance(source, LocalBuffer):
-            raise ValueError("neither side of a copy is this process's own")
-        return target.copy_to(copier, source, chunk)
+        return digests_of(source.memory, source.words, chunk) if isinstance(source, LocalBuffer) else source.digests(chunk)
     if not isinstance(source, LocalBuffer):
+        if not isinstance(target, LocalBuffer):
+            raise ValueError("neither side of a copy is this process's own")
         return source.copy_from(copier, target, chunk)
-    epochs = None if chunk.epochs is None else (source.words, chunk.epochs)
-    where = (chunk.first_page, chunk.pages, chunk.tokens)
-    return copier(target.memory, chunk.target_table, source.memory, chunk.source_table, *where, epochs=epochs)
-
-
-def _local_digests(source: LocalBuffer, chunk: Chunk) -> list[bytes] | None:
-    if not epochs_hold(source.words, chunk):
-        return None
-    digests = source.memory.digests(chunk.source_table, chunk.first_page, chunk.pages, chunk.tokens)
-    return digests if epochs_hold(source.words, chunk) else None
+    if not isinstance(target, LocalBuffer):
+        return target.copy_to(copier, source, chunk)
+    return run(copier, target.memory, source.memory, source.words, chunk)
 
 
 class CopyThread:

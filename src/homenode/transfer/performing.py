@@ -202,8 +202,8 @@ class Performer:
                 self._send_pages(action)
             case Epochs(buffer, blocks, epochs):
                 words = self._buffers.local[buffer].words
-                for block, epoch in zip(blocks, epochs, strict=True):
-                    words[block] = epoch
+                if words is not None:
+                    words.write(blocks, epochs)
             case Connect(address):
                 self.links.connect(address, self._clock())
             case Close(peer, reason):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from homenode.errors import HostError
-from homenode.transfer.carriers.carrier import Chunk, LocalBuffer, MapMemory
+from homenode.transfer.carriers.carrier import Chunk, KvBackend, LocalBuffer
 from homenode.transfer.copying import CopyJob
 from homenode.transfer.machine import Receive
 from homenode.transfer.memory import TILE_TOKENS, KvLayout, KvMemory, KvRegion
@@ -35,8 +35,8 @@ def block_views(memory: KvMemory, blocks: Sequence[int], tokens: Sequence[int]) 
 class StagingMemory:
     """Makes room for payloads."""
 
-    def __init__(self, map_memory: MapMemory) -> None:
-        self._map = map_memory
+    def __init__(self, backend: KvBackend) -> None:
+        self._backend = backend
 
     def plan(self, action: Receive, local: LocalBuffer) -> tuple[Iterator[memoryview], CopyJob]:
         """The views that the payload fills in order, and what is left to do when it is there: digests, or a copy that takes them on the way."""
@@ -60,12 +60,12 @@ class StagingMemory:
             try:
                 os.ftruncate(fd, layout.nbytes)
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-                memory = self._map(fd, layout, True)
+                memory = self._backend.map_memory(fd, layout, writable=True)
             finally:
                 os.close(fd)
         except OSError as error:
             raise HostError(f"no memory for {pages} pages on their way: {error}") from error
-        return LocalBuffer(Buffer(bytes(16), layout), memory, memoryview(b""), -1)
+        return LocalBuffer(Buffer(bytes(16), layout), memory, None)
 
 
 def contiguous(like: KvLayout, block_size: int, blocks: int) -> KvLayout:

@@ -58,18 +58,65 @@ class PythonMemory:
         heads = [(layer, head) for layer in range(self.layout.layers) for head in range(self.layout.kv_heads)]
         return [piece for layer, head in heads for piece in self.head(block, layer, head, tiles)]
 
-    def digests(self, table: Sequence[int], first_page: int, pages: int, tokens: int) -> list[bytes]:
-        size = self.layout.block_size
-        return [self._digest(table[page], -(-min(size, tokens - page * size) // 16)) for page in range(first_page, first_page + pages)]
+    @property
+    def writable(self) -> bool:
+        return not self.bytes.readonly
 
-    def _digest(self, block: int, tiles: int) -> bytes:
-        if block < 0:
+    def digests(self, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int | None = None) -> list[bytes]:
+        size = page_tokens or self.layout.block_size
+        return [self._digest(table, page * size, min(size, tokens - page * size)) for page in range(first_page, first_page + pages)]
+
+    def _digest(self, table: Sequence[int], begin: int, tokens: int) -> bytes:
+        size, tile, found = self.layout.block_size, self.layout.tile_bytes, b""
+        places = [(table[at // size], at % size // 16 * tile) for at in range(begin, begin + tokens, 16)]
+        if any(block < 0 for block, _ in places):
             return b""
-        found = b""
         for head in range(self.layout.kv_heads):
-            parts = [part for layer in range(self.layout.layers) for part in self.head(block, layer, head, tiles)]
-            found += hashlib.blake2b(b"".join(parts), digest_size=8).digest()
+            digest = hashlib.blake2b(digest_size=8)
+            for layer in range(self.layout.layers):
+                for part in (0, 1):
+                    for block, at in places:
+                        digest.update(self.head(block, layer, head, size // 16)[part][at : at + tile])
+            found += digest.digest()
         return found
+
+
+class PythonWords:
+    """`EpochWords` in a memfd."""
+
+    def __init__(self, fd: int, count: int, own: bool) -> None:
+        self.fd = fd if own else -1
+        self._count = count
+        self._words = memoryview(mmap.mmap(fd, 8 * count, prot=mmap.PROT_READ | (mmap.PROT_WRITE if own else 0))).cast("Q")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, block: int) -> int:
+        return self._words[block]
+
+    def write(self, blocks: Sequence[int], epochs: Sequence[int]) -> None:
+        for block, epoch in zip(blocks, epochs, strict=True):
+            self._words[block] = epoch
+
+
+class PythonKv:
+    """`KvBackend`. A test may put its own `copy` there."""
+
+    def __init__(self, copy: Any = None) -> None:
+        self.copy = copy or copy_pages
+
+    def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> PythonMemory:
+        return PythonMemory(fd, layout, writable)
+
+    def create_words(self, count: int) -> PythonWords:
+        fd = os.memfd_create("test-epochs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 8 * count)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return PythonWords(fd, count, True)
+
+    def map_words(self, fd: int, count: int) -> PythonWords:
+        return PythonWords(fd, count, False)
 
 
 def new_memory(of: KvLayout, fill: bytes = b"") -> PythonMemory:
@@ -93,21 +140,22 @@ def copy_pages(
     tokens: int,
     source_heads: tuple[int, int] | None = None,
     target_first_head: int = 0,
-    epochs: tuple[memoryview, Sequence[int]] | None = None,
+    epochs: tuple[Any, Sequence[int]] | None = None,
+    page_tokens: int | None = None,
 ) -> list[bytes] | None:
     """`Copier`, tile by tile."""
-    size, tile = source.layout.block_size, source.layout.tile_bytes
+    size, tile = page_tokens or source.layout.block_size, source.layout.tile_bytes
     for page in range(first_page, first_page + pages):
-        if source_table[page] < 0:
+        if source_table[page * size // source.layout.block_size] < 0:
             continue
         for at in range(page * size, min((page + 1) * size, tokens), 16):
             _copy_tile(target, target_table, source, source_table, at, tile)
     if epochs is not None:
         words, wanted = epochs
         blocks = source_table[first_page : first_page + pages]
-        if any(words[block] != epoch for block, epoch in zip(blocks, wanted, strict=True) if block >= 0):
+        if any(words.read(block) != epoch for block, epoch in zip(blocks, wanted, strict=True) if block >= 0):
             return None
-    return source.digests(source_table, first_page, pages, tokens)
+    return source.digests(source_table, first_page, pages, tokens, size)
 
 
 def _copy_tile(target: Any, target_table: Sequence[int], source: Any, source_table: Sequence[int], at: int, tile: int) -> None:
@@ -193,7 +241,7 @@ class Side:
 
 
 def carrier(channel: str, of: KvLayout, secret: str | None = None) -> Carrier:
-    return ShmCarrier(of, PythonMemory) if channel == "shm" else TcpCarrier("127.0.0.1", secret)
+    return ShmCarrier(of, PythonKv()) if channel == "shm" else TcpCarrier("127.0.0.1", secret)
 
 
 @contextlib.contextmanager
@@ -208,12 +256,12 @@ def running(
     limits: LinkLimits | None = None,
     admission: Admission | None = None,
     fingerprint: dict[str, str] | None = None,
-    copier: Any = copy_pages,
+    copier: Any = None,
     **identity: Any,
 ) -> Iterator[Side]:
     """One side, on sockets of its own."""
     of = of or layout()
-    cache = register(new_memory(of))
+    cache = register(new_memory(of), PythonKv())
     who = Identity(role, mode, channel, fingerprint or FINGERPRINT, **identity)  # type: ignore[arg-type]
     machines: list[ScriptedMachine] = []
     events: list[Any] = []
@@ -230,8 +278,7 @@ def running(
         None,
         dict.fromkeys(names, ()),
         make,
-        copier=copier,
-        map_memory=PythonMemory,
+        backend=PythonKv(copier),
         post=events.append,
         limits=limits,
         admission=admission,

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from homenode.transfer.memory import Copier, KvLayout, KvMemory
+from homenode.transfer.memory import Copier, EpochWords, KvLayout, KvMemory
 from homenode.transfer.message import Buffer
 
-MapMemory = Callable[[int, KvLayout, bool], KvMemory]
-"""Maps a memfd of this layout; True: writable. The descriptor stays the caller's."""
+
+class KvBackend(Protocol):
+    """What maps and copies KV memory (`native_kv.NativeKv`). Descriptors stay the caller's. UserError for memory that is not what is said of it."""
+
+    copy: Copier
+
+    def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> KvMemory:
+        """Memory in a memfd."""
+
+    def create_words(self, count: int) -> EpochWords:
+        """Epoch words of this process, all 0."""
+
+    def map_words(self, fd: int, count: int) -> EpochWords:
+        """Another process's."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +45,11 @@ class Caller:
 
 @dataclass(frozen=True)
 class LocalBuffer:
-    """KV memory of this process that is registered, and its epoch words (uint64, one for each block) in a memfd of their own."""
+    """KV memory of this process that is registered, and the epoch words of its blocks."""
 
     buffer: Buffer
     memory: KvMemory
-    words: memoryview
-    words_fd: int
+    words: EpochWords | None  # None: its pages are never reused while somebody reads
 
 
 class PeerBuffer(Protocol):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import stat
 from collections.abc import Sequence
 
-from homenode.errors import PeerError
-from homenode.transfer.carriers.carrier import Chunk, LocalBuffer, MapMemory
-from homenode.transfer.memory import TILE_TOKENS, Copier, KvLayout
+from homenode.errors import PeerError, UserError
+from homenode.transfer.carriers.carrier import Chunk, KvBackend, LocalBuffer
+from homenode.transfer.memory import TILE_TOKENS, Copier, EpochWords, KvLayout, KvMemory
 
 _WORD = 8
 _GEOMETRY = ("layers", "kv_heads", "head_dim", "dtype", "tile_bytes")
@@ -20,7 +19,7 @@ _MOST_BLOCKS = 1 << 31
 class MappedBuffer:
     """Pages are read, and in push mode written, in place."""
 
-    def __init__(self, layout: KvLayout, fds: Sequence[int], own: KvLayout, map_memory: MapMemory, *, writable: bool) -> None:
+    def __init__(self, layout: KvLayout, fds: Sequence[int], own: KvLayout, backend: KvBackend, *, writable: bool) -> None:
         """Closes `fds` (the memory's and its epoch words') in any case. PeerError when they are not what `layout` says."""
         try:
             check_layout(layout, own)
@@ -29,45 +28,52 @@ class MappedBuffer:
             _check_descriptor(fds[0], layout.nbytes)
             _check_descriptor(fds[1], layout.blocks * _WORD)
             self.layout = layout
-            self._memory = map_memory(fds[0], layout, writable)
-            self._map = mmap.mmap(fds[1], layout.blocks * _WORD, prot=mmap.PROT_READ)
-            self._words = memoryview(self._map).cast("Q")
-        except (OSError, ValueError) as error:
-            raise PeerError(f"a peer's memory cannot be mapped: {error}") from error
+            self._memory = backend.map_memory(fds[0], layout, writable=writable)
+            self._words = backend.map_words(fds[1], layout.blocks)
+        except (OSError, ValueError, UserError) as error:
+            raise PeerError(f"a peer's memory cannot be mapped: {error}", code="buffer") from error
         finally:
             for fd in fds:
                 os.close(fd)
 
     def copy_from(self, copier: Copier, target: LocalBuffer, job: Chunk) -> list[bytes] | None:
         """As `PeerBuffer`."""
-        epochs = None if job.epochs is None else (self._words, job.epochs)
-        return copier(target.memory, job.target_table, self._memory, job.source_table, job.first_page, job.pages, job.tokens, epochs=epochs)
+        return run(copier, target.memory, self._memory, self._words, job)
 
     def copy_to(self, copier: Copier, source: LocalBuffer, job: Chunk) -> list[bytes] | None:
         """As `PeerBuffer`."""
-        epochs = None if job.epochs is None else (source.words, job.epochs)
-        return copier(self._memory, job.target_table, source.memory, job.source_table, job.first_page, job.pages, job.tokens, epochs=epochs)
+        return run(copier, self._memory, source.memory, source.words, job)
 
     def digests(self, job: Chunk) -> list[bytes] | None:
         """As `PeerBuffer`."""
-        if not epochs_hold(self._words, job):
-            return None
-        digests = self._memory.digests(job.source_table, job.first_page, job.pages, job.tokens)
-        return digests if epochs_hold(self._words, job) else None
+        return digests_of(self._memory, self._words, job)
 
     def close(self) -> None:
-        """Give the mappings back; a copy that still runs keeps them until it ends."""
-        self._words.release()
-        self._map.close()
-        del self._memory
+        """Let the mappings go; they end with whoever else still has them."""
+        del self._memory, self._words
 
 
-def epochs_hold(words: memoryview, job: Chunk) -> bool:
+def run(copier: Copier, target: KvMemory, source: KvMemory, words: EpochWords | None, job: Chunk) -> list[bytes] | None:
+    """The copy loop over memory that is mapped."""
+    epochs = None if job.epochs is None or words is None else (words, job.epochs)
+    where = (job.first_page, job.pages, job.tokens)
+    return copier(target, job.target_table, source, job.source_table, *where, epochs=epochs, page_tokens=job.page_tokens)
+
+
+def digests_of(memory: KvMemory, words: EpochWords | None, job: Chunk) -> list[bytes] | None:
+    """Digests, with the epochs compared before and after."""
+    if not _epochs_hold(words, job):
+        return None
+    digests = memory.digests(job.source_table, job.first_page, job.pages, job.tokens, job.page_tokens)
+    return digests if _epochs_hold(words, job) else None
+
+
+def _epochs_hold(words: EpochWords | None, job: Chunk) -> bool:
     """Whether the source's words are what they must be for the pages of this chunk."""
-    if job.epochs is None:
+    if job.epochs is None or words is None:
         return True
     blocks = job.source_table[job.first_page : job.first_page + job.pages]
-    return all(words[block] == epoch for block, epoch in zip(blocks, job.epochs, strict=True) if block >= 0)
+    return all(words.read(block) == epoch for block, epoch in zip(blocks, job.epochs, strict=True) if block >= 0)
 
 
 def check_layout(layout: KvLayout, own: KvLayout) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from homenode.errors import HostError, PeerError
 from homenode.transfer.carriers.address import UnixAddress, parse_address
-from homenode.transfer.carriers.carrier import Caller, Listening, LocalBuffer, MapMemory, PeerBuffer
+from homenode.transfer.carriers.carrier import Caller, KvBackend, Listening, LocalBuffer, PeerBuffer
 from homenode.transfer.carriers.mapped import MappedBuffer
 from homenode.transfer.memory import KvLayout
 from homenode.transfer.message import Buffer
@@ -26,9 +26,9 @@ class ShmCarrier:
     passes_memory = True
     secret = None  # the kernel says who is there
 
-    def __init__(self, own: KvLayout, map_memory: MapMemory) -> None:
+    def __init__(self, own: KvLayout, backend: KvBackend) -> None:
         """`own`: this process's layout; a peer's must have the same geometry."""
-        self._own, self._map = own, map_memory
+        self._own, self._backend = own, backend
 
     def listen(self, ports: Sequence[int]) -> list[Listening]:
         """One abstract name for each port asked for; the numbers mean nothing here."""
@@ -73,7 +73,7 @@ class ShmCarrier:
 
     def attach(self, buffer: Buffer, fds: Sequence[int], carrier: bytes, *, writable: bool) -> PeerBuffer | None:
         """Map a peer's memory and its epoch words."""
-        return MappedBuffer(buffer.layout, fds, self._own, self._map, writable=writable)
+        return MappedBuffer(buffer.layout, fds, self._own, self._backend, writable=writable)
 
     def close(self) -> None:
         """Nothing is held."""
