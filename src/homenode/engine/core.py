@@ -12,7 +12,7 @@ import msgspec
 
 from homenode.engine.crowding import interrupted
 from homenode.engine.executor.protocol import Executor, StepError
-from homenode.engine.handoff import Agent, AgentLost, without_agent
+from homenode.engine.handoff import Agent, AgentLost, FiguresChanged, without_agent
 from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Release, Statistics, Submit, ToEngine, ToFront
 from homenode.engine.request import Request
 from homenode.engine.schedule.events import (
@@ -149,6 +149,8 @@ class EngineCore:
             case Release(ticket, reason):
                 if self._agent is not None:
                     self._agent.tell(Released(ticket, reason))
+            case FiguresChanged():
+                self._changed = True
             case AgentLost(reason):
                 raise InternalError(f"the agent that hands KV over has ended: {reason}")
             case Ping(number):

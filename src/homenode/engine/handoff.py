@@ -28,6 +28,10 @@ class AgentLost(msgspec.Struct, frozen=True):
     reason: str
 
 
+class FiguresChanged(msgspec.Struct, frozen=True):
+    """The agent's figures are others than those of a moment ago, though nothing else has happened: they are to be told."""
+
+
 def without_agent(request: Request) -> Output | None:
     """What a request is answered with that has KV to be handed over, by an engine that hands none over; None for all other requests."""
     if request.kv is None:
