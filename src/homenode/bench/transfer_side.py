@@ -59,6 +59,7 @@ class Side:
     pages: int
     holds: bool = False
     _ends: dict[str, Ended] = field(default_factory=dict)
+    _pages: dict[str, int] = field(default_factory=dict)  # of each ticket
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
@@ -88,6 +89,7 @@ class Side:
 
     def send(self, ticket: str, peer: bytes, pages: int) -> None:
         """Hand the first pages over; `wait` tells when they are back."""
+        self._pages[ticket] = pages
         identities = [page.to_bytes(16, "little") for page in range(pages)]
         self.agent.tell(SendWanted(ticket, peer, pages * self.block_size, identities))
 
@@ -106,16 +108,16 @@ class Side:
         """On the agent's thread: what a scheduler would say, without one."""
         match event:
             case SendAdmitted(_, ticket):
-                self.agent.tell(Computed(ticket, 0, list(range(self._wanted(ticket))), True))
+                self.agent.tell(Computed(ticket, 0, list(range(self._pages[ticket])), True))
             case Offered(_, ticket, tokens, _, _, reserve):
-                blocks = list(range(tokens // self.block_size))
+                self._pages[ticket] = tokens // self.block_size
+                blocks = list(range(self._pages[ticket]))
                 if reserve:
                     self.agent.tell(Room(ticket, blocks, 0))
                 elif not self.holds:
                     self.agent.tell(Fetch(ticket, blocks, 0))
-                self._offered[ticket] = tokens
             case Arrived(_, ticket, tokens):
-                if tokens == self._offered[ticket]:
+                if tokens == self._pages[ticket] * self.block_size:
                     self.agent.tell(Claimed(ticket, tokens))
                     self._end(ticket, event)
             case Returned(_, ticket) | SendRefused(_, ticket) | Failed(_, ticket) | Forgotten(_, ticket):
