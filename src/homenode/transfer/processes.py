@@ -28,6 +28,7 @@ class Process:
     beating: bool = False
     banned: str = ""  # why nothing it says is taken any more
     highest: int = -1  # the last number it gave to a hand-over
+    queued: int = 0  # bytes to it or from it that were asked for and have not come to an end
     heard: float = 0.0
     asked: float | None = None  # the oldest renewal without any answer since
     silent: bool = False

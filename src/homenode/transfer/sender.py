@@ -290,8 +290,12 @@ class SenderMachine:
         state.deadlines.drop(("reply", outgoing.ticket))
         state.leases.grant(outgoing.pull_id, state.now)
         outgoing.open(reply)
+        if outgoing.early and outgoing.held < outgoing.pages:
+            return self._refuse(outgoing, "refused", "the receiver called it off", notify=False)
         state.tell(SendAdmitted(state.now, outgoing.ticket, outgoing.held))
-        return self._admit()
+        if outgoing.early:
+            outgoing.done()
+        return self._look(outgoing)
 
     def _refuse(self, outgoing: Outgoing, code: str, reason: str, retry_after: float | None = None, *, notify: bool = True) -> None:
         """Before it was admitted."""
@@ -497,8 +501,9 @@ class SenderMachine:
         state = self._state
         if not outgoing.admitted:
             state.send(peer, DoneAck(outgoing.pull_id, "early"))
-            state.tally.early += 1
-            return self._refuse(outgoing, "refused", "the receiver called it off", notify=False)
+            state.tally.early += not outgoing.early
+            outgoing.early = True  # its answer to the offer is on its way, on the other channel
+            return None
         if outgoing.read and outgoing.end == "expired":
             state.tally.late += 1
             return state.send(peer, DoneAck(outgoing.pull_id, "late"))
