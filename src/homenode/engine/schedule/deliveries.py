@@ -256,6 +256,10 @@ class Deliveries:
         """Whether any delivery has blocks."""
         return any(delivery.blocks for delivery in self._of.values())
 
+    def await_news(self) -> bool:
+        """Whether the agent will sooner or later say that blocks are free, or that KV has come."""
+        return any(delivery.blocks and not (delivery.done and delivery.sequence) for delivery in self._of.values())
+
     def _claim(self, delivery: Delivery, tokens: int) -> None:
         self._messages.append(Claimed(delivery.offer.ticket, tokens))
         self._forget(delivery)
