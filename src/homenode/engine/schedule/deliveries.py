@@ -230,14 +230,15 @@ class Deliveries:
         self.give_up(delivery)
         return sequence
 
-    def give_up_newest(self) -> None:
-        """Give up the newest reservation that no request has come for, unless blocks are on their way back already."""
+    def give_up_newest(self) -> bool:
+        """Give up the newest reservation that no request has come for, unless blocks are on their way back already. True: they are free now."""
         if any(delivery.stopped for delivery in self._of.values()):
-            return
-        for delivery in reversed(self._of.values()):
-            if delivery.blocks and delivery.sequence is None:
-                self.give_up(delivery)
-                return
+            return False
+        newest = next((d for d in reversed(self._of.values()) if d.blocks and d.sequence is None), None)
+        if newest is None:
+            return False
+        self.give_up(newest)
+        return newest.done
 
     def unclaimed(self) -> list[Delivery]:
         """Those that no request has come for, and that were not given up."""
@@ -255,6 +256,10 @@ class Deliveries:
     def hold_blocks(self) -> bool:
         """Whether any delivery has blocks."""
         return any(delivery.blocks for delivery in self._of.values())
+
+    def await_news(self) -> bool:
+        """Whether the agent will sooner or later say that blocks are free, or that KV has come."""
+        return any(delivery.blocks and not (delivery.done and delivery.sequence) for delivery in self._of.values())
 
     def _claim(self, delivery: Delivery, tokens: int) -> None:
         self._messages.append(Claimed(delivery.offer.ticket, tokens))

@@ -216,9 +216,13 @@ class Handover:
         text = f"{count} KV blocks are out of use, since an engine that is out of reach may still write to them"
         return f"{text}; the rest is too small for this request" if count else ""
 
-    def busy(self) -> bool:
-        """Blocks are lent, or kept for KV that comes; the agent will free them in bounded time."""
-        return bool(self._loans) or self._deliveries.hold_blocks()
+    def awaits(self) -> bool:
+        """The agent will tell something, in bounded time, that lets a request go on or frees blocks."""
+        return bool(self._planner.aside) or self._loans.hold_blocks() or self._deliveries.await_news()
+
+    def holds_blocks(self) -> bool:
+        """Blocks are lent, or kept for KV that comes."""
+        return self._loans.hold_blocks() or self._deliveries.hold_blocks()
 
     def tables(self) -> list[list[int]]:
         """The blocks that are held here, for the books."""

@@ -167,13 +167,12 @@ class Planner:
     def _take_from_ready(self) -> bool:
         """The first in order always advances: those who hold blocks without running give way. False: what they hold comes back later, if at all.
 
-        Nobody writes to the blocks of a ready one. Those of a reservation come back when the agent says so. All others are bound to requests
-        that wait for the rest of their KV: the agent ends that wait in bounded time, and then they are ready.
+        Nobody writes to the blocks of a ready one, and those of a reservation come back when the agent says so. All others are bound to
+        requests that wait for the rest of their KV: the agent ends that wait in bounded time, and then they are ready.
         """
         sequence = self._deliveries.give_way()
         if sequence is None:
-            self._deliveries.give_up_newest()
-            return False
+            return self._deliveries.give_up_newest()
         self.waiting.push(sequence)
         return True
 

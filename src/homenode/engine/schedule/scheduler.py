@@ -146,13 +146,14 @@ class Scheduler:
         ended = self._planner.nothing_left and self._end_with_nothing_left()
         if plan.items:
             return self._send(plan)
-        if self._live and not self._in_flight and not ended and not self._planner.aside and not self._handover.busy():
+        if self._live and not self._in_flight and not ended and not self._handover.awaits():
             ended = self._end_stuck()
         return self.next_step() if ended else None
 
     def _end_stuck(self) -> bool:
         """Nothing runs, nothing is in flight and nothing is waited for: that must not be, unless blocks are out of use for good."""
-        reason, first = self._handover.stuck_for(), self._planner.waiting.first()
+        reason = self._handover.stuck_for()
+        first = self._planner.running[0] if self._planner.running else self._planner.waiting.first()
         if not reason or first is None:
             raise InternalError(f"{len(self._live)} requests are there, but none of them can run", statistics=self.statistics())
         self._finish(first, finish_reason="error", error=reason, error_kind="OverloadedError", retry_after_s=self._retry_after())
@@ -160,7 +161,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Requests are unfinished, steps in flight, or KV blocks in another engine's hands."""
-        return bool(self._live or self._in_flight or self._handover.busy())
+        return bool(self._live or self._in_flight or self._handover.holds_blocks())
 
     def idle(self) -> bool:
         """Nothing to do until the next request."""
