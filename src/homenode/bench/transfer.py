@@ -23,7 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.bench.transfer_side import Side, page_geometry
+import numpy as np
+
+from homenode.bench.transfer_side import Mode, Side, page_geometry
 from homenode.compute.native.backend import NativeBackend
 from homenode.compute.native.kv_memory import NativeEpochWords, copy_kv
 from homenode.errors import PeerError
@@ -236,7 +238,7 @@ class _BareTcp:
 class _HandOver:
     """The whole thing: two agents."""
 
-    def __init__(self, peer: _OtherProcess, channel: str, mode: str, page_bytes: int, pages: int, holds: bool = False) -> None:
+    def __init__(self, peer: _OtherProcess, channel: str, mode: Mode, page_bytes: int, pages: int, holds: bool = False) -> None:
         reply = peer.ask(do="side", channel=channel, mode=mode, page_bytes=page_bytes, pages=pages, holds=holds)
         self.document = base64.b64decode(reply["document"])
         self.side = Side("sender", channel, mode, page_bytes, pages)
@@ -282,6 +284,4 @@ def _release_s() -> float:
 
 def _address(view: memoryview) -> int:
     """Where a writable or read-only view begins."""
-    import numpy as np
-
     return int(np.frombuffer(view, np.uint8).ctypes.data)

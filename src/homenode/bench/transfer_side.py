@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 from homenode.compute.native.backend import NativeBackend
 from homenode.compute.ops import KvGeometry
@@ -29,7 +30,7 @@ from homenode.transfer.seam import (
 )
 from homenode.transfer.settings import TransferConfig
 
-MODES: dict[str, dict[str, bool]] = {"push": {}, "pull-eager": {"pd_pull_mode": True}, "pull-delay": {"pd_pull_mode": True, "pd_delay_pull": True}}
+Mode = Literal["push", "pull-eager", "pull-delay"]
 _FINGERPRINT = {"measured by": "homenode bench transfer"}
 _LARGE_PAGE = 16 << 20
 
@@ -54,7 +55,7 @@ class Side:
 
     role: str
     channel: str
-    mode: str
+    mode: Mode
     page_bytes: int
     pages: int
     holds: bool = False
@@ -63,6 +64,7 @@ class Side:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
+        self.told_last = False  # all pages of a ticket were named as computed
         backend = NativeBackend((-1,))
         geometry = page_geometry(self.page_bytes)
         self.block_size = geometry.block_size
@@ -70,8 +72,12 @@ class Side:
         self.memory = backend.kv_pool(geometry, self.pages, others_write=writable)
         self.incarnation = os.urandom(16)
         config = TransferConfig(
-            pd_role=self.role, transfer_channel=self.channel, pd_buffer_size=4 * self.pages * self.page_bytes, **MODES[self.mode]
-        )  # fmt: skip
+            pd_role=self.role,
+            transfer_channel=self.channel,
+            pd_buffer_size=4 * self.pages * self.page_bytes,
+            pd_pull_mode=self.mode != "push",
+            pd_delay_pull=self.mode == "pull-delay",
+        )
         kv = NativeKv(backend.map_kv)
         self.agent = open_agent(config, _FINGERPRINT, self.memory, None, kv, self._take, incarnation=self.incarnation)
         self.agent.start()
@@ -82,10 +88,16 @@ class Side:
         addresses = self.agent.addresses
         return published.encode(
             published.Published(
-                role="receiver", mode=self.mode, channel=self.channel, incarnation=self.incarnation.hex(), fingerprint=_FINGERPRINT,
-                block_size=self.block_size, alloc=addresses["alloc"], init=addresses["init"],
-            )  # type: ignore[arg-type]
-        )  # fmt: skip
+                role="receiver",
+                mode=self.mode,
+                channel=self.channel,
+                incarnation=self.incarnation.hex(),
+                fingerprint=_FINGERPRINT,
+                block_size=self.block_size,
+                alloc=addresses["alloc"],
+                init=addresses["init"],
+            )
+        )
 
     def send(self, ticket: str, peer: bytes, pages: int) -> None:
         """Hand the first pages over; `wait` tells when they are back."""
@@ -109,6 +121,7 @@ class Side:
         match event:
             case SendAdmitted(_, ticket):
                 self.agent.tell(Computed(ticket, 0, list(range(self._pages[ticket])), True))
+                self.told_last = True
             case Offered(_, ticket, tokens, _, _, reserve):
                 self._pages[ticket] = tokens // self.block_size
                 blocks = list(range(self._pages[ticket]))

@@ -9,6 +9,7 @@ from homenode.cli.bench_model import model
 from homenode.cli.bench_nodes import nodes
 from homenode.cli.bench_serve import serve
 from homenode.cli.bench_step import step
+from homenode.cli.bench_transfer import transfer
 
 
 @click.group()
@@ -21,3 +22,4 @@ bench.add_command(kernels)
 bench.add_command(nodes)
 bench.add_command(serve)
 bench.add_command(step)
+bench.add_command(transfer)

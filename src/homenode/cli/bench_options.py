@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from homenode.engine.config import ComputeConfig, EngineConfig
+from homenode.errors import UserError
+from homenode.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend, NativeMeter
@@ -30,6 +32,28 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         if not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
             self.fail(f"{value!r} is no list of numbers above 0, such as 1,4,8", param, ctx)
         return tuple(int(p) for p in parts)
+
+
+class Sizes(click.ParamType[tuple[int, ...]]):
+    """`64KiB,1MiB`."""
+
+    name = "SIZE,SIZE,..."
+
+    def __init__(self, multiple_of: int = 1) -> None:
+        """Each size is to be a multiple of this many bytes."""
+        self._multiple_of = multiple_of
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """In bytes, all above 0."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            sizes = tuple(parse_bytes(part) for part in str(value).split(","))
+        except UserError as error:
+            self.fail(error.message, param, ctx)
+        if not all(size > 0 and size % self._multiple_of == 0 for size in sizes):
+            self.fail(f"{value!r}: sizes must be multiples of {format_bytes(self._multiple_of)}, above 0", param, ctx)
+        return sizes
 
 
 class Shapes(click.ParamType[tuple[tuple[int, int], ...]]):
