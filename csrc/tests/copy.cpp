@@ -4,6 +4,7 @@
 #include <numeric>
 #include <thread>
 
+#include "host/arena.h"
 #include "kernels/kv_copy.h"
 #include "tests/cases.h"
 
