@@ -325,14 +325,14 @@ class Incoming:
             state.say_done(self.process, offer.pull_id, False, offer.lease_s)
             return
         why = Stored(offer.pull_id, self.verified, False, self.over) if self.rejected else Cancel(offer.pull_id)
-        state.send(self.process.came, why)
+        state.send(self.process.by_came, why)
         if state.shared:
             state.deadlines.set(("drain", self.ticket), state.now + state.limits.drained)
 
     def cancel_again(self) -> None:
         """The sender's process can be spoken to again."""
         if self.cancelled and self._may_be_written():
-            self.with_.send(self.process.came, Cancel(self.offer.pull_id))
+            self.with_.send(self.process.by_came, Cancel(self.offer.pull_id))
 
     def _may_be_written(self) -> bool:
         return self.with_.push and self.with_.shared and not (self.drained or self.complete or self.process.dead)

@@ -306,7 +306,7 @@ class Outgoing:
         if quiet and (self.farewell is not None or self.drained):
             farewell = Drained(self.pull_id) if self.drained else self.farewell
             if farewell is not None and self.process is not None:
-                state.send(self.process.made, farewell)
+                state.send(self.process.by_made, farewell)
             self.farewell, self.drained = None, False
         if self.read and quiet:
             state.end_loans(self.ticket)

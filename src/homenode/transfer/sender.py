@@ -377,7 +377,7 @@ class SenderMachine:
     def _lost_for(self, outgoing: Outgoing, process: Process, reason: str) -> None:
         if not outgoing.admitted:
             return self._refuse(outgoing, "lost", f"the receiver was lost: {reason}", self._limits.backoff, notify=False)
-        unreadable = process.dead or bool(process.banned) or (not self._state.shared and process.any is None)
+        unreadable = process.dead or bool(process.banned) or (not self._state.shared and process.by_made is None)
         if outgoing.told == outgoing.pages and not unreadable and not self._state.push:
             return None  # it may still be read
         outgoing.gone("lost", f"the receiver was lost: {reason}", unreadable=unreadable)

@@ -373,7 +373,9 @@ class Process:
         number = link.ends[other]
         if not self.alive:
             return
-        self.world.after(self.world.lag(), lambda: other.links.get(number) is link and other.feed(PeerLost(number, "closed by the other", False)))
+        self.world.after(
+            self.world.lag(), lambda: other.links.get(number) is link and other.feed(PeerLost(number, "closed by the other", False))
+        )
 
     def broken(self, link: Link, dead: bool) -> None:
         """The link ended, for no fault of the two."""
