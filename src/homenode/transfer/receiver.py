@@ -262,7 +262,8 @@ class ReceiverMachine:
             return "released", OfferReply(offer.pull_id, refused=True, reason="the ticket was given up before it came")
         if offer.ticket in self._tickets:
             return "duplicate", OfferReply(offer.pull_id, refused=True, reason=f"ticket {offer.ticket!r} is in hand already")
-        if sum(key[0] == process.incarnation for key in self._pulls) >= self._limits.offers:
+        theirs = self._with(process)
+        if len(theirs) >= self._limits.offers or sum(i.pages for i in theirs) + len(offer.identities) > self._limits.announced:
             return "too many", OfferReply(offer.pull_id, alloc_failed=True, reason="too many hand-overs at once", retry_after_s=1.0)
         if offer.page_tokens % 16:
             return "pages", OfferReply(offer.pull_id, refused=True, reason=f"pages of {offer.page_tokens} tokens")

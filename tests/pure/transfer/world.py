@@ -343,19 +343,17 @@ class Process:
 
     def deliver(self, link: Link, to: Process) -> None:
         if link.broken or not to.alive:
-            return
+            return None
         if to.frozen:
             to.thawed.append(lambda: self.deliver(link, to))
-            return
+            return None
         message, payload = link.queues[to].pop(0)
         peer = link.ends[to]
+        held_up: list[Receive] = []
         again = 2 if type(message).__name__ == "Done" and self.world.rng.random() < self.world.duplicate_done else 1
         for _ in range(again):
-            held_up: list[Receive] = []
             if to.links.get(peer) is link:
                 to.feed(FromPeer(peer, message), lambda actions: held_up.extend(a for a in actions if isinstance(a, Receive)))
-            if payload is not None:
-                assert len(held_up) <= 1
         if payload is not None and held_up:
             to.receiving[held_up[0].token] = link
             return to.receive(held_up[0], payload, lambda: self._next(link, to))
@@ -765,13 +763,13 @@ class ReceiverProcess(Process):
     def ask(self, ticket: str, prompt: tuple[int, ...]) -> None:
         """The request with the ticket comes."""
         if not self.alive:
-            return
+            return None
         if self.frozen:
             self.thawed.append(lambda: self.ask(ticket, prompt))
-            return
+            return None
         request = self.requests.get(ticket)
         if request is None or request.state in ("unknown", "ended", "quarantined"):
-            return
+            return None
         request.here = True
         if request.state == "failed" or request.arrived == len(prompt) - 1:
             return self.end(ticket, "late")
@@ -793,7 +791,7 @@ class ReceiverProcess(Process):
     def abort(self, ticket: str) -> None:
         request = self.requests.get(ticket)
         if request is None or request.state in ("unknown", "ended", "quarantined") or request.stopped:
-            return
+            return None
         request.stopped = True
         if request.state == "failed":
             return self.end(ticket, "stopped")
