@@ -37,7 +37,7 @@ from homenode.transfer.machine import (
     Tell,
 )
 from homenode.transfer.memory import KvLayout, KvRegion
-from homenode.transfer.message import Buffer, Data, Envelope, Hello, decode, encode
+from homenode.transfer.message import Buffer, Data, Envelope, Hello, Ready, decode, encode
 from homenode.transfer.pages import first_target, page_count, span_bytes, tokens_in
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.sender import SenderMachine
@@ -93,8 +93,14 @@ class Memory:
         self.values: list[list[int | None]] = [[None] * layout.block_size for _ in range(layout.blocks)]
         self.epochs = [0] * layout.blocks
         self.scribbles = 0
+        self.shown: dict[int, int] = {}  # the epochs under which blocks were announced to others
+
+    def reused(self, block: int) -> None:
+        """Whoever still reads it must be able to see that."""
+        assert self.shown.get(block) != self.epochs[block], "a block is used again under the epoch it was announced with"
 
     def scribble(self, block: int) -> None:
+        self.reused(block)
         self.scribbles += 1
         self.values[block] = [-self.scribbles] * self.layout.block_size
 
@@ -139,6 +145,8 @@ class World:
         self._n = 0
         self.processes: list[Process] = []
         self.duplicate_done = 0.0
+        self.slowness = 0.02  # seconds a page takes at most
+        self.limits = LIMITS
         self.full = 0.0  # how often the receiver's scheduler has no blocks
 
     def after(self, delay: float, what: Callable[[], None]) -> None:
@@ -322,6 +330,9 @@ class Process:
             return
         message = decode(encode(Envelope(b"", message))).message  # whatever is sent fits the wire's bounds
         self.world.count[type(message).__name__] += 1
+        if isinstance(message, Ready):
+            for ref in message.pages:
+                self.world.memories[ref.buffer].shown[ref.page] = ref.epoch
         to = link.other(self)
         link.queues.setdefault(to, []).append((message, payload))
         self.pump(link, to)
@@ -343,19 +354,17 @@ class Process:
 
     def deliver(self, link: Link, to: Process) -> None:
         if link.broken or not to.alive:
-            return
+            return None
         if to.frozen:
             to.thawed.append(lambda: self.deliver(link, to))
-            return
+            return None
         message, payload = link.queues[to].pop(0)
         peer = link.ends[to]
+        held_up: list[Receive] = []
         again = 2 if type(message).__name__ == "Done" and self.world.rng.random() < self.world.duplicate_done else 1
         for _ in range(again):
-            held_up: list[Receive] = []
             if to.links.get(peer) is link:
                 to.feed(FromPeer(peer, message), lambda actions: held_up.extend(a for a in actions if isinstance(a, Receive)))
-            if payload is not None:
-                assert len(held_up) <= 1
         if payload is not None and held_up:
             to.receiving[held_up[0].token] = link
             return to.receive(held_up[0], payload, lambda: self._next(link, to))
@@ -432,15 +441,17 @@ class Process:
             values = self.corrupted(values)
             if not action.digest_only:
                 assert self.owners(source, target, action) == owners, "a copy wrote into blocks that had changed hands"
+                if target is self.pool:
+                    target.reused(action.target_table[number])
                 for position, what in enumerate(values, first):
                     target.write(action.target_table, position, what)
             # The sender's digest is of what it computed: what goes wrong, goes wrong on the way.
             seen.append(digest(read if self.role == "sender" else values))
-            return self.world.after(self.world.lag(0.02), lambda: self.later(lambda: page(index + 1)))
+            return self.world.after(self.world.lag(self.world.slowness), lambda: self.later(lambda: page(index + 1)))
 
         if torn[0]:
             return self.world.after(0.001, lambda: self.feed(Copied(action.token, None, "an epoch had changed")))
-        return self.world.after(self.world.lag(0.02), lambda: self.later(lambda: page(0)))
+        return self.world.after(self.world.lag(self.world.slowness), lambda: self.later(lambda: page(0)))
 
     def owners(self, source: Memory, target: Memory, action: Copy) -> list[Any]:
         """Who has the blocks a copy writes to, and those of its own engine it reads."""
@@ -504,9 +515,9 @@ class Process:
                 self.memory.write(action.target_table, position, rest[position - first])
             seen.append(digest(rest[:count]))
             del rest[:count]
-            return self.world.after(self.world.lag(0.02), lambda: self.later(lambda: page(number + 1)))
+            return self.world.after(self.world.lag(self.world.slowness), lambda: self.later(lambda: page(number + 1)))
 
-        self.world.after(self.world.lag(0.02), lambda: self.later(lambda: page(action.first_page)))
+        self.world.after(self.world.lag(self.world.slowness), lambda: self.later(lambda: page(action.first_page)))
 
     def watch(self) -> None:
         """After every step: what must hold at any time."""
@@ -538,7 +549,7 @@ class SenderProcess(Process):
         self.known: dict[bytes, int] = {}
         self.free = list(range(self.blocks))
         size = self.buffer_pages * self.layout.block_bytes
-        return SenderMachine(self.own(), world.settings("sender", size, pd_pull_backpressure_reserve_pct=0.0), LIMITS)
+        return SenderMachine(self.own(), world.settings("sender", size, pd_pull_backpressure_reserve_pct=0.0), self.world.limits)
 
     def hello(self) -> Hello:
         lent = self.pool or self.memory
@@ -662,7 +673,7 @@ class ReceiverProcess(Process):
         self.free = list(range(self.blocks))
         self.who: dict[int, str] = {}
         size = self.buffer_pages * self.layout.block_bytes
-        return ReceiverMachine(self.own(), self.world.settings("receiver", size), LIMITS)
+        return ReceiverMachine(self.own(), self.world.settings("receiver", size), self.world.limits)
 
     def hello(self) -> Hello:
         buffers = [Buffer(self.memory.id, self.layout)] if self.world.mode == "push" else []
@@ -765,13 +776,13 @@ class ReceiverProcess(Process):
     def ask(self, ticket: str, prompt: tuple[int, ...]) -> None:
         """The request with the ticket comes."""
         if not self.alive:
-            return
+            return None
         if self.frozen:
             self.thawed.append(lambda: self.ask(ticket, prompt))
-            return
+            return None
         request = self.requests.get(ticket)
         if request is None or request.state in ("unknown", "ended", "quarantined"):
-            return
+            return None
         request.here = True
         if request.state == "failed" or request.arrived == len(prompt) - 1:
             return self.end(ticket, "late")
@@ -793,7 +804,7 @@ class ReceiverProcess(Process):
     def abort(self, ticket: str) -> None:
         request = self.requests.get(ticket)
         if request is None or request.state in ("unknown", "ended", "quarantined") or request.stopped:
-            return
+            return None
         request.stopped = True
         if request.state == "failed":
             return self.end(ticket, "stopped")
