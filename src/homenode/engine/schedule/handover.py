@@ -164,9 +164,11 @@ class Handover:
         if delivery is None:
             return
         delivery.over = True
-        useless = delivery.sequence is None and (forgotten or delivery.arrived <= delivery.held)
-        if useless:
+        unclaimed = delivery.sequence is None
+        if delivery.stopped or (unclaimed and forgotten):
             self._deliveries.drop(delivery)
+        elif not delivery.blocks or (unclaimed and delivery.arrived <= delivery.held):
+            self._deliveries.give_up(delivery)  # nothing came of it; a request that waits in the queue is one like any other now
         else:
             self._settle(delivery)
 
@@ -186,7 +188,7 @@ class Handover:
     def _settle(self, delivery: Delivery) -> None:
         """A delivery is done: its request goes on, if it waits for that; one that was given up frees its blocks."""
         sequence = delivery.sequence
-        if delivery.stopped or (sequence is not None and not delivery.blocks):
+        if delivery.stopped:
             self._deliveries.drop(delivery)
         elif sequence is not None and self._planner.aside.pop(sequence.id, None) is not None:
             self._deliveries.make_ready(sequence)
