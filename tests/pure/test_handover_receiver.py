@@ -230,6 +230,38 @@ def test_of_two_requests_the_first_takes_it() -> None:
     bench.settle()
 
 
+@pytest.mark.parametrize("reserve", [False, True])
+@pytest.mark.parametrize("end", ["arrives", "fails", "aborted", "forgotten"])
+def test_further_requests_of_a_ticket_wait_for_the_first(reserve: bool, end: str) -> None:
+    """They find in the cache what came for it, and go their own way if nothing did."""
+    bench = _bench()
+    ticket = bench.offer(PROMPT, reserve=reserve)
+    numbers = [bench.ask(PROMPT, ticket, max_tokens=3) for _ in range(4)]
+    assert bench.step() is None
+    assert bench.scheduler.statistics().waiting_for_kv == 4
+    bench.abort(numbers[1])
+    if end == "arrives":
+        bench.arrive(ticket)
+        assert _items(bench) == [(13, 1), (12, 2), (12, 2)]
+    elif end == "aborted":
+        bench.abort(numbers[0])
+        assert _items(bench) == [(0, 14), (0, 14)]
+    else:
+        bench.arrive(ticket, 8)
+        bench.fail(ticket) if end == "fails" else bench.forget(ticket)
+        assert _items(bench) == [(8, 6), (8, 6), (8, 6)]
+    bench.settle()
+
+
+def test_without_a_cache_nobody_waits_for_the_first() -> None:
+    bench = _bench(caching=False)
+    ticket = bench.offer(PROMPT)
+    for _ in range(2):
+        bench.ask(PROMPT, ticket, max_tokens=3)
+    assert _items(bench) == [(0, 14)]
+    bench.settle()
+
+
 def test_an_unknown_ticket_is_an_ordinary_prefill() -> None:
     bench = _bench()
     bench.ask(PROMPT, "never heard of", max_tokens=2)

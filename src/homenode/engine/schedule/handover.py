@@ -36,7 +36,6 @@ class Handover:
         self._loans = Loans(residents.pool, residents.block_size)
         self._residents = residents
         self.messages = messages
-        self.warnings: list[str] = []
         self._closed = False
 
     # Requests
@@ -60,6 +59,9 @@ class Handover:
         delivery = self._deliveries.find(kv.ticket)
         if delivery is not None and delivery.sequence is None:
             self._meet(delivery, sequence)
+        elif delivery is not None and self._deliveries.follow(delivery, sequence):
+            self._planner.aside[sequence.id] = sequence
+            return
         if sequence.delivery is None or not sequence.delivery.blocks:
             self._planner.waiting.push(sequence)
         elif not sequence.delivery.done:
@@ -69,7 +71,7 @@ class Handover:
         """Bind a request to its delivery, if the tokens are the same and it has a use for their KV."""
         if not self._deliveries.is_for(delivery, sequence):
             ticket = delivery.offer.ticket
-            self.warnings.append(
+            self._planner.warnings.append(
                 f"request {sequence.id} came with ticket {ticket}, but the KV of that ticket is of other tokens: its prompt is computed here. "
                 f"Both engines must be given the same prompt and cache salt, and have the same pd_secret."
             )
@@ -82,6 +84,7 @@ class Handover:
         """A request with a ticket has ended; it is neither running nor waiting any more."""
         if sequence.delivery is not None:
             self._deliveries.give_up(sequence.delivery)
+            self._planner.let_followers_go()
         abandoned = self._loans.end(sequence, reason)
         if abandoned is not None:
             self.messages.append(abandoned)
@@ -120,6 +123,7 @@ class Handover:
             case seam.Forgotten(_, ticket):
                 self._deliveries.end_quarantine(ticket)
                 self._over(ticket, forgotten=True)
+        self._planner.let_followers_go()
         return None
 
     def _admitted(self, ticket: str, held: int) -> None:
@@ -160,9 +164,11 @@ class Handover:
         if delivery is None:
             return
         delivery.over = True
-        useless = delivery.sequence is None and (forgotten or delivery.arrived <= delivery.held)
-        if useless:
+        unclaimed = delivery.sequence is None
+        if delivery.stopped or (unclaimed and forgotten):
             self._deliveries.drop(delivery)
+        elif not delivery.blocks or (unclaimed and delivery.arrived <= delivery.held):
+            self._deliveries.give_up(delivery)  # nothing came of it; a request that waits in the queue is one like any other now
         else:
             self._settle(delivery)
 
@@ -182,7 +188,7 @@ class Handover:
     def _settle(self, delivery: Delivery) -> None:
         """A delivery is done: its request goes on, if it waits for that; one that was given up frees its blocks."""
         sequence = delivery.sequence
-        if delivery.stopped or (sequence is not None and not delivery.blocks):
+        if delivery.stopped:
             self._deliveries.drop(delivery)
         elif sequence is not None and self._planner.aside.pop(sequence.id, None) is not None:
             self._deliveries.make_ready(sequence)
@@ -209,6 +215,7 @@ class Handover:
         for delivery in self._deliveries.unclaimed():
             if delivery.blocks:
                 self._deliveries.give_up(delivery)
+        self._planner.let_followers_go()
 
     def stuck_for(self) -> str:
         """Why requests may wait for ever, if the agent may never free blocks; empty if it cannot be blamed."""

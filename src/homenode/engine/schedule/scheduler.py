@@ -131,11 +131,10 @@ class Scheduler:
     def instructions(self) -> list[Instruction]:
         """What is to be told and was not yet, such as because of `next_step`. Empties the list."""
         instructions, self._instructions = self._instructions, []
-        for warnings in (self._planner.warnings, self._handover.warnings):
-            instructions += [Warn(text) for text in warnings]
-            warnings.clear()
-        instructions += [ToTransfer(message) for message in self._messages]
-        self._messages.clear()
+        if self._planner.warnings or self._messages:
+            instructions += [*map(Warn, self._planner.warnings), *map(ToTransfer, self._messages)]
+            self._planner.warnings.clear()
+            self._messages.clear()
         return instructions
 
     def next_step(self) -> Step | None:
@@ -215,7 +214,7 @@ class Scheduler:
             self._config,
             draining=self._draining,
             waiting=planner.num_waiting,
-            waiting_tokens=planner.waiting.num_prompt_tokens,
+            waiting_tokens=planner.num_waiting_tokens,
             free_slots=self._config.max_num_seqs - len(planner.running),
             retry_after_s=self._retry_after(),
         )
@@ -268,7 +267,7 @@ class Scheduler:
 
     def _retry_after(self) -> float:
         """Seconds until the queue of now should have drained."""
-        return self._throughput.retry_after(self._planner.waiting.num_prompt_tokens)
+        return self._throughput.retry_after(self._planner.num_waiting_tokens)
 
     def _time_out(self, sequence: Sequence) -> None:
         """A request that never ran was refused by overload and may be tried again; one that ran simply took too long."""
