@@ -158,7 +158,7 @@ class TransferAgent:
             self._release()
 
     def _turn(self) -> None:
-        links, performer = self._links, self._performer
+        links = self._links
         events = links.poll(self._patience())
         now = self._clock()
         for fd, mask in events:
@@ -168,7 +168,7 @@ class TransferAgent:
                 links.handle(fd, mask, now)
         self._look_at_the_clock(now)
         links.flush(now)
-        if performer.changed and self._sweep_at is None:
+        if events and self._sweep_at is None:
             self._sweep_at = now + _SWEEP_S
 
     def _take_mail(self, now: float) -> None:

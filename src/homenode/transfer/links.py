@@ -6,7 +6,7 @@ import logging
 import os
 import select
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,12 +64,12 @@ class Listener(Protocol):
 
 @dataclass
 class _Remains:
-    """A greeted connection that has ended, of a process that may live on. `until`: when it is told as lost without proof of death; None: it was."""
+    """A greeted connection that has ended, of a process that may live on. `until`: when it is told as lost without proof of death."""
 
     number: int
     pidfd: int
     reason: str
-    until: float | None
+    until: float
 
 
 class Links:
@@ -94,6 +94,7 @@ class Links:
         self._handlers: dict[int, Callable[[int, float], None]] = {}
         self._connections: dict[int, Connection] = {}
         self._remains: dict[int, _Remains] = {}
+        self._untold: deque[_Remains] = deque()  # those of them not told as lost yet, by `until`
         self._listening: list[Listening] = []
         self._dirty: dict[int, Connection] = {}
         self._last = 0
@@ -124,7 +125,7 @@ class Links:
     @property
     def due(self) -> float | None:
         """When `look_at_the_clock` has something to tell, apart from limits."""
-        return min((remains.until for remains in self._remains.values() if remains.until is not None), default=None)
+        return self._untold[0].until if self._untold else None
 
     @property
     def greeted(self) -> int:
@@ -143,9 +144,9 @@ class Links:
 
     def look_at_the_clock(self, now: float) -> None:
         """Those whose process did not turn out to be dead are told as lost."""
-        for remains in list(self._remains.values()):
-            if remains.until is not None and remains.until <= now:
-                remains.until = None
+        while self._untold and self._untold[0].until <= now:
+            remains = self._untold.popleft()
+            if remains.number in self._remains:
                 self._listener.on_gone(remains.number, remains.reason, False)
 
     def enforce_limits(self, now: float) -> None:
@@ -461,6 +462,7 @@ class Links:
         if len(self._remains) >= _MOST_REMAINS:
             self.close(next(iter(self._remains)), "", 0.0)
         self._remains[remains.number] = remains
+        self._untold.append(remains)
         self.watch(remains.pidfd, lambda _events, _now: self._proved_dead(remains))
 
     def _proved_dead(self, remains: _Remains) -> None:

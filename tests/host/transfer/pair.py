@@ -22,6 +22,7 @@ from homenode.transfer.seam import (
     Failed,
     Fetch,
     Forgotten,
+    NoRoom,
     Offered,
     Quarantined,
     Returned,
@@ -91,13 +92,19 @@ class Engine:
         match event:
             case Offered(_, ticket, tokens, _, _, reserve):
                 self._offers[ticket] = event
-                if reserve:
+                if reserve and self.has_room(ticket, tokens):
                     self.agent.tell(Room(ticket, self.take_blocks(ticket, tokens), 0))
+                elif reserve:
+                    self.agent.tell(NoRoom(ticket, len(self.free), "full"))
             case Returned(_, ticket) | Forgotten(_, ticket):
                 self.free += self.placed.pop(ticket, [])
         with self._changed:
             self._events.append(event)
             self._changed.notify_all()
+
+    def has_room(self, ticket: str, tokens: int) -> bool:
+        """Whether `take_blocks` would do."""
+        return ticket not in self.placed and -(-tokens // self.block_size) <= len(self.free)
 
     def take_blocks(self, ticket: str, tokens: int) -> list[int]:
         """Blocks for so many positions."""

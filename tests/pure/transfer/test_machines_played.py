@@ -46,7 +46,15 @@ class Play:
     """A world with its processes; a process that crashed is followed by a new one at the same address."""
 
     def __init__(
-        self, rng: random.Random, mode: str, channel: str, *, senders: int = 1, receivers: int = 1, sizes: tuple[int, int] = (32, 32), **more: float
+        self,
+        rng: random.Random,
+        mode: str,
+        channel: str,
+        *,
+        senders: int = 1,
+        receivers: int = 1,
+        sizes: tuple[int, int] = (32, 32),
+        **more: float,
     ) -> None:
         buffers = (int(more.pop("sender_pages", 64)), int(more.pop("receiver_pages", 64)))
         self.world = World(rng, mode, channel, corruption=more.pop("corruption", 0.0), offload=bool(more.pop("offload", False)))

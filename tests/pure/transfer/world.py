@@ -343,10 +343,10 @@ class Process:
 
     def deliver(self, link: Link, to: Process) -> None:
         if link.broken or not to.alive:
-            return
+            return None
         if to.frozen:
             to.thawed.append(lambda: self.deliver(link, to))
-            return
+            return None
         message, payload = link.queues[to].pop(0)
         peer = link.ends[to]
         again = 2 if type(message).__name__ == "Done" and self.world.rng.random() < self.world.duplicate_done else 1
@@ -373,7 +373,9 @@ class Process:
         number = link.ends[other]
         if not self.alive:
             return
-        self.world.after(self.world.lag(), lambda: other.links.get(number) is link and other.feed(PeerLost(number, "closed by the other", False)))
+        self.world.after(
+            self.world.lag(), lambda: other.links.get(number) is link and other.feed(PeerLost(number, "closed by the other", False))
+        )
 
     def broken(self, link: Link, dead: bool) -> None:
         """The link ended, for no fault of the two."""
@@ -761,13 +763,13 @@ class ReceiverProcess(Process):
     def ask(self, ticket: str, prompt: tuple[int, ...]) -> None:
         """The request with the ticket comes."""
         if not self.alive:
-            return
+            return None
         if self.frozen:
             self.thawed.append(lambda: self.ask(ticket, prompt))
-            return
+            return None
         request = self.requests.get(ticket)
         if request is None or request.state in ("unknown", "ended", "quarantined"):
-            return
+            return None
         request.here = True
         if request.state == "failed" or request.arrived == len(prompt) - 1:
             return self.end(ticket, "late")
@@ -789,7 +791,7 @@ class ReceiverProcess(Process):
     def abort(self, ticket: str) -> None:
         request = self.requests.get(ticket)
         if request is None or request.state in ("unknown", "ended", "quarantined") or request.stopped:
-            return
+            return None
         request.stopped = True
         if request.state == "failed":
             return self.end(ticket, "stopped")
