@@ -43,6 +43,7 @@ class Incoming:
     asked: int = 0
     verified: int = 0
     refs: list[PageRef] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)  # pages in refs
     digests: list[bytes] = field(default_factory=list)  # of pages first_told, first_told + 1, ...
     first_told: int = 0
     good: bytearray = field(default_factory=bytearray)
@@ -123,13 +124,15 @@ class Incoming:
                 return "a page that is in no registered buffer"
             if layout.block_size != self.offer.page_tokens or ref.buffer != (self.refs or pages)[0].buffer:
                 return "pages of another size, or in several buffers"
-        if len({(ref.buffer, ref.page) for ref in (*self.refs, *pages)}) != len(self.refs) + count:
+        numbers = {ref.page for ref in pages}
+        if len(numbers) != count or not numbers.isdisjoint(self.seen):
             return "one page for two places"
         return None
 
     def ready(self, said: Ready) -> None:
         """More pages can be read (or verified), found unobjectionable."""
         self.refs.extend(said.pages)
+        self.seen.update(ref.page for ref in said.pages)
         self.digests.extend(said.digests)
         self.told += len(said.digests)
         self.pump()
@@ -206,7 +209,9 @@ class Incoming:
             self.bad.add(page)
             self.again.append(page)
             return
-        if not self.hard:
+        if digest is None:
+            self.lose("the pages are not there any more, or could not be read", hard=True, code="gone")
+        elif not self.hard:
             self.with_.tally.poisoned += 1
             self.with_.ledger.mark(self._blocks_of(page), PageState.POISONED)
             self.rejected = True
@@ -325,14 +330,14 @@ class Incoming:
             state.say_done(self.process, offer.pull_id, False, offer.lease_s)
             return
         why = Stored(offer.pull_id, self.verified, False, self.over) if self.rejected else Cancel(offer.pull_id)
-        state.send(self.process.came, why)
+        state.send(self.process.by_came, why)
         if state.shared:
             state.deadlines.set(("drain", self.ticket), state.now + state.limits.drained)
 
     def cancel_again(self) -> None:
         """The sender's process can be spoken to again."""
         if self.cancelled and self._may_be_written():
-            self.with_.send(self.process.came, Cancel(self.offer.pull_id))
+            self.with_.send(self.process.by_came, Cancel(self.offer.pull_id))
 
     def _may_be_written(self) -> bool:
         return self.with_.push and self.with_.shared and not (self.drained or self.complete or self.process.dead)

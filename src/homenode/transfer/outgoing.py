@@ -52,6 +52,7 @@ class Outgoing:
     target: bytes = b""
     copies: dict[int, _Going] = field(default_factory=dict)
     sends: dict[int, _Going] = field(default_factory=dict)
+    reads: int = 0  # pages that were asked for, again ones included
     computing: bool = True
     over: str = ""  # why nothing more is announced
     early: bool = False  # Done came before the answer to the offer
@@ -167,7 +168,8 @@ class Outgoing:
         if self.read:
             self.with_.send(peer, Data(self.pull_id, read.first, 0, 0, [], False, epochs_ok=False))
             return True
-        if len(self.sends) >= 2 * self.with_.limits.in_flight:
+        self.reads += read.count
+        if len(self.sends) >= 2 * self.with_.limits.in_flight or self.reads > self.with_.limits.reads * self.pages:
             return False
         self.with_.leases.grant(self.pull_id, self.with_.now)
         self._send_pages(peer, read.first, read.count)
@@ -306,7 +308,7 @@ class Outgoing:
         if quiet and (self.farewell is not None or self.drained):
             farewell = Drained(self.pull_id) if self.drained else self.farewell
             if farewell is not None and self.process is not None:
-                state.send(self.process.made, farewell)
+                state.send(self.process.by_made, farewell)
             self.farewell, self.drained = None, False
         if self.read and quiet:
             state.end_loans(self.ticket)

@@ -349,13 +349,11 @@ class Process:
             return None
         message, payload = link.queues[to].pop(0)
         peer = link.ends[to]
+        held_up: list[Receive] = []
         again = 2 if type(message).__name__ == "Done" and self.world.rng.random() < self.world.duplicate_done else 1
         for _ in range(again):
-            held_up: list[Receive] = []
             if to.links.get(peer) is link:
                 to.feed(FromPeer(peer, message), lambda actions: held_up.extend(a for a in actions if isinstance(a, Receive)))
-            if payload is not None:
-                assert len(held_up) <= 1
         if payload is not None and held_up:
             to.receiving[held_up[0].token] = link
             return to.receive(held_up[0], payload, lambda: self._next(link, to))
@@ -428,12 +426,14 @@ class Process:
             count = tokens_in(number, action.tokens, action.page_tokens)
             size = action.page_tokens if not action.digest_only else source.layout.block_size
             values = [source.read(action.source_table, position, size) for position in range(first, first + count)]
+            read = values
             values = self.corrupted(values)
             if not action.digest_only:
                 assert self.owners(source, target, action) == owners, "a copy wrote into blocks that had changed hands"
                 for position, what in enumerate(values, first):
                     target.write(action.target_table, position, what)
-            seen.append(digest(values))
+            # The sender's digest is of what it computed: what goes wrong, goes wrong on the way.
+            seen.append(digest(read if self.role == "sender" else values))
             return self.world.after(self.world.lag(0.02), lambda: self.later(lambda: page(index + 1)))
 
         if torn[0]:
