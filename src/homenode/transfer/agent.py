@@ -99,6 +99,7 @@ class TransferAgent:
         self._broken = ""
         self._ends: float | None = None
         self._sweep_at: float | None = None
+        self._tick_at: float | None = None
         self._reported_at = -_REPORT_S
         self._thread = threading.Thread(target=self._run, name="homenode-kv-transfer", daemon=True)
 
@@ -183,8 +184,7 @@ class TransferAgent:
                 self._performer.feed(FromEngine(message))
 
     def _look_at_the_clock(self, now: float) -> None:
-        deadline = self._machine.next_deadline()
-        if deadline is not None and deadline <= now:
+        if self._tick_at is not None and self._tick_at <= now:
             self._performer.perform_all(self._machine.tick(now))
         self._links.look_at_the_clock(now)
         if self._sweep_at is not None and self._sweep_at <= now:
@@ -198,7 +198,8 @@ class TransferAgent:
 
     def _patience(self) -> float:
         """Seconds until something is due."""
-        due = [t for t in (self._machine.next_deadline(), self._links.due, self._sweep_at, self._ends) if t is not None]
+        self._tick_at = self._machine.next_deadline()
+        due = [t for t in (self._tick_at, self._links.due, self._sweep_at, self._ends) if t is not None]
         if self._performer.changed:
             due.append(self._reported_at + _REPORT_S)
         return min(max(0.0, min(due) - self._clock()), _LONGEST_WAIT_S) if due else -1

@@ -19,7 +19,7 @@ from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer
 from homenode.transfer.connection import Connection, LostError, connect_error
 from homenode.transfer.framing import FrameError
 from homenode.transfer.greeting import Admission, Greeting, GreetingError, Identity
-from homenode.transfer.message import Envelope, Gone, Hello, Message, Refused, decode, encode
+from homenode.transfer.message import Envelope, Gone, Greeted, Hello, Message, Refused, decode, encode
 from homenode.transfer.payload import Incoming
 
 _log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _DEATH_S = 0.05  # between a connection's end and its process's, when the process is dying
 _MOST_REMAINS = 4096
 _ACCEPTS = 16  # before others have their turn
+_OF_LINKS = (Hello, Greeted, Refused, Gone)  # the machine does not hear of these
 
 
 @dataclass(frozen=True)
@@ -356,7 +357,9 @@ class Links:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError("garbage", f"a frame is no message: {error}") from error
         message = envelope.message
-        if envelope.to != self._identity.incarnation:
+        if envelope.to == self._identity.incarnation and type(message) not in _OF_LINKS:
+            self._listener.on_message(connection, message)
+        elif envelope.to != self._identity.incarnation:
             self._count("stale")
             connection.send(encode(Envelope(connection.peer_incarnation, Gone(self._identity.incarnation))))
             connection.ending = "a frame came for a process that is no more"
@@ -365,10 +368,8 @@ class Links:
             raise LostError("the other side has been restarted")
         elif isinstance(message, Refused):
             raise LostError(f"the other side refuses: {message.reason}")
-        elif isinstance(message, Hello):
-            raise FrameError("garbage", "a second Hello came")
         else:
-            self._listener.on_message(connection, message)
+            raise FrameError("garbage", "a second greeting came")
 
     def _greet(self, connection: Connection, body: bytes, now: float) -> None:
         greeted = connection.greet(body)

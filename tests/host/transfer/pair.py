@@ -144,6 +144,12 @@ class Engine:
             self._changed.wait_for(lambda: self._ended(ticket, tokens) is not None, timeout)
         assert self._ended(ticket, tokens) is True, f"{ticket}: {[e for e in self._events if e.ticket == ticket]}"
 
+    def ended(self, ticket: str, tokens: int, timeout: float = PATIENCE_S) -> bool | None:
+        """Whether all of it arrived (True) or its end was told (False); None: neither in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended(ticket, tokens) is not None, timeout)
+        return self._ended(ticket, tokens)
+
     def _ended(self, ticket: str, tokens: int) -> bool | None:
         for event in self._events:
             if event.ticket == ticket:
