@@ -9,6 +9,7 @@
      +- HostError       the machine refused (a system call, a missing tool, too little memory)
      +- PeerError       another process or machine went away, or broke the protocol
      |   +- OverloadedError   full for now: try again after `retry_after_s`
+     |   |   +- KvRefusedError   KV could not be handed over now; another sender, or the receiver itself, may compute it
      |   +- WorkerLostError   one of several engines went away with a request, and no other could take it over
      +- InternalError   a bug of ours: please report it
 
@@ -84,6 +85,10 @@ class OverloadedError(PeerError):
     def __init__(self, message: str, *, retry_after_s: float, **facts: object) -> None:
         super().__init__(message, **facts)
         self.retry_after_s = retry_after_s
+
+
+class KvRefusedError(OverloadedError):
+    """This engine cannot hand KV over now: no room at the receiver, no receiver, or too much on its way already."""
 
 
 class WorkerLostError(PeerError):

@@ -42,7 +42,9 @@ def build(config: EngineConfig, progress: Callable[[int, int], None]) -> Any:
         "scripted", LIMITS.max_model_len, LIMITS.vocab_size, LIMITS.num_blocks, LIMITS.block_size, config.scheduler.max_num_batched_tokens,
         config.scheduler.max_num_seqs, True,
     )  # fmt: skip
-    return SimpleNamespace(scheduler=Scheduler(config.scheduler, config.kv, LIMITS, [0], lookahead=1), executor=executor, ready=ready)
+    return SimpleNamespace(
+        scheduler=Scheduler(config.scheduler, config.kv, LIMITS, [0], lookahead=1), executor=executor, ready=ready, handing_over=None
+    )
 
 
 if __name__ == "__main__":

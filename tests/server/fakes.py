@@ -132,6 +132,7 @@ class ScriptedClient:
         self.script, self.hold_after = script, hold_after
         self.requests: list[Request] = []
         self.aborts: list[tuple[int, str]] = []
+        self.tickets_released: list[tuple[str, str]] = []
         self.silent = False
         self.held, self.closed = threading.Event(), threading.Event()  # somebody waits; somebody left early
         self._released = asyncio.Event()
@@ -164,6 +165,9 @@ class ScriptedClient:
         self._aborted.add(id)
         if reason == "abort":
             self._released.set()
+
+    async def release_kv(self, ticket: str, reason: str) -> None:
+        self.tickets_released.append((ticket, reason))
 
     async def heartbeat(self, timeout: float) -> float:
         if self.silent:

@@ -13,6 +13,7 @@ from homenode.cli.report import plain_errors
 
 _COMMANDS = {
     "serve": ("homenode.cli.serve:serve", "Serve a model over HTTP with the OpenAI API."),
+    "proxy": ("homenode.cli.proxy:proxy", "Put one address in front of prefill and decode servers."),
     "generate": ("homenode.cli.generate:generate", "Continue one prompt and print the result."),
     "chat": ("homenode.cli.chat:chat", "Talk to a model in the terminal."),
     "host": ("homenode.cli.host:host", "Show this machine: sockets, NUMA nodes, cores, devices, what is allowed."),

@@ -27,6 +27,7 @@ _SOURCES = {
     click.core.ParameterSource.DEFAULT: "default",
 }
 
+OTHER_SOURCES = "homenode.sources"  # in a context's meta: where a setting came from, by name, if from none of the above
 NUMA_SETTINGS = tuple(options_of(NumaSettings))  # for every command that computes
 
 
@@ -212,5 +213,6 @@ def shown_settings(ctx: click.Context, *configs: type[Any]) -> list[tuple[str, s
             source = ctx.get_parameter_source(setting.name) or click.core.ParameterSource.DEFAULT
             value = _flat(ctx.params.get(setting.name))
             text = "(hidden)" if setting.option.secret and value else "" if value is None or value == () else str(value)
-            rows.append((f"--{setting.flag}", text, _SOURCES.get(source, source.name.lower())))
+            told = ctx.meta.get(OTHER_SOURCES, {}).get(setting.name)
+            rows.append((f"--{setting.flag}", text, told or _SOURCES.get(source, source.name.lower())))
     return rows

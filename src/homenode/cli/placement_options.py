@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from homenode.host.topology.source import Source
 
 # Flags that take several values in a row, as the field's commands do (`--numa-bind-nodes 0 0 1 1`), and what such a value looks like.
-_MANY = {"--numa-bind-nodes": re.compile(r"\d+$"), "--numa-bind-cpus": re.compile(r"[!+]*(\d[\dxXa-fA-F,-]*(all)?|all|same)$")}
+_MANY = {
+    "--numa-bind-nodes": re.compile(r"\d+$"),
+    "--numa-bind-cpus": re.compile(r"[!+]*(\d[\dxXa-fA-F,-]*(all)?|all|same)$"),
+    **dict.fromkeys(("--pd-peer-init-port", "--pd-peer-alloc-port", "--pd-pull-done-port"), re.compile(r"\d[\d,]*$")),
+}
 
 
 class ManyValuesCommand(click.Command):
@@ -32,14 +36,14 @@ class ManyValuesCommand(click.Command):
         return super().parse_args(ctx, spread(args))
 
 
-def spread(args: list[str]) -> list[str]:
+def spread(args: list[str], many: Mapping[str, re.Pattern[str]] = _MANY) -> list[str]:
     """`--numa-bind-nodes 0 0 1` -> `--numa-bind-nodes 0 --numa-bind-nodes 0 --numa-bind-nodes 1`; nothing after `--` is touched."""
     out: list[str] = []
     left = list(args)
     while left and left[0] != "--":
         word = left.pop(0)
         values = 0
-        while word in _MANY and left and (values == 0 or _MANY[word].match(left[0])) and not left[0].startswith("--"):
+        while word in many and left and (values == 0 or many[word].match(left[0])) and not left[0].startswith("--"):
             out += [word, left.pop(0)]
             values += 1
         if not values:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,9 @@ import click
 from homenode.cli.options import build, shown_settings, with_settings
 from homenode.cli.placement_options import ManyValuesCommand
 from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error
+from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
+from homenode.engine.pairing import transfer_problems
 from homenode.errors import HomenodeError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
@@ -41,6 +43,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
     come from a variable HOMENODE_<SETTING> or from the file given by --config.
     """
     with plain_errors():
+        take_transfer_file(ctx, values)
         engine: EngineConfig = build(EngineConfig, values)
         engine = dataclasses.replace(engine, model=dataclasses.replace(engine.model, model=model))
         server, text = build(ServerConfig, values), build(TextConfig, values)
@@ -50,6 +53,8 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         if check_config:
             sys.exit(_check(engine, text))
         _log_to_stderr()
+        if problems := transfer_problems(engine):
+            sys.exit(_tell(problems))
         sys.exit(asyncio.run(_serve(server, engine, text)))
 
 
@@ -134,10 +139,15 @@ def _check(engine: EngineConfig, text: TextConfig) -> int:
         text.load(Path(str(engine.model.path)))
     except HomenodeError as error:
         problems.append(error)
-    for problem in problems:
-        print_error(problem)
     if not problems:
         ERR.print("[green]all settings are fine[/]")
+    return _tell(problems)
+
+
+def _tell(problems: Sequence[HomenodeError]) -> int:
+    """Every problem on a line of its own; the exit code."""
+    for problem in problems:
+        print_error(problem)
     return max((exit_code(problem) for problem in problems), default=0)
 
 

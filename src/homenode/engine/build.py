@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from homenode.compute.ops import Backend, KvGeometry, PlacedBackend
+import msgspec
+
+from homenode.compute.ops import Backend, KvCache, KvGeometry, PlacedBackend
 from homenode.compute.team_memory import TeamMemory
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import ComputeConfig, EngineConfig
@@ -18,6 +22,7 @@ from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
 from homenode.engine.numa_memory import away_from_home, spread_of, team_memory
+from homenode.engine.pairing import kept_as, require_transfer, transfer_problems
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
@@ -38,7 +43,11 @@ from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model,
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds
 from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
 from homenode.model.weights.packed_cache import packed_folder
+from homenode.transfer.fingerprint import fingerprint_of
 from homenode.units import format_bytes
+
+if TYPE_CHECKING:
+    from homenode.engine.handing_over import HandingOver, Sharing
 
 Progress = Callable[[int, int], None]
 
@@ -53,6 +62,7 @@ class Engine:
     scheduler: Scheduler
     executor: InlineExecutor
     ready: Ready
+    handing_over: HandingOver | None = None
 
 
 def make_backend(
@@ -104,6 +114,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
     check_homes(config, host, place, layout, backend)
     _sizes(config, checkpoint.spec, geometry, _room(config, place), layout.target_bytes)
+    require_transfer(config, geometry, max(0, _room(config, place).size - layout.target_bytes))
     model = load_model(
         checkpoint,
         backend,
@@ -115,7 +126,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         spread_of=spread_of(place),
     )
     sizes = _sizes(config, model.spec, geometry, _room(config, place, layout.target_bytes))
-    runner = _make_runner(model, backend, geometry, sizes)
+    sharing = _sharing(config, checkpoint, layout, geometry, backend)
+    cache = sharing.kv_cache(sizes.num_blocks) if sharing else backend.kv_cache(geometry, sizes.num_blocks)
+    runner = _make_runner(model, backend, cache, sizes)
     # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
     cpu = UNPINNED if compute.backend == "reference" else place.team[0]
     executor = InlineExecutor(runner, sizes.worker_limits(), backend.statistics, cpu=cpu)
@@ -126,6 +139,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         model.spec.eos_token_ids,
         lookahead=lookahead,
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
+        hash_seed=sharing.hash_seed if sharing else None,
     )
     if isinstance(backend, PlacedBackend):
         # Where there is but one node a sample does: all pages of a large model take seconds to ask for.
@@ -133,7 +147,11 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         findings += away_from_home(backend.residency(asked), place, host)
     findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
     ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin, place, findings)
-    return Engine(scheduler, executor, ready)
+    if sharing is None:
+        return Engine(scheduler, executor, ready)
+    handing_over = sharing.hand_over(cache)
+    ready.details["kv_transfer"] = msgspec.to_builtins(handing_over.published)
+    return Engine(scheduler, executor, ready, handing_over)
 
 
 def check_config(config: EngineConfig) -> list[UserError]:
@@ -204,10 +222,11 @@ def _check_model(config: EngineConfig, checkpoint: Checkpoint, host: Host, place
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
         check_homes(config, host, place, layout, backend)
     except UserError as error:
-        return [error]
+        return [error, *transfer_problems(config)]
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    found = problems(config, checkpoint.spec, geometry, max(0, room.size - layout.target_bytes))
-    return [_at_home(problem, room) for problem in found]
+    left = max(0, room.size - layout.target_bytes)
+    found = [_at_home(problem, room) for problem in problems(config, checkpoint.spec, geometry, left)]
+    return found + transfer_problems(config, geometry, left)
 
 
 def _sizes(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, room: MemoryRoom, weights: int = 0) -> Sizes:
@@ -226,8 +245,18 @@ def _at_home(error: UserError, room: MemoryRoom) -> UserError:
     return CapacityError(f"{error.message}; {where}", param=error.param, **error.facts)
 
 
-def _make_runner(model: LoadedModel, backend: Backend, geometry: KvGeometry, sizes: Sizes) -> Runner:
-    cache = backend.kv_cache(geometry, sizes.num_blocks)
+def _sharing(config: EngineConfig, checkpoint: Checkpoint, layout: WeightLayout, geometry: KvGeometry, backend: Backend) -> Sharing | None:
+    """What makes KV memory that other engines can be given; None where none is handed over."""
+    if not config.transfer.on:
+        return None
+    from homenode.engine.handing_over import Sharing  # needs the native core
+
+    targets = Counter(matrix.target for matrix in layout.matrices)
+    fingerprint = fingerprint_of(config.transfer, checkpoint, geometry, kept_as(config, targets))
+    return Sharing(config.transfer, backend, geometry, fingerprint)
+
+
+def _make_runner(model: LoadedModel, backend: Backend, cache: KvCache, sizes: Sizes) -> Runner:
     program = backend.compile(model.forward(cache), sizes.step_limits())
     return Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
 

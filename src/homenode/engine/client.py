@@ -32,6 +32,7 @@ from homenode.engine.messages import (
     Outputs,
     Ping,
     Ready,
+    Release,
     Statistics,
     Submit,
     ToEngine,
@@ -265,6 +266,10 @@ class AsyncEngineClient:
         """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is ignored."""
         if id in self._streams:
             self._send(Abort([id], reason))
+
+    async def release_kv(self, ticket: str, reason: str) -> None:
+        """Give up the hand-over of KV under `ticket`; unknown and finished ones are ignored."""
+        self._send(Release(ticket, reason))
 
     def forget(self, request_id: int) -> None:
         """Abort a request nobody listens to any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
+from homenode.transfer.settings import TransferConfig
+from homenode.transfer.settings_file import read_settings_file
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,16 @@ class PlacementConfig(NumaSettings):
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How many engines answer behind one port."""
+    """How many engines answer behind one port, and how many workers each has."""
 
     data_parallel_size: int = option(
         1,
         "Engines behind this port, each with the whole model, KV memory and CPUs of its own. Settings of memory and threads are of each.",
         minimum=1,
         maximum=1024,
+    )
+    tensor_parallel_size: int = option(
+        1, "Workers of an engine that share each of its weights. So far 1: more come with worker processes.", minimum=1, maximum=1024
     )
 
 
@@ -101,6 +107,7 @@ class EngineConfig:
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
     replica: Replica | None = None
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
 
@@ -116,6 +123,8 @@ class EngineConfig:
         UserError for a name there is no setting of, and for a value out of range.
         """
         left = {name: value for name, value in settings.items() if value is not None}
+        if "kv_transfer_config" in left:
+            left = {**read_settings_file(Path(str(left["kv_transfer_config"]))), **left}
         parts: dict[str, Any] = {}
         for part in fields(cls):
             if isinstance(part.default_factory, type):

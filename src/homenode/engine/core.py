@@ -12,7 +12,9 @@ import msgspec
 
 from homenode.engine.crowding import interrupted
 from homenode.engine.executor.protocol import Executor, StepError
-from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Statistics, Submit, ToEngine, ToFront
+from homenode.engine.handoff import Agent, AgentLost, FiguresChanged, without_agent
+from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Release, Statistics, Submit, ToEngine, ToFront
+from homenode.engine.request import Request
 from homenode.engine.schedule.events import (
     Aborted,
     Arrived,
@@ -23,10 +25,12 @@ from homenode.engine.schedule.events import (
     StepDone,
     StepFailed,
     Ticked,
+    ToTransfer,
     Warn,
 )
 from homenode.engine.schedule.step import Step
 from homenode.errors import CapacityError, InternalError
+from homenode.transfer.seam import Released, ToScheduler
 
 _log = logging.getLogger(__name__)
 _STATISTICS_EVERY_S = 0.1
@@ -42,6 +46,8 @@ class StepScheduler(Protocol):
     def apply(self, event: Event) -> list[Instruction]: ...
 
     def next_step(self) -> Step | None: ...
+
+    def instructions(self) -> list[Instruction]: ...
 
     def statistics(self) -> Statistics: ...
 
@@ -68,11 +74,14 @@ class EngineCore:
         send: Callable[[ToFront], None],
         *,
         inbox: SimpleQueue[object] | None = None,
+        agent: Agent | None = None,
         log_stats: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`send` gives a message to the front; `inbox` may already hold messages that came while the model was loaded."""
+        """`send` gives a message to the front; `inbox` may already hold messages that came while the model was loaded. `agent` hands KV over, to
+        or from other engines, and leaves its events in the inbox; whoever made it closes it."""
         self._scheduler, self._executor, self._send, self._clock = scheduler, executor, send, clock
+        self._agent = agent
         self._inbox: SimpleQueue[object] = SimpleQueue() if inbox is None else inbox
         self._log_stats = log_stats
         self._outputs: list[Output] = []
@@ -133,11 +142,17 @@ class EngineCore:
                 self._take_result()
             case Submit(requests):
                 for request in requests:
-                    self._live.add(request.id)
-                    self._apply(Arrived(self._clock(), request))
+                    self._submit(request)
             case Abort(ids, reason):
                 for request_id in ids:
                     self._apply(Aborted(self._clock(), request_id, reason))
+            case Release(ticket, reason):
+                if self._agent is not None:
+                    self._agent.tell(Released(ticket, reason))
+            case FiguresChanged():
+                self._changed = True
+            case AgentLost(reason):
+                raise InternalError(f"the agent that hands KV over has ended: {reason}")
             case Ping(number):
                 self._send(Heartbeat(number, self._clock()))
             case Drain(timeout_s):
@@ -145,8 +160,18 @@ class EngineCore:
                 self._apply(DrainStarted(self._clock()))
             case _Stop():
                 self._stopped = True
+            case _ if isinstance(item, ToScheduler):
+                self._apply(item)
             case _:
                 raise InternalError(f"the engine's inbox held a {type(item).__name__}, which is no message to the engine")
+
+    def _submit(self, request: Request) -> None:
+        refusal = without_agent(request) if self._agent is None else None
+        if refusal is not None:
+            self._outputs.append(refusal)
+            return
+        self._live.add(request.id)
+        self._apply(Arrived(self._clock(), request))
 
     def _take_result(self) -> None:
         try:
@@ -178,12 +203,18 @@ class EngineCore:
 
     def _apply(self, event: Event) -> None:
         self._changed = True
-        for instruction in self._scheduler.apply(event):
+        self._obey(self._scheduler.apply(event))
+
+    def _obey(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
             match instruction:
                 case Emit(output):
                     self._outputs.append(output)
                     if output.finish_reason is not None:
                         self._live.discard(output.id)
+                case ToTransfer(told):
+                    assert self._agent is not None  # requests with a ticket were refused, and nobody else tells of tickets
+                    self._agent.tell(told)
                 case Warn(message):
                     _log.warning("%s", message)
 
@@ -193,6 +224,7 @@ class EngineCore:
         """Keep the executor busy before anything else; the outputs can wait those microseconds."""
         while (step := self._scheduler.next_step()) is not None:
             self._executor.submit(step)
+        self._obey(self._scheduler.instructions())
 
     def _flush(self) -> None:
         if self._outputs:
@@ -201,7 +233,8 @@ class EngineCore:
         now, rests = self._clock(), not self._scheduler.has_work()
         if self._changed and (rests or now - self._sent_at >= _STATISTICS_EVERY_S):
             self._changed, self._sent_at = False, now
-            figures = msgspec.structs.replace(self._scheduler.statistics(), compute=self._executor.statistics())
+            transfer = self._agent.figures() if self._agent is not None else None
+            figures = msgspec.structs.replace(self._scheduler.statistics(), compute=self._executor.statistics(), transfer=transfer)
             self._send(figures)
             self._look_for_interruptions(figures)
             self._log_figures(figures, now)

@@ -9,8 +9,8 @@ from homenode.errors import HomenodeError, InternalError, OverloadedError
 def named_error(kind: str | None, message: str, retry_after_s: float | None = None) -> HomenodeError:
     """The exception of the class in homenode.errors that `kind` names; InternalError for any other kind."""
     found = getattr(errors, kind or "", None)
-    if found is OverloadedError:
-        return OverloadedError(message, retry_after_s=retry_after_s or 1.0)
+    if isinstance(found, type) and issubclass(found, OverloadedError):
+        return found(message, retry_after_s=retry_after_s or 1.0)
     if isinstance(found, type) and issubclass(found, HomenodeError):
         return found(message)
     return InternalError(message)

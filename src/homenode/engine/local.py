@@ -11,6 +11,7 @@ from homenode.engine.build import build_engine
 from homenode.engine.config import EngineConfig
 from homenode.engine.core import EngineCore
 from homenode.engine.messages import Abort, Output, Outputs, Ready, Statistics, Submit, ToFront
+from homenode.engine.pairing import refuse_transfer
 from homenode.engine.request import Request
 from homenode.errors import HomenodeError, InternalError
 
@@ -23,6 +24,7 @@ class LocalEngine:
 
     def __init__(self, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> None:
         """Raises what `build_engine` raises."""
+        refuse_transfer(config, "an engine in this process")
         engine = build_engine(config, progress)
         self.ready: Ready = engine.ready
         self.statistics = Statistics()

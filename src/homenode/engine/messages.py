@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from homenode.engine.request import Request, TokenLogprob
+from homenode.transfer.figures import TransferFigures
 
 MAX_FRAME = 256 * 2**20
 
@@ -31,6 +32,13 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     """Front to engine: take no more requests, finish the running ones within `timeout_s`, then end."""
 
     timeout_s: float
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Front to engine: nobody wants the hand-over of KV under this ticket any more. Unknown and finished ones are ignored."""
+
+    ticket: str
+    reason: str
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +88,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     error_kind: str | None = None  # class name in homenode.errors: CapacityError, OverloadedError, InternalError...
     retry_after_s: float | None = None
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache (with the first output)
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over by another engine (with the first output)
     num_preemptions: int = 0
 
 
@@ -103,8 +111,12 @@ class Statistics(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     generation_tokens: int = 0
     steps: int = 0
     step_tokens: int = 0
+    waiting_for_kv: int = 0  # requests that wait for another engine: for room there, or for their KV to come
+    handed_tokens: int = 0  # positions whose KV came from another engine and was used
     rejected: dict[str, int] = {}  # by reason
     compute: dict[str, object] = {}
+    recomputed_tokens: int = 0  # prompt tokens computed here, beyond the last one, of requests whose KV was to come from elsewhere
+    transfer: TransferFigures | None = None  # None: this engine hands no KV over
 
 
 EngineState = Literal["loading", "ready", "silent", "restarting", "gone"]
@@ -132,5 +144,5 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToEngine = Submit | Abort | Drain | Ping
+ToEngine = Submit | Abort | Release | Drain | Ping
 ToFront = Loading | Ready | Heartbeat | Outputs | Statistics | Fatal

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_HANDING_OVER_ENDS_S = 3.0  # for other engines to hear that what was handed over is no more
 _PROGRESS_STEPS = 200  # most Loading messages of a start
 _log = logging.getLogger(__name__)
 
@@ -74,9 +75,12 @@ def serve(front: FrameSocket, config: EngineConfig, build: Build) -> None:
     threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
     engine = build(config, _Progress(front))
     try:
+        agent = engine.handing_over.start(inbox.put) if engine.handing_over else None
         front.send(engine.ready)
-        EngineCore(engine.scheduler, engine.executor, front.send, inbox=inbox, log_stats=not config.disable_log_stats).run()
+        EngineCore(engine.scheduler, engine.executor, front.send, inbox=inbox, agent=agent, log_stats=not config.disable_log_stats).run()
     finally:
+        if engine.handing_over is not None:
+            engine.handing_over.close(_HANDING_OVER_ENDS_S)
         engine.executor.close()
 
 

@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from homenode.errors import UserError
+from homenode.transfer.seam import KvTicket
 
 _MOST = 2**31 - 1  # what the arrays of a step hold
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -67,6 +68,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_salt: str = ""  # requests share cached prefixes only within one salt
     arrival: float = 0.0  # time.monotonic() of the front, same clock on one host
     deadline: float | None = None  # time.monotonic() after which it is aborted
+    kv: KvTicket | None = None  # its KV is handed over, to or from another engine
     begun: list[int] = []  # output tokens that another engine had given when it was lost: the sequence goes on after them
 
 

@@ -1,35 +1,26 @@
-"""The ASGI application: routes, and the door every request passes through."""
+"""The ASGI application over an engine: its routes."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
-import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from homenode.server import health, openapi
 from homenode.server.chat import chat_completions
 from homenode.server.completions import completions
 from homenode.server.config import ServerConfig
+from homenode.server.door import Door
 from homenode.server.engine import EngineClient, Tokenizer
-from homenode.server.exchange import ClientGone
-from homenode.server.failures import ApiError, failure_of
+from homenode.server.kv_transfer import kv_transfer, release
 from homenode.server.state import ServerState
 from homenode.server.tokenize import detokenize, tokenize, tokenizer_info
 
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_OPEN_PATHS = frozenset({"/health"})  # probes have no key
 
 
 def create_app(client: EngineClient, tokenizer: Tokenizer, config: ServerConfig) -> Application:
@@ -37,54 +28,12 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, config: ServerConfig)
     return Application(ServerState(client, tokenizer, config))
 
 
-class Application:
-    """The door: gives every request an id, checks its key, and turns every failure into an answer."""
+class Application(Door):
+    """The server of one model."""
 
     def __init__(self, state: ServerState) -> None:
+        super().__init__(_routes(state), state.config.api_key, lambda: state.draining or state.lost is not None)
         self.state = state
-        self._keys = [_digest(key) for key in state.config.api_key]
-        self._router = Router(_routes(state), redirect_slashes=False, default=_not_found)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        request = Request(scope, receive)
-        request.state.request_id = _request_id(request)
-        scope["app"] = self  # the router raises for a wrong method only inside an application
-        started = False
-
-        async def stamped(message: MutableMapping[str, Any]) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                message["headers"] = [*message.get("headers", ()), *self._headers(request)]
-            await send(message)
-
-        try:
-            self._check_key(request)
-            await self._router(scope, receive, stamped)
-        except ClientGone:
-            return
-        except Exception as error:  # the last resort of every request: the log keeps the reason, the client gets a body
-            failure = _failure(error, request.state.request_id)
-            if not started:  # otherwise the connection is closed: a cut answer must not look whole
-                await failure.response()(scope, receive, stamped)
-
-    def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
-        headers = [(b"x-request-id", request.state.request_id.encode())]
-        if self.state.draining or self.state.lost is not None:
-            headers.append((b"connection", b"close"))
-        return headers
-
-    def _check_key(self, request: Request) -> None:
-        """Raises ApiError 401. Every key is compared, in constant time, so that the time tells nothing."""
-        if not self._keys or request.url.path in _OPEN_PATHS:
-            return
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        digest = _digest(given.strip())
-        if not any([hmac.compare_digest(digest, key) for key in self._keys]) or kind.lower() != "bearer":  # noqa: C419
-            message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`"
-            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def _routes(state: ServerState) -> list[Route]:
@@ -105,6 +54,8 @@ def _routes(state: ServerState) -> list[Route]:
         get("/metrics", health.metrics),
         get("/openapi.json", openapi_json),
         get("/tokenizer_info", tokenizer_info),
+        get("/kv_transfer", kv_transfer),
+        Route("/kv_transfer/release", _Endpoint(state, release), methods=["POST"]),  # taken while draining, too: it ends work
         get("/v1/models", health.models),
         get("/v1/models/{model:path}", health.model),
         post("/tokenize", tokenize),
@@ -131,22 +82,3 @@ class _Work(_Endpoint):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._state.request():
             await super().__call__(scope, receive, send)
-
-
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    raise ApiError(404, f"there is no {scope['path'][:200]} here; /openapi.json lists what there is", code="unknown_path")
-
-
-def _failure(error: Exception, request_id: str) -> ApiError:
-    if isinstance(error, HTTPException):  # the router: a method the path does not take
-        return ApiError(error.status_code, f"{error.detail}; see /openapi.json", code="method_not_allowed", headers=error.headers)
-    return failure_of(error, request_id)
-
-
-def _request_id(request: Request) -> str:
-    given = request.headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

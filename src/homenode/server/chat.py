@@ -69,6 +69,7 @@ class _Answer:
             usage=self._generation.usage(),
             system_fingerprint=self._fingerprint,
             prompt_token_ids=self._prompt_ids(),
+            kv_transfer_params=self._generation.handed_over or UNSET,
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:

@@ -53,6 +53,7 @@ class _Answer:
                 gathered[index].append(piece)
         answer = self._chunk([self._choice(i, _joined(parts), first=True) for i, parts in enumerate(gathered)])
         answer.usage = self._generation.usage()
+        answer.kv_transfer_params = self._generation.handed_over or UNSET
         return answer
 
     async def events(self) -> AsyncGenerator[bytes, None]:

@@ -14,11 +14,32 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class ServerConfig:
-    """Where the server listens, who may ask, and how long anything may take."""
+class HttpConfig:
+    """What every HTTP server of ours can be told: where it listens, who may ask, and how long its clients may take."""
 
     host: str = option("127.0.0.1", "Address to listen on. The default answers this machine only; 0.0.0.0 answers the network.")
     port: int = option(8000, "TCP port; 0 takes a free one and prints it.", minimum=0, maximum=65535)
+    api_key: tuple[str, ...] = option(
+        (), "Keys clients must send as a Bearer token, separated by commas. Only /health answers without one.", parse=_names, secret=True
+    )
+    shutdown_timeout: float = option(
+        30.0, "How long running requests may go on after SIGTERM, such as 30s.", parse=parse_seconds, minimum=0
+    )
+    max_request_body: int = option(16 * 2**20, "Largest request body, such as 16MiB; larger ones get 413.", parse=parse_bytes, minimum=1024)
+    request_read_timeout: float = option(
+        30.0, "How long a client may take to send a request's head, and again its body.", parse=parse_seconds, minimum=0.1
+    )
+    keep_alive_timeout: float = option(15.0, "How long an idle connection is kept open.", parse=parse_seconds, minimum=0.1)
+    write_timeout: float = option(
+        60.0, "How long a client may leave a full stream unread before its request is dropped.", parse=parse_seconds, minimum=0.1
+    )
+    access_log: bool = option(False, "Log a line for every HTTP request.")
+
+
+@dataclass(frozen=True)
+class ServerConfig(HttpConfig):
+    """What the server of a model can be told besides."""
+
     served_model_name: tuple[str, ...] = option(
         (),
         "Names clients may give for the model, separated by commas; the first is the one in answers. Default: the model's own.",
@@ -29,25 +50,10 @@ class ServerConfig:
         "Where sampling parameters a request leaves open come from; auto is the model's generation_config.json, none is neutral values.",
         choices=("auto", "none"),
     )
-    api_key: tuple[str, ...] = option(
-        (), "Keys clients must send as a Bearer token, separated by commas. Only /health answers without one.", parse=_names, secret=True
-    )
-    shutdown_timeout: float = option(
-        30.0, "How long running requests may go on after SIGTERM, such as 30s.", parse=parse_seconds, minimum=0
-    )
-    max_request_body: int = option(16 * 2**20, "Largest request body, such as 16MiB; larger ones get 413.", parse=parse_bytes, minimum=1024)
     max_sequences_per_request: int = option(2048, "Most sequences (prompts times n) in one HTTP request.", minimum=1)
-    request_read_timeout: float = option(
-        30.0, "How long a client may take to send a request's head, and again its body.", parse=parse_seconds, minimum=0.1
-    )
-    keep_alive_timeout: float = option(15.0, "How long an idle connection is kept open.", parse=parse_seconds, minimum=0.1)
-    write_timeout: float = option(
-        60.0, "How long a client may leave a full stream unread before its request is dropped.", parse=parse_seconds, minimum=0.1
-    )
     sse_keep_alive: float = option(
         15.0, "A comment line is sent on a stream that was silent this long. 0: never.", parse=parse_seconds, minimum=0
     )
     health_timeout: float = option(
         5.0, "How long the engine loop may take to answer before /health says 503.", parse=parse_seconds, minimum=0.1
     )
-    access_log: bool = option(False, "Log a line for every HTTP request.")

@@ -48,6 +48,9 @@ class EngineClient(Protocol):
     async def abort(self, id: int, reason: str = "abort") -> None:
         """Forget request `id`; an unknown or finished one is ignored."""
 
+    async def release_kv(self, ticket: str, reason: str) -> None:
+        """Give up the hand-over of KV under `ticket`; unknown and finished ones are ignored."""
+
     async def heartbeat(self, timeout: float) -> float:
         """Seconds the engine loop took to answer. Raises PeerError when it is gone or silent for `timeout` seconds."""
 

@@ -4,33 +4,48 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
+from homenode.server.config import HttpConfig
 from homenode.server.decoding import from_decoding
 from homenode.server.failures import ApiError
-from homenode.server.state import Lease, ServerState
+from homenode.server.state import Bodies, Lease
 
 T = TypeVar("T")
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
+
+
+class Reading(Protocol):
+    """What bounds the bodies of an application: all of them together, and each."""
+
+    bodies: Bodies
+
+    @property
+    def config(self) -> HttpConfig: ...
 
 
 class ClientGone(Exception):
     """Nobody is left to answer."""
 
 
-async def read_json(state: ServerState, request: Request, decode: Callable[[bytes], T]) -> T:
+async def read_json(state: Reading, request: Request, decode: Callable[[bytes], T]) -> T:
     """The request's body decoded. Raises ApiError 400, 408, 413, 415 or 503; ClientGone when the client left while sending."""
     _check_type(request)
     with state.bodies.lease() as lease:
-        body = await _read(request, lease, state.config.max_request_body, state.config.request_read_timeout)
+        body = await read_body(state, request, lease)
         try:
             return decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise from_decoding(error) from None
+
+
+async def read_body(state: Reading, request: Request, lease: Lease) -> bytes:
+    """The request's body, its bytes taken from `lease`. Raises ApiError 408, 413 or 503, and ClientGone."""
+    return await _read(request, lease, state.config.max_request_body, state.config.request_read_timeout)
 
 
 def _check_type(request: Request) -> None:

@@ -67,6 +67,8 @@ def _from_error(error: errors.HomenodeError) -> ApiError:
 def from_output(output: Output) -> ApiError:
     """The answer for a request the engine ended without a result."""
     kind, message = output.error_kind or "", output.error or "the request was aborted by the server"
+    if kind == "KvRefusedError":
+        return ApiError(503, message, code="kv_transfer_refused", param="kv_transfer_params", retry_after_s=output.retry_after_s or 1.0)
     if kind == "OverloadedError":
         return ApiError(503, message, code="overloaded", retry_after_s=output.retry_after_s or 1.0)
     if kind in ("UserError", "UnsupportedError", "CapacityError", "CheckpointError"):

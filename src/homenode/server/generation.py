@@ -11,9 +11,9 @@ from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.server.choices import Choice, Piece
 from homenode.server.engine import EngineClient
-from homenode.server.failures import from_output
+from homenode.server.failures import ApiError, from_output
 from homenode.server.metrics import Recorder
-from homenode.server.responses import PromptDetails, Usage
+from homenode.server.responses import KvTransferResult, PromptDetails, Usage
 
 
 @dataclass(slots=True)
@@ -30,10 +30,19 @@ class Sequence:
 class Generation:
     """Runs the sequences of one request together."""
 
-    def __init__(self, client: EngineClient, sequences: list[Sequence], active: set[int]) -> None:
-        """`active`: where the ids of running requests are kept for a shutdown that has to abort them."""
-        self._client, self._active = client, active
+    def __init__(
+        self,
+        client: EngineClient,
+        sequences: list[Sequence],
+        active: set[int],
+        tickets: dict[str, int],
+        handed_over: KvTransferResult | None,
+    ) -> None:
+        """`active`: where the ids of running requests are kept for a shutdown that has to abort them; `tickets`: likewise those whose KV is handed
+        over, by ticket. `handed_over`: what to tell of that in the answer."""
+        self._client, self._active, self._tickets = client, active, tickets
         self.sequences = sequences
+        self.handed_over = handed_over
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """(choice index, piece) as they come. Raises ApiError when the engine ends a sequence without a result.
@@ -42,6 +51,7 @@ class Generation:
         """
         left = len(self.sequences)
         ids = {sequence.request.id for sequence in self.sequences}
+        tickets = self._take_tickets()
         self._active |= ids
         try:
             async with aclosing(self._outputs()) as outputs:
@@ -59,8 +69,20 @@ class Generation:
             raise from_output(Output(id=0, finish_reason="abort", error="the engine stopped answering"))
         finally:
             self._active -= ids
+            for ticket in tickets:
+                del self._tickets[ticket]
             for sequence in self.sequences:
                 sequence.recorder.end("abort")
+
+    def _take_tickets(self) -> dict[str, int]:
+        """Raises ApiError 400 when another request has one of them now."""
+        mine = {sequence.request.kv.ticket: sequence.request.id for sequence in self.sequences if sequence.request.kv is not None}
+        for ticket in mine:
+            if ticket in self._tickets:
+                text = f"`kv_transfer_params`: the ticket {ticket} is that of a request that runs; each has one of its own"
+                raise ApiError(400, text, param="kv_transfer_params.ticket", code="ticket_in_use")
+        self._tickets |= mine
+        return mine
 
     def usage(self) -> Usage:
         """Tokens so far."""

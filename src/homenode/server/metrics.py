@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from homenode.engine.messages import EngineFigures, EngineState, Statistics
 from homenode.server.engine import EngineClient
+from homenode.server.transfer_metrics import transfer_metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -84,6 +85,8 @@ class _EngineCollector(Collector):
         yield self._memory(names, parts)
         yield self._homes(names, parts)
         yield self._rejections([now for _, now in parts])
+        if self._client.ready.details.get("kv_transfer"):
+            yield from transfer_metrics(names, parts)
         yield from self._lives(names)
 
     def _parts(self) -> tuple[tuple[str, ...], list[tuple[tuple[str, ...], Statistics]]]:

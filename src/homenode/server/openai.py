@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from homenode.transfer.published import Published
+
 _INT64 = 2**63 - 1
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -29,6 +31,18 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_usage: bool | None = None  # a last chunk with the totals
     continuous_usage_stats: bool | None = None  # the totals so far in every chunk
     include_obfuscation: bool | None = None  # padding against traffic analysis; none is ever sent
+
+
+Ticket = Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")]
+
+
+class KvTransferParams(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How the prompt's keys and values are handed over: computed here for another server, or taken from one. Given by the proxy."""
+
+    do_remote_decode: bool | None = None  # this server computes the prompt, for `peer`
+    do_remote_prefill: bool | None = None  # another server computes it, and hands it over under the ticket
+    ticket: Ticket | None = None  # the same on both sides, of one request only
+    peer: Published | None = None  # what the other side says to GET /kv_transfer
 
 
 class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -56,6 +70,7 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    kv_transfer_params: KvTransferParams | None = None
     user: str | None = None
 
 
@@ -173,6 +188,13 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     tokens: TokenIds
     model: str | None = None
     skip_special_tokens: bool | None = None  # default: false
+
+
+class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /kv_transfer/release."""
+
+    ticket: Ticket
+    reason: Annotated[str, Meta(max_length=256)] | None = None
 
 
 # Fields of the official API that would change the answer and are not built yet: what to tell who sends them.

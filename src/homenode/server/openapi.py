@@ -9,7 +9,9 @@ import msgspec
 
 from homenode import __version__
 from homenode.server import openai, responses
+from homenode.server.openapi_transfer import tighten_transfer
 from homenode.server.state import ServerState
+from homenode.transfer.published import Published
 
 _REFS = "#/components/schemas/{name}"
 _FAILURES = {
@@ -59,6 +61,8 @@ OPERATIONS = (
         "/tokenize", "post", "Token ids of a text or a conversation.", responses.Tokenized, openai.TokenizeRequest, failures=_TO_BODIES
     ),
     Operation("/detokenize", "post", "Text of token ids.", responses.Detokenized, openai.DetokenizeRequest, failures=_TO_BODIES),
+    Operation("/kv_transfer", "get", "This server's part in handing KV over.", Published, failures=(401, 404, 405, 500, 503)),
+    Operation("/kv_transfer/release", "post", "Give up a hand-over of KV.", responses.Released, openai.ReleaseRequest, failures=_TO_BODIES),
     Operation("/tokenizer_info", "get", "Special tokens and chat template.", dict),
     Operation("/health", "get", "Whether the engine loop answers.", responses.Health, failures=(405, 500, 503)),
     Operation("/version", "get", "The version of the server.", responses.Version),
@@ -159,6 +163,7 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
             ]
         }
     )
+    tighten_transfer(components, state)
     tokenize["oneOf"] = [
         {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
         {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}},

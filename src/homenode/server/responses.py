@@ -44,6 +44,15 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class KvTransferResult(Struct, kw_only=True):
+    """What came of a hand-over that was asked for. `tokens`: prompt tokens whose keys and values the other side gets under `ticket`. `status`:
+    `computed`, or `nothing` where there is nothing to hand over and the ticket need not be given on."""
+
+    ticket: str
+    tokens: int
+    status: Literal["computed", "nothing"]
+
+
 class Completion(Struct, kw_only=True):
     """Answer of /v1/completions, and each chunk of its stream. `created`: seconds since 1970."""
 
@@ -54,6 +63,7 @@ class Completion(Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str
+    kv_transfer_params: KvTransferResult | UnsetType = UNSET
 
 
 class TopLogprob(Struct):
@@ -109,6 +119,7 @@ class ChatCompletion(Struct, kw_only=True):
     usage: Usage
     system_fingerprint: str
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: KvTransferResult | UnsetType = UNSET
 
 
 class Delta(Struct, kw_only=True):
@@ -188,6 +199,13 @@ class Health(Struct):
     status: Literal["ok"]
     heartbeat_seconds: float
     engines: list[EngineHealth] | UnsetType = UNSET
+
+
+class Released(Struct):
+    """Answer of /kv_transfer/release, whether there was such a ticket or not."""
+
+    ticket: str
+    status: Literal["released"] = "released"
 
 
 class Version(Struct):

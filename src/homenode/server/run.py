@@ -1,60 +1,16 @@
-"""Serving until told to stop: the listener, the signals, the drain, and the end when the engine is lost."""
+"""Serving a model until told to stop, or until its engine is lost."""
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
-import logging
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import uvicorn
-
-from homenode.errors import UserError
 from homenode.server.app import create_app
 from homenode.server.config import ServerConfig
 from homenode.server.engine import EngineClient, Tokenizer
-from homenode.server.protocol import LARGEST_HEAD, bounded_protocol
-from homenode.server.state import ServerState
+from homenode.server.listener import Ending, Server, bind, signals, url_of, uvicorn_config, warn_if_open
 
-_LOG = logging.getLogger("homenode.server")
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_LAST_WORDS_S = 2.0  # for the answers of aborted requests to get out
-_CLOSING_S = 5  # for connections to close after that
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """The listening address, taken before a model is loaded so that a wrong one is known at once. It does not listen yet.
-
-    Raises UserError naming host and port when the address cannot be had.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
-    except OSError as error:
-        raise UserError(f"--host {config.host}: no such address ({error.strerror or error})", param="host") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror}; choose another with --port (0 takes a free one) or --host",
-            param="port",
-        ) from error
-    listener.setblocking(False)
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where a bound listener is reached."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+__all__ = ["bind", "serve", "url_of"]
 
 
 async def serve(
@@ -72,129 +28,12 @@ async def serve(
     to begin with.
     """
     listener = listener or bind(config)
-    _warn_if_open(config)
+    warn_if_open(config)
     app = create_app(client, tokenizer, config)
-    server = _Server(_uvicorn_config(app, config), lambda: on_listening(url_of(listener)) if on_listening else None)
-    ending = _Ending(app.state, server, config.shutdown_timeout)
+    server = Server(uvicorn_config(app, config), lambda: on_listening(url_of(listener)) if on_listening else None)
+    ending = Ending(app.state, server, config.shutdown_timeout)
     client.on_engine_lost = ending.engine_lost
     await client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
-    with _signals(ending.signalled):
+    with signals(ending.signalled):
         await server.serve(sockets=[listener])
     return ending.exit_code
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which end the process by the signal, and without its ten looks a second at a flag."""
-
-    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], object]) -> None:
-        super().__init__(config)
-        self._on_listening = on_listening
-        self._stop = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self._on_listening()
-
-    async def main_loop(self) -> None:
-        while not self._stop.is_set():
-            await self.on_tick(0)  # the Date header of answers
-            try:
-                async with asyncio.timeout(1.0):
-                    await self._stop.wait()
-            except TimeoutError:
-                pass
-
-    def stop(self, *, at_once: bool) -> None:
-        """Leave the main loop; `at_once` drops every connection."""
-        self.should_exit = True
-        self.force_exit = self.force_exit or at_once
-        if at_once:
-            for connection in tuple(self.server_state.connections):
-                connection.transport.abort()
-        self._stop.set()
-
-
-class _Ending:
-    """How serving ends, and with which exit code."""
-
-    def __init__(self, state: ServerState, server: _Server, timeout_s: float) -> None:
-        self._state, self._server, self._timeout_s = state, server, timeout_s
-        self._task: asyncio.Task[None] | None = None
-        self.exit_code = 0
-
-    def signalled(self) -> None:
-        """The first signal drains, the second ends at once."""
-        if self._state.draining or self._state.lost is not None:
-            _LOG.warning("second signal: ending at once")
-            self._server.stop(at_once=True)
-            return
-        self._state.drain(self._timeout_s)
-        _LOG.warning("draining: %d requests in flight have up to %g s; signal again to end at once", self._state.in_flight, self._timeout_s)
-        self._task = asyncio.ensure_future(self._drain())
-
-    def engine_lost(self, reason: str) -> None:
-        """Pending requests are answered by the client; then the process ends with 1, for whoever watches it to start it again."""
-        if self._state.lost is not None:
-            return
-        self._state.lost = reason
-        if self._state.draining and not self._state.in_flight:
-            return
-        _LOG.error("the engine is gone: %s; the server ends", reason)
-        self.exit_code = 1
-        self._task = asyncio.ensure_future(self._last_words())
-
-    async def _drain(self) -> None:
-        if not await self._state.idle(self._timeout_s):
-            _LOG.warning("%d requests did not finish in %g s and are aborted", self._state.in_flight, self._timeout_s)
-            await self._state.abort_all()
-        await self._last_words()
-
-    async def _last_words(self) -> None:
-        await self._state.idle(_LAST_WORDS_S)
-        self._server.stop(at_once=self._state.in_flight > 0)
-
-
-@contextmanager
-def _signals(handler: Callable[[], None]) -> Iterator[None]:
-    """`handler` for SIGTERM and SIGINT, where this is the main thread (elsewhere Python allows none)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, handler)
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-
-
-def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        http=bounded_protocol(config.request_read_timeout),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level=None if config.access_log else "warning",
-        access_log=config.access_log,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # any number of seconds will do
-        timeout_graceful_shutdown=_CLOSING_S,
-        h11_max_incomplete_event_size=LARGEST_HEAD,
-    )
-
-
-def _warn_if_open(config: ServerConfig) -> None:
-    try:
-        loopback = ipaddress.ip_address(config.host).is_loopback
-    except ValueError:
-        loopback = config.host == "localhost"
-    if not loopback and not config.api_key:
-        _LOG.warning("--host %s without --api-key: everybody who reaches this address can use the model", config.host)

@@ -10,6 +10,7 @@ from homenode.engine.request import Request, SamplingParams
 from homenode.server.choices import Choice, Echo, echo_prompt
 from homenode.server.failures import ApiError
 from homenode.server.generation import Generation, Sequence
+from homenode.server.kv_transfer import HandOver, hand_over
 from homenode.server.openai import ChatRequest, CompletionRequest, Sampling
 from homenode.server.prompts import chat_ids, check_prompt, prompt_ids, split_prompt
 from homenode.server.state import ServerState
@@ -23,14 +24,16 @@ async def completion(state: ServerState, body: CompletionRequest) -> Generation:
     prompts = split_prompt(body.prompt)
     _check_sequences(state, len(prompts) * (body.n or 1))
     score = body.logprobs if body.echo else None
+    over: HandOver | None = None
     sequences: list[Sequence] = []
     for place, prompt in enumerate(prompts):
         param = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
         ids = await prompt_ids(state, prompt, param, body.add_special_tokens is not False)
+        over = await _hand_over(state, body, len(prompts), ids, score)
         echo = _echo(state, ids, prompt, score is not None) if body.echo else None
         wanted = 16 if body.max_tokens is None else body.max_tokens
-        sequences += _sequences(state, body, ids, wanted, logprobs=body.logprobs, prompt_logprobs=score, echo=echo)
-    return _generation(state, sequences)
+        sequences += _sequences(state, body, ids, wanted, logprobs=body.logprobs, prompt_logprobs=score, echo=echo, over=over)
+    return _generation(state, sequences, over)
 
 
 async def chat(state: ServerState, body: ChatRequest) -> Generation:
@@ -49,10 +52,20 @@ async def chat(state: ServerState, body: ChatRequest) -> Generation:
     check_prompt(state, ids, "messages")
     wanted = body.max_completion_tokens or body.max_tokens or state.ready.max_model_len
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _generation(state, _sequences(state, body, ids, wanted, logprobs=logprobs))
+    over = await _hand_over(state, body, 1, ids, None)
+    return _generation(state, _sequences(state, body, ids, wanted, logprobs=logprobs, over=over), over)
 
 
-def _generation(state: ServerState, sequences: list[Sequence]) -> Generation:
+async def _hand_over(state: ServerState, body: Sampling, prompts: int, ids: list[int], score: int | None) -> HandOver | None:
+    """As `kv_transfer.hand_over`. A request that scores its prompt has to compute it: what was computed elsewhere is given up."""
+    over = hand_over(state, body, prompts, len(ids))
+    if over is None or over.ticket is None or over.ticket.sends or score is None:
+        return over
+    await state.client.release_kv(over.ticket.ticket, "the prompt is scored")
+    return None
+
+
+def _generation(state: ServerState, sequences: list[Sequence], over: HandOver | None) -> Generation:
     """Raises ApiError 400 when the prompts together are too long to be handed over at once."""
     tokens = sum(len(sequence.request.prompt_ids) for sequence in sequences)
     if tokens > _MOST_PROMPT_TOKENS:
@@ -62,7 +75,7 @@ def _generation(state: ServerState, sequences: list[Sequence]) -> Generation:
             param="n",
             code="invalid_value",
         )
-    return Generation(state.client, sequences, state.active)
+    return Generation(state.client, sequences, state.active, state.tickets, over.result if over else None)
 
 
 def _echo(state: ServerState, ids: list[int], prompt: str | list[int], offsets: bool) -> Echo:
@@ -89,9 +102,12 @@ def _sequences(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     echo: Echo | None = None,
+    over: HandOver | None = None,
 ) -> list[Sequence]:
-    """The n sequences of one prompt. The i-th gets `seed` + i, or all would say the same."""
+    """The n sequences of one prompt. The i-th gets `seed` + i, or all would say the same. Of `over` the first one has the ticket."""
     _check_bias(state, body)
+    if over is not None and over.result is not None:  # whom it is for gives the answer
+        wanted, logprobs, prompt_logprobs, echo = 0, None, None, None
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     room = state.ready.max_model_len - len(ids)
     defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
@@ -106,6 +122,7 @@ def _sequences(
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             arrival=recorder.arrival,
+            kv=over.ticket if over and index == 0 else None,
         )
         stream = state.tokenizer.stream(ids, skip_special_tokens=body.skip_special_tokens is not False)
         choice = Choice(stream, stops=stops, echo=echo, logprobs=logprobs is not None)

@@ -94,14 +94,16 @@ class Fetch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Claimed(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: the request has taken over the first `tokens` positions; the ticket is done with."""
+    """Receiver: the request has taken over the first `tokens` positions; the ticket is done with. 0: all was there, or over, but nobody wants it any
+    more. Comes without `Fetch` where everything was found in the prefix cache meanwhile."""
 
     ticket: str
     tokens: int
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: the request ended before its KV had arrived. To be answered with `Failed` when nobody writes to its blocks any more."""
+    """Receiver: the request ended before its KV had arrived, or the blocks of a reservation without a request are needed elsewhere. To be answered
+    with `Failed` when nobody writes to its blocks any more."""
 
     ticket: str
 

@@ -170,8 +170,8 @@ class ScriptedExecutor:
             raise InternalError(f"sequence {item.seq} is computed, but it is not there")
         first_item = not state.table
         end = item.start + item.count
-        from_cache = first_item and item.start % self._limits.block_size == 0
-        self._demand(item.start == state.computed or from_cache, f"sequence {item.seq} is at {state.computed}, not {item.start}")
+        given = first_item and (item.start % self._limits.block_size == 0 or self._handed_over(item, state))
+        self._demand(item.start == state.computed or given, f"sequence {item.seq} is at {state.computed}, not {item.start}")
         self._demand(
             item.count > 0 and end <= len(state.tokens) <= self._limits.max_model_len, f"sequence {item.seq} has no position {end - 1}"
         )
@@ -184,6 +184,13 @@ class ScriptedExecutor:
         if item.sample:
             self._demand(end == len(state.tokens), f"sequence {item.seq} is sampled before all its tokens are computed")
             result.sampled.append(self._draw(item.seq, state))
+
+    def _handed_over(self, item: StepItem, state: _State) -> bool:
+        """Whether a sequence may begin inside a block: it is its own, and holds what it should up to there."""
+        index, filled = divmod(item.start, self._limits.block_size)
+        block = item.new_blocks[index] if index < len(item.new_blocks) else -1
+        own = 0 <= block < self._limits.num_blocks and not self._users[block]
+        return own and self._memory[block][:filled] == state.sums[index * self._limits.block_size : item.start]
 
     def _append_blocks(self, item: StepItem, state: _State) -> None:
         size = self._limits.block_size

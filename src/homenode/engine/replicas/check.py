@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.engine.build import check_config
-from homenode.engine.config import EngineConfig, ParallelConfig
+from homenode.engine.config import EngineConfig
 from homenode.engine.replicas.configs import replica_configs
 from homenode.errors import UserError
 
@@ -18,5 +18,5 @@ def check_configs(config: EngineConfig) -> list[UserError]:
     try:
         configs = replica_configs(config)
     except UserError as error:
-        return [error, *check_config(replace(config, parallel=ParallelConfig()))]
+        return [error, *check_config(replace(config, parallel=replace(config.parallel, data_parallel_size=1)))]
     return list({error.message: error for each in configs for error in check_config(each)}.values())

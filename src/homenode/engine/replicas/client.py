@@ -147,6 +147,9 @@ class ReplicasClient:
         elif (journey := self._journeys.get(id)) is not None and (keeper := self._keeper_of(journey)) is not None:
             await keeper.client.abort(id, reason)
 
+    async def release_kv(self, ticket: str, reason: str) -> None:
+        """Nothing: KV is handed over by engines that are alone behind their port."""
+
     def forget(self, request_id: int) -> None:
         """Abort a request nobody listens to any more."""
         if (journey := self._journeys.get(request_id)) is not None:

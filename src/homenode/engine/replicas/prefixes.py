@@ -45,3 +45,8 @@ class Prefixes:
 def cacheable(chain: HashChain, tokens: Sequence[int], block_size: int) -> list[bytes]:
     """Hashes of the blocks of `tokens` that a cache can give: full ones, and never the last token, which has to be computed."""
     return chain.of(tokens, max(0, len(tokens) - 1) // block_size)
+
+
+def prompt_digests(key: bytes, tokens: Sequence[int], block_size: int, salt: str) -> list[bytes]:
+    """`cacheable` of a prompt that is not looked at again."""
+    return cacheable(HashChain(key, block_size, salt), tokens, block_size)

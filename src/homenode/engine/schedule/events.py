@@ -7,6 +7,7 @@ import msgspec
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.engine.schedule.step import StepResult
+from homenode.transfer.seam import ToAgent, ToScheduler
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True):
@@ -50,7 +51,7 @@ class DrainStarted(msgspec.Struct, frozen=True, tag=True):
     now: float
 
 
-Event = Arrived | Aborted | StepDone | StepFailed | Ticked | DrainStarted
+Event = Arrived | Aborted | StepDone | StepFailed | Ticked | DrainStarted | ToScheduler
 
 
 class Emit(msgspec.Struct, frozen=True, tag=True):
@@ -65,4 +66,10 @@ class Warn(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Instruction = Emit | Warn
+class ToTransfer(msgspec.Struct, frozen=True, tag=True):
+    """Tell this to the agent that hands KV over."""
+
+    message: ToAgent
+
+
+Instruction = Emit | Warn | ToTransfer

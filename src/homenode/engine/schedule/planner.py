@@ -6,6 +6,7 @@ import bisect
 
 from homenode.engine.schedule.budget import StepPlan, prefill_count
 from homenode.engine.schedule.config import SchedulerConfig
+from homenode.engine.schedule.deliveries import Deliveries
 from homenode.engine.schedule.policy import choose_victim, preemption_warning
 from homenode.engine.schedule.queue import WaitingQueue
 from homenode.engine.schedule.residents import Residents
@@ -14,15 +15,21 @@ from homenode.engine.schedule.tally import Tally
 
 
 class Planner:
-    """Moves sequences between the waiting queue and the running list, which is kept in order of priority and arrival."""
+    """Moves sequences between the waiting queue and the running list, which is kept in order of priority and arrival.
 
-    def __init__(self, config: SchedulerConfig, max_rows: int, residents: Residents, tally: Tally) -> None:
+    Those that wait for another engine are `aside`, out of the queue. Those whose KV has come from one are ready in `deliveries`.
+    """
+
+    def __init__(self, config: SchedulerConfig, max_rows: int, residents: Residents, deliveries: Deliveries, tally: Tally) -> None:
         self._config = config
         self._max_rows = max_rows
         self._residents = residents
+        self._deliveries = deliveries
         self._tally = tally
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue()
+        self.aside: dict[int, Sequence] = {}  # by request id
+        self.nothing_left: list[Sequence] = []  # admitted, but all it is to compute is in the cache; the scheduler ends it
         self.warnings: list[str] = []  # about preemptions; the scheduler passes them on
 
     def plan(self) -> StepPlan:
@@ -49,11 +56,24 @@ class Planner:
             self._residents.end(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        else:
+            self.aside.pop(sequence.id, None)
 
     def requeue(self, sequence: Sequence) -> None:
         """Send a running sequence back to its place in the queue; all its tokens will be computed again."""
         self.stop(sequence)
         self.waiting.push(sequence)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that do not run, for whatever reason."""
+        return len(self.waiting) + len(self.aside) + len(self._deliveries.ready)
+
+    @property
+    def spare(self) -> int:
+        """Blocks to keep free for the others to grow into: without them a newcomer takes the last block and is preempted at the next block
+        boundary."""
+        return max(1, self._residents.pool.num_blocks // 100) if self.running else 0
 
     def _prefill_count(self, sequence: Sequence, residency: Residency, plan: StepPlan) -> int:
         config = self._config
@@ -61,27 +81,68 @@ class Planner:
 
     def _admit(self, plan: StepPlan) -> None:
         """Start waiting sequences, strictly in order: one that does not fit yet is not overtaken, or a long prompt might wait for ever."""
-        while len(self.running) < self._config.max_num_seqs and plan.tokens_left > 0:
-            sequence = self.waiting.first()
-            # One that was preempted from a step in flight is to start again with the token that step draws, or it would be drawn twice.
-            if sequence is None or sequence.in_flight:
+        while len(self.running) + len(self._deliveries.fetching) < self._config.max_num_seqs and plan.tokens_left > 0:
+            waiting, ready = self.waiting.first(), self._deliveries.ready
+            if waiting is not None and not (ready and ready[0].order < waiting.order) and self._start(waiting, plan):
+                continue
+            # Those who have their blocks already do not take them from one who has to wait for some.
+            if not ready or not self._start_ready(ready[0], plan):
                 return
-            proposal = self._residents.propose(sequence)
-            count = self._prefill_count(sequence, proposal, plan)
-            # Room for the others to grow into: without it a newcomer takes the last block and is preempted at the next block boundary.
-            spare = max(1, self._residents.pool.num_blocks // 100) if self.running else 0
-            if count <= 0 or not self._residents.admit(sequence, proposal, spare):
-                return
-            self.waiting.remove(sequence)
-            bisect.insort(self.running, sequence, key=lambda s: s.order)
-            self._count_admission(sequence, proposal)
-            plan.add(sequence, proposal, count)
 
-    def _count_admission(self, sequence: Sequence, residency: Residency) -> None:
-        if sequence.admitted:
-            return
-        sequence.admitted = True
-        if not sequence.scoring and self._residents.cache.enabled:
+    def _start(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Admit the first of the queue. False: not now."""
+        # One that was preempted from a step in flight is to start again with the token that step draws, or it would be drawn twice.
+        if sequence.in_flight:
+            return False
+        if sequence.delivery is not None:
+            return self._start_fetching(sequence)
+        proposal = self._residents.propose(sequence)
+        count = self._prefill_count(sequence, proposal, plan)
+        nothing_left = proposal.scheduled >= proposal.goal  # it is computed for another engine only
+        if (count <= 0 and not nothing_left) or not self._residents.admit(sequence, proposal, self.spare):
+            return False
+        self.waiting.remove(sequence)
+        self._enter(sequence, proposal)
+        if nothing_left:
+            self.nothing_left.append(sequence)
+        else:
+            plan.add(sequence, proposal, count)
+        return True
+
+    def _start_fetching(self, sequence: Sequence) -> bool:
+        """Admit one whose KV is to be fetched now. It has its place, and goes on when the KV is there, or no more of it comes."""
+        if not self._deliveries.fetch(sequence, self.spare):
+            return False
+        self.waiting.remove(sequence)
+        if sequence.id in self._deliveries.fetching:
+            self.aside[sequence.id] = sequence
+        return True
+
+    def _start_ready(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Admit one whose KV has come. It has its blocks."""
+        proposal = self._deliveries.proposal(sequence)
+        count = self._prefill_count(sequence, proposal, plan)
+        if count <= 0:
+            return False
+        self._tally.handed_tokens += proposal.scheduled
+        self._deliveries.take_over(sequence, proposal)
+        self._enter(sequence, proposal, handed_over=True)
+        plan.add(sequence, proposal, count)
+        return True
+
+    def _enter(self, sequence: Sequence, residency: Residency, handed_over: bool = False) -> None:
+        bisect.insort(self.running, sequence, key=lambda s: s.order)
+        if not sequence.admitted:
+            sequence.admitted = True
+            self._count_admission(sequence, residency, handed_over)
+
+    def _count_admission(self, sequence: Sequence, residency: Residency, handed_over: bool) -> None:
+        kv = sequence.request.kv
+        if kv is not None and not kv.sends:
+            self._tally.recomputed_tokens += max(0, sequence.num_prompt - 1 - residency.scheduled)
+        if handed_over:
+            sequence.cached_tokens = residency.scheduled
+        elif not sequence.scoring and self._residents.cache.enabled:
             sequence.cached_tokens = residency.scheduled
             self._tally.prefix_queries += sequence.num_prompt
             self._tally.prefix_hits += residency.scheduled
@@ -95,10 +156,24 @@ class Planner:
                 return False
             victim = choose_victim(sequence, self.running, self.running[0], self._config.max_preemptions, self._residents.recompute_cost)
             if victim is None:
+                if sequence is self.running[0] and self._take_from_ready():
+                    continue
                 return False
             self._preempt(victim, sequence, plan)
             if victim is sequence:
                 return False
+        return True
+
+    def _take_from_ready(self) -> bool:
+        """The first in order always advances: those who hold blocks without running give way. False: what they hold comes back later, if at all.
+
+        Nobody writes to the blocks of a ready one, and those of a reservation come back when the agent says so. All others are bound to
+        requests that wait for the rest of their KV: the agent ends that wait in bounded time, and then they are ready.
+        """
+        sequence = self._deliveries.give_way()
+        if sequence is None:
+            return self._deliveries.give_up_newest()
+        self.waiting.push(sequence)
         return True
 
     def _num_returning(self) -> int:

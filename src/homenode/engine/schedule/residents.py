@@ -14,7 +14,7 @@ from homenode.engine.schedule.sequence import Residency, Sequence
 
 
 class Residents:
-    """Makes and ends residencies; every block of the pool that is owned is owned by one of them."""
+    """Makes and ends residencies; every owned block of the pool is owned by one of them, or by a hand-over of KV (`loans`, `deliveries`)."""
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool, hash_seed: bytes | None = None) -> None:
         self.block_size = block_size
@@ -48,16 +48,26 @@ class Residents:
         One more token and `spare` blocks must fit as well, or the sequence would soon be preempted. Taking all blocks at once keeps a prompt
         in one piece and means that a prefill, once begun, never runs out of memory.
         """
-        hits = proposal.blocks
-        wanted = self.blocks_for(len(sequence.tokens) + 1) - len(hits)
-        if wanted + spare > self.pool.num_free - self.pool.num_unused(hits):
+        blocks = self.take(proposal.blocks, proposal.goal, self.blocks_for(len(sequence.tokens) + 1) + spare)
+        if blocks is None:
             return False
-        self.pool.acquire(hits)
-        proposal.blocks = hits + self.pool.allocate(self.blocks_for(proposal.goal) - len(hits), after=hits[-1] if hits else -1)
-        proposal.seq = self._next_seq
-        self._next_seq += 1
-        sequence.residency = proposal
+        proposal.blocks = blocks
+        self.settle_in(sequence, proposal)
         return True
+
+    def take(self, hits: list[int], positions: int, room: int) -> list[int] | None:
+        """Blocks for this many positions, of which `hits` are in the cache already. None, having taken nothing, if `room` blocks, these
+        included, are not to be had."""
+        if room - len(hits) > self.pool.num_free - self.pool.num_unused(hits):
+            return None
+        self.pool.acquire(hits)
+        return hits + self.pool.allocate(self.blocks_for(positions) - len(hits), after=hits[-1] if hits else -1)
+
+    def settle_in(self, sequence: Sequence, residency: Residency) -> None:
+        """Begin a stay whose blocks are there already."""
+        residency.seq = self._next_seq
+        self._next_seq += 1
+        sequence.residency = residency
 
     def grow(self, residency: Residency) -> bool:
         """Add the block of its next position if it lacks one. False when none is free."""

@@ -1,7 +1,8 @@
 """The scheduler: a state machine from events to steps and outputs. It does no I/O and reads no clock.
 
-    apply(event) -> instructions     something happened; what to tell the clients and the operator
-    next_step()  -> Step or None     what the worker should compute next
+    apply(event)   -> instructions     something happened; what to tell the clients, the operator, and the agent that hands KV over
+    next_step()    -> Step or None     what the worker should compute next
+    instructions() -> instructions     what to tell because of it
 
 With `lookahead` 1 a step may be asked for while one is in flight: a sequence whose next token is still being drawn is scheduled for the
 position after it. If that token turns out to end the sequence, the token drawn too much is dropped.
@@ -23,7 +24,21 @@ from homenode.engine.request import Request, TokenLogprob
 from homenode.engine.schedule.admission import Throughput, longest_sequence, overload, refusal
 from homenode.engine.schedule.budget import StepPlan
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.events import Aborted, Arrived, DrainStarted, Emit, Event, Instruction, StepDone, StepFailed, Warn
+from homenode.engine.schedule.deliveries import Deliveries
+from homenode.engine.schedule.events import (
+    Aborted,
+    Arrived,
+    DrainStarted,
+    Emit,
+    Event,
+    Instruction,
+    StepDone,
+    StepFailed,
+    Ticked,
+    ToTransfer,
+    Warn,
+)
+from homenode.engine.schedule.handover import Handover, Refused
 from homenode.engine.schedule.planner import Planner
 from homenode.engine.schedule.queue import Deadlines
 from homenode.engine.schedule.residents import Residents
@@ -31,6 +46,7 @@ from homenode.engine.schedule.sequence import Residency, Sequence
 from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.engine.schedule.tally import Tally
 from homenode.errors import CapacityError, HomenodeError, InternalError, OverloadedError, UserError
+from homenode.transfer.seam import ToAgent
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +89,10 @@ class Scheduler:
         self._residents = Residents(
             limits.num_blocks, limits.block_size, enable_prefix_caching=kv.enable_prefix_caching, hash_seed=hash_seed
         )
-        self._planner = Planner(config, limits.max_sampled_rows, self._residents, self._tally)
+        self._messages: list[ToAgent] = []
+        deliveries = Deliveries(self._residents, self._messages)
+        self._planner = Planner(config, limits.max_sampled_rows, self._residents, deliveries, self._tally)
+        self._handover = Handover(limits, self._residents, self._planner, deliveries, self._messages)
         self._live: dict[int, Sequence] = {}
         self._deadlines = Deadlines()
         self._throughput = Throughput()
@@ -84,7 +103,7 @@ class Scheduler:
         self._instructions: list[Instruction] = []
 
     def apply(self, event: Event) -> list[Instruction]:
-        """Take in what happened. Returns everything to be told since the last call, warnings of `next_step` included.
+        """Take in what happened. Returns everything to be told since the last call.
 
         InternalError if the event cannot have happened, such as the result of a step that was never sent.
         """
@@ -100,12 +119,23 @@ class Scheduler:
                 self._step_failed(error)
             case DrainStarted():
                 self._draining = True
+                self._handover.start_drain()
+            case Ticked():
+                pass
+            case _:
+                self._end_refused(self._handover.take(event))
         while late := self._deadlines.first_passed(event.now):
             self._time_out(late)
-        instructions: list[Instruction] = [Warn(text) for text in self._planner.warnings]
-        self._planner.warnings.clear()
-        instructions += self._instructions
-        self._instructions = []
+        return self.instructions()
+
+    def instructions(self) -> list[Instruction]:
+        """What is to be told and was not yet, such as because of `next_step`. Empties the list."""
+        instructions, self._instructions = self._instructions, []
+        for warnings in (self._planner.warnings, self._handover.warnings):
+            instructions += [Warn(text) for text in warnings]
+            warnings.clear()
+        instructions += [ToTransfer(message) for message in self._messages]
+        self._messages.clear()
         return instructions
 
     def next_step(self) -> Step | None:
@@ -113,15 +143,25 @@ class Scheduler:
         if len(self._in_flight) > self._lookahead:
             return None
         plan = self._planner.plan()
+        ended = self._planner.nothing_left and self._end_with_nothing_left()
         if plan.items:
             return self._send(plan)
-        if self._live and not self._in_flight:
+        if self._live and not self._in_flight and not ended and not self._handover.awaits():
+            ended = self._end_stuck()
+        return self.next_step() if ended else None
+
+    def _end_stuck(self) -> bool:
+        """Nothing runs, nothing is in flight and nothing is waited for: that must not be, unless blocks are out of use for good."""
+        reason = self._handover.stuck_for()
+        first = self._planner.running[0] if self._planner.running else self._planner.waiting.first()
+        if not reason or first is None:
             raise InternalError(f"{len(self._live)} requests are there, but none of them can run", statistics=self.statistics())
-        return None
+        self._finish(first, finish_reason="error", error=reason, error_kind="OverloadedError", retry_after_s=self._retry_after())
+        return True
 
     def has_work(self) -> bool:
-        """Requests are unfinished or steps in flight."""
-        return bool(self._live or self._in_flight)
+        """Requests are unfinished, steps in flight, or KV blocks in another engine's hands."""
+        return bool(self._live or self._in_flight or self._handover.holds_blocks())
 
     def idle(self) -> bool:
         """Nothing to do until the next request."""
@@ -136,7 +176,10 @@ class Scheduler:
         tally = self._tally
         return Statistics(
             num_running=len(self._planner.running),
-            num_waiting=len(self._planner.waiting),
+            num_waiting=self._planner.num_waiting,
+            waiting_for_kv=len(self._planner.aside),
+            handed_tokens=tally.handed_tokens,
+            recomputed_tokens=tally.recomputed_tokens,
             kv_usage=self._residents.usage,
             prefix_queries=tally.prefix_queries,
             prefix_hits=tally.prefix_hits,
@@ -151,8 +194,8 @@ class Scheduler:
     def audit(self) -> None:
         """Check that every KV block is free, cached or owned, and by whom. InternalError if the books are wrong. O(blocks); for tests."""
         running = [s.residency.blocks for s in self._planner.running if s.residency]
-        self._residents.pool.audit([*running, *(r.blocks for r in self._residents.leaving())])
-        if len(self._live) != len(self._planner.running) + len(self._planner.waiting):
+        self._residents.pool.audit([*running, *(r.blocks for r in self._residents.leaving()), *self._handover.tables()])
+        if len(self._live) != len(self._planner.running) + self._planner.num_waiting:
             raise InternalError(f"{len(self._live)} live requests, but not as many running and waiting", statistics=self.statistics())
 
     # Arrival and end
@@ -161,6 +204,8 @@ class Scheduler:
         if request.id in self._live:
             raise InternalError(f"request id {request.id} is in use", id=request.id)
         error = refusal(request, self._config, self._limits)
+        if not error and request.kv is not None:
+            error = self._handover.refusal(request.kv, request.params.max_tokens)
         if error:
             self._refuse(request, error, "capacity" if isinstance(error, CapacityError) else "invalid")
             return
@@ -169,7 +214,7 @@ class Scheduler:
             request,
             self._config,
             draining=self._draining,
-            waiting=len(planner.waiting),
+            waiting=planner.num_waiting,
             waiting_tokens=planner.waiting.num_prompt_tokens,
             free_slots=self._config.max_num_seqs - len(planner.running),
             retry_after_s=self._retry_after(),
@@ -199,10 +244,15 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         self._live[sequence.id] = sequence
-        self._planner.waiting.push(sequence)
         self._deadlines.add(sequence)
-        if not sequence.samples and not sequence.scoring:  # nothing to draw and nothing to score
+        kv = sequence.request.kv
+        sends = kv is not None and kv.sends and sequence.goal > 0
+        if not sequence.samples and not sequence.scoring and not sends:  # nothing to draw, to score, or to hand over
             self._finish(sequence, finish_reason="length")
+        elif kv is not None and (sends or not kv.sends):
+            self._handover.arrive(sequence)
+        else:
+            self._planner.waiting.push(sequence)
 
     def _refuse(self, request: Request, error: HomenodeError, reason: str) -> None:
         self._tally.rejected[reason] += 1
@@ -232,6 +282,8 @@ class Scheduler:
     def _finish(self, sequence: Sequence, **output: Any) -> None:
         """End a request in whatever state it is, give back all it holds, and send its last output."""
         self._planner.stop(sequence)
+        if sequence.request.kv is not None:
+            self._handover.end(sequence, output.get("error") or output["finish_reason"])
         self._deadlines.remove(sequence)
         sequence.finished = True
         del self._live[sequence.id]
@@ -317,9 +369,9 @@ class Scheduler:
             self._take_scores(sequence, item.score_from + 1, wanted, scored)
         if sampled is None:
             self._residents.publish(sequence, residency)
-            if not sequence.samples and not sequence.scoring:
-                self._tally.prompt_tokens += sequence.num_prompt
-                self._finish(sequence, finish_reason="length")
+            self._handover.computed(sequence, residency)
+            if not sequence.samples and residency.computed >= residency.goal:
+                self._end_prefill(sequence)
             return
         if not 0 <= sampled.token < self._limits.vocab_size:
             raise InternalError(f"request {sequence.id}: the worker drew token {sampled.token}, which is not in the vocabulary")
@@ -334,6 +386,30 @@ class Scheduler:
             self._finish(sequence, tokens=[sampled.token], logprobs=logprobs, finish_reason=reason, stop_token=stop_token)
         else:
             self._answer(sequence, tokens=[sampled.token], logprobs=logprobs)
+
+    def _end_prefill(self, sequence: Sequence) -> None:
+        """All that a request was to compute, to score it or for another engine, is there."""
+        self._tally.prompt_tokens += sequence.num_prompt
+        self._finish(sequence, finish_reason="length")
+
+    def _end_with_nothing_left(self) -> bool:
+        """End the requests that were only to compute what the cache holds already."""
+        sequences, self._planner.nothing_left = self._planner.nothing_left, []
+        for sequence in sequences:
+            if sequence.residency is not None:
+                self._handover.computed(sequence, sequence.residency)
+            self._end_prefill(sequence)
+        return True
+
+    def _end_refused(self, refused: Refused | None) -> None:
+        if refused is not None:
+            self._finish(
+                refused.sequence,
+                finish_reason="error",
+                error=refused.reason,
+                error_kind="KvRefusedError",
+                retry_after_s=self._retry_after() if refused.retry_after_s is None else refused.retry_after_s,
+            )
 
     def _take_scores(self, sequence: Sequence, first: int, wanted: int, scored: PromptScores | None) -> None:
         known: list[TokenLogprob | None] = sequence.scores
@@ -372,4 +448,5 @@ class Scheduler:
             )
         for sequence in self._planner.running.copy():
             self._planner.requeue(sequence)
+        self._handover.step_failed()
         self._residents.pool.forget_all()

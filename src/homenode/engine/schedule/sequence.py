@@ -7,9 +7,14 @@ loses its residency and later gets a new one, in which prompt and output so far 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.request import Request, SamplingParams, TokenLogprob
+
+if TYPE_CHECKING:
+    from homenode.engine.schedule.deliveries import Delivery
+    from homenode.engine.schedule.loans import Loan
 
 
 @dataclass(eq=False, slots=True)
@@ -25,7 +30,7 @@ class Residency:
     ended: bool = False
     sent_blocks: int = 0  # blocks the worker knows
     published: int = 0  # blocks the prefix cache has seen
-    computed: int = 0  # positions whose step came back, or which were found in the cache
+    computed: int = 0  # positions whose step came back, which were found in the cache, or which were handed over
     in_flight: int = 0  # steps in flight that contain it
 
     @property
@@ -49,8 +54,10 @@ class Sequence:
     residency: Residency | None = None
     in_flight: int = 0  # steps in flight that contain it, under any handle
     pending: int = 0  # tokens being drawn by steps in flight
+    loan: Loan | None = None  # its KV goes to another engine
+    delivery: Delivery | None = None  # KV that comes from another engine, until it is taken over
     preemptions: int = 0
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache when it was first admitted
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over, when it was first admitted
     admitted: bool = False  # was running at least once
     answered: bool = False  # an output was sent
     finished: bool = False
@@ -77,7 +84,7 @@ class Sequence:
 
     @property
     def samples(self) -> bool:
-        """It draws tokens at all; with max_tokens 0 only the prompt is scored."""
+        """It draws tokens at all; with max_tokens 0 the prompt is scored, or computed for another engine."""
         return self.params.max_tokens > 0
 
     @property

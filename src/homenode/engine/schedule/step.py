@@ -23,7 +23,7 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
 class StepItem(msgspec.Struct, frozen=True, array_like=True):
     """Compute positions start .. start + count - 1 of a sequence, after appending `new_blocks` to its block table.
 
-    The first item of a sequence may start above 0: what lies before was found in the prefix cache. The row after the last prompt token is
+    The first item of a sequence may start above 0: what lies before was found in the prefix cache, or came from another engine. The row after the last prompt token is
     sampled, not scored: with `score_from` f, min(start + count, num_prompt - 1) - f log-probabilities are wanted.
     """
 

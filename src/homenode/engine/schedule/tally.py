@@ -17,4 +17,6 @@ class Tally:
     generation_tokens: int = 0
     steps: int = 0
     step_tokens: int = 0
+    handed_tokens: int = 0
+    recomputed_tokens: int = 0
     rejected: Counter[str] = field(default_factory=Counter)

@@ -1,0 +1,64 @@
+"""`homenode proxy`: one address in front of prefill and decode servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from typing import Any
+
+import click
+
+from homenode.cli.options import build, shown_settings, with_settings
+from homenode.cli.placement_options import spread
+from homenode.cli.report import ERR, OUT, plain_errors
+from homenode.server.proxy.config import ProxyConfig
+
+_URL = re.compile(r"https?://")
+_MANY = {"--prefill": _URL, "--decode": _URL}
+
+
+class _UrlsCommand(click.Command):
+    """`--prefill A B --decode C D`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args, _MANY))
+
+
+@click.command(cls=_UrlsCommand)
+@click.option("--show-config", is_flag=True, help="Print each setting, its value and where it came from, then exit.")
+@with_settings(ProxyConfig)
+@click.pass_context
+def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
+    """Answer the OpenAI API with any number of prefill servers (--pd-role sender) and decode servers (--pd-role receiver).
+
+    A prompt is computed by one of the former, its KV handed over to one of the latter, which answers. Servers need not be up yet. Every setting
+    can also come from a variable HOMENODE_<SETTING> or from the file given by --config.
+    """
+    with plain_errors():
+        config: ProxyConfig = build(ProxyConfig, values)
+        if show_config:
+            _show(ctx)
+            return
+        from homenode.server.proxy.run import bind, serve
+
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request of each look
+        listener = bind(config)
+        sys.exit(asyncio.run(serve(config, listener=listener, on_listening=lambda url: _announce(url, config))))
+
+
+def _announce(url: str, config: ProxyConfig) -> None:
+    ERR.print(f"[bold green]listening[/] {url}  {len(config.prefill)} prefill, {len(config.decode)} decode servers", highlight=False)
+    if not config.prefill:
+        ERR.print("[yellow]note:[/] no --prefill server is given: the decode servers compute all prompts", highlight=False)
+
+
+def _show(ctx: click.Context) -> None:
+    from rich.table import Table
+
+    table = Table("setting", "value", "from")
+    for row in shown_settings(ctx, ProxyConfig):
+        table.add_row(*row)
+    OUT.print(table)

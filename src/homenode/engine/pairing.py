@@ -1,0 +1,54 @@
+"""What an engine needs beside its other parts to hand KV over: whether its settings allow it, and the facts others must agree with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from homenode.engine.config import EngineConfig
+from homenode.errors import UnsupportedError, UserError
+from homenode.transfer.check import EngineFacts, check_transfer
+from homenode.transfer.surroundings import Surroundings, read_surroundings
+
+if TYPE_CHECKING:
+    from homenode.compute.ops import KvGeometry  # brings NumPy, which the front does not need
+
+
+def transfer_problems(config: EngineConfig, geometry: KvGeometry | None = None, memory: int | None = None) -> list[UserError]:
+    """Everything that keeps this engine from handing KV over as its settings say; empty as well where they do not ask for it.
+
+    `geometry`: of its KV memory, None while the model is not known. `memory`: bytes that may be taken beside the weights.
+    """
+    facts = EngineFacts(
+        block_bytes=geometry.block_bytes if geometry else 0,
+        block_size=geometry.block_size if geometry else 0,
+        memory=memory,
+        backend=config.compute.backend,
+        tensor_parallel_size=config.parallel.tensor_parallel_size,
+        data_parallel_size=config.parallel.data_parallel_size,
+        numa="replicate" if config.replica is not None and config.parallel.data_parallel_size == 1 else config.placement.numa,
+    )
+    here = read_surroundings(config.transfer) if config.transfer.on else Surroundings()
+    return check_transfer(config.transfer, here, facts)
+
+
+def require_transfer(config: EngineConfig, geometry: KvGeometry, memory: int) -> None:
+    """Raises UserError with all of `transfer_problems`."""
+    found = transfer_problems(config, geometry, memory)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        raise UserError("; ".join(problem.message for problem in found), param=found[0].param)
+
+
+def refuse_transfer(config: EngineConfig, where: str) -> None:
+    """UnsupportedError where KV is to be handed over by an engine that nobody can reach."""
+    if config.transfer.on:
+        raise UnsupportedError(
+            f"pd_role (--pd-role) is for `homenode serve`; {where} has no address that another engine could be told", param="pd_role"
+        )
+
+
+def kept_as(config: EngineConfig, targets: dict[str, int]) -> str:
+    """How weights are kept in memory, in words: the formats of the matrices, with how many have each."""
+    formats = ", ".join(f"{count} {name}" for name, count in sorted(targets.items()))
+    return f"{config.model.quantize or config.model.dtype}: {formats}"

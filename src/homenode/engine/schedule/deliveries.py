@@ -1,0 +1,274 @@
+"""At a receiver: KV that comes from another engine, the blocks it comes into, and the requests it is for.
+
+A delivery owns its blocks from the moment they are named to the agent until the ticket's request takes them over, or until nobody writes to
+them any more. Only what has arrived, and so was verified, is ever taken over.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.transfer.seam import Claimed, Fetch, NoRoom, Offered, Room, Stopped, ToAgent
+
+
+@dataclass(eq=False, slots=True)
+class Delivery:
+    """What comes under one ticket."""
+
+    offer: Offered
+    blocks: list[int] = field(default_factory=list)  # a reference to each: for all positions of the request that is to come
+    held: int = 0  # positions that were here already
+    arrived: int = 0  # positions that are there and verified, the held ones included
+    over: bool = False  # no more comes, and nobody writes
+    stopped: bool = False  # given up; the agent was told to end it
+    sequence: Sequence | None = None  # the request it is for has come
+
+    @property
+    def done(self) -> bool:
+        """There is nothing to wait for, and nobody writes."""
+        return self.over or self.arrived >= self.offer.tokens
+
+
+class Deliveries:
+    """All deliveries by ticket. What it wants the agent to be told is added to `messages`."""
+
+    def __init__(self, residents: Residents, messages: list[ToAgent]) -> None:
+        self._residents = residents
+        self._messages = messages
+        self._of: dict[str, Delivery] = {}
+        self.ready: list[Sequence] = []  # whose delivery is done, in order; they hold their blocks and wait for their turn
+        self.fetching: set[int] = set()  # requests that were admitted and wait for their KV
+        self._quarantine: dict[str, list[int]] = {}  # blocks that somebody out of reach may write to, by ticket
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def find(self, ticket: str) -> Delivery | None:
+        """The delivery of a ticket, if it is known and not given up."""
+        delivery = self._of.get(ticket)
+        return None if delivery is None or delivery.stopped else delivery
+
+    def of(self, ticket: str) -> Delivery | None:
+        """The delivery of a ticket, if it is known at all."""
+        return self._of.get(ticket)
+
+    # Offers
+
+    def offer(self, offer: Offered, refusal: str, kept_free: int) -> None:
+        """Remember what will come, and take blocks for it if they are wanted now: all, with room for one token more, or none.
+
+        `refusal`: why nothing is taken in, if so. `kept_free`: blocks that are to stay free for others.
+        """
+        if not refusal and (offer.ticket in self._of or offer.ticket in self._quarantine):
+            refusal = "the ticket is known already"
+        if not refusal and offer.reserve:
+            refusal = self._reserve(offer, kept_free)
+        elif not refusal:
+            self._of[offer.ticket] = Delivery(offer)
+        if refusal and offer.reserve:
+            self._messages.append(NoRoom(offer.ticket, self._residents.pool.num_free, refusal))
+
+    def _reserve(self, offer: Offered, kept_free: int) -> str:
+        """Take blocks for an offer and say so, or return why not."""
+        residents, hits = self._residents, self._hits(offer)
+        blocks = residents.take(hits, offer.tokens + 1, residents.blocks_for(offer.tokens + 2) + kept_free)
+        if blocks is None:
+            wanted = residents.blocks_for(offer.tokens + 1) - len(hits)
+            return f"{wanted} KV blocks more are wanted, and {kept_free} are to stay free for those who run and wait"
+        held = len(hits) * residents.block_size
+        self._of[offer.ticket] = Delivery(offer, blocks, held, arrived=held)
+        self._messages.append(Room(offer.ticket, self._told_blocks(offer, blocks), len(hits)))
+        return ""
+
+    def _hits(self, offer: Offered) -> list[int]:
+        """Pages that are in the prefix cache. Found by their identity, which is a block's hash where pages are as large as blocks."""
+        residents = self._residents
+        return residents.pool.find(offer.identities) if offer.page_tokens == residents.block_size else []
+
+    def _told_blocks(self, offer: Offered, blocks: list[int]) -> list[int]:
+        return blocks[: self._residents.blocks_for(offer.tokens)]
+
+    # Requests
+
+    def is_for(self, delivery: Delivery, sequence: Sequence) -> bool:
+        """Whether the request's own tokens, all but the last, are those that the offer was made for."""
+        offer, cache = delivery.offer, self._residents.cache
+        if len(sequence.tokens) != offer.tokens + 1:
+            return False
+        same = offer.page_tokens == self._residents.block_size
+        chain = sequence.chain if same else cache.chain(sequence.request.cache_salt, offer.page_tokens)
+        return chain.identities(sequence.tokens, offer.tokens) == offer.identities
+
+    def bind(self, delivery: Delivery, sequence: Sequence) -> None:
+        """The request has come that it is for."""
+        delivery.sequence, sequence.delivery = sequence, delivery
+        if delivery.blocks:
+            held = delivery.held // delivery.offer.page_tokens
+            self._messages.append(Fetch(delivery.offer.ticket, self._told_blocks(delivery.offer, delivery.blocks), held))
+        if delivery.blocks and delivery.done:
+            self.make_ready(sequence)
+
+    def make_ready(self, sequence: Sequence) -> None:
+        """Its delivery is done: it may start as soon as its turn comes."""
+        self.fetching.discard(sequence.id)
+        bisect.insort(self.ready, sequence, key=lambda s: s.order)
+
+    def fetch(self, sequence: Sequence, spare: int) -> bool:
+        """Have the KV of a request without reservation brought, into blocks taken now. False: there are not enough.
+
+        Cached blocks are used as far as they end where a page ends, since no page is brought in part, or into a block that others read.
+        """
+        delivery, residents = sequence.delivery, self._residents
+        assert delivery is not None and not delivery.blocks
+        offer = delivery.offer
+        hits = residents.cache.lookup(sequence.chain, sequence.tokens)
+        unit = math.lcm(offer.page_tokens, residents.block_size)
+        cached = len(hits) * residents.block_size
+        delivery.held = cached if cached >= offer.tokens else cached // unit * unit
+        hits = hits[: delivery.held // residents.block_size]
+        blocks = residents.take(hits, offer.tokens + 1, residents.blocks_for(offer.tokens + 2) + spare)
+        if blocks is None:
+            return False
+        delivery.blocks, delivery.arrived = blocks, delivery.held
+        if delivery.done:
+            self.make_ready(sequence)
+        else:
+            self.fetching.add(sequence.id)
+            self._messages.append(Fetch(offer.ticket, self._told_blocks(offer, blocks), delivery.held // offer.page_tokens))
+        return True
+
+    def proposal(self, sequence: Sequence) -> Residency:
+        """The stay that a ready request would begin now: on what arrived, or on what the cache holds if that is more by now."""
+        delivery, residents = sequence.delivery, self._residents
+        assert delivery is not None and delivery.done
+        if delivery.arrived < delivery.offer.tokens:
+            hits = residents.cache.lookup(sequence.chain, sequence.tokens)
+            if len(hits) * residents.block_size > delivery.arrived:
+                residents.pool.acquire(hits)
+                residents.pool.release(delivery.blocks[: len(hits)])
+                delivery.blocks[: len(hits)] = hits
+                delivery.arrived = len(hits) * residents.block_size
+        return Residency(
+            seq=-1,
+            blocks=delivery.blocks,
+            scheduled=delivery.arrived,
+            computed=delivery.arrived,
+            goal=sequence.goal,
+            score_base=sequence.num_prompt,
+        )
+
+    def take_over(self, sequence: Sequence, residency: Residency) -> None:
+        """The ready request begins this stay, which owns the blocks from now on. Full blocks can be found by others."""
+        delivery = sequence.delivery
+        assert delivery is not None
+        self._residents.settle_in(sequence, residency)
+        self._residents.publish(sequence, residency)
+        self._claim(delivery, delivery.arrived)
+
+    # Ends
+
+    def arrived(self, delivery: Delivery, tokens: int) -> None:
+        """The first `tokens` positions lie verified in its blocks."""
+        if delivery.blocks:
+            delivery.arrived = max(delivery.arrived, min(tokens, delivery.offer.tokens))
+
+    def drop(self, delivery: Delivery) -> None:
+        """Forget one that nobody writes to, and free its blocks."""
+        self._residents.pool.release(delivery.blocks)
+        self._forget(delivery)
+
+    def give_up(self, delivery: Delivery) -> None:
+        """It is of no use any more. Its blocks are free at once if nobody writes to them, else when the agent says so."""
+        sequence, delivery.sequence = delivery.sequence, None
+        if sequence is not None:
+            sequence.delivery = None
+            self.fetching.discard(sequence.id)
+            if sequence in self.ready:
+                self.ready.remove(sequence)
+        if delivery.done:
+            self._residents.pool.release(delivery.blocks)
+            self._claim(delivery, 0)
+            return
+        self._messages.append(Stopped(delivery.offer.ticket))
+        delivery.stopped = True
+        if not delivery.blocks:
+            self._forget(delivery)
+
+    def quarantine(self, delivery: Delivery) -> None:
+        """Keep the blocks that did not arrive whole from any use. The others are given back; with a request, they can be found in the cache."""
+        residents, sequence = self._residents, delivery.sequence
+        full = delivery.arrived // residents.block_size
+        if sequence is not None:
+            residents.cache.publish(sequence.chain, sequence.tokens, delivery.blocks, 0, delivery.arrived)
+        residents.pool.release(delivery.blocks[:full])
+        self._quarantine[delivery.offer.ticket] = delivery.blocks[full:]
+        self._claim(delivery, full * residents.block_size if sequence is not None else 0)
+
+    def end_quarantine(self, ticket: str) -> None:
+        """Nobody writes to a ticket's blocks any more, if they were in quarantine."""
+        self._residents.pool.release(self._quarantine.pop(ticket, []))
+
+    @property
+    def num_quarantined(self) -> int:
+        """Blocks that are out of use, perhaps for ever."""
+        return sum(len(blocks) for blocks in self._quarantine.values())
+
+    def give_way(self) -> Sequence | None:
+        """Free the blocks of the ready request that is last in order; what arrived of it can still be found in the cache until the blocks are
+        used. Returns the request, which has to go the ordinary way. None: nobody is ready."""
+        if not self.ready:
+            return None
+        sequence = self.ready[-1]
+        delivery = sequence.delivery
+        assert delivery is not None
+        self._residents.cache.publish(sequence.chain, sequence.tokens, delivery.blocks, 0, delivery.arrived)
+        self.give_up(delivery)
+        return sequence
+
+    def give_up_newest(self) -> bool:
+        """Give up the newest reservation that no request has come for, unless blocks are on their way back already. True: they are free now."""
+        if any(delivery.stopped for delivery in self._of.values()):
+            return False
+        newest = next((d for d in reversed(self._of.values()) if d.blocks and d.sequence is None), None)
+        if newest is None:
+            return False
+        self.give_up(newest)
+        return newest.done
+
+    def unclaimed(self) -> list[Delivery]:
+        """Those that no request has come for, and that were not given up."""
+        return [d for d in self._of.values() if d.sequence is None and not d.stopped]
+
+    def claimed(self) -> list[Delivery]:
+        """Those whose request waits for them."""
+        return [d for d in self._of.values() if d.sequence is not None]
+
+    def tables(self) -> Iterator[list[int]]:
+        """The blocks of each delivery."""
+        yield from (delivery.blocks for delivery in self._of.values())
+        yield from self._quarantine.values()
+
+    def hold_blocks(self) -> bool:
+        """Whether any delivery has blocks."""
+        return any(delivery.blocks for delivery in self._of.values())
+
+    def await_news(self) -> bool:
+        """Whether the agent will sooner or later say that blocks are free, or that KV has come."""
+        return any(delivery.blocks and not (delivery.done and delivery.sequence) for delivery in self._of.values())
+
+    def _claim(self, delivery: Delivery, tokens: int) -> None:
+        self._messages.append(Claimed(delivery.offer.ticket, tokens))
+        self._forget(delivery)
+
+    def _forget(self, delivery: Delivery) -> None:
+        del self._of[delivery.offer.ticket]
+        if delivery.sequence is not None:
+            delivery.sequence.delivery = None
+            self.fetching.discard(delivery.sequence.id)
+            if delivery.sequence in self.ready:
+                self.ready.remove(delivery.sequence)

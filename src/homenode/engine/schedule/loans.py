@@ -1,0 +1,91 @@
+"""At a sender: blocks that another engine reads, or that are being sent to it.
+
+A block that the agent was told of belongs to a loan until the agent returns it, whatever becomes of its request. Only complete pages are told
+of, and nobody writes to a complete page again: it stays right when its request is preempted, aborted, or lost with a failed step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from homenode.engine.kv.blocks import BlockPool
+from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.transfer.seam import Abandoned, Computed, SendWanted
+
+
+@dataclass(eq=False, slots=True)
+class Loan:
+    """What is handed over under one ticket. A page is a block."""
+
+    ticket: str
+    sequence: Sequence | None  # None: the request has ended
+    tokens: int  # positions to be handed over
+    blocks: list[int] = field(default_factory=list)  # told of, with a reference each
+    told: int = 0  # pages that the agent knows to be there: at the receiver already, or in `blocks`
+    admitted: bool = False  # the agent has room
+    closed: bool = False  # nothing more is to be told: the last page was, or the agent has ended it
+
+
+class Loans:
+    """All loans by ticket."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._of: dict[str, Loan] = {}
+
+    def __contains__(self, ticket: str) -> bool:
+        return ticket in self._of
+
+    def find(self, ticket: str) -> Loan | None:
+        """The loan of a ticket, if there is one."""
+        return self._of.get(ticket)
+
+    def open(self, sequence: Sequence) -> SendWanted:
+        """Begin the loan of a request whose ticket is not in use."""
+        kv = sequence.request.kv
+        assert kv is not None  # asked for by its ticket
+        tokens = len(sequence.tokens) - 1
+        sequence.loan = self._of[kv.ticket] = Loan(kv.ticket, sequence, tokens)
+        return SendWanted(kv.ticket, kv.peer, tokens, sequence.chain.identities(sequence.tokens, tokens))
+
+    def lend(self, loan: Loan, residency: Residency) -> Computed | None:
+        """What to tell of the pages that have become complete; None: nothing new. Pages told already, from an earlier stay, are not told again."""
+        last = residency.computed >= loan.tokens
+        complete = -(-loan.tokens // self._block_size) if last else residency.computed // self._block_size
+        if loan.closed or (complete <= loan.told and not last):
+            return None
+        first, blocks = loan.told, residency.blocks[loan.told : complete]
+        self._pool.acquire(blocks)
+        loan.blocks += blocks
+        loan.told = max(loan.told, complete)
+        loan.closed = last
+        return Computed(loan.ticket, first, blocks, last)
+
+    def end(self, sequence: Sequence, reason: str) -> Abandoned | None:
+        """The request has ended; what to tell if that was too early. What was told of stays lent."""
+        loan, sequence.loan = sequence.loan, None
+        if loan is None:
+            return None
+        loan.sequence = None
+        if not loan.blocks:
+            self._of.pop(loan.ticket, None)
+        return None if loan.closed else Abandoned(loan.ticket, reason)
+
+    def returned(self, ticket: str) -> Loan | None:
+        """Nobody reads the blocks of a ticket any more. Its loan, which is over; None if there was none."""
+        loan = self._of.pop(ticket, None)
+        if loan is not None:
+            self._pool.release(loan.blocks)
+            loan.blocks = []
+            loan.closed = True
+        return loan
+
+    def hold_blocks(self) -> bool:
+        """Whether any block is lent."""
+        return any(loan.blocks for loan in self._of.values())
+
+    def tables(self) -> Iterator[list[int]]:
+        """The blocks of each loan."""
+        return (loan.blocks for loan in self._of.values())

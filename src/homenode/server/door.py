@@ -1,0 +1,91 @@
+"""The door every request passes through: an id, a key, and an answer whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from homenode.server.exchange import ClientGone
+from homenode.server.failures import ApiError, failure_of
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_OPEN_PATHS = frozenset({"/health"})  # probes have no key
+
+
+class Door:
+    """An ASGI application that gives every request an id, checks its key, and turns every failure into an answer."""
+
+    def __init__(self, routes: Sequence[Route], keys: Sequence[str], closing: Callable[[], bool]) -> None:
+        """`closing`: whether connections are to end with their answer."""
+        self._keys = [_digest(key) for key in keys]
+        self._closing = closing
+        self._router = Router(routes, redirect_slashes=False, default=_not_found)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        request.state.request_id = _request_id(request)
+        scope["app"] = self  # the router raises for a wrong method only inside an application
+        started = False
+
+        async def stamped(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), *self._headers(request)]
+            await send(message)
+
+        try:
+            self._check_key(request)
+            await self._router(scope, receive, stamped)
+        except ClientGone:
+            return
+        except Exception as error:  # the last resort of every request: the log keeps the reason, the client gets a body
+            failure = _failure(error, request.state.request_id)
+            if not started:  # otherwise the connection is closed: a cut answer must not look whole
+                await failure.response()(scope, receive, stamped)
+
+    def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
+        headers = [(b"x-request-id", request.state.request_id.encode())]
+        if self._closing():
+            headers.append((b"connection", b"close"))
+        return headers
+
+    def _check_key(self, request: Request) -> None:
+        """Raises ApiError 401. Every key is compared, in constant time, so that the time tells nothing."""
+        if not self._keys or request.url.path in _OPEN_PATHS:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        digest = _digest(given.strip())
+        if not any([hmac.compare_digest(digest, key) for key in self._keys]) or kind.lower() != "bearer":  # noqa: C419
+            message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    raise ApiError(404, f"there is no {scope['path'][:200]} here; /openapi.json lists what there is", code="unknown_path")
+
+
+def _failure(error: Exception, request_id: str) -> ApiError:
+    if isinstance(error, HTTPException):  # the router: a method the path does not take
+        return ApiError(error.status_code, f"{error.detail}; see /openapi.json", code="method_not_allowed", headers=error.headers)
+    return failure_of(error, request_id)
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

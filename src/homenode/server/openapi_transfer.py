@@ -1,0 +1,49 @@
+"""The part of the OpenAPI document about handing KV over that types cannot say: it depends on the part this server has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from homenode.server.state import ServerState
+
+_FLAGS = ("do_remote_decode", "do_remote_prefill")
+_SINGLE: dict[str, Any] = {"properties": {"n": {"enum": [1, None]}, "stream": {"enum": [False, None]}}}
+
+
+def tighten_transfer(components: dict[str, Any], state: ServerState) -> None:
+    """`kv_transfer_params` as this server takes them: a flag of the other part, or of any where it has none, can only be off."""
+    role = state.kv_transfer.role if state.kv_transfer is not None else None
+    works = {"sender": "do_remote_decode", "receiver": "do_remote_prefill"}.get(role or "")
+    params = components["KvTransferParams"]
+    for flag in _FLAGS:
+        if flag != works:
+            params["properties"][flag] = {"enum": [False, None], "default": None}
+    if works is None:
+        return
+    needed = {"ticket": {"type": "string"}}
+    if role == "sender":
+        params["properties"]["peer"]["anyOf"][0] = {
+            "allOf": [params["properties"]["peer"]["anyOf"][0], {"properties": {"role": {"const": "receiver"}}}]
+        }
+        needed["peer"] = {"type": "object"}
+    params.setdefault("allOf", []).append(_off_or(works, {"properties": needed, "required": list(needed)}))
+    asked = {"properties": {"kv_transfer_params": {"anyOf": [{"type": "null"}, _off(works)]}}}
+    for name, own in (("CompletionRequest", [_one_prompt()]), ("ChatRequest", [])):
+        request = components[name]
+        wanted = [*own, *([_SINGLE] if role == "sender" else [])]
+        if wanted:
+            request.setdefault("allOf", []).append({"anyOf": [asked, {"allOf": wanted}]})
+
+
+def _off(flag: str) -> dict[str, Any]:
+    return {"properties": {flag: {"enum": [False, None]}}}
+
+
+def _off_or(flag: str, needs: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [_off(flag), needs]}
+
+
+def _one_prompt() -> dict[str, Any]:
+    """A text, token ids, or a list with one of either."""
+    forms = [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}, {"type": "array", "maxItems": 1}]
+    return {"properties": {"prompt": {"anyOf": forms}}}

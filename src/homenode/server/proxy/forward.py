@@ -1,0 +1,357 @@
+"""Carries one request through the servers: does what its journey says, and tells it what became of that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Send
+
+from homenode.server.exchange import disconnected
+from homenode.server.failures import ApiError
+from homenode.server.proxy.events import Events
+from homenode.server.proxy.journey import Action, Choose, Decode, Fault, Journey, Limits, Over, Prefill, Problem, Relay, Release, Step
+from homenode.server.proxy.opened import Opened
+from homenode.server.proxy.routing import Entry
+from homenode.server.proxy.state import ProxyState
+from homenode.server.proxy.upstreams import Answer, Broken, TooLong
+from homenode.server.proxy.wanted import Wanted
+from homenode.server.state import Lease
+
+_LOG = logging.getLogger("homenode.proxy")
+_BUSY = frozenset({429, 502, 503, 504})  # another server may do better
+_LONGEST_BUSY_S = 5.0
+_LOOK_AGAIN_S = 0.2  # pauses end without anybody telling
+
+T = TypeVar("T")
+
+
+class Silent(Exception):
+    """The server that is waited for does not answer looks any more, or is another one by now."""
+
+
+class Forward:
+    """One request. `lease`: of its body, given back once no server needs it any more."""
+
+    def __init__(self, state: ProxyState, request: Request, wanted: Wanted, lease: Lease) -> None:
+        config = state.config
+        self._state, self._request, self._wanted, self._lease = state, request, wanted, lease
+        answer_s = config.first_byte_timeout if wanted.stream else config.answer_timeout
+        limits = Limits(config.prefill_tries, config.decode_tries, config.wait_timeout, config.prefill_timeout, answer_s)
+        self.journey = Journey(state.next_ticket(), wanted.direct is None, limits)
+        self._prompt = state.books.prompt(wanted.units, wanted.tokens, wanted.salt)
+        self._arrival = time.monotonic()
+        self._at_decoder: Entry | None = None
+        self._peer = b""  # what the chosen decode server published when it was chosen
+        self._unjudged: set[str] = set()  # servers chosen whose breaker has not heard how it went
+        self._opened: Opened | None = None
+        self._held: Opened | None = None
+        self._events = Events()
+        self._started = False
+        self._complete = False  # the last byte was sent
+
+    async def run(self, send: Send) -> None:
+        """To the end. Raises ApiError when nothing was sent and there is no answer."""
+        self._state.journeys.add(self.journey)
+        gone = asyncio.ensure_future(disconnected(self._request.receive))
+        try:
+            step = self._next(self.journey.begin())
+            while not isinstance(step, Over):
+                step = self._next(await self._unless_gone(step, gone, send))
+            await self._finish(step, send)
+        finally:
+            gone.cancel()
+            if self.journey.phase != "over":  # the task was cancelled, or a bug
+                self._next(self.journey.aborted())
+            self._leave_decoder()
+            for opened in (self._opened, self._held):
+                if opened is not None:
+                    await opened.close()
+            self._state.journeys.discard(self.journey)
+
+    def _next(self, actions: list[Action]) -> Step:
+        """Sends releases off; the step that remains."""
+        *releases, step = actions
+        for release in releases:
+            assert isinstance(release, Release)
+            self._state.releases.send(release, self._request.headers.get("authorization"))
+        assert not isinstance(step, Release)
+        if isinstance(step, Over):
+            self._over(step)
+        return step
+
+    async def _unless_gone(self, step: Step, gone: asyncio.Future[None], send: Send) -> list[Action]:
+        work = asyncio.ensure_future(self._perform(step, send))
+        try:
+            ends: set[asyncio.Future[Any]] = {work, gone, self._state.aborting}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if work.done() or self._complete:  # the server calls the end of an answer a disconnect, too
+                return await work
+            return self.journey.client_gone() if gone.done() else self.journey.aborted()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _perform(self, step: Step, send: Send) -> list[Action]:
+        match step:
+            case Choose():
+                return await self._choose(step)
+            case Prefill():
+                return await self._prefill(step)
+            case Decode():
+                return await self._decode(step)
+            case Relay():
+                return await self._relay(send)
+            case _:
+                raise AssertionError(step)
+
+    async def _choose(self, step: Choose) -> list[Action]:
+        self._leave_decoder()
+        began = time.monotonic()
+        while (choice := self._state.choose(self._prompt, step)) is None:
+            left = began + step.wait_s - time.monotonic()
+            if left <= 0:
+                break
+            await self._state.watch.bell.wait(min(left, _LOOK_AGAIN_S))
+        waited = time.monotonic() - began
+        if choice is None:
+            return self.journey.chosen(None, None, waited)
+        if choice.short and self.journey.handover:
+            self.journey.not_worth_it()
+            self._state.metrics.direct("short")
+        for url in (choice.decoder, choice.prefiller):
+            if url is not None:
+                self._state.instances[url].breaker.sent(time.monotonic())
+                self._unjudged.add(url)
+        self._peer = self._state.instances[choice.decoder].raw
+        self._at_decoder = self._state.books.begin(choice.decoder, self._prompt, handed_over=choice.prefiller is not None)
+        return self.journey.chosen(choice.prefiller, choice.decoder, waited)
+
+    async def _prefill(self, step: Prefill) -> list[Action]:
+        entry, began = self._state.books.begin(step.prefiller, self._prompt), time.monotonic()
+        try:
+            fault = await self._asked(step)
+        finally:
+            self._state.books.end(entry)
+        if fault is not None:
+            self._failed(step.prefiller, fault)
+            return self.journey.prefill_failed(fault)
+        self._judge(step.prefiller, True)
+        self._state.metrics.prefilled(time.monotonic() - began)
+        return self.journey.prefilled()
+
+    async def _asked(self, step: Prefill) -> Fault | None:
+        """Ask a prefill server; what was wrong with its answer."""
+        body = self._wanted.for_prefill(step.ticket, self._peer)
+        upstream = self._state.upstreams[step.prefiller]
+        headers = self._headers(step.prefiller) | {"accept": "application/json"}
+        try:
+            answer = await self._guarded(upstream.ask("POST", self._path, headers, body), step.prefiller, step.deadline_s, 0.0)
+        except Broken as error:
+            return self._broke(step.prefiller, error)
+        except Silent:
+            return "silent"
+        except TimeoutError:
+            return "late"
+        except TooLong:
+            return "failed"
+        return self._read(step.prefiller, answer)
+
+    def _read(self, prefiller: str, answer: Answer) -> Fault | None:
+        """What a prefill server's answer means."""
+        self._state.instances[prefiller].heard_at = time.monotonic()
+        if answer.status == 200:
+            return None if _is_object(answer.body) else "failed"
+        self._say(prefiller, f"answered {answer.status}: {answer.body[:300].decode('utf-8', 'replace')}")
+        if answer.status in (429, 503):
+            if b"kv_transfer_refused" not in answer.body:  # that one is about this hand-over; anything else about all
+                self._state.instances[prefiller].busy_until = time.monotonic() + _retry_after(answer)
+            return "refused"
+        return "rejected" if 400 <= answer.status < 500 and answer.status not in (401, 403) else "failed"
+
+    async def _decode(self, step: Decode) -> list[Action]:
+        opening = self._open(step)
+        try:
+            opened = await self._guarded(opening, step.decoder, step.deadline_s, self._state.config.lost_after)
+        except Broken as error:
+            return self._decode_failed(step.decoder, self._broke(step.decoder, error))
+        except Silent:
+            return self._decode_failed(step.decoder, "silent")
+        except TimeoutError:
+            return self._decode_failed(step.decoder, "late")
+        if opened.status in _BUSY and opened.whole:
+            if self._held is not None:
+                await self._held.close()
+            self._held = opened
+            return self._decode_failed(step.decoder, "refused", held=True)
+        self._opened = opened
+        self._judge(step.decoder, opened.status < 500)
+        if self._at_decoder is not None:
+            self._state.books.answered(self._at_decoder)
+        self._lease.give_back()
+        self._state.metrics.first_byte(time.monotonic() - self._arrival)
+        return self.journey.answering()
+
+    async def _open(self, step: Decode) -> Opened:
+        body = self._wanted.for_decode(step.ticket)
+        response = await self._state.upstreams[step.decoder].send("POST", self._path, self._headers(step.decoder), body)
+        opened = Opened(step.decoder, response)
+        try:
+            await opened.begin()
+        except BaseException:
+            await opened.close()
+            raise
+        return opened
+
+    def _decode_failed(self, decoder: str, fault: Fault, *, held: bool = False) -> list[Action]:
+        self._failed(decoder, fault)
+        return self.journey.decode_failed(fault, held=held)
+
+    async def _relay(self, send: Send) -> list[Action]:
+        assert self._opened is not None
+        decoder = self._opened.url
+        try:
+            await self._guarded(self._pump(self._opened, send), decoder, None, self._state.config.lost_after)
+        except Broken as error:
+            self._broke(decoder, error)
+            return self._cut(decoder, "gone", "the decode server was lost in the middle of the answer")
+        except Silent:
+            return self._cut(decoder, "silent", "the decode server stopped answering in the middle of the answer")
+        except TimeoutError:
+            return self._cut(decoder, "late", f"the decode server sent nothing for {self._state.config.idle_timeout:g} s")
+        except _Unread:
+            _LOG.warning("request %s: the client left its answer unread for %g s", self._id, self._state.config.write_timeout)
+            return self.journey.client_gone()
+        complete = self._events.done if self._opened.is_stream else True
+        return self.journey.ended(used=self._opened.status < 300 and complete)
+
+    def _cut(self, decoder: str, fault: Fault, reason: str) -> list[Action]:
+        self._failed(decoder, fault)
+        return self.journey.cut(reason)
+
+    async def _pump(self, opened: Opened, send: Send) -> None:
+        """Pass everything on. Raises Broken, TimeoutError after a silence, and _Unread."""
+        instance = self._state.instances[opened.url]
+        await self._start(opened, send)
+        while True:
+            async with asyncio.timeout(self._state.config.idle_timeout):
+                chunk = await opened.next()
+            if chunk is None:
+                break
+            instance.heard_at = time.monotonic()
+            if data := self._events.feed(chunk) if opened.is_stream else chunk:
+                await self._send(send, data, more=True)
+        await self._send(send, self._events.flush(), more=False)
+
+    async def _start(self, opened: Opened, send: Send) -> None:
+        self._started = True
+        await send({"type": "http.response.start", "status": opened.status, "headers": opened.headers})
+
+    async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
+        self._complete = not more
+        try:
+            async with asyncio.timeout(self._state.config.write_timeout):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            raise _Unread from None
+
+    async def _finish(self, step: Over, send: Send) -> None:
+        """What the client is told at the end, if it was not told everything."""
+        if step.held and self._held is not None:
+            await self._pump(self._held, send)
+        elif step.problem is not None and not self._started:
+            raise _error(step.problem)
+        elif step.problem is not None and self._opened is not None and self._opened.is_stream:
+            await self._send(send, self._events.failure(_error(step.problem).body), more=False)
+        # any other answer that broke off stays without its end: the connection is closed, and the client sees that it is not whole
+
+    async def _guarded(self, work: Coroutine[Any, Any, T], url: str, deadline_s: float | None, patience_s: float) -> T:
+        """The result of `work` at a server. Raises Silent when the server is given up meanwhile, TimeoutError, and what `work` raises."""
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self._state.watch.until_lost(url, patience_s))
+        try:
+            await asyncio.wait({task, watch}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if watch.done():
+                raise Silent
+            raise TimeoutError
+        finally:
+            task.cancel()
+            watch.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+
+    def _over(self, step: Over) -> None:
+        for url in self._unjudged:
+            self._state.instances[url].breaker.spared()
+        self._unjudged.clear()
+        self._state.metrics.finished(self.journey.way, step.outcome, time.monotonic() - self._arrival)
+
+    def _leave_decoder(self) -> None:
+        if self._at_decoder is not None:
+            self._state.books.end(self._at_decoder)
+            self._at_decoder = None
+
+    def _broke(self, url: str, error: Broken) -> Fault:
+        self._say(url, str(error))
+        self._state.watch.broke(url)
+        return "gone"
+
+    def _failed(self, url: str, fault: Fault) -> None:
+        """A server failed the request."""
+        self._say(url, fault)
+        self._state.metrics.fault(self._state.instances[url].role, url, fault)
+        if fault in ("refused", "rejected"):
+            self._unjudged.discard(url)
+            self._state.instances[url].breaker.spared()
+        else:
+            self._judge(url, False)
+
+    def _judge(self, url: str, well: bool) -> None:
+        """Tell a server's breaker how a request went."""
+        self._unjudged.discard(url)
+        breaker = self._state.instances[url].breaker
+        if well:
+            breaker.succeeded()
+        else:
+            breaker.failed(time.monotonic())
+
+    def _say(self, url: str, what: str) -> None:
+        _LOG.warning("request %s at %s: %s", self._id, url, what)
+
+    def _headers(self, url: str) -> dict[str, str]:
+        return self._state.upstreams[url].headers(self._request.headers.items(), self._id)
+
+    @property
+    def _path(self) -> str:
+        return self._request.url.path
+
+    @property
+    def _id(self) -> str:
+        return str(self._request.state.request_id)
+
+
+class _Unread(Exception):
+    """The client does not read."""
+
+
+def _error(problem: Problem) -> ApiError:
+    return ApiError(problem.status, problem.message, code=problem.code, retry_after_s=problem.retry_after_s)
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(body), dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def _retry_after(answer: Answer) -> float:
+    """Seconds for which a server asks to be left alone."""
+    text = next((value.decode("latin-1") for name, value in answer.headers if name == b"retry-after"), "")
+    return min(_LONGEST_BUSY_S, float(text)) if text.isdecimal() and len(text) < 9 else 1.0

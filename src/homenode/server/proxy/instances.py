@@ -1,0 +1,120 @@
+"""What is known of each server: whether it answers, what it publishes, whether its requests fail. Pure: times and sights are told.
+
+starting -> ready <-> draining | unhealthy | unfit       what its answers say
+            ready  -> suspect -> ready | down            a connection broke: the next look tells
+            any    -> silent | down                      no answer in time | no connection
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from homenode.server.proxy.breaker import Breaker
+from homenode.transfer.agreement import differences
+from homenode.transfer.published import Published
+
+Role = Literal["prefill", "decode"]
+State = Literal["starting", "ready", "draining", "unhealthy", "unfit", "suspect", "silent", "down"]
+STATES: tuple[State, ...] = ("starting", "ready", "draining", "unhealthy", "unfit", "suspect", "silent", "down")
+_PUBLISHED_ROLE = {"prefill": "sender", "decode": "receiver"}
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What one look found. `document`: what it publishes, as read and as it came, where it publishes anything."""
+
+    state: State
+    reason: str = ""
+    document: Published | None = None
+    raw: bytes = b""
+
+
+@dataclass(eq=False)
+class Instance:
+    """One server. `lives`: how often it was seen with another incarnation or found again after it was down. `since`: in this state."""
+
+    url: str
+    role: Role
+    breaker: Breaker
+    state: State = "starting"
+    reason: str = "not asked yet"
+    document: Published | None = None
+    raw: bytes = b""
+    lives: int = 1
+    since: float = 0.0
+    looked_at: bool = False
+    busy_until: float = 0.0  # it asked to be left alone until then
+    heard_at: float = float("-inf")  # when bytes of an answer came last: whoever answers is not frozen, however long a look may take
+    _went_down: bool = field(default=False, repr=False)
+
+    def looked(self, now: float, sight: Sight) -> bool:
+        """Take a sight in; whether anything changed."""
+        sight = _fitting(self.role, sight)
+        first, self.looked_at = not self.looked_at, True
+        self._went_down = self._went_down or sight.state == "down"
+        if sight.state == "ready" and self._is_another(sight):
+            self.lives += 1
+            self.breaker.succeeded()
+            self.busy_until = 0.0
+        if sight.state == "ready":
+            self._went_down = False
+        changed = first or (sight.state, sight.reason, sight.raw) != (self.state, self.reason, self.raw)
+        self._enter(now, sight.state, sight.reason)
+        if sight.state == "ready":  # what a silent one published still holds for its life
+            self.document, self.raw = sight.document, sight.raw
+        return changed
+
+    def broke(self, now: float) -> None:
+        """A connection to it could not be made or was lost: nobody is sent there before the next look."""
+        if self.state == "ready":
+            self._enter(now, "suspect", "a connection broke")
+
+    def usable(self, now: float) -> bool:
+        """A request may go there."""
+        return self.state == "ready" and now >= self.busy_until and not self.breaker.open(now)
+
+    def lost_in(self, now: float, life: int, patience_s: float) -> float | None:
+        """Seconds until those who have waited there since life `life` should give up; None while nothing speaks for that."""
+        if self.lives != life:
+            return 0.0
+        if self.state in ("silent", "down"):
+            return max(0.0, max(self.since, self.heard_at) + patience_s - now)
+        return None
+
+    def _is_another(self, sight: Sight) -> bool:
+        if self.document is None or sight.document is None:
+            return self._went_down
+        return self.document.incarnation != sight.document.incarnation
+
+    def _enter(self, now: float, state: State, reason: str) -> None:
+        if state != self.state:
+            self.since = now
+        self.state, self.reason = state, reason
+
+
+def _fitting(role: Role, sight: Sight) -> Sight:
+    """A server that is not what it was given as is unfit. A decoder that hands nothing over can still compute everything."""
+    wanted = _PUBLISHED_ROLE[role]
+    if sight.state != "ready" or (sight.document is not None and sight.document.role == wanted):
+        return sight
+    if sight.document is not None:
+        return Sight("unfit", f"given as --{role} but serves as {sight.document.role}; start it with --pd-role {wanted}")
+    if role == "prefill":
+        return Sight("unfit", "publishes nothing at /kv_transfer; start it with --pd-role sender")
+    return Sight("ready", "publishes nothing at /kv_transfer: it computes prompts itself", None, b"")
+
+
+def obstacle(prefiller: Published | None, decoder: Published | None) -> str | None:
+    """Why these two cannot hand KV over, in words; None when they can."""
+    if prefiller is None or decoder is None:
+        return "one of them publishes nothing at /kv_transfer"
+    if prefiller.mode != decoder.mode:
+        return f"mode is {prefiller.mode!r} at the prefill server and {decoder.mode!r} at the decode server"
+    if prefiller.channel != decoder.channel:
+        return f"channel is {prefiller.channel!r} at the prefill server and {decoder.channel!r} at the decode server"
+    local = any(address.startswith("unix:") for address in decoder.alloc)
+    if local and prefiller.host and decoder.host and prefiller.host != decoder.host:
+        return f"channel {decoder.channel!r} reaches within one machine only, and these are two"
+    found = differences(prefiller.fingerprint, decoder.fingerprint)
+    return "; ".join(found).replace(" here and ", " at the prefill server and ").replace(" there", " at the decode server") or None

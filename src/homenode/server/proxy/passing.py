@@ -1,0 +1,54 @@
+"""Requests about the model rather than to it, passed to a decode server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.server.exchange import read_body, unless_gone
+from homenode.server.failures import ApiError
+from homenode.server.proxy.journey import Choose
+from homenode.server.proxy.routing import Prompt
+from homenode.server.proxy.state import ProxyState
+from homenode.server.proxy.upstreams import Answer, Broken, TooLong
+
+_LARGEST_ANSWER = 256 << 20  # bytes; token ids take more room than the text they are of
+
+
+async def passed(state: ProxyState, request: Request) -> Response:
+    """The answer of a decode server; of another one when the first does not answer. Raises ApiError 502, 503 or 504."""
+    with state.bodies.lease() as lease:
+        body = await read_body(state, request, lease)
+        answer = await unless_gone(request.receive, _answer(state, request, body))
+    response = Response(answer.body, answer.status)
+    response.raw_headers = [
+        *(pair for pair in answer.headers if pair[0] != b"content-length"),
+        (b"content-length", b"%d" % len(answer.body)),
+    ]
+    return response
+
+
+async def _answer(state: ProxyState, request: Request, body: bytes) -> Answer:
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    failed: frozenset[str] = frozenset()
+    deadline = time.monotonic() + state.config.idle_timeout
+    for _ in range(state.config.decode_tries):
+        choice = state.choose(Prompt(0), Choose(False, frozenset(), failed, True, 0.0))
+        if choice is None:
+            break
+        upstream = state.upstreams[choice.decoder]
+        headers = upstream.headers(request.headers.items(), str(request.state.request_id))
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                return await upstream.ask(request.method, path, headers, body or None, _LARGEST_ANSWER)
+        except Broken:
+            state.watch.broke(choice.decoder)
+            failed |= {choice.decoder}
+        except TooLong:
+            raise ApiError(502, f"the decode server's answer is larger than {_LARGEST_ANSWER} bytes", code="decoder_failed") from None
+        except TimeoutError:
+            raise ApiError(504, "the decode server did not answer in time", code="decoder_timeout") from None
+    raise ApiError(503, "no decode server is usable; /health of the proxy says why", code="no_decoder", retry_after_s=2)

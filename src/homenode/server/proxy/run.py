@@ -1,0 +1,32 @@
+"""The proxy until told to stop."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from homenode.server.listener import Ending, Server, bind, signals, url_of, uvicorn_config, warn_if_open
+from homenode.server.proxy.app import create_app
+from homenode.server.proxy.config import ProxyConfig
+from homenode.server.proxy.state import ProxyState
+
+__all__ = ["bind", "serve"]
+
+
+async def serve(config: ProxyConfig, *, listener: socket.socket | None = None, on_listening: Callable[[str], None] | None = None) -> int:
+    """Answers requests until a signal; the exit code for the process. Servers that are not up yet are waited for meanwhile.
+
+    `listener` comes from `bind` and is closed here. `on_listening` is called with the URL once connections are taken.
+    """
+    listener = listener or bind(config)
+    warn_if_open(config)
+    state = ProxyState(config)
+    server = Server(uvicorn_config(create_app(state), config), lambda: on_listening(url_of(listener)) if on_listening else None)
+    ending = Ending(state, server, config.shutdown_timeout)
+    state.start()
+    try:
+        with signals(ending.signalled):
+            await server.serve(sockets=[listener])
+    finally:
+        await state.close()
+    return ending.exit_code

@@ -1,0 +1,120 @@
+"""What all requests of one proxy share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+
+from homenode.server.admission import Admission
+from homenode.server.proxy.breaker import Breaker
+from homenode.server.proxy.config import ProxyConfig
+from homenode.server.proxy.instances import Instance, Role, obstacle
+from homenode.server.proxy.journey import Choose, Journey
+from homenode.server.proxy.metrics import ProxyMetrics
+from homenode.server.proxy.releases import Releases
+from homenode.server.proxy.routing import Books, Choice, Prompt
+from homenode.server.proxy.upstreams import Upstream
+from homenode.server.proxy.watching import Watch
+from homenode.server.state import Bodies
+
+_LOG = logging.getLogger("homenode.proxy")
+_BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together
+
+
+class ProxyState(Admission):
+    """The servers, what is known of them, and the requests under way. Made inside the event loop."""
+
+    def __init__(self, config: ProxyConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.instances = {url: self._instance(url, "prefill") for url in config.prefill}
+        self.instances |= {url: self._instance(url, "decode") for url in config.decode}
+        self.upstreams = {url: Upstream(url, config) for url in self.instances}
+        self.books = Books()
+        self.journeys: set[Journey] = set()
+        self.metrics = ProxyMetrics(self.instances.values(), self.books, self.journeys)
+        self.watch = Watch(config, self.instances, self.upstreams, self._changed)
+        self.releases = Releases(self.upstreams, config.release_timeout, self.metrics.released)
+        self.bodies = Bodies(_BODIES_AT_ONCE * config.max_request_body)
+        self.aborting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._incarnation = secrets.token_hex(8)  # tickets of several proxies, and of one before and after a restart, are never the same
+        self._tickets = itertools.count(1)
+        self._lives: dict[str, int] = {}
+        self._told: set[tuple[str, str, str]] = set()
+
+    def start(self) -> None:
+        """Begin to look at the servers."""
+        self.watch.start()
+
+    async def close(self) -> None:
+        """Look no more, and close all connections."""
+        await self.watch.close()
+        await self.releases.close()
+        for upstream in self.upstreams.values():
+            await upstream.close()
+
+    def next_ticket(self) -> str:
+        """A name no hand-over ever had."""
+        return f"{self._incarnation}-{next(self._tickets)}"
+
+    def of(self, role: Role) -> list[Instance]:
+        """The servers of one kind."""
+        return [instance for instance in self.instances.values() if instance.role == role]
+
+    def usable(self, role: Role) -> list[str]:
+        """Those that a request may go to now."""
+        now = time.monotonic()
+        return [instance.url for instance in self.of(role) if instance.usable(now)]
+
+    def choose(self, prompt: Prompt, step: Choose) -> Choice | None:
+        """Servers for a request; None while there is no decode server for it."""
+        decoders = self.usable("decode")
+        fresh = [url for url in decoders if url not in step.avoid]
+        decoders = fresh if fresh or step.strict else decoders
+        prefillers = [url for url in self.usable("prefill") if url not in step.failed_prefillers] if step.handover else []
+        least = self.config.min_handover_tokens if prefillers else 0
+        return self.books.choose(prompt, prefillers, decoders, self.fits, least)
+
+    def fits(self, prefiller: str, decoder: str) -> bool:
+        """KV can be handed over between these."""
+        return obstacle(self.instances[prefiller].document, self.instances[decoder].document) is None
+
+    def obstacles(self) -> list[tuple[str, str, str]]:
+        """Pairs of servers that publish, but cannot hand KV over: prefill server, decode server, why."""
+        found = []
+        for prefiller in self.of("prefill"):
+            for decoder in self.of("decode"):
+                if prefiller.document and decoder.document and (why := obstacle(prefiller.document, decoder.document)):
+                    found.append((prefiller.url, decoder.url, why))
+        return found
+
+    @property
+    def looked_at_all(self) -> bool:
+        """Every server has been looked at, so that it is known which there are."""
+        return all(instance.looked_at for instance in self.instances.values())
+
+    def refused(self, reason: str) -> None:
+        """Count a request that was turned away."""
+        self.metrics.refuse(reason)
+
+    async def abort_all(self) -> None:
+        """Ends every request; each is answered with 503, or its stream with an error."""
+        if not self.aborting.done():
+            self.aborting.set_result(None)
+
+    def _instance(self, url: str, role: Role) -> Instance:
+        return Instance(url, role, Breaker(self.config.breaker_failures, self.config.breaker_pause))
+
+    def _changed(self, url: str) -> None:
+        """Something about a server changed."""
+        lives = self.instances[url].lives
+        if self._lives.setdefault(url, lives) != lives:
+            self._lives[url] = lives
+            self.books.forget(url)
+        for told in self.obstacles():
+            if told not in self._told:
+                self._told.add(told)
+                _LOG.warning("%s cannot hand over to %s: %s", *told)

@@ -1,0 +1,121 @@
+"""Connections to the servers. Each has a pool of its own, so that one that hangs takes nothing from the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from homenode.server.proxy.config import ProxyConfig
+
+_IDLE_S = 5.0  # less than servers keep an idle connection, so that none is used that is just being closed
+_MOST_IDLE = 256
+LARGEST_SMALL = 1 << 20  # bytes of an answer that is read whole
+
+# Of one connection (RFC 9110, 7.6.1), or set anew by whoever sends: never passed on.
+_OF_A_HOP = frozenset(
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
+)  # fmt: skip
+_OF_A_REQUEST = _OF_A_HOP | {"host", "content-length", "accept-encoding", "expect", "x-request-id"}
+_OF_AN_ANSWER = _OF_A_HOP | {"date", "server", "x-request-id"}
+
+
+class Broken(Exception):
+    """No answer, or not a whole one: the connection could not be made or was lost, or what came is not HTTP."""
+
+
+class TooLong(Exception):
+    """An answer has more bytes than were wanted."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One that was read whole."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Upstream:
+    """One server."""
+
+    def __init__(self, url: str, config: ProxyConfig) -> None:
+        self.url = url
+        self._key = config.upstream_api_key
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            timeout=httpx.Timeout(None, connect=config.connect_timeout),  # the other deadlines are the caller's
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE, keepalive_expiry=_IDLE_S),
+            trust_env=False,
+            follow_redirects=False,
+            headers={"Accept-Encoding": "identity", "User-Agent": "homenode-proxy"},
+        )
+
+    def headers(self, given: Iterable[tuple[str, str]], request_id: str) -> dict[str, str]:
+        """A client's headers as they are passed on."""
+        kept = {name: value for name, value in given if name not in _OF_A_REQUEST}
+        return {**kept, **self.credentials(kept.get("authorization")), "x-request-id": request_id}
+
+    def credentials(self, given: str | None = None) -> dict[str, str]:
+        """The key for this server, else the client's own."""
+        if self._key is not None:
+            return {"authorization": f"Bearer {self._key}"}
+        return {} if given is None else {"authorization": given}
+
+    async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> httpx.Response:
+        """An answer whose body has not been read, to be closed by the caller; the connection ends if that is too early. Raises Broken."""
+        try:
+            request = self._client.build_request(method, path, headers=headers, content=body)
+            return await self._client.send(request, stream=True)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Broken(_reason(error)) from error
+
+    async def ask(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None, limit: int = LARGEST_SMALL
+    ) -> Answer:
+        """A whole answer. Raises Broken, and TooLong for more than `limit` bytes."""
+        response = await self.send(method, path, headers, body)
+        try:
+            parts, size = [], 0
+            async for chunk in chunks(response):
+                size += len(chunk)
+                if size > limit:
+                    raise TooLong
+                parts.append(chunk)
+            return Answer(response.status_code, passed_on(response), b"".join(parts))
+        finally:
+            await response.aclose()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+
+async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """The bytes of an answer as they come. Raises Broken when they end too early."""
+    try:
+        async for chunk in response.aiter_raw():
+            yield chunk
+    except httpx.HTTPError as error:
+        raise Broken(_reason(error)) from error
+
+
+def passed_on(response: httpx.Response) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer that its client gets."""
+    return [(name.lower(), value) for name, value in response.headers.raw if name.lower().decode("latin-1") not in _OF_AN_ANSWER]
+
+
+async def within(seconds: float, work: asyncio.Task[Any]) -> bool:
+    """Whether `work` ended in time. A loop that was held up itself is no proof: what has come meanwhile is looked at first."""
+    done, _ = await asyncio.wait({work}, timeout=seconds)
+    if not done:
+        done, _ = await asyncio.wait({work}, timeout=min(0.25, seconds))
+    return bool(done)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

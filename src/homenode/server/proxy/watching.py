@@ -1,0 +1,133 @@
+"""Looks at every server's health and published document again and again, and tells those who wait of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from homenode.server.proxy.config import ProxyConfig
+from homenode.server.proxy.instances import Instance, Sight
+from homenode.server.proxy.upstreams import Answer, Broken, TooLong, Upstream, within
+from homenode.transfer import published
+
+_LOG = logging.getLogger("homenode.proxy")
+
+
+class Bell:
+    """Wakes everybody who waits for a change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        """Something changed."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Until the next ring, or for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+
+
+class Watch:
+    """One look after another at each server. `on_change` is called with a server about which something changed."""
+
+    def __init__(
+        self, config: ProxyConfig, instances: Mapping[str, Instance], upstreams: Mapping[str, Upstream], on_change: Callable[[str], None]
+    ) -> None:
+        self.bell = Bell()
+        self._config, self._instances, self._upstreams, self._on_change = config, instances, upstreams, on_change
+        self._nudges = {url: asyncio.Event() for url in instances}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._tasks = [asyncio.create_task(self._watch(instance)) for instance in self._instances.values()]
+
+    async def close(self) -> None:
+        """Look no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def broke(self, url: str) -> None:
+        """A connection to this server broke: look at once."""
+        self._instances[url].broke(time.monotonic())
+        self._nudges[url].set()
+        self.bell.ring()
+
+    async def until_lost(self, url: str, patience_s: float) -> None:
+        """Returns when those who wait at the server should give up."""
+        instance = self._instances[url]
+        life = instance.lives
+        while (left := instance.lost_in(time.monotonic(), life, patience_s)) is None or left > 0:
+            await self.bell.wait(left)
+
+    async def _watch(self, instance: Instance) -> None:
+        nudge = self._nudges[instance.url]
+        while True:
+            nudge.clear()
+            sight = await self._look(instance)
+            heard = instance.state == "ready" and time.monotonic() - instance.heard_at < self._config.silent_after
+            if not (sight.state == "silent" and heard) and instance.looked(time.monotonic(), sight):
+                _LOG.log(
+                    logging.INFO if instance.state == "ready" else logging.WARNING,
+                    "%s server %s is %s%s", instance.role, instance.url, instance.state, f": {instance.reason}" if instance.reason else "",
+                )  # fmt: skip
+                self._on_change(instance.url)
+                self.bell.ring()
+            try:
+                async with asyncio.timeout(self._config.poll_interval):
+                    await nudge.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self, instance: Instance) -> Sight:
+        look = asyncio.create_task(self._ask(self._upstreams[instance.url]))
+        try:
+            if not await within(self._config.silent_after, look):
+                return Sight("silent", f"/health was not answered within {self._config.silent_after:g} s")
+            return look.result()
+        except Broken as error:
+            return Sight("down", str(error))
+        except TooLong:
+            return Sight("unfit", "its answer to /health or /kv_transfer is too long")
+        finally:
+            look.cancel()
+            await asyncio.gather(look, return_exceptions=True)
+
+    async def _ask(self, upstream: Upstream) -> Sight:
+        health = await upstream.ask("GET", "/health", {})
+        if health.status != 200:
+            return _unwell(health)
+        document = await upstream.ask("GET", "/kv_transfer", upstream.credentials())
+        if document.status in (401, 403):
+            return Sight("unfit", "it wants a key: give it with --upstream-api-key")
+        if document.status in (404, 405):
+            return Sight("ready")
+        if document.status != 200:
+            return _unwell(document)
+        try:
+            return Sight("ready", "", published.decode(document.body), document.body)
+        except msgspec.DecodeError as error:
+            return Sight("unfit", f"what it publishes at /kv_transfer cannot be read: {error}"[:300])
+
+
+def _unwell(answer: Answer) -> Sight:
+    """What an answer other than 200 says about the server."""
+    code, message = "", ""
+    try:
+        error = msgspec.json.decode(answer.body)["error"]
+        code, message = str(error.get("code", "")), str(error.get("message", ""))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
+        pass
+    reason = f"status {answer.status}" + (f": {message[:200]}" if message else "")
+    return Sight("draining" if code == "draining" else "unhealthy", reason)

@@ -1,0 +1,76 @@
+"""What two engines must agree in before one may use the other's KV: named facts, compared one by one by `transfer.agreement`.
+
+KV of block identity X is of use only to an engine that would have computed the same for X. So everything is here that a key or value depends on:
+the weights and how they are kept, the architecture's figures, the form of KV memory, the vocabulary, how identities are made. Lengths, block
+sizes, memory and threads may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from homenode.compute.ops import KvGeometry
+from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
+from homenode.transfer.message import PROTOCOL
+from homenode.transfer.settings import TransferConfig
+from homenode.transfer.weights_identity import tokenizer_digest, weights_digest
+
+HASH_SCHEME = "blake2b-128 chain 1"  # of engine.kv.prefix; another number whenever identities are made in another way
+KV_FORM = "tiles of 16 tokens 1"  # of csrc/kernels/kv_cache.h
+
+# Facts of the connection; identities do not depend on them.
+_OF_CONNECTION = frozenset({"protocol", "mode", "channel", "secret"})
+
+Fingerprint = dict[str, str]
+
+
+def fingerprint_of(config: TransferConfig, checkpoint: Checkpoint, geometry: KvGeometry, kept_as: str) -> Fingerprint:
+    """The facts of an engine. `kept_as`: how its weights are kept in memory, in words. Reads samples of the weights and the vocabulary.
+
+    CheckpointError when they cannot be read.
+    """
+    return {
+        "protocol": f"{PROTOCOL[0]}-{PROTOCOL[1]}",
+        "mode": config.mode,
+        "channel": config.transfer_channel,
+        "secret": "set" if config.pd_secret else "none",
+        "weights": weights_digest(checkpoint),
+        "weights_kept_as": kept_as,
+        **_architecture(checkpoint.spec),
+        "kv_dtype": geometry.dtype,
+        "kv_form": KV_FORM,
+        "tokenizer": tokenizer_digest(checkpoint),
+        "hash_scheme": HASH_SCHEME,
+    }
+
+
+def _architecture(spec: ModelSpec) -> Fingerprint:
+    windows = "".join("w" if slides else "-" for slides in spec.sliding_layers)
+    return {
+        "architecture": spec.architecture,
+        "layers": str(spec.num_layers),
+        "hidden_size": str(spec.hidden_size),
+        "heads": str(spec.num_heads),
+        "kv_heads": str(spec.num_kv_heads),
+        "head_dim": str(spec.head_dim),
+        "vocab_size": str(spec.vocab_size),
+        "rms_norm_eps": repr(spec.rms_norm_eps),
+        "rope": _short(repr(spec.rope)),
+        "sliding_window": f"{spec.sliding_window} {_short(windows)}".strip() if spec.sliding_window else "none",
+        "experts": _short(repr(spec.mixture)) if spec.mixture else "none",
+    }
+
+
+def _short(text: str) -> str:
+    """`text`, or a digest of it with its beginning where it is long (a model may have thousands of rope factors)."""
+    if len(text) <= 400:
+        return text
+    return f"{text[:360]}... {hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
+
+
+def hash_seed(fingerprint: Mapping[str, str], secret: str | None) -> bytes:
+    """The key of block identities (32 bytes): the same for engines that agree, another one with another secret."""
+    facts = [f"{name}={value}" for name, value in sorted(fingerprint.items()) if name not in _OF_CONNECTION]
+    key = hashlib.blake2b((secret or "").encode("utf-8", "surrogatepass"), person=b"kv-identity", digest_size=32).digest()
+    return hashlib.blake2b("\n".join(facts).encode("utf-8", "surrogatepass"), key=key, person=b"kv-identity", digest_size=32).digest()

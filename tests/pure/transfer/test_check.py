@@ -1,0 +1,179 @@
+"""What settings of KV transfer are refused for: each alone, by name and flag, and all of them at once."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.transfer.check import EngineFacts, check_transfer
+from homenode.transfer.settings import TransferConfig
+from homenode.transfer.surroundings import Surroundings, read_surroundings
+
+HERE = Surroundings()
+ENGINE = EngineFacts(block_bytes=80 << 10, block_size=64, memory=1 << 30)
+OUTSIDE = Surroundings(loopback=False)
+
+
+def said(here: Surroundings = HERE, engine: EngineFacts = ENGINE, **settings: Any) -> list[str]:
+    return [problem.message for problem in check_transfer(TransferConfig(**settings), here, engine)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"enable_pd": False, "pd_role": "sender", "pd_delay_pull": True},
+        {"pd_role": "sender"},
+        {"pd_role": "receiver", "pd_pull_mode": True, "pd_delay_pull": True, "transfer_channel": "tcp"},
+        {"pd_role": "sender", "pd_pull_mode": True, "pd_use_cpu_offload": True, "pd_cpu_buffer_size": 8 << 20},
+        {"pd_role": "receiver", "pd_peer_init_port": (7300,), "pd_peer_alloc_port": (7400,)},
+        {"pd_role": "sender", "pd_alloc_fail_backoff_ttl": 0.0, "pd_pull_done_port": (0,), "local_cpu": True},
+    ],
+)
+def test_what_works(settings: dict[str, Any]) -> None:
+    assert said(**settings) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"enable_pd": True}, ["enable_pd", "pd_role"]),
+        ({"pd_pull_mode": True}, ["pd_pull_mode", "pd_role"]),
+        ({"pd_role": "receiver", "pd_delay_pull": True}, ["pd_delay_pull", "pd_pull_mode"]),
+        ({"pd_role": "sender", "pd_use_cpu_offload": True}, ["pd_use_cpu_offload", "pd_pull_mode"]),
+        ({"pd_role": "receiver", "pd_pull_mode": True, "pd_use_cpu_offload": True}, ["pd_use_cpu_offload", "sender"]),
+        ({"pd_role": "sender", "pd_cpu_buffer_size": 1 << 20}, ["pd_cpu_buffer_size", "pd_use_cpu_offload"]),
+        ({"pd_role": "sender", "pd_alloc_fail_backoff_ttl": -1.0}, ["pd_alloc_fail_backoff_ttl", "-1"]),
+        ({"pd_role": "sender", "pd_alloc_fail_backoff_ttl": float("nan")}, ["pd_alloc_fail_backoff_ttl"]),
+        ({"pd_role": "sender", "pd_pull_pending_ttl": float("inf")}, ["pd_pull_pending_ttl"]),
+        ({"pd_role": "sender", "pd_pull_pending_ttl": 0.0}, ["pd_pull_pending_ttl"]),
+        ({"pd_role": "sender", "pd_pull_backpressure_reserve_pct": 100.0}, ["pd_pull_backpressure_reserve_pct"]),
+        ({"pd_role": "sender", "pd_pull_backpressure_reserve_pct": -0.1}, ["pd_pull_backpressure_reserve_pct"]),
+        ({"pd_role": "sender", "pd_pull_backpressure_reserve_pct": float("nan")}, ["pd_pull_backpressure_reserve_pct"]),
+        ({"pd_role": "sender", "transfer_channel": "carrier_pigeon"}, ["transfer_channel", "shm", "tcp", "nixl"]),
+        ({"pd_role": "sender", "transfer_channel": "hccl"}, ["transfer_channel", "hccl", "torch_npu"]),
+        ({"pd_role": "sender", "transfer_channel": "nixl"}, ["transfer_channel", "nixl", "not installed"]),
+        ({"pd_role": "sender", "pd_buffer_device": "npu:3"}, ["pd_buffer_device", "npu:3", "cpu"]),
+        ({"pd_role": "sender", "pd_buffer_device": "cuda"}, ["pd_buffer_device", "cuda"]),
+        ({"pd_role": "sender", "pd_buffer_device": "tpu"}, ["pd_buffer_device", "tpu"]),
+        ({"pd_role": "receiver", "pd_peer_alloc_port": (1, 2)}, ["pd_peer_alloc_port", "tensor_parallel_size"]),
+        (
+            {"pd_role": "receiver", "pd_peer_init_port": (7300,), "pd_peer_alloc_port": (7300,)},
+            ["pd_peer_init_port", "pd_peer_alloc_port", "7300"],
+        ),
+        (
+            {"pd_role": "sender", "pd_peer_alloc_port": (7400,), "pd_pull_done_port": (7400,)},
+            ["pd_pull_done_port", "pd_peer_alloc_port", "7400"],
+        ),
+        ({"pd_role": "sender", "pd_peer_alloc_port": (65500,)}, ["pd_pull_done_port", "65600", "pd_peer_alloc_port"]),
+        ({"pd_role": "sender", "pd_buffer_size": 64 << 10}, ["pd_buffer_size", "64KiB", "80KiB", "block"]),
+        (
+            {"pd_role": "sender", "pd_pull_mode": True, "pd_use_cpu_offload": True, "pd_cpu_buffer_size": 1},
+            ["pd_cpu_buffer_size", "80KiB"],
+        ),
+        (
+            {"pd_role": "sender", "pd_pull_mode": True, "pd_use_cpu_offload": True, "pd_cpu_buffer_size": 2 << 30},
+            ["pd_cpu_buffer_size", "2GiB", "1GiB"],
+        ),
+        ({"pd_role": "sender", "pd_proxy_host": "127.0.0.1"}, ["pd_proxy_host", "pd_proxy_port"]),
+    ],
+)
+def test_refused_alone(settings: dict[str, Any], words: list[str]) -> None:
+    found = said(**settings)
+    assert len(found) == 1, found
+    for word in words:
+        assert word in found[0]
+    assert "--" in found[0]  # the flag as well
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (EngineFacts(tensor_parallel_size=2), ["tensor_parallel_size", "worker processes"]),
+        (EngineFacts(data_parallel_size=2), ["data-parallel-size", "pd_role", "homenode proxy"]),
+        (EngineFacts(numa="replicate"), ["--numa replicate", "pd_role"]),
+        (EngineFacts(backend="reference"), ["--backend native", "reference"]),
+    ],
+)
+def test_engines_that_cannot(engine: EngineFacts, words: list[str]) -> None:
+    found = said(engine=engine, pd_role="sender")
+    assert len(found) == 1, found
+    assert all(word in found[0] for word in words)
+
+
+def test_several_ranks_are_refused_with_and_without_transfer() -> None:
+    assert len(said(engine=EngineFacts(tensor_parallel_size=2))) == 1
+
+
+def test_off_this_host_a_secret_is_needed_and_no_address_for_all() -> None:
+    assert said(OUTSIDE, pd_role="sender", transfer_channel="shm", pd_peer_host="10.0.0.1") == []  # nothing listens on that address
+    (found,) = said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="10.0.0.1")
+    assert "pd_secret (--pd-secret)" in found
+    (found,) = said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="10.0.0.1", pd_secret="short")
+    assert "pd_secret" in found and "short" not in found
+    assert said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="10.0.0.1", pd_secret="s" * 16) == []
+    (found,) = said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="0.0.0.0", pd_secret="s" * 16)
+    assert "pd_peer_host" in found and "published" in found
+
+
+def test_all_that_the_field_s_file_asks_for_and_this_host_lacks_is_told_at_once() -> None:
+    found = said(
+        Surroundings(address_problem="no such address"),
+        EngineFacts(block_bytes=80 << 10, block_size=64, memory=1 << 30, tensor_parallel_size=2),
+        pd_role="sender",
+        enable_pd=True,
+        transfer_channel="hccl",
+        pd_pull_mode=True,
+        pd_delay_pull=True,
+        pd_pull_done_port=(7600, 7601),
+        pd_use_cpu_offload=True,
+        pd_cpu_buffer_size=21474836480,
+        pd_peer_host="<hostIP>",
+        pd_proxy_host="<hostIP>",
+        pd_proxy_port=8500,
+        pd_buffer_size=32225472,
+        pd_buffer_device="npu",
+    )
+    told = "\n".join(found)
+    assert all(word in told for word in ("tensor_parallel_size", "hccl", "npu", "pd_peer_host", "pd_cpu_buffer_size"))
+    assert len(found) == 5
+
+
+def test_delayed_reads_over_hccl_want_the_accelerator_s_memory() -> None:
+    found = said(
+        Surroundings(channels=("shm", "tcp", "hccl")), pd_role="receiver", transfer_channel="hccl", pd_pull_mode=True, pd_delay_pull=True
+    )
+    assert any("pd_delay_pull" in text and "pd_buffer_device" in text for text in found)
+
+
+def test_facts_of_this_machine(tmp_path: Path) -> None:
+    for name in ("davinci0", "davinci1", "davinci_manager", "nvidia0", "nvidiactl"):
+        (tmp_path / name).touch()
+    config = TransferConfig(pd_role="receiver", transfer_channel="tcp")
+    found = read_surroundings(config, dev=tmp_path, has=lambda module: module == "nixl")
+    assert (found.count("npu"), found.count("cuda"), found.count("tpu")) == (2, 1, 0)
+    assert found.channels == ("shm", "tcp", "nixl")
+    assert (found.loopback, found.address_problem, found.busy_ports) == (True, "", ())
+
+
+def test_addresses_that_are_none_and_those_of_other_machines() -> None:
+    assert read_surroundings(TransferConfig(pd_peer_host="<hostIP>")).address_problem
+    assert read_surroundings(TransferConfig(pd_peer_host="192.0.2.1")).address_problem  # reserved for documentation
+    assert read_surroundings(TransferConfig(pd_peer_host="a" * 300)).address_problem
+
+
+def test_a_port_that_something_else_has() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        config = TransferConfig(pd_role="receiver", transfer_channel="tcp", pd_peer_alloc_port=(port,))
+        found = read_surroundings(config)
+        assert found.busy_ports == (port,)
+        (problem,) = [problem.message for problem in check_transfer(config, found, ENGINE)]
+        assert "pd_peer_alloc_port" in problem and str(port) in problem
+        # Shared memory takes names; the ports keep their meaning only.
+        assert read_surroundings(TransferConfig(pd_role="receiver", pd_peer_alloc_port=(port,))).busy_ports == ()
