@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from homenode.transfer.staging import StagingMemory
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
 _REPORT_S = 0.05
+_WATCH_S = 150e-6  # for an answer, while a hand-over is in hand, before the thread sleeps: to be woken takes about as long
 _LONGEST_WAIT_S = 3600.0
 _JOIN_S = 5.0
 
@@ -100,6 +102,7 @@ class TransferAgent:
         self._ends: float | None = None
         self._sweep_at: float | None = None
         self._tick_at: float | None = None
+        self._awake_until = 0.0
         self._reported_at = -_REPORT_S
         self._thread = threading.Thread(target=self._run, name="homenode-kv-transfer", daemon=True)
 
@@ -160,8 +163,9 @@ class TransferAgent:
 
     def _turn(self) -> None:
         links = self._links
-        events = links.poll(self._patience())
+        events = links.poll(0) or self._watch_for_events() or links.poll(self._patience())
         now = self._clock()
+        self._awake_until = now + _WATCH_S if events else 0.0
         for fd, mask in events:
             if fd == self._mailbox.fd:
                 self._take_mail(now)
@@ -171,6 +175,15 @@ class TransferAgent:
         links.flush(now)
         if events and self._sweep_at is None:
             self._sweep_at = now + _SWEEP_S
+
+    def _watch_for_events(self) -> list[tuple[int, int]]:
+        """Look for a moment for what probably comes now, and let others run meanwhile."""
+        while self._clock() < self._awake_until and not self._machine.idle:
+            os.sched_yield()
+            events = self._links.poll(0)
+            if events:
+                return events
+        return []
 
     def _take_mail(self, now: float) -> None:
         self._mailbox.seen()
