@@ -14,6 +14,7 @@ from homenode.engine.schedule.events import Aborted, Arrived, DrainStarted, Emit
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.schedule.sequence import Sequence
 from homenode.engine.schedule.step import Step, WorkerLimits
+from homenode.transfer.seam import KvTicket
 
 EOS = 0
 
@@ -80,7 +81,16 @@ class Bench:
 
     # Moves
 
-    def submit(self, prompt: list[int], *, priority: int = 0, salt: str = "", deadline: float | None = None, **params: object) -> int:
+    def submit(
+        self,
+        prompt: list[int],
+        *,
+        priority: int = 0,
+        salt: str = "",
+        deadline: float | None = None,
+        kv: KvTicket | None = None,
+        **params: object,
+    ) -> int:
         """A request arrives; returns its id."""
         number = len(self.requests)
         self.requests[number] = Request(
@@ -91,6 +101,7 @@ class Bench:
             cache_salt=salt,
             arrival=self.now,
             deadline=deadline,
+            kv=kv,
         )
         self.apply(Arrived(self.now, self.requests[number]))
         return number
@@ -110,6 +121,7 @@ class Bench:
         before = [s for s in self._running() if s.residency and s.residency.decoding and not s.exhausted]
         handles = {s.id: s.residency.seq for s in before if s.residency}
         step = self.scheduler.next_step()
+        self._obey(self.scheduler.instructions())
         self.scheduler.audit()
         if step is None:
             return None
@@ -149,12 +161,14 @@ class Bench:
         self.check_rest()
 
     def apply(self, event: Event) -> None:
-        told = self.scheduler.apply(event)
+        self._obey(self.scheduler.apply(event))
+        self.scheduler.audit()
+
+    def _obey(self, told: list[Instruction]) -> None:
         self.instructions += told
         for instruction in told:
             if isinstance(instruction, Emit):
                 self._take(instruction.output)
-        self.scheduler.audit()
 
     # What came out
 
@@ -217,22 +231,25 @@ class Bench:
 
     def _check_fairness(self, step: Step, before: list[Sequence], handles: dict[int, int]) -> None:
         """Decodes are never left out for prefills, the first always advances, nobody overtakes in the queue."""
-        running = self._running()
-        assert len(running) <= self.config.max_num_seqs
+        assert len(self._running()) <= self.config.max_num_seqs
         inside = {item.seq for item in step.items}
         for sequence in before:
             residency = sequence.residency
             if residency is None or residency.seq != handles[sequence.id] or residency.seq in inside:
                 continue
             assert residency.scheduled == len(residency.blocks) * self.limits.block_size, "a decode was left out that had its block"
+        self._check_order(step, inside)
+        positions = [item for item in step.items if item.sample]
+        assert len(positions) <= self.limits.max_sampled_rows
+
+    def _check_order(self, step: Step, inside: set[int]) -> None:
+        running = self._running()
         if not self.lookahead and running[0].residency:
             assert running[0].residency.seq in inside, "the first in order did not advance"
         waiting = self.scheduler._planner.waiting.first()
         started = {start.seq for start in step.starts}
         if waiting is not None:
             assert all(s.order < waiting.order for s in running if s.residency and s.residency.seq in started), "overtaken in the queue"
-        positions = [item for item in step.items if item.sample]
-        assert len(positions) <= self.limits.max_sampled_rows
 
     def _check_blocks(self, step: Step) -> None:
         """Cached blocks come from sequences with the same salt; fresh ones are not in use by a step in flight."""

@@ -10,7 +10,9 @@ import msgspec
 from homenode.engine.messages import Ready, Statistics
 from homenode.engine.place import EnginePlace
 
-_COUNTERS = ("prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens")
+_COUNTERS = (
+    "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens", "handed_tokens", "recomputed_tokens",
+)  # fmt: skip
 
 
 def since_start(before: Statistics, now: Statistics) -> Statistics:
@@ -21,7 +23,7 @@ def since_start(before: Statistics, now: Statistics) -> Statistics:
 
 def at_rest(last: Statistics) -> Statistics:
     """Of an engine that is no more: what it had counted, and nothing running."""
-    return msgspec.structs.replace(last, num_running=0, num_waiting=0, kv_usage=0.0, compute={})
+    return msgspec.structs.replace(last, num_running=0, num_waiting=0, waiting_for_kv=0, kv_usage=0.0, compute={}, transfer=None)
 
 
 def total(parts: Sequence[Statistics]) -> Statistics:

@@ -27,6 +27,7 @@ class Delivery:
     over: bool = False  # no more comes, and nobody writes
     stopped: bool = False  # given up; the agent was told to end it
     sequence: Sequence | None = None  # the request it is for has come
+    others: list[Sequence] = field(default_factory=list)  # more requests for the same tokens: they wait to find them in the cache
 
     @property
     def done(self) -> bool:
@@ -43,6 +44,7 @@ class Deliveries:
         self._of: dict[str, Delivery] = {}
         self.ready: list[Sequence] = []  # whose delivery is done, in order; they hold their blocks and wait for their turn
         self.fetching: set[int] = set()  # requests that were admitted and wait for their KV
+        self.released: list[Sequence] = []  # requests that waited for another one's delivery, which is over
         self._quarantine: dict[str, list[int]] = {}  # blocks that somebody out of reach may write to, by ticket
 
     def __len__(self) -> int:
@@ -112,6 +114,13 @@ class Deliveries:
             self._messages.append(Fetch(delivery.offer.ticket, self._told_blocks(delivery.offer, delivery.blocks), held))
         if delivery.blocks and delivery.done:
             self.make_ready(sequence)
+
+    def follow(self, delivery: Delivery, sequence: Sequence) -> bool:
+        """A further request of the ticket, with the same tokens, waits until the first has them and finds them in the cache, if there is one."""
+        if not self._residents.cache.enabled or sequence.scoring or not self.is_for(delivery, sequence):
+            return False
+        delivery.others.append(sequence)
+        return True
 
     def make_ready(self, sequence: Sequence) -> None:
         """Its delivery is done: it may start as soon as its turn comes."""
@@ -184,12 +193,7 @@ class Deliveries:
 
     def give_up(self, delivery: Delivery) -> None:
         """It is of no use any more. Its blocks are free at once if nobody writes to them, else when the agent says so."""
-        sequence, delivery.sequence = delivery.sequence, None
-        if sequence is not None:
-            sequence.delivery = None
-            self.fetching.discard(sequence.id)
-            if sequence in self.ready:
-                self.ready.remove(sequence)
+        self._part(delivery)
         if delivery.done:
             self._residents.pool.release(delivery.blocks)
             self._claim(delivery, 0)
@@ -230,14 +234,15 @@ class Deliveries:
         self.give_up(delivery)
         return sequence
 
-    def give_up_newest(self) -> None:
-        """Give up the newest reservation that no request has come for, unless blocks are on their way back already."""
+    def give_up_newest(self) -> bool:
+        """Give up the newest reservation that no request has come for, unless blocks are on their way back already. True: they are free now."""
         if any(delivery.stopped for delivery in self._of.values()):
-            return
-        for delivery in reversed(self._of.values()):
-            if delivery.blocks and delivery.sequence is None:
-                self.give_up(delivery)
-                return
+            return False
+        newest = next((d for d in reversed(self._of.values()) if d.blocks and d.sequence is None), None)
+        if newest is None:
+            return False
+        self.give_up(newest)
+        return newest.done
 
     def unclaimed(self) -> list[Delivery]:
         """Those that no request has come for, and that were not given up."""
@@ -256,14 +261,25 @@ class Deliveries:
         """Whether any delivery has blocks."""
         return any(delivery.blocks for delivery in self._of.values())
 
+    def await_news(self) -> bool:
+        """Whether the agent will sooner or later say that blocks are free, or that KV has come."""
+        return any(delivery.blocks and not (delivery.done and delivery.sequence) for delivery in self._of.values())
+
     def _claim(self, delivery: Delivery, tokens: int) -> None:
         self._messages.append(Claimed(delivery.offer.ticket, tokens))
         self._forget(delivery)
 
     def _forget(self, delivery: Delivery) -> None:
         del self._of[delivery.offer.ticket]
-        if delivery.sequence is not None:
-            delivery.sequence.delivery = None
-            self.fetching.discard(delivery.sequence.id)
-            if delivery.sequence in self.ready:
-                self.ready.remove(delivery.sequence)
+        self._part(delivery)
+
+    def _part(self, delivery: Delivery) -> None:
+        """Its requests have nothing to do with it any more."""
+        self.released += delivery.others
+        delivery.others = []
+        sequence, delivery.sequence = delivery.sequence, None
+        if sequence is not None:
+            sequence.delivery = None
+            self.fetching.discard(sequence.id)
+            if sequence in self.ready:
+                self.ready.remove(sequence)

@@ -36,7 +36,6 @@ class Handover:
         self._loans = Loans(residents.pool, residents.block_size)
         self._residents = residents
         self.messages = messages
-        self.warnings: list[str] = []
         self._closed = False
 
     # Requests
@@ -60,6 +59,9 @@ class Handover:
         delivery = self._deliveries.find(kv.ticket)
         if delivery is not None and delivery.sequence is None:
             self._meet(delivery, sequence)
+        elif delivery is not None and self._deliveries.follow(delivery, sequence):
+            self._planner.aside[sequence.id] = sequence
+            return
         if sequence.delivery is None or not sequence.delivery.blocks:
             self._planner.waiting.push(sequence)
         elif not sequence.delivery.done:
@@ -69,7 +71,7 @@ class Handover:
         """Bind a request to its delivery, if the tokens are the same and it has a use for their KV."""
         if not self._deliveries.is_for(delivery, sequence):
             ticket = delivery.offer.ticket
-            self.warnings.append(
+            self._planner.warnings.append(
                 f"request {sequence.id} came with ticket {ticket}, but the KV of that ticket is of other tokens: its prompt is computed here. "
                 f"Both engines must be given the same prompt and cache salt, and have the same pd_secret."
             )
@@ -82,6 +84,7 @@ class Handover:
         """A request with a ticket has ended; it is neither running nor waiting any more."""
         if sequence.delivery is not None:
             self._deliveries.give_up(sequence.delivery)
+            self._planner.let_followers_go()
         abandoned = self._loans.end(sequence, reason)
         if abandoned is not None:
             self.messages.append(abandoned)
@@ -120,6 +123,7 @@ class Handover:
             case seam.Forgotten(_, ticket):
                 self._deliveries.end_quarantine(ticket)
                 self._over(ticket, forgotten=True)
+        self._planner.let_followers_go()
         return None
 
     def _admitted(self, ticket: str, held: int) -> None:
@@ -209,6 +213,7 @@ class Handover:
         for delivery in self._deliveries.unclaimed():
             if delivery.blocks:
                 self._deliveries.give_up(delivery)
+        self._planner.let_followers_go()
 
     def stuck_for(self) -> str:
         """Why requests may wait for ever, if the agent may never free blocks; empty if it cannot be blamed."""
@@ -216,9 +221,13 @@ class Handover:
         text = f"{count} KV blocks are out of use, since an engine that is out of reach may still write to them"
         return f"{text}; the rest is too small for this request" if count else ""
 
-    def busy(self) -> bool:
-        """Blocks are lent, or kept for KV that comes; the agent will free them in bounded time."""
-        return bool(self._loans) or self._deliveries.hold_blocks()
+    def awaits(self) -> bool:
+        """The agent will tell something, in bounded time, that lets a request go on or frees blocks."""
+        return bool(self._planner.aside) or self._loans.hold_blocks() or self._deliveries.await_news()
+
+    def holds_blocks(self) -> bool:
+        """Blocks are lent, or kept for KV that comes."""
+        return self._loans.hold_blocks() or self._deliveries.hold_blocks()
 
     def tables(self) -> list[list[int]]:
         """The blocks that are held here, for the books."""

@@ -35,9 +35,6 @@ class Loans:
         self._block_size = block_size
         self._of: dict[str, Loan] = {}
 
-    def __len__(self) -> int:
-        return len(self._of)
-
     def __contains__(self, ticket: str) -> bool:
         return ticket in self._of
 
@@ -84,6 +81,10 @@ class Loans:
             loan.blocks = []
             loan.closed = True
         return loan
+
+    def hold_blocks(self) -> bool:
+        """Whether any block is lent."""
+        return any(loan.blocks for loan in self._of.values())
 
     def tables(self) -> Iterator[list[int]]:
         """The blocks of each loan."""

@@ -30,7 +30,7 @@ class Planner:
         self.waiting = WaitingQueue()
         self.aside: dict[int, Sequence] = {}  # by request id
         self.nothing_left: list[Sequence] = []  # admitted, but all it is to compute is in the cache; the scheduler ends it
-        self.warnings: list[str] = []  # about preemptions; the scheduler passes them on
+        self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
     def plan(self) -> StepPlan:
         """Choose what the next step computes. Sequences that are admitted or preempted on the way change places at once."""
@@ -48,6 +48,13 @@ class Planner:
         if not plan.short:
             self._admit(plan)
         return plan
+
+    def let_followers_go(self) -> None:
+        """Those who waited for another one's KV join the queue, unless they have ended meanwhile."""
+        for sequence in self._deliveries.released:
+            if self.aside.pop(sequence.id, None) is not None:
+                self.waiting.push(sequence)
+        self._deliveries.released.clear()
 
     def stop(self, sequence: Sequence) -> None:
         """Take a sequence out of the running list or the queue, wherever it is, and end its stay on the worker."""
@@ -68,6 +75,12 @@ class Planner:
     def num_waiting(self) -> int:
         """Sequences that do not run, for whatever reason."""
         return len(self.waiting) + len(self.aside) + len(self._deliveries.ready)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Their prompt tokens."""
+        apart = (*self.aside.values(), *self._deliveries.ready)
+        return self.waiting.num_prompt_tokens + sum(sequence.num_prompt for sequence in apart)
 
     @property
     def spare(self) -> int:
@@ -126,6 +139,7 @@ class Planner:
             return False
         self._tally.handed_tokens += proposal.scheduled
         self._deliveries.take_over(sequence, proposal)
+        self.let_followers_go()
         self._enter(sequence, proposal, handed_over=True)
         plan.add(sequence, proposal, count)
         return True
@@ -167,14 +181,14 @@ class Planner:
     def _take_from_ready(self) -> bool:
         """The first in order always advances: those who hold blocks without running give way. False: what they hold comes back later, if at all.
 
-        Nobody writes to the blocks of a ready one. Those of a reservation come back when the agent says so. All others are bound to requests
-        that wait for the rest of their KV: the agent ends that wait in bounded time, and then they are ready.
+        Nobody writes to the blocks of a ready one, and those of a reservation come back when the agent says so. All others are bound to
+        requests that wait for the rest of their KV: the agent ends that wait in bounded time, and then they are ready.
         """
         sequence = self._deliveries.give_way()
         if sequence is None:
-            self._deliveries.give_up_newest()
-            return False
+            return self._deliveries.give_up_newest()
         self.waiting.push(sequence)
+        self.let_followers_go()
         return True
 
     def _num_returning(self) -> int:

@@ -131,11 +131,10 @@ class Scheduler:
     def instructions(self) -> list[Instruction]:
         """What is to be told and was not yet, such as because of `next_step`. Empties the list."""
         instructions, self._instructions = self._instructions, []
-        for warnings in (self._planner.warnings, self._handover.warnings):
-            instructions += [Warn(text) for text in warnings]
-            warnings.clear()
-        instructions += [ToTransfer(message) for message in self._messages]
-        self._messages.clear()
+        if self._planner.warnings or self._messages:
+            instructions += [*map(Warn, self._planner.warnings), *map(ToTransfer, self._messages)]
+            self._planner.warnings.clear()
+            self._messages.clear()
         return instructions
 
     def next_step(self) -> Step | None:
@@ -146,13 +145,14 @@ class Scheduler:
         ended = self._planner.nothing_left and self._end_with_nothing_left()
         if plan.items:
             return self._send(plan)
-        if self._live and not self._in_flight and not ended and not self._planner.aside and not self._handover.busy():
+        if self._live and not self._in_flight and not ended and not self._handover.awaits():
             ended = self._end_stuck()
         return self.next_step() if ended else None
 
     def _end_stuck(self) -> bool:
         """Nothing runs, nothing is in flight and nothing is waited for: that must not be, unless blocks are out of use for good."""
-        reason, first = self._handover.stuck_for(), self._planner.waiting.first()
+        reason = self._handover.stuck_for()
+        first = self._planner.running[0] if self._planner.running else self._planner.waiting.first()
         if not reason or first is None:
             raise InternalError(f"{len(self._live)} requests are there, but none of them can run", statistics=self.statistics())
         self._finish(first, finish_reason="error", error=reason, error_kind="OverloadedError", retry_after_s=self._retry_after())
@@ -160,7 +160,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Requests are unfinished, steps in flight, or KV blocks in another engine's hands."""
-        return bool(self._live or self._in_flight or self._handover.busy())
+        return bool(self._live or self._in_flight or self._handover.holds_blocks())
 
     def idle(self) -> bool:
         """Nothing to do until the next request."""
@@ -214,7 +214,7 @@ class Scheduler:
             self._config,
             draining=self._draining,
             waiting=planner.num_waiting,
-            waiting_tokens=planner.waiting.num_prompt_tokens,
+            waiting_tokens=planner.num_waiting_tokens,
             free_slots=self._config.max_num_seqs - len(planner.running),
             retry_after_s=self._retry_after(),
         )
@@ -267,7 +267,7 @@ class Scheduler:
 
     def _retry_after(self) -> float:
         """Seconds until the queue of now should have drained."""
-        return self._throughput.retry_after(self._planner.waiting.num_prompt_tokens)
+        return self._throughput.retry_after(self._planner.num_waiting_tokens)
 
     def _time_out(self, sequence: Sequence) -> None:
         """A request that never ran was refused by overload and may be tried again; one that ran simply took too long."""

@@ -1,0 +1,215 @@
+"""Random lives of a scheduler whose KV goes to other engines and comes from them. The invariants are in handover_bench and schedule_bench.
+
+They are: no request computes from KV that has not arrived (everything else is rubbish, and the worker reads back what it uses); no block is
+written to by anybody while it is lent, or used while an agent may write to it; no block is lost; every request ends, with the right tokens.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homenode.engine.kv.blocks import BlockPool
+from homenode.engine.schedule.config import SchedulerConfig
+from homenode.engine.schedule.deliveries import Deliveries, Delivery
+from homenode.engine.schedule.loans import Loans
+from homenode.engine.schedule.step import Step
+from homenode.errors import InternalError
+from homenode.transfer import seam
+from tests.pure.handover_bench import HandoverBench
+from tests.pure.schedule_bench import limits_of
+
+_STEMS = [[random.Random(7 * n).randrange(40) for _ in range(90)] for n in range(4)]  # beginnings that prompts share
+
+
+def _prompt(bench: HandoverBench, rng: random.Random) -> list[int]:
+    stem = rng.choice(_STEMS)[: rng.choice([1, 5, 9, 16, rng.randrange(1, bench.limits.max_model_len)])]
+    return (stem + [rng.randrange(40) for _ in range(rng.randrange(3))])[: bench.limits.max_model_len]
+
+
+def _sampling(rng: random.Random) -> dict[str, object]:
+    return {
+        "max_tokens": rng.choice([1, 3, 8, 30, 1000]),
+        "ignore_eos": rng.random() < 0.5,
+        "priority": rng.choice([0, 0, 0, 1, -1]),
+        "prompt_logprobs": 0 if rng.random() < 0.05 else None,
+    }
+
+
+def _comes(bench: HandoverBench, rng: random.Random) -> None:
+    """An offer, and perhaps its request, or two of them."""
+    prompt = [*_prompt(bench, rng), 7][: bench.limits.max_model_len]
+    if len(prompt) < 2:
+        return
+    ticket = bench.offer(
+        prompt,
+        reserve=rng.random() < 0.6,
+        page_tokens=rng.choice([0, 0, 2, 6, 8, 16]),
+        salt=rng.choice(["", "", "other"]),
+        lie=rng.random() < 0.1,
+    )
+    bench._prompts[ticket] = prompt
+    if rng.random() < 0.5:
+        _asks(bench, rng, ticket)
+
+
+def _asks(bench: HandoverBench, rng: random.Random, ticket: str) -> None:
+    bench.ask(bench._prompts[ticket], ticket, deadline=bench.now + rng.randrange(1, 30) if rng.random() < 0.1 else None, **_sampling(rng))
+
+
+def _agent(bench: HandoverBench, rng: random.Random) -> None:
+    """Something an agent may do, to any ticket for which it may do it."""
+    bench.scribble()
+    coming = [t for t, c in bench.coming.items() if c.open]
+    going = [t for t, g in bench.going.items() if not g.over]
+    draw = rng.random()
+    if draw < 0.5 and coming:
+        ticket = rng.choice(coming)
+        c = bench.coming[ticket]
+        pages = c.offer.page_tokens
+        upto = min(c.offer.tokens, c.arrived // pages * pages + pages * rng.randrange(1, 4))
+        bench.arrive(ticket, c.offer.tokens if rng.random() < 0.3 else upto)
+    elif draw < 0.58 and coming:
+        bench.fail(rng.choice(coming))
+    elif draw < 0.6 and coming:
+        bench.quarantine(rng.choice(coming))
+    elif draw < 0.7:
+        stopped = [t for t, c in bench.coming.items() if (c.stopped and c.writes and not c.quarantined)]
+        if stopped:
+            bench.fail(rng.choice(stopped))
+    elif draw < 0.75:
+        unwanted = [t for t, c in bench.coming.items() if c.claimed is None and not c.fetched and not c.stopped and not c.refused]
+        if unwanted:
+            bench.forget_for_good(rng.choice(unwanted))
+    elif going:
+        _sends(bench, rng, rng.choice(going))
+
+
+def _sends(bench: HandoverBench, rng: random.Random, ticket: str) -> None:
+    going = bench.going[ticket]
+    if not going.admitted and not going.abandoned:
+        pages = len(going.wanted.identities)
+        bench.admit(ticket, held=rng.choice([0, 0, rng.randrange(pages + 1)])) if rng.random() < 0.85 else bench.refuse(ticket)
+    elif rng.random() < 0.1 or going.last or going.abandoned:
+        bench.give_back(ticket)
+
+
+def _move(bench: HandoverBench, rng: random.Random) -> None:
+    draw = rng.random()
+    if draw < 0.05:
+        bench.submit(_prompt(bench, rng), **_sampling(rng))  # type: ignore[arg-type]
+    elif draw < 0.10:
+        bench.send(_prompt(bench, rng), priority=rng.choice([0, 0, 1, -1]))
+    elif draw < 0.18:
+        _comes(bench, rng)
+    elif draw < 0.22 and bench.coming:
+        _asks(bench, rng, rng.choice(list(bench.coming)))
+    elif draw < 0.25 and bench.requests:
+        bench.abort(rng.randrange(len(bench.requests)), rng.choice(["abort", "stop"]))
+    elif draw < 0.26:
+        bench.tick(rng.choice([1.0, 20.0]))
+    elif draw < 0.55:
+        _agent(bench, rng)
+    elif draw < 0.8:
+        bench.step()
+    else:
+        bench.finish_step()
+    bench.read()
+
+
+def _bench(rng: random.Random, lookahead: int, faults: bool = False) -> HandoverBench:
+    blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64), (5, 64)])
+    seqs = rng.choice([1, 2, 5, 12])
+    chunked = rng.random() < 0.75
+    config = SchedulerConfig(
+        max_num_batched_tokens=max(seqs, rng.choice([3, 8, 17, 40]) if chunked else length),
+        max_num_seqs=seqs,
+        enable_chunked_prefill=chunked,
+        max_num_queued_requests=rng.choice([0, 0, 6]),
+        max_preemptions=rng.choice([0, 1, 8]),
+    )
+    limits = limits_of(num_blocks=blocks, max_model_len=length, max_sampled_rows=max(seqs, rng.choice([1, 6, 30])))
+    lost = rng.sample(range(150), 6) if faults else []
+
+    def fault(step: Step) -> Exception | None:
+        return RuntimeError("worker lost") if step.number in lost else None
+
+    return HandoverBench(config, limits=limits, lookahead=lookahead, caching=rng.random() < 0.8, fault=fault, rng=rng)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("seed", range(25))
+def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -> None:
+    rng = random.Random(seed)
+    bench = _bench(rng, lookahead, faults)
+    for _ in range(400):
+        _move(bench, rng)
+    if seed % 3 == 0:
+        bench.drain()
+    bench.settle()
+
+
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(0, 1), st.booleans(), st.integers(0, 80))
+def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, lookahead: int, faults: bool, moves: int) -> None:
+    bench = _bench(rng, lookahead, faults)
+    for _ in range(moves):
+        _move(bench, rng)
+    bench.settle()
+
+
+def _lives(seeds: int = 30) -> None:
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        bench = _bench(rng, seed % 2)
+        for _ in range(300):
+            _move(bench, rng)
+        bench.settle()
+
+
+def test_kv_used_before_it_has_arrived_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks are worth something only if they fail when they should."""
+    honest = Deliveries.arrived
+    monkeypatch.setattr(Deliveries, "arrived", lambda self, delivery, tokens: honest(self, delivery, tokens + 1))
+    with pytest.raises((InternalError, AssertionError)):
+        _lives()
+
+
+def test_a_block_freed_while_somebody_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(self: Deliveries, delivery: Delivery) -> None:
+        if delivery.sequence is not None:
+            self.fetching.discard(delivery.sequence.id)
+        if not delivery.done:
+            self._messages.append(seam.Stopped(delivery.offer.ticket))
+        self.drop(delivery)
+
+    monkeypatch.setattr(Deliveries, "give_up", give_up)
+    with pytest.raises((InternalError, AssertionError)):
+        _lives()
+
+
+def test_a_loan_that_ends_with_its_request_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Loans.end
+
+    def end(self: Loans, *arguments: object) -> object:
+        loan = arguments[0].loan  # type: ignore[attr-defined]
+        told = honest(self, *arguments)  # type: ignore[arg-type]
+        if loan is not None:
+            self._pool.release(loan.blocks)
+            loan.blocks = []
+        return told
+
+    monkeypatch.setattr(Loans, "end", end)
+    with pytest.raises((InternalError, AssertionError)):
+        _lives()
+
+
+def test_a_lost_reservation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = BlockPool.release
+    monkeypatch.setattr(BlockPool, "release", lambda self, blocks: honest(self, blocks[1:]))
+    with pytest.raises(InternalError, match="references counted"):
+        _lives()
