@@ -11,11 +11,10 @@ class Breaker:
     """Closed (all may go), open (all are refused), half open (one goes as the probe, the others wait for how it fares)."""
 
     def __init__(self, ttl: float) -> None:
-        """`ttl`: seconds it stays open after a failure."""
+        """`ttl`: seconds it stays open after a failure; with 0 it never opens."""
         self._ttl = ttl
         self._open_until: float | None = None  # None: closed
         self._probing: str | None = None
-        self.opened = 0
 
     def ask(self, ticket: str, now: float) -> Verdict:
         """May this one go? Changes nothing."""
@@ -30,15 +29,20 @@ class Breaker:
         if self._open_until is not None:
             self._probing = ticket
 
+    @property
+    def open(self) -> bool:
+        """Open or half open."""
+        return self._open_until is not None
+
     def left(self, now: float) -> float:
         """Seconds until something may go again."""
         return 0.0 if self._open_until is None else max(self._open_until - now, 0.0)
 
     def failed(self, now: float, at_least: float = 0.0) -> None:
         """There was no room. `at_least`: what the receiver asked for; not believed beyond 8 times our own time."""
-        self._open_until = now + max(self._ttl, min(at_least, 8 * self._ttl))
         self._probing = None
-        self.opened += 1
+        if self._ttl > 0:
+            self._open_until = now + max(self._ttl, min(at_least, 8 * self._ttl))
 
     def succeeded(self) -> None:
         self._open_until = None

@@ -27,6 +27,13 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
     late: int = 0  # done signals after that
     duplicates: int = 0  # signals that said nothing new
     bad_frames: dict[str, int] = {}  # dropped, by what was wrong with them
+    early: int = 0  # done signals that came before all pages were announced
+    unknown: int = 0  # done signals about hand-overs that were never heard of, or long ago
+    forged: int = 0  # frames about somebody else's hand-over
+    poisoned_pages: int = 0  # given up after they had been wrong twice
+    quarantined: int = 0  # hand-overs whose blocks a sender that does not answer may still write
+    forgotten: int = 0  # tickets that no request came for
+    breaker_opens: int = 0  # times nothing was offered to a receiver for a while
     digest_mismatches: int = 0  # pages that were not what had been promised
     peers: int = 0  # gauge: connected processes
     # Hand-overs that ended well, by the class of their duration.

@@ -43,6 +43,7 @@ class Incoming:
     asked: int = 0
     verified: int = 0
     refs: list[PageRef] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)  # pages in refs
     digests: list[bytes] = field(default_factory=list)  # of pages first_told, first_told + 1, ...
     first_told: int = 0
     good: bytearray = field(default_factory=bytearray)
@@ -108,7 +109,7 @@ class Incoming:
         if any(len(digest) != self.with_.digest_bytes for digest in said.digests):
             return f"digests that are not {self.with_.digest_bytes} bytes long"
         if isinstance(said, Data):
-            nbytes = span_bytes(self.with_.layout, said.first, count, self.offer.tokens, self.offer.page_tokens)
+            nbytes = self._bytes(said.first, count)
             return None if said.count == count and said.nbytes == nbytes else f"{said.nbytes} bytes for pages that have {nbytes}"
         return self._bad_pages(said.pages, count)
 
@@ -123,13 +124,15 @@ class Incoming:
                 return "a page that is in no registered buffer"
             if layout.block_size != self.offer.page_tokens or ref.buffer != (self.refs or pages)[0].buffer:
                 return "pages of another size, or in several buffers"
-        if len({(ref.buffer, ref.page) for ref in (*self.refs, *pages)}) != len(self.refs) + count:
+        numbers = {ref.page for ref in pages}
+        if len(numbers) != count or not numbers.isdisjoint(self.seen):
             return "one page for two places"
         return None
 
     def ready(self, said: Ready) -> None:
         """More pages can be read (or verified), found unobjectionable."""
         self.refs.extend(said.pages)
+        self.seen.update(ref.page for ref in said.pages)
         self.digests.extend(said.digests)
         self.told += len(said.digests)
         self.pump()
@@ -147,15 +150,13 @@ class Incoming:
         if going is None:
             return None if self.hard or self.told_end else "bytes that were not asked for"
         if not data.epochs_ok:
-            del self.reads[data.first]
-            self._drop_deadline(data.first)
+            self._answered(data.first)
             self.lose("the sender no longer has the pages", hard=True)
             return None
-        nbytes = span_bytes(self.with_.layout, going.first, going.count, self.offer.tokens, self.offer.page_tokens)
+        nbytes = self._bytes(going.first, going.count)
         if data.count != going.count or data.nbytes != nbytes:
             return f"{data.nbytes} bytes for {data.count} pages, where {nbytes} for {going.count} were asked for"
-        del self.reads[data.first]
-        self._drop_deadline(data.first)
+        self._answered(data.first)
         if not self.hard:
             self._receive(peer, going.first, going.count, going.begun)
         return None
@@ -188,7 +189,7 @@ class Incoming:
         """Answer to a copy, a verification or bytes received."""
         going = self.copies.pop(token)
         self.with_.deadlines.drop(("bytes", token))
-        nbytes = span_bytes(self.with_.layout, going.first, going.count, self.offer.tokens, self.offer.page_tokens)
+        nbytes = self._bytes(going.first, going.count)
         if digests is not None:
             self.process.rate.took(nbytes, going.begun, self.with_.now)
         seen: list[bytes | None] = list(digests) if digests is not None and len(digests) == going.count else [None] * going.count
@@ -208,7 +209,9 @@ class Incoming:
             self.bad.add(page)
             self.again.append(page)
             return
-        if not self.hard:
+        if digest is None:
+            self.lose("the pages are not there any more, or could not be read", hard=True, code="gone")
+        elif not self.hard:
             self.with_.tally.poisoned += 1
             self.with_.ledger.mark(self._blocks_of(page), PageState.POISONED)
             self.rejected = True
@@ -244,10 +247,9 @@ class Incoming:
         if not state.shared:
             if self.process.made is None:
                 return False
-            waiting = sum(going.count for going in (*self.copies.values(), *self.reads.values())) + count
-            nbytes = span_bytes(state.layout, 0, min(waiting, self.pages), offer.tokens, offer.page_tokens)
             self.reads[first] = _Going(first, count, state.now)
-            state.deadlines.set(("read", self.ticket, first), state.now + self.process.rate.allowed(nbytes))
+            self.process.queued += self._bytes(first, count)
+            state.deadlines.set(("read", self.ticket, first), state.now + self.process.rate.allowed(self.process.queued))
             state.send(self.process.made, Read(offer.pull_id, first, count))
             return True
         assert self.blocks is not None
@@ -270,7 +272,7 @@ class Incoming:
         state, token = self.with_, self.with_.token()
         assert self.blocks is not None
         self.copies[token] = _Going(first, count, state.now if begun is None else begun, peer)
-        nbytes = span_bytes(state.layout, first, count, self.offer.tokens, self.offer.page_tokens)
+        nbytes = self._bytes(first, count)
         state.deadlines.set(("bytes", token), state.now + self.process.rate.allowed(nbytes))
         self._fill(first, count)
         state.act(Receive(token, peer, state.own.cache.id, list(self.blocks), first, count, self.offer.tokens, self.offer.page_tokens))
@@ -278,9 +280,8 @@ class Incoming:
     def unanswered(self) -> None:
         """The connection for reads ended: ask again on the next one."""
         self.again.extend(page for going in self.reads.values() for page in range(going.first, going.first + going.count))
-        for first in self.reads:
-            self._drop_deadline(first)
-        self.reads.clear()
+        for first in list(self.reads):
+            self._answered(first)
 
     # How it ends
 
@@ -329,14 +330,14 @@ class Incoming:
             state.say_done(self.process, offer.pull_id, False, offer.lease_s)
             return
         why = Stored(offer.pull_id, self.verified, False, self.over) if self.rejected else Cancel(offer.pull_id)
-        state.send(self.process.came, why)
+        state.send(self.process.by_came, why)
         if state.shared:
             state.deadlines.set(("drain", self.ticket), state.now + state.limits.drained)
 
     def cancel_again(self) -> None:
         """The sender's process can be spoken to again."""
         if self.cancelled and self._may_be_written():
-            self.with_.send(self.process.came, Cancel(self.offer.pull_id))
+            self.with_.send(self.process.by_came, Cancel(self.offer.pull_id))
 
     def _may_be_written(self) -> bool:
         return self.with_.push and self.with_.shared and not (self.drained or self.complete or self.process.dead)
@@ -386,5 +387,11 @@ class Incoming:
         past = page_count(tokens, size) if tokens == self.offer.tokens else tokens // size
         self.with_.ledger.mark(self.blocks[before * self.offer.page_tokens // size : past], PageState.READY)
 
-    def _drop_deadline(self, first: int) -> None:
+    def _bytes(self, first: int, count: int) -> int:
+        return span_bytes(self.with_.layout, first, count, self.offer.tokens, self.offer.page_tokens)
+
+    def _answered(self, first: int) -> None:
+        """What was asked for comes, or is not waited for any more."""
+        going = self.reads.pop(first)
+        self.process.queued -= self._bytes(going.first, going.count)
         self.with_.deadlines.drop(("read", self.ticket, first))

@@ -10,10 +10,12 @@ from homenode.transfer.deadlines import Deadlines
 class Leases:
     """Leases by number. Each has a time at which it ends unless it is renewed; whoever keeps a page has one."""
 
-    def __init__(self, ttl: float, deadlines: Deadlines) -> None:
+    def __init__(self, ttl: float, longest: float, deadlines: Deadlines) -> None:
+        """`longest`: seconds after which one ends however often it is renewed."""
         self.ttl = ttl
+        self._longest = longest
         self._deadlines = deadlines
-        self._live: set[int] = set()
+        self._live: dict[int, float] = {}  # since when
 
     def __contains__(self, number: int) -> bool:
         return number in self._live
@@ -23,8 +25,8 @@ class Leases:
 
     def grant(self, number: int, now: float) -> None:
         """Or renew: it ends `ttl` from now."""
-        self._live.add(number)
-        self._deadlines.set(("lease", number), now + self.ttl)
+        since = self._live.setdefault(number, now)
+        self._deadlines.set(("lease", number), min(now + self.ttl, since + self._longest))
 
     def renew(self, numbers: Iterable[int], now: float) -> list[int]:
         """Those that are live; returns the others."""
@@ -39,7 +41,4 @@ class Leases:
     def end(self, number: int) -> bool:
         """Whether it was live."""
         self._deadlines.drop(("lease", number))
-        if number not in self._live:
-            return False
-        self._live.discard(number)
-        return True
+        return self._live.pop(number, None) is not None

@@ -23,6 +23,9 @@ class Limits:
     progress: float = 60.0  # a request waits for pages the sender has not announced
     drained: float = 5.0  # until a sender must have stopped to write, before its targets count as lost
     repeat: float = 0.5  # before Done is said again; doubles up to 16 times this
+    longest: float = 3600.0  # a lease ends then, however often it is renewed
     offers: int = 4096  # hand-overs in hand with one process
+    announced: int = 1 << 20  # pages of all of these
+    reads: int = 4  # times the bytes of a hand-over may be asked for
     remembered: int = 4096  # ended hand-overs, unacknowledged Dones
     backoff: float = 0.5  # before a failed connection is tried again

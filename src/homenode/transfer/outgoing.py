@@ -52,8 +52,10 @@ class Outgoing:
     target: bytes = b""
     copies: dict[int, _Going] = field(default_factory=dict)
     sends: dict[int, _Going] = field(default_factory=dict)
+    reads: int = 0  # pages that were asked for, again ones included
     computing: bool = True
     over: str = ""  # why nothing more is announced
+    early: bool = False  # Done came before the answer to the offer
     read: bool = False  # nobody reads its pages any more
     drained: bool = False  # the receiver wants to know when nothing is written any more
     farewell: Message | None = None  # said when nothing is under way any more
@@ -150,9 +152,12 @@ class Outgoing:
         """Answer to bytes that were to be sent."""
         going = self.sends.pop(token)
         self.with_.deadlines.drop(("send", token))
-        if ok and self.process is not None:
-            self.process.rate.took(self._bytes(going.first, going.count), going.begun, self.with_.now)
-        elif not ok and self.with_.push:
+        assert self.process is not None
+        nbytes = self._bytes(going.first, going.count)
+        self.process.queued -= nbytes
+        if ok:
+            self.process.rate.took(nbytes, going.begun, self.with_.now)
+        elif self.with_.push:
             self.call_off("lost", "the connection ended while KV was sent")
         self.pump()
 
@@ -163,7 +168,8 @@ class Outgoing:
         if self.read:
             self.with_.send(peer, Data(self.pull_id, read.first, 0, 0, [], False, epochs_ok=False))
             return True
-        if len(self.sends) >= 2 * self.with_.limits.in_flight:
+        self.reads += read.count
+        if len(self.sends) >= 2 * self.with_.limits.in_flight or self.reads > self.with_.limits.reads * self.pages:
             return False
         self.with_.leases.grant(self.pull_id, self.with_.now)
         self._send_pages(peer, read.first, read.count)
@@ -284,8 +290,8 @@ class Outgoing:
         tokens = [tokens_in(page, self.tokens, state.page_tokens) for page in range(first, first + count)]
         self.sends[token] = _Going(first, count, state.now)
         assert self.process is not None
-        waiting = sum(self._bytes(going.first, going.count) for going in self.sends.values())
-        state.deadlines.set(("send", token), state.now + self.process.rate.allowed(waiting))
+        self.process.queued += nbytes
+        state.deadlines.set(("send", token), state.now + self.process.rate.allowed(self.process.queued))
         state.act(SendPages(token, peer, header, state.buffer, blocks, tokens))
 
     def _bytes(self, first: int, count: int) -> int:
@@ -302,7 +308,7 @@ class Outgoing:
         if quiet and (self.farewell is not None or self.drained):
             farewell = Drained(self.pull_id) if self.drained else self.farewell
             if farewell is not None and self.process is not None:
-                state.send(self.process.made, farewell)
+                state.send(self.process.by_made, farewell)
             self.farewell, self.drained = None, False
         if self.read and quiet:
             state.end_loans(self.ticket)

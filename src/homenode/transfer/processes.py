@@ -28,14 +28,21 @@ class Process:
     beating: bool = False
     banned: str = ""  # why nothing it says is taken any more
     highest: int = -1  # the last number it gave to a hand-over
+    failures: int = 0  # to connect to it, in a row
+    queued: int = 0  # bytes to it or from it that were asked for and have not come to an end
     heard: float = 0.0
     asked: float | None = None  # the oldest renewal without any answer since
     silent: bool = False
 
     @property
-    def any(self) -> int | None:
-        """A live connection, no matter which."""
-        return next(iter(self.live), None)
+    def by_made(self) -> int | None:
+        """A live connection, best the one opened by us."""
+        return self.made if self.made is not None else self.came
+
+    @property
+    def by_came(self) -> int | None:
+        """A live connection, best the one opened by it."""
+        return self.came if self.came is not None else self.made
 
 
 class Processes:
@@ -61,7 +68,7 @@ class Processes:
         process.buffers.update({buffer.id: buffer.layout for buffer in hello.buffers})
         process.live.add(peer)
         if address:
-            process.made, process.address = peer, address
+            process.made, process.address, process.failures = peer, address, 0
         else:
             process.came = peer
         process.heard, process.asked, process.silent = now, None, False

@@ -262,7 +262,8 @@ class ReceiverMachine:
             return "released", OfferReply(offer.pull_id, refused=True, reason="the ticket was given up before it came")
         if offer.ticket in self._tickets:
             return "duplicate", OfferReply(offer.pull_id, refused=True, reason=f"ticket {offer.ticket!r} is in hand already")
-        if sum(key[0] == process.incarnation for key in self._pulls) >= self._limits.offers:
+        theirs = self._with(process)
+        if len(theirs) >= self._limits.offers or sum(i.pages for i in theirs) + len(offer.identities) > self._limits.announced:
             return "too many", OfferReply(offer.pull_id, alloc_failed=True, reason="too many hand-overs at once", retry_after_s=1.0)
         if offer.page_tokens % 16:
             return "pages", OfferReply(offer.pull_id, refused=True, reason=f"pages of {offer.page_tokens} tokens")
@@ -313,9 +314,9 @@ class ReceiverMachine:
             state.act(Close(connected.peer, wrong))
             return self._unreachable(connected.address, wrong, b"")
         process = state.processes.connected(connected.peer, connected.hello, connected.address, state.now)
+        for incoming in self._with(process):
+            incoming.cancel_again()
         if not connected.address:
-            for incoming in self._with(process):
-                incoming.cancel_again()
             return None
         for done in state.dones.of(process.incarnation):
             state.send(connected.peer, done)
@@ -343,7 +344,8 @@ class ReceiverMachine:
                     incoming.settle()
                     self._look(incoming)
             if process is not None:
-                self._state.deadlines.set(("reconnect", incarnation), self._state.now + self._limits.backoff)
+                process.failures = min(process.failures + 1, 6)
+                self._state.deadlines.set(("reconnect", incarnation), self._state.now + self._limits.backoff * 2**process.failures)
 
     def _ensure_done(self, process: Process) -> None:
         """Open the sender's done channel, unless it is."""
@@ -364,6 +366,8 @@ class ReceiverMachine:
             self._state.dones.forget(process.incarnation)
         if process.came is None or process.dead:
             self._lose_all(process, f"the sender was lost: {reason}")
+        for incoming in self._with(process):
+            incoming.cancel_again()
         if process.made is None and not process.dead:
             for incoming in self._with(process):
                 incoming.unanswered()
@@ -589,7 +593,7 @@ class ReceiverMachine:
         if process.asked is not None and now - process.asked >= self._limits.silence and not process.silent:
             process.silent = True
             self._lose_all(process, "the sender is silent", "silent")
-        peer = process.made if process.made is not None else process.came
+        peer = process.by_made
         if peer is not None:
             state.send(peer, Renew([incoming.offer.pull_id for incoming in reading]))
             process.asked = now if process.asked is None else process.asked
@@ -603,7 +607,7 @@ class ReceiverMachine:
         if process is None:
             state.dones.forget(incarnation)
         elif done is not None:
-            state.send(process.made if process.made is not None else process.came, done)
+            state.send(process.by_made, done)
             self._ensure_done(process)
         else:
             self._reap(process)

@@ -58,4 +58,4 @@ class Receiving:
             return
         done = Done(pull_id, ok)
         self.dones.say(process.incarnation, done, self.now, lease)
-        self.send(process.made if process.made is not None else process.came, done)
+        self.send(process.by_made, done)

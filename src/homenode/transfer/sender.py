@@ -159,6 +159,8 @@ class SenderMachine:
                     self._look(outgoing)
             case Released(ticket) if ticket not in self._tickets and ticket not in self._empty:
                 self._released.add(ticket)
+            case Released(ticket, reason) if ticket not in self._empty:
+                self._given_up(self._tickets[ticket], reason)
             case Abandoned(ticket, reason) | Released(ticket, reason):
                 if ticket in self._empty:
                     self._return_empty(ticket)
@@ -232,6 +234,14 @@ class SenderMachine:
         self._look(outgoing)
         return None
 
+    def _given_up(self, outgoing: Outgoing, reason: str) -> None:
+        """Nobody will ask for it at the receiver. What the scheduler still computes of it is not told."""
+        if not outgoing.admitted:
+            return self._refuse(outgoing, "released", f"the ticket was given up: {reason}")
+        outgoing.call_off("released", f"the ticket was given up: {reason}")
+        outgoing.pump()
+        return self._look(outgoing)
+
     def _return_empty(self, ticket: str) -> None:
         self._empty.discard(ticket)
         self._state.tell(Returned(self._state.now, ticket))
@@ -274,11 +284,11 @@ class SenderMachine:
         assert process is not None
         if reply.alloc_failed:
             receiver.breaker.failed(state.now, reply.retry_after_s)
-            state.tally.breaker_opens += 1
-            left = receiver.breaker.left(state.now)
+            state.tally.breaker_opens += receiver.breaker.open
+            left = receiver.breaker.left(state.now) or reply.retry_after_s
             reason = f"the receiver has no room ({reply.free_pages} pages free): {reply.reason}"
             self._refuse(outgoing, "no room", reason, left, notify=False)
-            for ticket in state.admission.waits_for(receiver.address):
+            for ticket in state.admission.waits_for(receiver.address) if receiver.breaker.open else ():
                 self._refuse(self._tickets[ticket], "breaker", "the receiver has no room", left)
             return None
         if reply.refused:
@@ -290,8 +300,12 @@ class SenderMachine:
         state.deadlines.drop(("reply", outgoing.ticket))
         state.leases.grant(outgoing.pull_id, state.now)
         outgoing.open(reply)
+        if outgoing.early and outgoing.held < outgoing.pages:
+            return self._refuse(outgoing, "refused", "the receiver called it off", notify=False)
         state.tell(SendAdmitted(state.now, outgoing.ticket, outgoing.held))
-        return self._admit()
+        if outgoing.early:
+            outgoing.done()
+        return self._look(outgoing)
 
     def _refuse(self, outgoing: Outgoing, code: str, reason: str, retry_after: float | None = None, *, notify: bool = True) -> None:
         """Before it was admitted."""
@@ -373,7 +387,7 @@ class SenderMachine:
     def _lost_for(self, outgoing: Outgoing, process: Process, reason: str) -> None:
         if not outgoing.admitted:
             return self._refuse(outgoing, "lost", f"the receiver was lost: {reason}", self._limits.backoff, notify=False)
-        unreadable = process.dead or bool(process.banned) or (not self._state.shared and process.any is None)
+        unreadable = process.dead or bool(process.banned) or (not self._state.shared and process.by_made is None)
         if outgoing.told == outgoing.pages and not unreadable and not self._state.push:
             return None  # it may still be read
         outgoing.gone("lost", f"the receiver was lost: {reason}", unreadable=unreadable)
@@ -497,8 +511,9 @@ class SenderMachine:
         state = self._state
         if not outgoing.admitted:
             state.send(peer, DoneAck(outgoing.pull_id, "early"))
-            state.tally.early += 1
-            return self._refuse(outgoing, "refused", "the receiver called it off", notify=False)
+            state.tally.early += not outgoing.early
+            outgoing.early = True  # its answer to the offer is on its way, on the other channel
+            return None
         if outgoing.read and outgoing.end == "expired":
             state.tally.late += 1
             return state.send(peer, DoneAck(outgoing.pull_id, "late"))
@@ -524,8 +539,9 @@ class SenderMachine:
                 self._refuse(self._tickets[ticket], "no room", "the transfer buffer was full for too long", self._limits.backoff)
             case ("reply", str(ticket)):
                 outgoing = self._tickets[ticket]
-                self._receivers[outgoing.address].breaker.failed(self._state.now)
-                self._state.tally.breaker_opens += 1
+                breaker = self._receivers[outgoing.address].breaker
+                breaker.failed(self._state.now)
+                self._state.tally.breaker_opens += breaker.open
                 self._refuse(outgoing, "no answer", "the receiver did not answer the offer", self._breaker_ttl)
             case ("connect", str(address)):
                 self._connect_failed(address, "no connection in time")

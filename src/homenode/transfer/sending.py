@@ -34,7 +34,7 @@ class Sending:
         self.ledger = Ledger(lent.blocks)
         self.admission = Admission(min(size // lent.block_bytes, lent.blocks), settings.pd_pull_backpressure_reserve_pct)
         self.deadlines = Deadlines()
-        self.leases = Leases(min(settings.pd_pull_pending_ttl, 1e6), self.deadlines)
+        self.leases = Leases(min(settings.pd_pull_pending_ttl, 1e6), max(limits.longest, settings.pd_pull_pending_ttl), self.deadlines)
         self.ended = Ended(limits.remembered)
         self.processes = Processes(limits)
         self.tally = Tally()
