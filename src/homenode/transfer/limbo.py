@@ -14,6 +14,7 @@ from homenode.transfer.seam import (
     NoRoom,
     Offered,
     Quarantined,
+    Released,
     Returned,
     Room,
     SendAdmitted,
@@ -78,6 +79,6 @@ def answer_without_agent(message: ToAgent, now: float, reason: str) -> ToSchedul
             return Failed(now, ticket, reason)
         case Room(ticket):
             return Forgotten(now, ticket)
-        case Computed() | Abandoned() | NoRoom() | Claimed():
+        case Computed() | Abandoned() | NoRoom() | Claimed() | Released():
             return None
     return None

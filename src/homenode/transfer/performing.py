@@ -93,24 +93,28 @@ class Performer:
     # Feeding
 
     def feed(self, given: Input) -> None:
-        """Give the machine an input, and do what it says."""
+        """Give the machine an input, and do what it says; later, if that is what is going on already."""
         self._inputs.append(given)
-        if self._feeding or self.off:
-            return
-        self._feeding = True
-        try:
-            while self._inputs:
-                self._handle(self._inputs.popleft())
-        finally:
-            self._feeding = False
+        if not self._feeding:
+            self._feed_all([])
 
     def perform_all(self, actions: list[Action]) -> None:
         """Do what the machine said at another occasion (`tick`, `drain`)."""
         self.changed = True
-        for action in actions:
-            self._perform(action)
-        if self._inputs:
-            self.feed(self._inputs.popleft())
+        self._feed_all(actions)
+
+    def _feed_all(self, actions: list[Action]) -> None:
+        """One after another: what an input leads to is done before the next one is told."""
+        if self.off:
+            return
+        self._feeding = True
+        try:
+            for action in actions:
+                self._perform(action)
+            while self._inputs:
+                self._handle(self._inputs.popleft())
+        finally:
+            self._feeding = False
 
     def _handle(self, given: Input) -> None:
         self.changed = True
@@ -222,7 +226,7 @@ class Performer:
             for buffer_id, found in zip(borrowed, (source, target), strict=False):
                 if found is not None:
                     self._buffers.give_back(buffer_id, now)
-            self._inputs.append(Copied(action.token, None, "the peer's memory is not in reach any more"))
+            self.feed(Copied(action.token, None, "the peer's memory is not in reach any more"))
             return
         layout = source.memory.layout if isinstance(source, LocalBuffer) else source.layout
         work = Chunk(
@@ -242,7 +246,7 @@ class Performer:
                 raise PeerError(f"{header.nbytes} bytes were announced where {wanted} belong")
             views, job = self._staging.plan(action, local)
         except HomenodeError as error:
-            self._inputs.append(Copied(action.token, None, error.message))
+            self.feed(Copied(action.token, None, error.message))
             return
         self._fitting = True
         self._receipts[action.token] = job
@@ -251,7 +255,7 @@ class Performer:
     def _send_pages(self, action: SendPages) -> None:
         connection = self.links.find(action.peer)
         if connection is None:
-            self._inputs.append(Sent(action.token, False))
+            self.feed(Sent(action.token, False))
             return
         memory = self._buffers.local[action.buffer].memory
         nbytes = sum(page_nbytes(memory.layout, tokens) for tokens in action.tokens)
@@ -270,8 +274,6 @@ class Performer:
         """What the copy thread has done."""
         for job, copied in self._copies.results():
             self._finished(job, copied)
-        if self._inputs and not self._feeding:
-            self.feed(self._inputs.popleft())
 
     def _finished(self, job: CopyJob, copied: Copied) -> None:
         now = self._clock()
@@ -280,7 +282,7 @@ class Performer:
         self.copy_seconds += job.seconds
         if copied.digests is not None and job.target is not None:
             self.bytes_copied += job.nbytes
-        self._inputs.append(copied)
+        self.feed(copied)
 
     def _drop_receipt(self, token: int, reason: str) -> None:
         self._receipts.pop(token, None)

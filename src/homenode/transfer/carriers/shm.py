@@ -24,7 +24,7 @@ class ShmCarrier:
 
     name = "shm"
     passes_memory = True
-    secret = None  # the kernel says who is there
+    secret: str | None = None  # the kernel says who is there
 
     def __init__(self, own: KvLayout, backend: KvBackend) -> None:
         """`own`: this process's layout; a peer's must have the same geometry."""

@@ -1,0 +1,29 @@
+"""The native core as `carriers.carrier.KvBackend`: what maps and copies KV memory in an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from homenode.compute.native.kv_memory import NativeEpochWords, NativeKvMemory, copy_kv
+from homenode.transfer.memory import Copier, EpochWords, KvLayout, KvMemory
+
+
+class NativeKv:
+    """See the module."""
+
+    def __init__(self, map_kv: Callable[..., NativeKvMemory]) -> None:
+        """`map_kv`: `NativeBackend.map_kv`, so that the kernels are of the engine's own level."""
+        self.copy: Copier = copy_kv
+        self._map_kv = map_kv
+
+    def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> KvMemory:
+        """See `KvBackend`."""
+        return self._map_kv(fd, layout, writable=writable)
+
+    def create_words(self, count: int) -> EpochWords:
+        """See `KvBackend`."""
+        return NativeEpochWords.create(count)
+
+    def map_words(self, fd: int, count: int) -> EpochWords:
+        """See `KvBackend`."""
+        return NativeEpochWords.map(fd, count)
