@@ -10,7 +10,7 @@ from homenode.cli.options import Setting, settings_of
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 _INTRODUCTION = """# Settings
 
-Every setting of `homenode serve`. A value comes from the flag, else from the variable, else from the file given by `--config` (TOML, keys are the
+Every setting of `homenode serve`, and in the last part of `homenode proxy`. A value comes from the flag, else from the variable, else from the file given by `--config` (TOML, keys are the
 flags' names), else from the default. `--show-config` prints each value and where it came from; `--check-config` validates them and exits.
 """
 
@@ -20,9 +20,11 @@ def page() -> str:
     from homenode.engine.config import EngineConfig
     from homenode.model.tokenizer.config import TextConfig
     from homenode.server.config import ServerConfig
+    from homenode.server.proxy.config import ProxyConfig
 
     parts = [_INTRODUCTION]
-    for title, config in (("Server", ServerConfig), ("Engine", EngineConfig), ("Text", TextConfig)):
+    sections = (("Server", ServerConfig), ("Engine", EngineConfig), ("Text", TextConfig), ("`homenode proxy`", ProxyConfig))
+    for title, config in sections:
         parts += [f"\n## {title}\n", "| flag | variable | default | meaning |", "|---|---|---|---|"]
         parts += [_row(setting) for setting in settings_of(config)]
     return "\n".join(parts) + "\n"

@@ -50,7 +50,7 @@ class Asked:
 
     @property
     def json(self) -> dict[str, Any]:
-        return dict(json.loads(self.body))
+        return dict(json.loads(self.body or b"{}"))
 
     @property
     def params(self) -> dict[str, Any]:
@@ -323,7 +323,8 @@ async def stage(
     prefillers = [prefiller()] if prefillers is None else prefillers
     decoders = [decoder()] if decoders is None else decoders
     for server in (*prefillers, *decoders):
-        await server.start()
+        if not server.port:  # else it was, and is to come back
+            await server.start()
     fast = {"poll_interval": 0.02, "silent_after": 0.3, "lost_after": 0.6, "wait_timeout": 2.0, "release_timeout": 0.5, "port": 0}
     config = ProxyConfig(prefill=tuple(s.url for s in prefillers), decode=tuple(s.url for s in decoders), **{**fast, **settings})
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -1,0 +1,144 @@
+"""What the proxy reads out of a body, what it makes of it, where it cuts a stream, and which addresses it takes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.errors import UserError
+from homenode.server.failures import ApiError
+from homenode.server.proxy.config import ProxyConfig, server_url, server_urls
+from homenode.server.proxy.events import Events
+from homenode.server.proxy.wanted import wanted
+from homenode.server.responses import ErrorBody, ErrorDetail
+
+DONE = b"data: [DONE]\n\n"
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+)
+
+
+@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()), st.booleans())
+def test_any_body_finds_a_way(body: bytes, chat: bool) -> None:
+    asked = wanted(body, chat=chat)
+    assert asked.for_decode(None) == body
+    assert asked.direct is not None or b'"ticket":"t"' in asked.for_decode("t")
+
+
+@given(st.dictionaries(st.sampled_from(["prompt", "n", "stream", "logprobs", "max_tokens", "echo", "x", "stream_options"]), json_values))
+def test_values_pass_as_they_were_written(fields: dict[str, object]) -> None:
+    text = json.dumps(fields)
+    asked = wanted(text.encode(), chat=False)
+    if asked.direct is None:
+        again = json.loads(asked.for_decode("t"))
+        assert again.pop("kv_transfer_params") == {"do_remote_prefill": True, "ticket": "t"}
+        assert json.dumps(again) == text
+        first = json.loads(asked.for_prefill("t", b'{"role":"receiver"}'))
+        assert first.pop("kv_transfer_params") == {"do_remote_decode": True, "ticket": "t", "peer": {"role": "receiver"}}
+        assert json.dumps(first) == json.dumps({name: value for name, value in fields.items() if name not in ("stream", "stream_options")})
+
+
+@pytest.mark.parametrize(
+    ("fields", "direct"),
+    [
+        ({"prompt": "x"}, None),
+        ({"prompt": ["x"], "n": 1, "echo": True, "max_tokens": 2}, None),
+        ({"prompt": [[1, 2]], "logprobs": 3, "stream": True}, None),
+        ({"prompt": [1, 2], "max_tokens": None}, None),
+        ({"prompt": "x", "n": 2}, "n"),
+        ({"prompt": "x", "best_of": 3}, "n"),
+        ({"prompt": ["x", "y"]}, "prompts"),
+        ({"prompt": "x", "echo": True, "logprobs": 0}, "prompt_logprobs"),
+        ({"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt": "x", "max_tokens": 1}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": "many"}, "max_tokens"),
+        ({"prompt": []}, "unreadable"),
+        ({"prompt": [-1]}, "unreadable"),
+        ({}, "unreadable"),
+    ],
+)
+def test_what_is_handed_over(fields: dict[str, object], direct: str | None) -> None:
+    assert wanted(json.dumps(fields).encode(), chat=False).direct == direct
+
+
+def test_chats() -> None:
+    messages = [{"role": "user", "content": "hello there"}]
+    first = wanted(json.dumps({"messages": messages}).encode(), chat=True)
+    longer = wanted(json.dumps({"messages": [*messages, {"role": "assistant", "content": "hm"}]}).encode(), chat=True)
+    assert first.direct is None and list(longer.units[: len(first.units) - 1]) == list(first.units[:-1]) and first.salt == longer.salt
+    assert (
+        wanted(json.dumps({"messages": messages, "max_completion_tokens": 1, "max_tokens": 9}).encode(), chat=True).direct == "max_tokens"
+    )
+    assert wanted(json.dumps({"messages": messages, "cache_salt": "x"}).encode(), chat=True).salt != first.salt
+
+
+def test_lengths() -> None:
+    assert wanted(b'{"prompt":[5,6,7]}', chat=False).tokens == 3
+    long = wanted(json.dumps({"prompt": "abcde" * 100_000}).encode(), chat=False)
+    assert long.tokens == 125_000 and len(long.units) == 1 << 16
+
+
+def test_a_client_s_own_ticket_is_refused() -> None:
+    with pytest.raises(ApiError, match="kv_transfer_params"):
+        wanted(b'{"prompt":"x","kv_transfer_params":{"ticket":"t"}}', chat=False)
+
+
+@given(st.lists(st.sampled_from([b"data: x", b"\n", b"\r", b"\r\n", b"\n\n", b"\xff"])).map(b"".join), st.lists(st.integers(0, 100)))
+def test_a_stream_passes_byte_for_byte_and_only_at_the_ends_of_events(whole: bytes, cuts: list[int]) -> None:
+    at = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
+    events, passed = Events(), b""
+    for first, past in itertools.pairwise(at):
+        part = events.feed(whole[first:past])
+        passed += part
+        assert not part or part.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+    assert passed + events.flush() == whole
+
+
+@given(st.lists(st.integers(1, 40)))
+def test_the_end_of_a_stream_is_seen_however_it_is_cut(sizes: list[int]) -> None:
+    whole, events, at = b'data: {"x": 1}\n\n: comment\n\n' + DONE, Events(), 0
+    for size in [*sizes, len(whole)]:
+        assert not events.done or at >= len(whole)
+        events.feed(whole[at : at + size])
+        at += size
+    assert events.done
+
+
+def test_a_stream_that_breaks_off_ends_with_a_whole_event() -> None:
+    body = ErrorBody(ErrorDetail(message="m", type="t", param=None, code="c"))
+    events = Events()
+    assert events.feed(b"data: 1\n\ndata: 2") == b"data: 1\n\n"
+    assert events.failure(body) == b'data: {"error":{"message":"m","type":"t","param":null,"code":"c"}}\n\n' and events.flush() == b""
+    long = Events()
+    assert long.feed(b"data: " + b"x" * (2 << 20)) and long.failure(body).startswith(b"\n\ndata: ")
+    assert not long.done
+
+
+def test_addresses() -> None:
+    assert server_urls("http://127.0.0.1:1/, https://[::1]:2,http://a") == ("http://127.0.0.1:1", "https://[::1]:2", "http://a")
+    for wrong in (
+        "localhost:1",
+        "ftp://x",
+        "http://",
+        "http://x/v1",
+        "http://u:p@x",
+        "http://x?y",
+        "http://x:99999",
+        "http://x:0",
+        "http://a b",
+    ):
+        with pytest.raises(UserError):
+            server_url(wrong)
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(UserError, match="--decode"):
+        ProxyConfig(prefill=("http://a",))
+    with pytest.raises(UserError, match="twice"):
+        ProxyConfig(prefill=("http://a",), decode=("http://a",))
+    assert ProxyConfig(decode=("http://a",)).prefill == ()

@@ -1,0 +1,196 @@
+"""Which servers a request goes to, what is known of a server, and when it is left alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.server.proxy.breaker import LONGEST_PAUSE_S, Breaker
+from homenode.server.proxy.instances import Instance, Role, Sight, obstacle
+from homenode.server.proxy.routing import Books, Choice, Prompt
+from homenode.transfer.published import Published
+
+ALL = ("P", "Q", "R")
+KEY = b"key"
+
+
+def fits(prefiller: str, decoder: str) -> bool:
+    return True
+
+
+def published(role: str = "sender", incarnation: str = "0" * 32, **changes: object) -> Published:
+    values = {"mode": "push", "channel": "shm", "fingerprint": {"layers": "5"}, "block_size": 64, **changes}
+    return Published(role=role, incarnation=incarnation, **values)  # type: ignore[arg-type]
+
+
+def sight(role: str = "sender", incarnation: str = "0" * 32) -> Sight:
+    return Sight("ready", "", published(role, incarnation), incarnation.encode())
+
+
+def instance(role: Role = "prefill") -> Instance:
+    return Instance("url", role, Breaker(3, 2.0))
+
+
+def test_equal_servers_take_turns() -> None:
+    books, found = Books(KEY), []
+    for number in range(6):
+        prompt = books.prompt([number], 1, "")
+        choice = books.choose(prompt, ALL, ("D", "E"), fits)
+        assert choice is not None and choice.prefiller is not None
+        for server in (choice.prefiller, choice.decoder):
+            books.end(books.begin(server, prompt))
+        found.append((choice.prefiller, choice.decoder))
+    assert found == [("P", "D"), ("Q", "E"), ("R", "D"), ("P", "E"), ("Q", "D"), ("R", "E")]
+
+
+def test_what_waits_counts_and_what_is_answered_does_not() -> None:
+    books, prompt = Books(KEY), Prompt(1000)
+    entry = books.begin("P", prompt)
+    assert books.waiting("P") == 1000 and books.choose(prompt, ("P", "Q"), ("D",), fits) == Choice("D", "Q")
+    books.answered(entry)
+    assert books.waiting("P") == 0 and books.requests("P") == 1
+    second = books.begin("Q", prompt)
+    assert books.choose(prompt, ("P", "Q"), ("D",), fits) == Choice("D", "P")
+    books.end(second)
+    books.end(entry)
+    assert books.requests("P") == books.requests("Q") == books.waiting("P") == books.waiting("Q") == 0
+
+
+def test_a_known_beginning_draws_to_both_sides_but_not_into_a_flood() -> None:
+    books = Books(KEY)
+    prompt = books.prompt(list(range(2000)), 2000, "")
+    for server in ("Q", "E"):
+        books.end(books.begin(server, prompt))
+    for server in ("P", "D"):  # so that turns speak against them
+        books.end(books.begin(server, Prompt(1)))
+        books.end(books.begin(server, Prompt(1)))
+    assert books.choose(prompt, ("P", "Q"), ("D", "E"), fits) == Choice("E", "Q")
+    other_salt = books.prompt(list(range(2000)), 2000, "salt")
+    assert other_salt.digests and not set(other_salt.digests) & set(prompt.digests)
+    for _ in range(40):
+        books.begin("Q", prompt)
+    assert books.choose(prompt, ("P", "Q"), ("D", "E"), fits) == Choice("E", "P")
+    books.forget("E")
+    books.forget("Q")
+    assert books.choose(prompt, ("Q",), ("D", "E"), fits) == Choice("E", "Q")
+
+
+def test_only_pairs_that_fit_and_else_a_decoder_alone() -> None:
+    books, prompt = Books(KEY), Prompt(100)
+    assert books.choose(prompt, ("P", "Q"), ("D", "E"), lambda p, d: (p, d) == ("Q", "E")) == Choice("E", "Q")
+    assert books.choose(prompt, ("P", "Q"), ("D", "E"), lambda p, d: False) == Choice("D")
+    assert books.choose(prompt, (), ("D", "E"), fits) == Choice("D")
+    assert books.choose(prompt, ("P",), (), fits) is None
+
+
+def test_little_that_is_lacking_is_not_handed_over() -> None:
+    books = Books(KEY)
+    assert books.choose(Prompt(99), ("P",), ("D",), fits, 100) == Choice("D", None, short=True)
+    assert books.choose(Prompt(100), ("P",), ("D",), fits, 100) == Choice("D", "P")
+    prompt = books.prompt(list(range(641)), 641, "")
+    books.end(books.begin("E", prompt))
+    assert books.choose(prompt, ("P",), ("D", "E"), fits, 100) == Choice("E", None, short=True)
+
+
+@given(st.lists(st.tuples(st.sampled_from(ALL), st.integers(0, 5000), st.booleans(), st.booleans())))
+def test_the_books_come_out_even(history: list[tuple[str, int, bool, bool]]) -> None:
+    books, open_ = Books(KEY), []
+    for server, tokens, answered, handed in history:
+        entry = books.begin(server, Prompt(tokens), handed_over=handed)
+        if answered:
+            books.answered(entry)
+        open_.append(entry)
+        assert books.waiting(server) >= 0
+    for entry in open_:
+        books.end(entry)
+    assert all(books.requests(server) == 0 and books.waiting(server) == 0 for server in ALL)
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() -> None:
+    breaker = Breaker(3, 2.0)
+    for _ in range(2):
+        breaker.failed(0.0)
+    breaker.succeeded()
+    for _ in range(3):
+        assert not breaker.open(1.0)
+        breaker.failed(1.0)
+    assert breaker.open(2.9) and not breaker.open(3.0)
+    breaker.sent(3.0)
+    assert breaker.open(3.0)  # one probe at a time
+    breaker.spared()
+    assert not breaker.open(3.0)  # it told nothing: another one
+    breaker.sent(3.0)
+    breaker.failed(3.5)
+    assert breaker.open(7.4) and not breaker.open(7.5)  # twice as long
+    breaker.sent(8.0)
+    breaker.succeeded()
+    assert not breaker.open(8.0)
+
+
+@given(st.lists(st.sampled_from(["sent", "failed", "succeeded", "spared", "later"])))
+def test_a_breaker_never_stays_open(history: list[str]) -> None:
+    breaker, now = Breaker(2, 1.0), 0.0
+    for word in history:
+        if word == "later":
+            now += 1.5
+        elif word in ("sent", "failed"):
+            getattr(breaker, word)(now)
+        else:
+            getattr(breaker, word)()
+    breaker.spared()
+    assert not breaker.open(now + LONGEST_PAUSE_S)
+
+
+def test_the_states_of_a_server() -> None:
+    server = instance()
+    assert not server.usable(0) and server.looked(1.0, sight()) and server.usable(1.0) and server.lives == 1
+    assert not server.looked(2.0, sight()) and server.since == 1.0
+    server.broke(3.0)
+    assert server.state == "suspect" and not server.usable(3.0) and server.lost_in(3.0, 1, 0.0) is None
+    server.looked(4.0, sight())
+    assert server.usable(4.0)
+    server.looked(5.0, Sight("silent"))
+    assert server.lost_in(5.0, 1, 0.0) == 0 and server.lost_in(5.0, 1, 10.0) == 10 and server.document is not None
+    server.heard_at = 6.0
+    assert server.lost_in(7.0, 1, 10.0) == 9
+    server.looked(8.0, sight(incarnation="1" * 32))
+    assert server.lives == 2 and server.usable(8.0) and server.lost_in(8.0, 1, 10.0) == 0 and server.lost_in(8.0, 2, 0.0) is None
+
+
+def test_a_server_that_publishes_nothing_is_new_after_it_was_down() -> None:
+    server = instance("decode")
+    server.looked(0.0, Sight("ready"))
+    server.looked(1.0, Sight("down"))
+    server.looked(2.0, Sight("silent"))
+    server.looked(3.0, Sight("ready"))
+    assert server.lives == 2
+
+
+def test_roles() -> None:
+    states = {}
+    for role, seen in (("prefill", "receiver"), ("decode", "sender"), ("decode", "receiver"), ("prefill", "sender")):
+        server = instance(role)  # type: ignore[arg-type]
+        server.looked(0.0, sight(seen))
+        states[role, seen] = server.state
+    assert list(states.values()) == ["unfit", "unfit", "ready", "ready"]
+
+
+def test_a_new_life_closes_the_breaker() -> None:
+    server = instance()
+    server.looked(0.0, sight())
+    for _ in range(3):
+        server.breaker.failed(0.0)
+    assert not server.usable(0.0)
+    server.looked(0.5, sight(incarnation="2" * 32))
+    assert server.usable(0.5)
+
+
+def test_obstacles_are_named() -> None:
+    sender = published()
+    assert obstacle(sender, published("receiver", block_size=32)) is None
+    assert obstacle(None, sender) is not None
+    assert "mode is 'push'" in str(obstacle(sender, published("receiver", mode="pull-eager")))
+    assert "layers is '5' at the prefill server and '6'" in str(obstacle(sender, published("receiver", fingerprint={"layers": "6"})))
+    far = published("receiver", alloc=["unix:@x"], host="there")
+    assert "two" in str(obstacle(published(host="here"), far)) and obstacle(published(host="there"), far) is None
+    assert obstacle(published(host="here"), published("receiver", alloc=["tcp:h:1"], host="there")) is None
