@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
-from homenode.compute.kv_memory import EpochWords, KvLayout, KvMemory
 from homenode.compute.native import NativeBackend
-from homenode.compute.native.kv_memory import NativeEpochWords, copy_kv
 from homenode.compute.ops import Backend, KvCache, KvGeometry
 from homenode.engine.handoff import FiguresChanged
 from homenode.transfer.agent import TransferAgent
-from homenode.transfer.buffers import register
-from homenode.transfer.carriers.carrier import Carrier, KvBackend
-from homenode.transfer.carriers.shm import ShmCarrier
-from homenode.transfer.carriers.tcp import TcpCarrier
 from homenode.transfer.fingerprint import Fingerprint, hash_seed
-from homenode.transfer.greeting import Identity
-from homenode.transfer.machine import Own
+from homenode.transfer.native_kv import NativeKv
+from homenode.transfer.opening import open_agent
 from homenode.transfer.published import Published
-from homenode.transfer.receiver import ReceiverMachine
-from homenode.transfer.sender import SenderMachine
 from homenode.transfer.settings import TransferConfig
 
 _log = logging.getLogger(__name__)
 _PROVED_OTHERWISE = ("protocol", "secret")  # Hello has the one by itself, and the greeting proves the other
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
-
-
-class _NativeKv:
-    """`KvBackend` of the native core."""
-
-    def __init__(self, backend: NativeBackend) -> None:
-        self._backend = backend
-        self.copy = copy_kv
-
-    def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> KvMemory:
-        return self._backend.map_kv(fd, layout, writable=writable)
-
-    def create_words(self, count: int) -> EpochWords:
-        return NativeEpochWords.create(count)
-
-    def map_words(self, fd: int, count: int) -> EpochWords:
-        return NativeEpochWords.map(fd, count)
 
 
 class Sharing:
@@ -79,24 +55,19 @@ class HandingOver:
         UserError for an address or port that cannot be had, HostError when the machine refuses.
         """
         self._post: Callable[[object], None] = _drop
-        memory, kernel = backend.kv_memory(cache), _NativeKv(backend)
         blocks = config.cpu_buffer_size // geometry.block_bytes
-        pool = register(backend.kv_pool(geometry, blocks), kernel) if blocks else None
-        role = cast(Literal["sender", "receiver"], config.pd_role)
-        told = {name: value for name, value in fingerprint.items() if name not in _PROVED_OTHERWISE}
-        identity = Identity(role, config.mode, config.transfer_channel, told)
-        self._agent = TransferAgent(
-            carrier_of(config, memory.layout, kernel),
-            identity,
-            register(memory, kernel),
-            pool,
-            ports_of(config),
-            lambda own: _machine(config, own),
-            backend=kernel,
-            post=lambda event: self._post(event),
+        incarnation = os.urandom(16)
+        self._agent = open_agent(
+            config,
+            {name: value for name, value in fingerprint.items() if name not in _PROVED_OTHERWISE},
+            backend.kv_memory(cache),
+            backend.kv_pool(geometry, blocks) if blocks else None,
+            NativeKv(backend.map_kv),
+            lambda event: self._post(event),
             on_change=lambda: self._post(FiguresChanged()),
+            incarnation=incarnation,
         )
-        self.published = _published(config, identity, geometry.block_size, fingerprint, self._agent.addresses)
+        self.published = published_by(config, incarnation, geometry.block_size, fingerprint, self._agent.addresses)
 
     def start(self, post: Callable[[object], None]) -> TransferAgent:
         """Take connections; events go to `post`, from the agent's thread."""
@@ -114,37 +85,20 @@ def _drop(event: object) -> None:
     """Nothing comes before the start."""
 
 
-def _machine(config: TransferConfig, own: Own) -> SenderMachine | ReceiverMachine:
-    return SenderMachine(own, config) if config.pd_role == "sender" else ReceiverMachine(own, config)
-
-
-def carrier_of(config: TransferConfig, layout: KvLayout, kernel: KvBackend) -> Carrier:
-    """The channel's carrier. UserError where its address cannot be had."""
-    if config.transfer_channel == "shm":
-        return ShmCarrier(layout, kernel)
-    return TcpCarrier(config.pd_peer_host, config.pd_secret)
-
-
-def ports_of(config: TransferConfig) -> dict[str, Sequence[int]]:
-    """What this side listens on, by name."""
-    if config.pd_role == "sender":
-        return {"done": config.done_ports}
-    return {"init": config.pd_peer_init_port, "alloc": config.pd_peer_alloc_port}
-
-
-def _published(
-    config: TransferConfig, identity: Identity, block_size: int, fingerprint: Fingerprint, addresses: dict[str, list[str]]
+def published_by(
+    config: TransferConfig, incarnation: bytes, block_size: int, fingerprint: Fingerprint, addresses: Mapping[str, Sequence[str]]
 ) -> Published:
+    """The document of an engine whose agent is bound to `addresses`."""
     return Published(
-        role=identity.role,
+        role=cast(Literal["sender", "receiver"], config.pd_role),
         mode=config.mode,
         channel=config.transfer_channel,
-        incarnation=identity.incarnation.hex(),
+        incarnation=incarnation.hex(),
         fingerprint=fingerprint,
         block_size=block_size,
-        alloc=addresses.get("alloc", []),
-        init=addresses.get("init", []),
-        done=addresses.get("done", []),
+        alloc=list(addresses.get("alloc", ())),
+        init=list(addresses.get("init", ())),
+        done=list(addresses.get("done", ())),
         host=host_name(),
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 from homenode.errors import CapacityError, UnsupportedError, UserError
 from homenode.transfer.settings import TransferConfig
-from homenode.transfer.surroundings import BUILT_IN, LIBRARIES, Surroundings
+from homenode.transfer.surroundings import LIBRARIES, Surroundings
 from homenode.units import format_bytes
 
 _DEVICE = re.compile(r"(cpu|cuda|npu)(?::(\d{1,4}))?")
@@ -117,17 +117,15 @@ def _numbers(config: TransferConfig) -> Iterator[UserError]:
 
 def _channel(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
     channel = config.transfer_channel
-    if channel in here.channels and channel != "hccl":
+    if channel in here.channels:
         return
-    known = ", ".join((*BUILT_IN, *LIBRARIES))
+    known = ", ".join(dict.fromkeys((*here.channels, *LIBRARIES)))
     if channel not in LIBRARIES:
         yield UserError(f"{named('transfer_channel')} is {channel!r}; there are {known}", param="transfer_channel")
         return
     module, remedy = LIBRARIES[channel]
-    why = f"{module} is not installed here ({remedy})" if channel not in here.channels else "homenode has no carrier for it yet"
-    yield UnsupportedError(
-        f"{named('transfer_channel')} is {channel}: {why}; {' and '.join(BUILT_IN)} work without", param="transfer_channel"
-    )
+    why = f"{module} is not installed here ({remedy})" if module not in here.libraries else "homenode has no carrier for it yet"
+    yield UnsupportedError(f"{named('transfer_channel')} is {channel}: {why}; {' and '.join(here.channels)} work", param="transfer_channel")
 
 
 def _device(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:

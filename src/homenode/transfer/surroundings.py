@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from homenode.transfer.carriers.registry import channels
 from homenode.transfer.settings import TransferConfig
 
-BUILT_IN = ("shm", "tcp")
 # Channels that need a library: its module, and how it is got.
 LIBRARIES = {
     "nixl": ("nixl", "pip install 'homenode[nixl]'"),
@@ -21,10 +21,11 @@ LIBRARIES = {
 
 @dataclass(frozen=True)
 class Surroundings:
-    """`channels`: those that work here. `devices`: of each kind of accelerator, how many are here. `address_problem`: why `pd_peer_host` cannot be
+    """`channels`: those homenode has a carrier for that works here. `libraries`: the modules of LIBRARIES that are installed. `devices`: of each kind of accelerator, how many are here. `address_problem`: why `pd_peer_host` cannot be
     taken, empty if it can. `busy_ports`: those of the settings that something else has."""
 
-    channels: tuple[str, ...] = BUILT_IN
+    channels: tuple[str, ...] = ("shm", "tcp")
+    libraries: tuple[str, ...] = ()
     devices: tuple[tuple[str, int], ...] = ()
     loopback: bool = True
     address_problem: str = ""
@@ -38,18 +39,19 @@ class Surroundings:
 def read_surroundings(config: TransferConfig, dev: Path = Path("/dev"), has: Callable[[str], bool] | None = None) -> Surroundings:
     """The facts these settings depend on. Ports are taken for a moment and given back."""
     has = has or (lambda module: importlib.util.find_spec(module) is not None)
-    channels = (*BUILT_IN, *(name for name, (module, _) in LIBRARIES.items() if has(module)))
+    known = tuple(channels())
+    libraries = tuple(module for module, _ in LIBRARIES.values() if has(module))
     devices = (("cuda", _devices(dev, "nvidia")), ("npu", _devices(dev, "davinci")))
     found = _resolve(config.pd_peer_host)
     if isinstance(found, str):
-        return Surroundings(channels, devices, False, found)
+        return Surroundings(known, libraries, devices, False, found)
     family, address = found
     loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
     problem = _try(family, address, 0)
     if problem:
-        return Surroundings(channels, devices, loopback, problem)
+        return Surroundings(known, libraries, devices, loopback, problem)
     wanted = _wanted_ports(config) if config.transfer_channel != "shm" else ()  # shared memory takes names, no ports
-    return Surroundings(channels, devices, loopback, "", tuple(port for port in wanted if _try(family, address, port)))
+    return Surroundings(known, libraries, devices, loopback, "", tuple(port for port in wanted if _try(family, address, port)))
 
 
 def _wanted_ports(config: TransferConfig) -> tuple[int, ...]:
