@@ -113,6 +113,31 @@ void check_epochs(Random& random) {
   require(!taken(copy_pages(what, &to, &epochs, kernels(Level::scalar), 1)).has_value(), "a changed epoch is noticed");
 }
 
+// Memory is attached and detached while a reader finds what was there before, at the same place.
+void check_attached(Random& random) {
+  const KvShape shape{2, 2, 16, 32, KvType::bf16};
+  const auto team = team_of(1);
+  const auto cache = taken(KvCache::create(*team, shape, random.between(1, 5)));
+  const auto pool = taken(KvMemory::pool(shape, 3, Sharing::readable, {}));
+  const auto mapped = taken(KvMemory::map(pool->fd(), pool->layout(), false));
+  const int32_t first = taken(cache->attach(mapped));
+  std::thread other([&] {
+    for (int i = 0; i < 50; ++i) require(!cache->detach(taken(cache->attach(pool))), "what was attached can be detached");
+  });
+  for (int i = 0; i < 50; ++i) {
+    const KvCache::Reading reading(*cache);
+    require(cache->holds(first + 2) && !cache->holds(-1) && cache->holds(0), "attached blocks are held");
+    require(cache->keys(1, first + 2, 1, 16) == mapped->head(1, 2, 1) + mapped->layout().tile_bytes, "a tile of an attached block is where its layout says");
+  }
+  other.join();
+  {
+    const KvCache::Reading reading(*cache);
+    require(!cache->detach(first) && cache->holds(first), "who reads goes on");
+  }
+  const KvCache::Reading reading(*cache);
+  require(!cache->holds(first), "others find nothing");
+}
+
 // Layouts with any numbers: what check() lets through stays within its bytes.
 void check_layouts(Random& random) {
   const auto number = [&random]() -> int64_t {
@@ -147,6 +172,7 @@ void check_copy(Random& random) {
   for (int i = 0; i < 20; ++i) check_runs(random);
   for (int i = 0; i < 5; ++i) check_pages(random);
   check_epochs(random);
+  check_attached(random);
   check_layouts(random);
 }
 
