@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homenode.transfer import message as m
 from homenode.transfer import seam as s
-from homenode.transfer.machine import Close
+from homenode.transfer.machine import Close, Copied, Copy, FromPeer, Receive, SendPages, Sent
 from homenode.transfer.message import PageRef
 from tests.pure.transfer.bench import BLOCK, DIGEST, MINE, THEIRS, ReceiverBench, SenderBench, of, sent, told
 
@@ -171,9 +171,7 @@ def test_a_receiver_cannot_read_for_ever() -> None:
         actions = bench.frame(101, m.Read(0, 0, 3))
         closes = of(actions, Close)
         for action in actions:
-            if hasattr(action, "header"):
-                from homenode.transfer.machine import Sent
-
+            if isinstance(action, SendPages):
                 bench.feed(Sent(action.token, True))
     assert asked == 5
 
@@ -188,7 +186,6 @@ def test_a_million_done_signals_grow_nothing() -> None:
     state = bench.machine._state
     sizes = (len(state.ended), len(state.deadlines), len(bench.machine._pulls), len(bench.machine._tickets))
     answers: dict[str, int] = {}
-    from homenode.transfer.machine import FromPeer
 
     inputs = [FromPeer(101, m.Done(n)) for n in (0, 1, 5)]
     for n in range(1_000_000):
@@ -264,7 +261,6 @@ def test_any_frames_leave_the_receiver_sound(mode: str, channel: str, said: list
         if channel == "tcp":
             assert sent(actions, m.Read) == [m.Read(0, 0, 1)]
             actions = bench.frame(102, m.Data(0, 0, 1, 512, [DIGEST], True))
-    from homenode.transfer.machine import Copied, Copy, Receive
 
     (work,) = [a for a in actions if isinstance(a, Copy | Receive)]
     events = told(bench.feed(Copied(work.token, [DIGEST])))
