@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.engine.schedule.admission import longest_sequence
-from homenode.engine.schedule.deliveries import Deliveries, Delivery
+from homenode.engine.schedule.deliveries import Deliveries
+from homenode.engine.schedule.delivery import Delivery
 from homenode.engine.schedule.loans import Loans
 from homenode.engine.schedule.planner import Planner
 from homenode.engine.schedule.residents import Residents
@@ -69,7 +70,7 @@ class Handover:
 
     def _meet(self, delivery: Delivery, sequence: Sequence) -> None:
         """Bind a request to its delivery, if the tokens are the same and it has a use for their KV."""
-        if not self._deliveries.is_for(delivery, sequence):
+        if not delivery.is_for(sequence, self._residents):
             ticket = delivery.offer.ticket
             self._planner.warnings.append(
                 f"request {sequence.id} came with ticket {ticket}, but the KV of that ticket is of other tokens: its prompt is computed here. "
