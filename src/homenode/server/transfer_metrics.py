@@ -25,7 +25,14 @@ _COUNTERS = (
     ("waits", "waits", "Hand-overs that had to wait for room."),
     ("lease_expiries", "expired", "Hand-overs given up because the receiver neither read nor renewed in time."),
     ("late_signals", "late", "Done signals that came after that."),
+    ("early_signals", "early", "Done signals that came before all pages were announced."),
     ("duplicate_signals", "duplicates", "Signals that said nothing new."),
+    ("unknown_signals", "unknown", "Done signals about hand-overs that are not known, or not any more."),
+    ("forged_signals", "forged", "Frames about another engine's hand-over."),
+    ("breaker_opens", "breaker_opens", "Times nothing was offered to a receiver for a while, as it had no room."),
+    ("forgotten", "forgotten", "Tickets that no request came for."),
+    ("quarantined", "quarantined", "Hand-overs whose blocks a sender that does not answer may still write; they stay untouched."),
+    ("poisoned_pages", "poisoned_pages", "Pages given up after they were wrong twice."),
     ("digest_mismatches", "digest_mismatches", "Pages whose bytes were not what the sender had promised; they were not used."),
 )
 _BY_REASON = (

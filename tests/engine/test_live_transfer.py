@@ -1,0 +1,178 @@
+"""Prefill and decode apart, with real engines: the same tokens as one engine's, in every mode; and what happens when things go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.engine.live import LiveServer
+from tests.engine.transfer_pair import MODES, Live, Pair, prompts, tokens_of, wait_until
+
+pytest.importorskip("homenode._native", reason="needs the compiled core")
+pytestmark = pytest.mark.skipif(
+    not LiveServer.possible(), reason="needs the built-in model or the data folder ../shared/data, and this clone has neither"
+)
+
+PROMPTS = prompts(20)
+CASES = [(channel, mode, False) for channel in ("shm", "tcp") for mode in MODES] + [
+    ("shm", "pull-eager", True),
+    ("tcp", "pull-delay", True),
+]
+OFFLOAD = ("--pd-use-cpu-offload", "--pd-cpu-buffer-size", "8MiB")
+
+
+@pytest.fixture(scope="module")
+def expected() -> Iterator[list[list[int]]]:
+    """What one engine says."""
+    alone = Live()
+    found = [tokens_of(alone.complete(prompt)) for prompt in PROMPTS]
+    assert alone.close() == 0
+    yield found
+
+
+@pytest.mark.parametrize(("channel", "mode", "offload"), CASES, ids=["-".join((c, m, *(["offload"] if o else []))) for c, m, o in CASES])
+def test_the_tokens_of_one_engine(expected: list[list[int]], channel: str, mode: str, offload: bool) -> None:
+    with Pair(mode, channel, sender=OFFLOAD if offload else ()) as pair:
+        with ThreadPoolExecutor(16) as pool:
+            assert list(pool.map(pair.answer, PROMPTS)) == expected
+        assert pair.receiver.metric("bytes_total") > 0
+        assert pair.receiver.metric("recomputed_tokens_total") == 0
+        wait_until(pair.nothing_pinned)
+        assert pair.sender.metric("completed_total") == len(PROMPTS)
+    assert pair.codes == [0, 0]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("32", "128"), ("128", "32")])
+@pytest.mark.parametrize(("channel", "mode"), [("shm", "push"), ("shm", "pull-delay"), ("tcp", "pull-eager"), ("tcp", "push")])
+def test_blocks_of_different_sizes(expected: list[list[int]], channel: str, mode: str, ours: str, theirs: str) -> None:
+    with Pair(mode, channel, sender=("--block-size", ours), receiver=("--block-size", theirs)) as pair:
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(pair.answer, PROMPTS)) == expected
+        assert pair.receiver.metric("recomputed_tokens_total") == 0
+        wait_until(pair.nothing_pinned)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_buffers_far_smaller_than_the_load(expected: list[list[int]], mode: str) -> None:
+    """Room for about one prompt at a time: hand-overs wait for it, and all come through."""
+    blocks = -(-max(len(prompt) for prompt in PROMPTS) // 64)
+    with Pair(mode, both=("--pd-buffer-size", str(blocks * block_bytes()), "--pd-pull-backpressure-reserve-pct", "0")) as pair:
+        with ThreadPoolExecutor(16) as pool:
+            assert list(pool.map(pair.answer, PROMPTS)) == expected
+        assert pair.sender.metric("waits_total") + pair.receiver.metric("waits_total") > 0
+        wait_until(pair.nothing_pinned)
+
+
+def block_bytes() -> int:
+    """Of a block of 64 tokens of the model that is served."""
+    from homenode.compute.reference import ReferenceBackend
+    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.weights.load import kv_geometry_of, plan_model
+    from tests.engine.live import BUILTIN
+    from tests.paths import STORIES
+
+    checkpoint = open_checkpoint(BUILTIN.parent if BUILTIN.is_file() else STORIES)
+    layout = plan_model(checkpoint, ReferenceBackend())
+    return kv_geometry_of(checkpoint.spec, layout, 64, "auto").block_bytes
+
+
+def test_a_ticket_nobody_knows_is_computed_at_once(expected: list[list[int]]) -> None:
+    with Pair("pull-eager") as pair:
+        answer = pair.receiver.complete(PROMPTS[4], kv_transfer_params={"do_remote_prefill": True, "ticket": "never-seen"})
+        assert tokens_of(answer) == expected[4]
+
+
+def test_what_the_receiver_has_is_not_sent_again(expected: list[list[int]]) -> None:
+    with Pair("pull-eager") as pair:
+        assert pair.answer(PROMPTS[5]) == expected[5]
+        wait_until(pair.nothing_pinned)
+        before = pair.receiver.metric("bytes_total")
+        assert pair.answer(PROMPTS[5]) == expected[5]
+        wait_until(pair.nothing_pinned)
+        assert pair.sender.metric("held_pages_total") >= 2
+        sent = pair.receiver.metric("bytes_total") - before
+        assert sent <= before / 2
+
+
+def test_a_ticket_that_is_given_up_frees_the_sender() -> None:
+    with Pair("pull-delay") as pair:
+        ticket = pair.ticket()
+        assert pair.prefill(PROMPTS[6], ticket).status_code == 200
+        wait_until(lambda: pair.sender.metric("pinned_pages") > 0)
+        for server in (pair.receiver, pair.sender, pair.sender):
+            assert server.http.post("/kv_transfer/release", json={"ticket": ticket, "reason": "a test"}).status_code == 200
+        wait_until(pair.nothing_pinned)
+
+
+def test_engines_that_do_not_fit_say_what_differs(expected: list[list[int]]) -> None:
+    with Pair("push", receiver=("--kv-cache-dtype", "int8")) as pair:
+        refused = pair.prefill(PROMPTS[4], pair.ticket())
+        assert refused.status_code == 503
+        error = refused.json()["error"]
+        assert error["code"] == "kv_transfer_refused" and "kv_dtype" in error["message"], error
+        assert tokens_of(pair.sender.complete(PROMPTS[4])) == expected[4]  # goes on by itself
+        assert pair.receiver.complete(PROMPTS[4]).status_code == 200
+
+
+def test_another_secret_is_no_way_in() -> None:
+    with Pair("pull-eager", "tcp", sender=("--pd-secret", "a" * 20), receiver=("--pd-secret", "b" * 20)) as pair:
+        refused = pair.prefill(PROMPTS[4], pair.ticket())
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "kv_transfer_refused"
+        assert pair.receiver.metric("bytes_total") == 0
+
+
+def test_with_the_same_secret(expected: list[list[int]]) -> None:
+    with Pair("pull-eager", "tcp", both=("--pd-secret", "s" * 20)) as pair:
+        assert [pair.answer(prompt) for prompt in PROMPTS[:6]] == expected[:6]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sender_that_is_killed_costs_nothing_but_time(expected: list[list[int]], mode: str) -> None:
+    with Pair(mode) as pair:
+        tickets = [pair.ticket() for _ in PROMPTS[:6]]
+        for prompt, ticket in zip(PROMPTS, tickets, strict=False):
+            assert pair.prefill(prompt, ticket).status_code == 200
+        os.kill(pair.sender.server.process.pid, signal.SIGKILL)
+        for prompt, ticket, wanted in zip(PROMPTS, tickets, expected, strict=False):
+            answer = pair.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket})
+            assert tokens_of(answer) == wanted
+        wait_until(lambda: pair.receiver.metric("pinned_pages") == 0)
+    assert pair.codes[1] == 0
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_a_receiver_that_is_killed_frees_the_sender_and_the_next_one_is_served(expected: list[list[int]], channel: str) -> None:
+    with Pair("pull-delay", channel) as pair:
+        for prompt in PROMPTS[:6]:
+            assert pair.prefill(prompt, pair.ticket()).status_code == 200
+        wait_until(lambda: pair.sender.metric("pinned_pages") > 0)
+        os.kill(pair.receiver.server.process.pid, signal.SIGKILL)
+        wait_until(lambda: pair.sender.metric("pinned_pages") == 0)
+        pair.receiver.close()
+        pair.receiver = Live("--pd-role", "receiver", "--transfer-channel", channel, *MODES["pull-delay"])
+        assert [pair.answer(prompt) for prompt in PROMPTS[:6]] == expected[:6]
+    assert pair.codes == [0, 0]
+
+
+def test_the_field_s_file_is_taken_as_it_is(tmp_path: object) -> None:
+    """All that keeps it from working here is said at once, and nothing is loaded."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    from tests.pure.transfer.test_settings import SENDER
+
+    file = Path(str(tmp_path)) / "prefiller.yaml"
+    file.write_text(SENDER)
+    command = [sys.executable, "-m", "homenode.cli.main", "serve", "--kv-transfer-config", str(file), "--tensor-parallel-size", "2"]
+    for more in (["--check-config"], []):
+        result = subprocess.run(
+            [*command, *more], capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        )
+        assert result.returncode == 2 and "Traceback" not in result.stderr
+        for word in ("hccl", "npu", "pd_peer_host", "tensor_parallel_size"):
+            assert word in result.stderr, result.stderr
