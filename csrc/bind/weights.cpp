@@ -7,6 +7,7 @@
 
 #include "host/arena.h"
 #include "kernels/kv_cache.h"
+#include "kernels/kv_memory.h"
 #include "kernels/packed_file.h"
 
 namespace homenode {
@@ -190,6 +191,12 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("blocks", &KvCache::blocks)
       .def_prop_ro("nbytes", &KvCache::bytes)
       .def_prop_ro("ranges", &regions_of, "Address, bytes and home (-1: all of them in turn) of its regions.")
+      .def("attach", [](KvCache& cache, std::shared_ptr<const KvMemory> memory) { return take(cache.attach(std::move(memory))); }, nb::arg("memory"))
+      .def("detach",
+           [](KvCache& cache, int32_t first) {
+             if (const auto error = cache.detach(first)) raise(*error);
+           },
+           nb::arg("first"))
       .def_prop_ro("refused", &KvCache::refused, "The errno with which the kernel last refused to take a region from its home, or 0.");
   m.def("kv_cache", &make_cache, nb::arg("team"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("type"),
         nb::arg("blocks"), nb::arg("arena") = nb::none(), nb::arg("interleaved") = false, nb::arg("sharing") = nb::none(),

@@ -9,6 +9,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -20,6 +21,7 @@
 
 namespace homenode {
 
+class KvMemory;
 class Team;
 struct Homes;
 
@@ -55,13 +57,32 @@ class KvCache {
   // The errno with which the kernel last refused to take a region from its home, or 0.
   int refused() const { return refused_; }
 
-  // The tile of 16 tokens that begins with slot `slot` (a multiple of 16) of a block.
-  const std::byte* keys(int layer, int64_t block, int kv_head, int slot) const { return head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_; }
+  // Lets attention read other memory of the same shape in place, after a step that runs has ended: block b of it is then block first + b here, and the
+  // result is `first`, which no other will get. What it holds is not verified. Error for memory of another shape, or one that ends too soon for readers
+  // of whole vectors. From any thread.
+  Result<int32_t> attach(std::shared_ptr<const KvMemory>);
+  // Its blocks are no more; a step that runs goes on reading them, and keeps the memory to its end. Error where nothing is attached.
+  std::optional<Error> detach(int32_t first);
+
+  // While it lives, attached memory stays as it is: for who runs a step. Others wait for each other.
+  class Reading {
+   public:
+    explicit Reading(const KvCache&);
+
+   private:
+    std::unique_lock<std::mutex> turn_;
+    std::shared_ptr<const void> attached_;
+  };
+  // Of one's own, or attached. While reading.
+  bool holds(int64_t block) const { return block >= 0 && (block < blocks_ || find(block)); }
+
+  // The tile of 16 tokens that begins with slot `slot` (a multiple of 16) of a block. Of attached ones while reading.
+  const std::byte* keys(int layer, int64_t block, int kv_head, int slot) const { return any_head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_; }
   const std::byte* values(int layer, int64_t block, int kv_head, int slot) const {
-    return head(layer, block, kv_head) + (shape_.block_size + slot) / kTileKeys * tile_bytes_;
+    return any_head(layer, block, kv_head) + (shape_.block_size + slot) / kTileKeys * tile_bytes_;
   }
   int64_t tile_bytes() const { return tile_bytes_; }  // from a tile of a block to the next
-  // The same for writers (see kv_write.h), for any slot of the tile.
+  // The same for writers (see kv_write.h), for any slot of the tile of a block of one's own.
   std::byte* key_tile(int layer, int64_t block, int kv_head, int slot) { return head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_; }
   std::byte* value_tile(int layer, int64_t block, int kv_head, int slot) {
     return head(layer, block, kv_head) + (shape_.block_size + slot) / kTileKeys * tile_bytes_;
@@ -79,6 +100,16 @@ class KvCache {
     const HeadPlace& place = places_[static_cast<size_t>(kv_head)];
     return place.first + (layer * blocks_ + block) * place.step;
   }
+  struct Attached {
+    int64_t first, past;
+    std::shared_ptr<const KvMemory> memory;
+  };
+  const std::byte* any_head(int layer, int64_t block, int kv_head) const {
+    return block < blocks_ ? head(layer, block, kv_head) : attached_head(layer, block, kv_head);
+  }
+  const Attached* find(int64_t block) const;
+  const std::byte* attached_head(int layer, int64_t block, int kv_head) const;
+
   size_t region_bytes(int heads) const;
   size_t region_room(int heads) const;
   Result<Pages> take_pages(int heads);
@@ -96,6 +127,11 @@ class KvCache {
   std::vector<HeadPlace> places_;
   std::vector<HeadGroup> head_groups_;
   int refused_ = 0;
+
+  mutable std::mutex change_, one_reader_;
+  std::shared_ptr<const std::vector<Attached>> attached_ = std::make_shared<std::vector<Attached>>();  // as changed last
+  mutable const std::vector<Attached>* reading_ = nullptr;                                             // as the step that runs found it
+  int64_t next_first_ = 0;  // what is attached next begins here, so that nothing is taken for what was there before
 };
 
 }  // namespace homenode

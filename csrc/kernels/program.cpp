@@ -29,6 +29,8 @@ void Program::run_phases(int thread, int threads) {
 
 Result<Output> Program::run(const StepInput& input) {
   const std::lock_guard<std::mutex> turn(one_run_);
+  std::vector<KvCache::Reading> reading;
+  for (const KvCache* cache : bounds_.caches) reading.emplace_back(*cache);
   if (auto error = step_.assign(input, bounds_)) return *error;
   for (auto& plan : plans_) plan->divide(step_);
   if (clock_) clock_->begin_step();

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
 
 #include "kernels/operation_attention.h"
@@ -45,6 +47,9 @@ std::optional<Error> Recorder::check_attention(const Tensor& q, const Tensor& k,
   if (bounds.blocks && (bounds.block_size != shape.block_size)) return misuse("attention: KV memories with different block sizes in one program");
   bounds.blocks = bounds.blocks ? std::min(bounds.blocks, cache.blocks()) : cache.blocks();
   bounds.block_size = shape.block_size;
+  // In order of address, so that all programs wait for their caches in the same order.
+  const auto at = std::lower_bound(bounds.caches.begin(), bounds.caches.end(), &cache, std::less<>());
+  if (at == bounds.caches.end() || *at != &cache) bounds.caches.insert(at, &cache);
   return {};
 }
 

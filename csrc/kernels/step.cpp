@@ -1,6 +1,9 @@
 #include "kernels/step.h"
 
+#include <algorithm>
 #include <string>
+
+#include "kernels/kv_cache.h"
 
 namespace homenode {
 namespace {
@@ -45,9 +48,13 @@ std::optional<Error> check_sequence(const StepInput& in, const StepBounds& bound
     return wrong(who + " needs " + to_string(needed) + " blocks; its table has room for " + to_string(in.block_table_width) + ", the program for " +
                  to_string(bounds.limits.max_blocks_per_sequence));
   }
+  const int64_t first_written = (context - (end - begin)) / bounds.block_size;
   for (int64_t b = 0; b < needed; ++b) {
     const int64_t block = in.block_table[i * in.block_table_width + b];
-    if (block < 0 || block >= bounds.blocks) return wrong(who + " names block " + to_string(block) + " of " + to_string(bounds.blocks));
+    if (block >= 0 && block < bounds.blocks) continue;
+    const bool attached = block >= 0 && std::all_of(bounds.caches.begin(), bounds.caches.end(), [block](const KvCache* cache) { return cache->holds(block); });
+    if (!attached) return wrong(who + " names block " + to_string(block) + " of " + to_string(bounds.blocks));
+    if (b >= first_written) return wrong(who + " writes block " + to_string(block) + ", which is another's to be read only");
   }
   return {};
 }

@@ -9,6 +9,8 @@
 
 namespace homenode {
 
+class KvCache;
+
 struct StepLimits {
   int max_tokens, max_sequences, max_sampled_rows, max_blocks_per_sequence;
 };
@@ -18,6 +20,7 @@ struct StepBounds {
   StepLimits limits;
   int64_t vocabulary = INT32_MAX;  // rows of the embedding table
   int64_t blocks = 0;              // of the KV memory; 0: the program has none
+  std::vector<const KvCache*> caches = {};  // which may have other memory attached, whose blocks are read only
   int block_size = 0;
   int64_t fixed_rows = INT32_MAX;  // rows of the shortest constant input
 };

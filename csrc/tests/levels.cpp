@@ -181,6 +181,20 @@ void compare_merge(Random& random) {
   for (const Level level : levels()) note("merge", level, largest_difference(merged(level).data(), wanted.data(), wanted.size()), 2e-6);
 }
 
+void compare_copies(Random& random) {
+  const int64_t tile_bytes = 32 * random.between(1, 80), tiles = random.between(1, 16);
+  const auto bytes = size_t(tile_bytes * tiles);
+  const Exact<std::byte> from(bytes), to(bytes);
+  for (size_t i = 0; i < bytes; ++i) from[i] = std::byte(random.bits() >> 30);
+  KvDigest wanted;
+  kernels(Level::scalar).copy_tiles({from.get(), nullptr, tile_bytes, tiles, nullptr}, wanted);
+  for (const Level level : levels()) {
+    KvDigest digest;
+    kernels(level).copy_tiles({from.get(), to.get(), tile_bytes, tiles, nullptr}, digest);
+    note("copy_tiles", level, !std::memcmp(&digest, &wanted, sizeof wanted) && !std::memcmp(from.get(), to.get(), bytes) ? 0 : 1, 0);
+  }
+}
+
 }  // namespace
 
 void check_levels(Random& random) {
@@ -190,6 +204,7 @@ void check_levels(Random& random) {
   compare_attention(random, KvType::int8, "attention int8");
   compare_rows(random);
   compare_merge(random);
+  compare_copies(random);
 }
 
 void print_levels() {

@@ -8,6 +8,7 @@ int main(int count, char** words) {
   using namespace homenode::checks;
   const std::map<std::string, std::function<void(Random&)>> all = {
       {"attention", check_attention},
+      {"copy", check_copy},
       {"elements", check_elements},
       {"levels", check_levels},
       {"linear", check_linear},

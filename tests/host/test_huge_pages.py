@@ -30,6 +30,10 @@ Rss:                8192 kB
 AnonHugePages:      2048 kB
 a line of a kernel to come
 Rss: many kB
+7f0010000000-7f0010800000 rw-s 00000000 00:01 77         /memfd:shared (deleted)
+Rss:                6144 kB
+AnonHugePages:         0 kB
+ShmemPmdMapped:     4096 kB
 """
 
 
@@ -42,6 +46,7 @@ def test_ranges_count_what_is_present_of_them(tmp_path: Path) -> None:
     assert whole == Residence(10 << 20, 10 << 20)
     assert half == Residence(14 << 20, 11 << 20)  # half of an entry is half of what is in it
     assert none == Residence() and none.share == 0
+    assert residences([(0x7F0010000000, 8 << 20)], smaps=file) == (Residence(6 << 20, 4 << 20),)
 
 
 def test_a_kernel_that_does_not_tell_is_no_error(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ ROUNDS = 6
 KERNELS = (
     *FORMATS,
     *("attention f32", "attention bf16", "attention int8"),
-    *("rms_norm", "rotate", "divide", "silu_mul", "exponentials", "sum_exponentials", "find_largest", "merge"),
+    *("rms_norm", "rotate", "divide", "silu_mul", "exponentials", "sum_exponentials", "find_largest", "merge", "copy_tiles"),
 )
 EMULATED = {"aarch64": ("qemu-aarch64", "-cpu", "max")}
 CROSS = {"aarch64": "aarch64-linux-gnu-g++"}
 ARM_LEVELS = ("scalar", "neon", "dotprod", "i8mm")
-ARM_CHECKS = (("linear", 2), ("program", 3), ("elements", 5))
+ARM_CHECKS = (("linear", 2), ("program", 3), ("elements", 5), ("copy", 3))
 
 Table = Mapping[str, Mapping[str, str]]
 

@@ -13,6 +13,8 @@ import pytest
 from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import KvGeometry
+from homenode.engine.huge_pages import on_small_pages, residence_of
+from homenode.host.binding.huge_pages import Residence
 from tests.native.weights import load, stored, unpacked
 
 HUGE = 2 << 20
@@ -44,6 +46,18 @@ def test_kv_memory_is_counted_and_read_back_when_something_is_added() -> None:
     assert seen["kv_bytes"] == cache.nbytes == 128 * geometry.block_bytes
     assert cache.nbytes <= seen["kv_pages"]["present"] <= cache.nbytes + 2 * HUGE
     assert seen["kv_pages"]["huge"] >= 0.9 * cache.nbytes
+
+
+def test_kv_memory_others_can_map_is_no_reason_to_ask_for_huge_pages() -> None:
+    backend = NativeBackend([-1], spin_us=20)
+    geometry = KvGeometry(4, 2, 64, 64, "bf16")
+    cache = backend.kv_cache(geometry, 600, shared=True)  # large enough to be told of
+    seen = backend.statistics()
+    assert seen["kv_shared"] and seen["kv_bytes"] == cache.nbytes == 600 * geometry.block_bytes <= seen["kv_pages"]["present"]
+    assert residence_of(seen) == Residence()
+    assert on_small_pages(seen, "madvise", False) == ()
+    backend.kv_cache(geometry, 1)
+    assert not backend.statistics()["kv_shared"]
 
 
 def test_memory_goes_with_the_last_matrix_in_it() -> None:

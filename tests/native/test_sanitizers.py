@@ -23,6 +23,7 @@ CHECKS = [
         ("address,undefined", check, rounds)
         for check, rounds in (
             ("attention", 20),
+            ("copy", 40),
             ("elements", 40),
             ("linear", 10),
             ("packed", 10),
@@ -31,7 +32,10 @@ CHECKS = [
             ("team", 20),
         )
     ),
-    *(("thread", check, rounds) for check, rounds in (("linear", 5), ("packed", 5), ("program", 10), ("sampling", 10), ("team", 30))),
+    *(
+        ("thread", check, rounds)
+        for check, rounds in (("copy", 20), ("linear", 5), ("packed", 5), ("program", 10), ("sampling", 10), ("team", 30))
+    ),
 ]
 
 

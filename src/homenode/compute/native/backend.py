@@ -71,6 +71,7 @@ class NativeBackend:
         self._memory = memory
         self._arena = self._make_arena()
         self._kv_ranges: list[tuple[int, int, int]] = []
+        self._kv_shared = False
         self._pages: dict[str, Any] | None = None  # what the kernel said, as long as nothing was added since
         self._homes: dict[str, list[dict[str, int]] | None] | None = None  # as last seen
         self._homes_seen = 0.0
@@ -145,6 +146,7 @@ class NativeBackend:
             )
         self._kv_bytes += cache.nbytes
         self._kv_ranges, self._pages, self._homes = cache.ranges, None, None
+        self._kv_shared = shared
         return cache
 
     def kv_memory(self, cache: _native.KvCache) -> NativeKvMemory:
@@ -152,6 +154,17 @@ class NativeBackend:
         nodes = self._memory.nodes if self._memory is not None else ()
         homes = [home for _, _, home in cache.ranges]
         return NativeKvMemory(_native.KvMemory.of(cache), self._level, [nodes[h] if nodes and h >= 0 else -1 for h in homes])
+
+    def attach_kv(self, cache: _native.KvCache, memory: NativeKvMemory) -> int:
+        """Let attention read other memory in place: block b of `memory` is from now on block `first` + b of the cache, for steps that do not write there.
+
+        The result is `first`; no number is used again. The memory has to be of the cache's geometry (ValueError); its bytes are the caller's to verify.
+        """
+        return cache.attach(memory.handle)
+
+    def detach_kv(self, cache: _native.KvCache, first: int) -> None:
+        """End that. A step that runs goes on reading the memory and keeps it mapped; later ones are refused. ValueError when nothing is there."""
+        cache.detach(first)
 
     def kv_pool(self, geometry: KvGeometry, blocks: int, *, others_write: bool = False, nodes: Sequence[int] = ()) -> NativeKvMemory:
         """KV memory of its own in a memfd, each block in one piece: see `compute.native.kv_memory.pool`."""
@@ -192,6 +205,7 @@ class NativeBackend:
 
         `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it did not have its CPU.
         `spin_us`: how long threads watch for each other, less than asked for where there are more of them than CPUs.
+        `kv_shared`: whether the last KV memory made lies in a memfd.
         `weight_pages` and `kv_pages`: bytes of weights and of the last KV memory made that were in memory, `present`, and of them on huge pages,
         `huge`, when this was first asked for after the last of them was made; None where the kernel does not tell. `residency`: see there; at most
         some seconds old, of a sample of the pages.
@@ -206,6 +220,7 @@ class NativeBackend:
             "spin_us": self._team.spin_us,
             "weight_bytes": self._weight_bytes,
             "kv_bytes": self._kv_bytes,
+            "kv_shared": self._kv_shared,
             "program_bytes": self._program_bytes,
             **self._read_pages(),
             "residency": self._watch_homes(),

@@ -86,7 +86,8 @@ def parse_smaps(text: str) -> Iterator[MappedRange]:
 
 def _entry(start: int, end: int, figures: dict[str, int]) -> Iterator[MappedRange]:
     if start < end:
-        yield MappedRange(start, end, Residence(figures.get("Rss", 0), figures.get("AnonHugePages", 0)))
+        huge = figures.get("AnonHugePages", 0) + figures.get("ShmemPmdMapped", 0)  # private memory, and that of a memfd
+        yield MappedRange(start, end, Residence(figures.get("Rss", 0), huge))
 
 
 def disabled_for_this_process(status: Path = _STATUS) -> bool:
