@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.deliveries import Deliveries, Delivery
+from homenode.engine.schedule.deliveries import Deliveries
+from homenode.engine.schedule.delivery import Delivery
 from homenode.engine.schedule.loans import Loans
 from homenode.engine.schedule.step import Step
 from homenode.errors import InternalError

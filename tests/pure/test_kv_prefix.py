@@ -104,3 +104,27 @@ def test_an_unlimited_cache_meets_the_known_hit_rate_of_a_real_trace() -> None:
         pool.release(blocks)
         found += len(hits)
     assert round(found / total, 3) == 0.366
+
+
+def test_identities_are_hashes_and_for_the_rest_one_of_another_kind() -> None:
+    tokens = list(range(20))
+    chain = HashChain(b"k", 4, "")
+    digests = chain.of(tokens, 5)
+    assert chain.identities(tokens, 16) == digests[:4]
+    known = chain.identities(tokens, 18)
+    assert known[:4] == digests[:4] and len(known) == 5 and known[4] != digests[4]
+    assert chain.identities(tokens, 3) != chain.identities(tokens, 2)
+    assert chain.identities(tokens, 0) == []
+    # A part never passes for a whole, nor one part for another: everything before it counts, how long it is, the salt and the seed.
+    parts = {chain.identities(tokens, n)[-1] for n in range(1, 20)}
+    assert len(parts) == 19
+    others = [HashChain(b"k", 4, "salt"), HashChain(b"other", 4, ""), HashChain(b"k", 8, "")]
+    assert not any(other.identities(tokens, 18)[-1] in parts for other in others)
+    assert HashChain(b"k", 4, "").identities([9, *tokens[1:]], 18)[-1] not in parts
+
+
+def test_chains_of_another_block_size_know_the_same_tokens_by_other_hashes() -> None:
+    tokens = list(range(32))
+    _, cache, _ = _filled(tokens)
+    assert cache.chain("", 8).identities(tokens, 24) == HashChain(b"k", 8, "").of(tokens, 3)
+    assert not set(cache.chain("", 8).of(tokens, 4)) & set(cache.chain("").of(tokens, 8))

@@ -9,30 +9,11 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
+from homenode.engine.schedule.delivery import Delivery
 from homenode.engine.schedule.residents import Residents
 from homenode.engine.schedule.sequence import Residency, Sequence
 from homenode.transfer.seam import Claimed, Fetch, NoRoom, Offered, Room, Stopped, ToAgent
-
-
-@dataclass(eq=False, slots=True)
-class Delivery:
-    """What comes under one ticket."""
-
-    offer: Offered
-    blocks: list[int] = field(default_factory=list)  # a reference to each: for all positions of the request that is to come
-    held: int = 0  # positions that were here already
-    arrived: int = 0  # positions that are there and verified, the held ones included
-    over: bool = False  # no more comes, and nobody writes
-    stopped: bool = False  # given up; the agent was told to end it
-    sequence: Sequence | None = None  # the request it is for has come
-    others: list[Sequence] = field(default_factory=list)  # more requests for the same tokens: they wait to find them in the cache
-
-    @property
-    def done(self) -> bool:
-        """There is nothing to wait for, and nobody writes."""
-        return self.over or self.arrived >= self.offer.tokens
 
 
 class Deliveries:
@@ -97,15 +78,6 @@ class Deliveries:
 
     # Requests
 
-    def is_for(self, delivery: Delivery, sequence: Sequence) -> bool:
-        """Whether the request's own tokens, all but the last, are those that the offer was made for."""
-        offer, cache = delivery.offer, self._residents.cache
-        if len(sequence.tokens) != offer.tokens + 1:
-            return False
-        same = offer.page_tokens == self._residents.block_size
-        chain = sequence.chain if same else cache.chain(sequence.request.cache_salt, offer.page_tokens)
-        return chain.identities(sequence.tokens, offer.tokens) == offer.identities
-
     def bind(self, delivery: Delivery, sequence: Sequence) -> None:
         """The request has come that it is for."""
         delivery.sequence, sequence.delivery = sequence, delivery
@@ -117,7 +89,7 @@ class Deliveries:
 
     def follow(self, delivery: Delivery, sequence: Sequence) -> bool:
         """A further request of the ticket, with the same tokens, waits until the first has them and finds them in the cache, if there is one."""
-        if not self._residents.cache.enabled or sequence.scoring or not self.is_for(delivery, sequence):
+        if not self._residents.cache.enabled or sequence.scoring or not delivery.is_for(sequence, self._residents):
             return False
         delivery.others.append(sequence)
         return True

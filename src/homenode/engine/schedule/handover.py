@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.engine.schedule.admission import longest_sequence
-from homenode.engine.schedule.deliveries import Deliveries, Delivery
+from homenode.engine.schedule.deliveries import Deliveries
+from homenode.engine.schedule.delivery import Delivery
 from homenode.engine.schedule.loans import Loans
 from homenode.engine.schedule.planner import Planner
 from homenode.engine.schedule.residents import Residents
@@ -69,7 +70,7 @@ class Handover:
 
     def _meet(self, delivery: Delivery, sequence: Sequence) -> None:
         """Bind a request to its delivery, if the tokens are the same and it has a use for their KV."""
-        if not self._deliveries.is_for(delivery, sequence):
+        if not delivery.is_for(sequence, self._residents):
             ticket = delivery.offer.ticket
             self._planner.warnings.append(
                 f"request {sequence.id} came with ticket {ticket}, but the KV of that ticket is of other tokens: its prompt is computed here. "
@@ -164,9 +165,11 @@ class Handover:
         if delivery is None:
             return
         delivery.over = True
-        useless = delivery.sequence is None and (forgotten or delivery.arrived <= delivery.held)
-        if useless:
+        unclaimed = delivery.sequence is None
+        if delivery.stopped or (unclaimed and forgotten):
             self._deliveries.drop(delivery)
+        elif not delivery.blocks or (unclaimed and delivery.arrived <= delivery.held):
+            self._deliveries.give_up(delivery)  # nothing came of it; a request that waits in the queue is one like any other now
         else:
             self._settle(delivery)
 
@@ -186,7 +189,7 @@ class Handover:
     def _settle(self, delivery: Delivery) -> None:
         """A delivery is done: its request goes on, if it waits for that; one that was given up frees its blocks."""
         sequence = delivery.sequence
-        if delivery.stopped or (sequence is not None and not delivery.blocks):
+        if delivery.stopped:
             self._deliveries.drop(delivery)
         elif sequence is not None and self._planner.aside.pop(sequence.id, None) is not None:
             self._deliveries.make_ready(sequence)

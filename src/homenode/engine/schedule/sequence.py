@@ -13,7 +13,7 @@ from homenode.engine.kv.prefix import HashChain
 from homenode.engine.request import Request, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
-    from homenode.engine.schedule.deliveries import Delivery
+    from homenode.engine.schedule.delivery import Delivery
     from homenode.engine.schedule.loans import Loan
 
 
