@@ -328,6 +328,7 @@ class SenderMachine:
         self._receivers[outgoing.address].breaker.spared(outgoing.ticket)
         if outgoing.process is not None:
             del self._pulls[outgoing.pull_id]
+            state.leases.end(outgoing.pull_id)
             state.ended.add(outgoing.pull_id, outgoing.process.incarnation, "called off")
             if notify:
                 state.send(outgoing.process.made, Abandon(outgoing.pull_id, reason))

@@ -5,7 +5,7 @@ everything ends. Rows are those of the table of faults in docs/kv-transfer.md.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -59,6 +59,9 @@ class Play:
         buffers = (int(more.pop("sender_pages", 64)), int(more.pop("receiver_pages", 64)))
         self.world = World(rng, mode, channel, corruption=more.pop("corruption", 0.0), offload=bool(more.pop("offload", False)))
         self.world.duplicate_done = more.pop("duplicate_done", 0.0)
+        self.world.slowness = more.pop("slowness", 0.02)
+        self.world.limits = replace(LIMITS, chunk=int(more.pop("chunk", 1)))
+        assert not more
         self.sizes, self.buffers = sizes, buffers
         self.senders = [self.sender(f"s{i}") for i in range(senders)]
         self.receivers = [self.receiver(f"r{i}") for i in range(receivers)]
@@ -203,6 +206,8 @@ faults = st.builds(
     offload=st.booleans(),
     corruption=st.sampled_from([0.0, 0.0, 0.02, 0.3]),
     full=st.sampled_from([0.0, 0.1, 0.5]),
+    slowness=st.sampled_from([0.02, 0.3]),
+    chunk=st.sampled_from([1, 1600, 1 << 20]),
 )
 def test_whatever_happens_nothing_wrong_arrives_and_everything_ends(
     mode: str,
@@ -216,6 +221,8 @@ def test_whatever_happens_nothing_wrong_arrives_and_everything_ends(
     offload: bool,
     corruption: float,
     full: float,
+    slowness: float,
+    chunk: int,
 ) -> None:
     """Rows 1-9, 11-14, 16-30, 41, 42, 49, 50."""
     play = Play(
@@ -230,6 +237,8 @@ def test_whatever_happens_nothing_wrong_arrives_and_everything_ends(
         offload=offload and mode != "push",
         corruption=corruption,
         duplicate_done=0.3,
+        slowness=slowness,
+        chunk=chunk,
     )
     play.world.full = full
     for n, plan in enumerate(plans):

@@ -37,7 +37,7 @@ from homenode.transfer.machine import (
     Tell,
 )
 from homenode.transfer.memory import KvLayout, KvRegion
-from homenode.transfer.message import Buffer, Data, Envelope, Hello, decode, encode
+from homenode.transfer.message import Buffer, Data, Envelope, Hello, Ready, decode, encode
 from homenode.transfer.pages import first_target, page_count, span_bytes, tokens_in
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.sender import SenderMachine
@@ -93,8 +93,14 @@ class Memory:
         self.values: list[list[int | None]] = [[None] * layout.block_size for _ in range(layout.blocks)]
         self.epochs = [0] * layout.blocks
         self.scribbles = 0
+        self.shown: dict[int, int] = {}  # the epochs under which blocks were announced to others
+
+    def reused(self, block: int) -> None:
+        """Whoever still reads it must be able to see that."""
+        assert self.shown.get(block) != self.epochs[block], "a block is used again under the epoch it was announced with"
 
     def scribble(self, block: int) -> None:
+        self.reused(block)
         self.scribbles += 1
         self.values[block] = [-self.scribbles] * self.layout.block_size
 
@@ -139,6 +145,8 @@ class World:
         self._n = 0
         self.processes: list[Process] = []
         self.duplicate_done = 0.0
+        self.slowness = 0.02  # seconds a page takes at most
+        self.limits = LIMITS
         self.full = 0.0  # how often the receiver's scheduler has no blocks
 
     def after(self, delay: float, what: Callable[[], None]) -> None:
@@ -322,6 +330,9 @@ class Process:
             return
         message = decode(encode(Envelope(b"", message))).message  # whatever is sent fits the wire's bounds
         self.world.count[type(message).__name__] += 1
+        if isinstance(message, Ready):
+            for ref in message.pages:
+                self.world.memories[ref.buffer].shown[ref.page] = ref.epoch
         to = link.other(self)
         link.queues.setdefault(to, []).append((message, payload))
         self.pump(link, to)
@@ -430,15 +441,17 @@ class Process:
             values = self.corrupted(values)
             if not action.digest_only:
                 assert self.owners(source, target, action) == owners, "a copy wrote into blocks that had changed hands"
+                if target is self.pool:
+                    target.reused(action.target_table[number])
                 for position, what in enumerate(values, first):
                     target.write(action.target_table, position, what)
             # The sender's digest is of what it computed: what goes wrong, goes wrong on the way.
             seen.append(digest(read if self.role == "sender" else values))
-            return self.world.after(self.world.lag(0.02), lambda: self.later(lambda: page(index + 1)))
+            return self.world.after(self.world.lag(self.world.slowness), lambda: self.later(lambda: page(index + 1)))
 
         if torn[0]:
             return self.world.after(0.001, lambda: self.feed(Copied(action.token, None, "an epoch had changed")))
-        return self.world.after(self.world.lag(0.02), lambda: self.later(lambda: page(0)))
+        return self.world.after(self.world.lag(self.world.slowness), lambda: self.later(lambda: page(0)))
 
     def owners(self, source: Memory, target: Memory, action: Copy) -> list[Any]:
         """Who has the blocks a copy writes to, and those of its own engine it reads."""
@@ -502,9 +515,9 @@ class Process:
                 self.memory.write(action.target_table, position, rest[position - first])
             seen.append(digest(rest[:count]))
             del rest[:count]
-            return self.world.after(self.world.lag(0.02), lambda: self.later(lambda: page(number + 1)))
+            return self.world.after(self.world.lag(self.world.slowness), lambda: self.later(lambda: page(number + 1)))
 
-        self.world.after(self.world.lag(0.02), lambda: self.later(lambda: page(action.first_page)))
+        self.world.after(self.world.lag(self.world.slowness), lambda: self.later(lambda: page(action.first_page)))
 
     def watch(self) -> None:
         """After every step: what must hold at any time."""
@@ -536,7 +549,7 @@ class SenderProcess(Process):
         self.known: dict[bytes, int] = {}
         self.free = list(range(self.blocks))
         size = self.buffer_pages * self.layout.block_bytes
-        return SenderMachine(self.own(), world.settings("sender", size, pd_pull_backpressure_reserve_pct=0.0), LIMITS)
+        return SenderMachine(self.own(), world.settings("sender", size, pd_pull_backpressure_reserve_pct=0.0), self.world.limits)
 
     def hello(self) -> Hello:
         lent = self.pool or self.memory
@@ -660,7 +673,7 @@ class ReceiverProcess(Process):
         self.free = list(range(self.blocks))
         self.who: dict[int, str] = {}
         size = self.buffer_pages * self.layout.block_bytes
-        return ReceiverMachine(self.own(), self.world.settings("receiver", size), LIMITS)
+        return ReceiverMachine(self.own(), self.world.settings("receiver", size), self.world.limits)
 
     def hello(self) -> Hello:
         buffers = [Buffer(self.memory.id, self.layout)] if self.world.mode == "push" else []

@@ -1,0 +1,102 @@
+"""Where positions lie on both sides."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.transfer.memory import KvLayout, KvRegion
+from homenode.transfer.pages import (
+    HeadSpan,
+    chunk_pages,
+    difference,
+    first_target,
+    head_spans,
+    page_bytes,
+    page_count,
+    span_bytes,
+    tokens_in,
+)
+
+
+def layout(block_size: int = 32, heads: int = 8, regions: tuple[tuple[int, int], ...] = ((0, 8),), **more: object) -> KvLayout:
+    plain = KvLayout(4, heads, 64, block_size, "bfloat16", 2048, 10, 0, tuple(KvRegion(a, b, 0, 0, 0, 0) for a, b in regions))
+    return msgspec.structs.replace(plain, **more)
+
+
+@given(st.integers(1, 5000), st.sampled_from([16, 32, 64, 128]))
+def test_every_position_lies_in_one_page(tokens: int, page_tokens: int) -> None:
+    pages = page_count(tokens, page_tokens)
+    counts = [tokens_in(page, tokens, page_tokens) for page in range(pages)]
+    assert sum(counts) == tokens and min(counts) >= 1 and counts[:-1] == [page_tokens] * (pages - 1)
+    assert tokens_in(pages, tokens, page_tokens) == 0
+
+
+def test_only_tiles_that_count_are_handed_over() -> None:
+    kv = layout()
+    tile = 4 * 8 * 2 * 2048
+    assert [page_bytes(kv, n) for n in (0, 1, 16, 17, 32)] == [0, tile, tile, 2 * tile, 2 * tile]
+    assert page_bytes(kv, 32) == kv.block_bytes
+    assert span_bytes(kv, 1, 2, 70, 32) == 2 * tile + tile
+
+
+def test_chunks_have_at_least_one_page_and_fit_one_frame() -> None:
+    kv = layout()
+    assert chunk_pages(kv, 32, 1) == 1
+    assert chunk_pages(kv, 32, 3 * kv.block_bytes) == 3
+    assert chunk_pages(kv, 32, 1 << 40) == 4096
+
+
+@pytest.mark.parametrize(
+    ("held", "page", "block", "first"), [(0, 32, 64, 0), (2, 32, 64, 1), (3, 32, 64, 1), (1, 64, 32, 2), (3, 32, 32, 3)]
+)
+def test_the_first_block_to_be_filled(held: int, page: int, block: int, first: int) -> None:
+    assert first_target(held, page, block) == first
+
+
+@pytest.mark.parametrize(("name", "other"), [("layers", 5), ("kv_heads", 4), ("head_dim", 128), ("dtype", "int8"), ("tile_bytes", 1024)])
+def test_what_differs_is_named(name: str, other: object) -> None:
+    """Rows 31, 32: refused with the difference before any traffic."""
+    reason = difference(layout(), layout(**{name: other}))
+    assert reason is not None and name in reason and str(other) in reason
+
+
+def test_block_sizes_may_differ_in_whole_tiles() -> None:
+    assert difference(layout(32), layout(96)) is None
+    reason = difference(layout(32), layout(40))
+    assert reason is not None and "40" in reason and "receiver" in reason
+
+
+def test_heads_are_matched_over_different_numbers_of_ranks() -> None:
+    """Row 33."""
+    assert head_spans([(0, 4), (4, 8)], [(0, 8)]) == [HeadSpan(0, 0, 0, 4), HeadSpan(1, 0, 4, 8)]
+    assert head_spans([(0, 8)], [(0, 4), (4, 8)]) == [HeadSpan(0, 0, 0, 4), HeadSpan(0, 1, 4, 8)]
+    assert head_spans([(0, 3), (3, 8)], [(0, 4), (4, 8)]) == [HeadSpan(0, 0, 0, 3), HeadSpan(1, 0, 3, 4), HeadSpan(1, 1, 4, 8)]
+    # fewer heads than ranks: copies of a head
+    assert head_spans([(0, 1), (0, 1), (1, 2), (1, 2)], [(0, 2)]) == [HeadSpan(0, 0, 0, 1), HeadSpan(2, 0, 1, 2)]
+    assert difference(layout(regions=((0, 4), (4, 8))), layout(regions=((0, 2), (2, 8)))) is None
+
+
+def test_a_head_nobody_has_is_named() -> None:
+    reason = head_spans([(0, 4)], [(0, 8)])
+    assert isinstance(reason, str) and "head 4" in reason
+    assert difference(layout(regions=((0, 4),)), layout()) == reason
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.lists(st.integers(1, 4), min_size=1, max_size=6))
+def test_each_head_of_the_target_is_filled_once(source: list[int], target: list[int]) -> None:
+    def ranges(sizes: list[int]) -> list[tuple[int, int]]:
+        return [(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+
+    spans = head_spans(ranges(source), ranges(target))
+    if sum(source) < sum(target):
+        assert isinstance(spans, str)
+        return
+    assert not isinstance(spans, str)
+    heads = [head for span in spans for head in range(span.first_head, span.past_head)]
+    assert heads == list(range(sum(target)))
+    for span in spans:
+        a, b = ranges(source)[span.source]
+        assert a <= span.first_head < span.past_head <= b
