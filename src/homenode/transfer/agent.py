@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from homenode.transfer.staging import StagingMemory
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
 _REPORT_S = 0.05
+_WATCH_S = 150e-6  # for an answer, while a hand-over is in hand, before the thread sleeps: to be woken takes about as long
 _LONGEST_WAIT_S = 3600.0
 _JOIN_S = 5.0
 
@@ -99,6 +101,8 @@ class TransferAgent:
         self._broken = ""
         self._ends: float | None = None
         self._sweep_at: float | None = None
+        self._tick_at: float | None = None
+        self._awake_until = 0.0
         self._reported_at = -_REPORT_S
         self._thread = threading.Thread(target=self._run, name="homenode-kv-transfer", daemon=True)
 
@@ -158,9 +162,10 @@ class TransferAgent:
             self._release()
 
     def _turn(self) -> None:
-        links, performer = self._links, self._performer
-        events = links.poll(self._patience())
+        links = self._links
+        events = links.poll(0) or self._watch_for_events() or links.poll(self._patience())
         now = self._clock()
+        self._awake_until = now + _WATCH_S if events else 0.0
         for fd, mask in events:
             if fd == self._mailbox.fd:
                 self._take_mail(now)
@@ -168,8 +173,17 @@ class TransferAgent:
                 links.handle(fd, mask, now)
         self._look_at_the_clock(now)
         links.flush(now)
-        if performer.changed and self._sweep_at is None:
+        if events and self._sweep_at is None:
             self._sweep_at = now + _SWEEP_S
+
+    def _watch_for_events(self) -> list[tuple[int, int]]:
+        """Look for a moment for what probably comes now, and let others run meanwhile."""
+        while self._clock() < self._awake_until and not self._machine.idle:
+            os.sched_yield()
+            events = self._links.poll(0)
+            if events:
+                return events
+        return []
 
     def _take_mail(self, now: float) -> None:
         self._mailbox.seen()
@@ -183,8 +197,7 @@ class TransferAgent:
                 self._performer.feed(FromEngine(message))
 
     def _look_at_the_clock(self, now: float) -> None:
-        deadline = self._machine.next_deadline()
-        if deadline is not None and deadline <= now:
+        if self._tick_at is not None and self._tick_at <= now:
             self._performer.perform_all(self._machine.tick(now))
         self._links.look_at_the_clock(now)
         if self._sweep_at is not None and self._sweep_at <= now:
@@ -198,7 +211,8 @@ class TransferAgent:
 
     def _patience(self) -> float:
         """Seconds until something is due."""
-        due = [t for t in (self._machine.next_deadline(), self._links.due, self._sweep_at, self._ends) if t is not None]
+        self._tick_at = self._machine.next_deadline()
+        due = [t for t in (self._tick_at, self._links.due, self._sweep_at, self._ends) if t is not None]
         if self._performer.changed:
             due.append(self._reported_at + _REPORT_S)
         return min(max(0.0, min(due) - self._clock()), _LONGEST_WAIT_S) if due else -1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 from enum import IntEnum
 
 from homenode.errors import PeerError
@@ -15,6 +16,7 @@ from homenode.transfer.message import MAX_FRAME
 
 HEADER_BYTES = 4
 MAC_BYTES = 16
+_HEADER = struct.Struct("<I")
 
 
 class Direction(IntEnum):
@@ -80,7 +82,7 @@ def frame(body: bytes, mac: FrameMac | None = None, limit: int = MAX_FRAME) -> b
     """A body as it goes onto the stream. FrameError when it is larger than the other side takes."""
     if len(body) > limit:
         raise FrameError("too-large", f"a frame of {len(body)} bytes; the other side takes at most {limit}")
-    header = len(body).to_bytes(HEADER_BYTES, "little")
+    header = _HEADER.pack(len(body))
     return header + body if mac is None else header + body + mac.tag(body)
 
 
@@ -110,15 +112,18 @@ class FrameParser:
 
     def next(self) -> bytes | None:
         """The body of the next frame if all of it is there. FrameError for one that is too large, or whose MAC is wrong."""
-        if len(self._buffer) < HEADER_BYTES:
+        held = len(self._buffer)
+        if held < HEADER_BYTES:
             return None
         total = self._frame_bytes()
-        if len(self._buffer) < total:
+        if held < total:
             return None
-        end = total if self.mac is None else total - MAC_BYTES
-        body = bytes(self._buffer[HEADER_BYTES:end])
-        if self.mac is not None:
-            self.mac.check(body, bytes(self._buffer[end:total]))
+        with memoryview(self._buffer) as came:
+            if self.mac is None:
+                body = bytes(came[HEADER_BYTES:total])
+            else:
+                body = bytes(came[HEADER_BYTES : total - MAC_BYTES])
+                self.mac.check(body, bytes(came[total - MAC_BYTES : total]))
         del self._buffer[:total]
         return body
 
@@ -132,7 +137,7 @@ class FrameParser:
         return count
 
     def _frame_bytes(self) -> int:
-        size = int.from_bytes(self._buffer[:HEADER_BYTES], "little")
+        size: int = _HEADER.unpack_from(self._buffer)[0]
         if size > self.limit:
             raise FrameError("too-large", f"a frame announces {size} bytes; at most {self.limit} are taken")
         return HEADER_BYTES + size + (0 if self.mac is None else MAC_BYTES)

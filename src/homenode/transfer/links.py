@@ -6,7 +6,7 @@ import logging
 import os
 import select
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +19,7 @@ from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer
 from homenode.transfer.connection import Connection, LostError, connect_error
 from homenode.transfer.framing import FrameError
 from homenode.transfer.greeting import Admission, Greeting, GreetingError, Identity
-from homenode.transfer.message import Envelope, Gone, Hello, Message, Refused, decode, encode
+from homenode.transfer.message import Envelope, Gone, Greeted, Hello, Message, Refused, decode, encode
 from homenode.transfer.payload import Incoming
 
 _log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _DEATH_S = 0.05  # between a connection's end and its process's, when the process is dying
 _MOST_REMAINS = 4096
 _ACCEPTS = 16  # before others have their turn
+_OF_LINKS = (Hello, Greeted, Refused, Gone)  # the machine does not hear of these
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ class Listener(Protocol):
 
 @dataclass
 class _Remains:
-    """A greeted connection that has ended, of a process that may live on. `until`: when it is told as lost without proof of death; None: it was."""
+    """A greeted connection that has ended, of a process that may live on. `until`: when it is told as lost without proof of death."""
 
     number: int
     pidfd: int
     reason: str
-    until: float | None
+    until: float
 
 
 class Links:
@@ -94,6 +95,7 @@ class Links:
         self._handlers: dict[int, Callable[[int, float], None]] = {}
         self._connections: dict[int, Connection] = {}
         self._remains: dict[int, _Remains] = {}
+        self._untold: deque[_Remains] = deque()  # those of them not told as lost yet, by `until`
         self._listening: list[Listening] = []
         self._dirty: dict[int, Connection] = {}
         self._last = 0
@@ -124,7 +126,7 @@ class Links:
     @property
     def due(self) -> float | None:
         """When `look_at_the_clock` has something to tell, apart from limits."""
-        return min((remains.until for remains in self._remains.values() if remains.until is not None), default=None)
+        return self._untold[0].until if self._untold else None
 
     @property
     def greeted(self) -> int:
@@ -143,9 +145,9 @@ class Links:
 
     def look_at_the_clock(self, now: float) -> None:
         """Those whose process did not turn out to be dead are told as lost."""
-        for remains in list(self._remains.values()):
-            if remains.until is not None and remains.until <= now:
-                remains.until = None
+        while self._untold and self._untold[0].until <= now:
+            remains = self._untold.popleft()
+            if remains.number in self._remains:
                 self._listener.on_gone(remains.number, remains.reason, False)
 
     def enforce_limits(self, now: float) -> None:
@@ -355,7 +357,9 @@ class Links:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError("garbage", f"a frame is no message: {error}") from error
         message = envelope.message
-        if envelope.to != self._identity.incarnation:
+        if envelope.to == self._identity.incarnation and type(message) not in _OF_LINKS:
+            self._listener.on_message(connection, message)
+        elif envelope.to != self._identity.incarnation:
             self._count("stale")
             connection.send(encode(Envelope(connection.peer_incarnation, Gone(self._identity.incarnation))))
             connection.ending = "a frame came for a process that is no more"
@@ -364,10 +368,8 @@ class Links:
             raise LostError("the other side has been restarted")
         elif isinstance(message, Refused):
             raise LostError(f"the other side refuses: {message.reason}")
-        elif isinstance(message, Hello):
-            raise FrameError("garbage", "a second Hello came")
         else:
-            self._listener.on_message(connection, message)
+            raise FrameError("garbage", "a second greeting came")
 
     def _greet(self, connection: Connection, body: bytes, now: float) -> None:
         greeted = connection.greet(body)
@@ -461,6 +463,7 @@ class Links:
         if len(self._remains) >= _MOST_REMAINS:
             self.close(next(iter(self._remains)), "", 0.0)
         self._remains[remains.number] = remains
+        self._untold.append(remains)
         self.watch(remains.pidfd, lambda _events, _now: self._proved_dead(remains))
 
     def _proved_dead(self, remains: _Remains) -> None:

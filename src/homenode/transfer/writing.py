@@ -38,7 +38,7 @@ class Outgoing:
     """A queue of frames and payloads, and how far it is written. For one thread."""
 
     def __init__(self) -> None:
-        self._queue: deque[memoryview | _Payload] = deque()
+        self._queue: deque[bytes | _Payload] = deque()
         self._window: deque[memoryview | int] = deque()  # views that come next; a number: the token of the payload that ended there
         self._source: Iterator[memoryview] | None = None
         self._source_token = 0
@@ -56,7 +56,7 @@ class Outgoing:
                 "behind", f"{self._queued} bytes of frames wait for this peer, which does not take them; at most {MOST_QUEUED} may"
             )
         self._queued += len(frame)
-        self._queue.append(memoryview(frame))
+        self._queue.append(frame)
 
     def push_payload(self, views: Iterable[memoryview], token: int, mac: hashlib.blake2b | None) -> None:
         """Queue blocks; `flush` tells `token` when the last byte was given to the kernel."""
@@ -67,12 +67,25 @@ class Outgoing:
 
     def flush(self, sock: socket.socket, ancillary: list[tuple[int, int, bytes]] | None = None) -> list[int]:
         """Write one batch, as much as the kernel takes without waiting; the tokens of the payloads that are through. OSError as of sendmsg."""
+        queue = self._queue
+        if len(queue) == 1 and not ancillary and not self._window and self._source is None and isinstance(queue[0], bytes):
+            return self._flush_one(sock, queue[0])
         views = self._batch()
         if views:
             count = sock.send(views[0]) if len(views) == 1 and not ancillary else sock.sendmsg(views, ancillary or [])
             self.written += count
             return self._written(count)
         return self._written(0)
+
+    def _flush_one(self, sock: socket.socket, frame: bytes) -> list[int]:
+        """The usual case, one small frame, without the detours."""
+        count = sock.send(frame)
+        self.written += count
+        self._queue.clear()
+        self._queued = 0
+        if count < len(frame):
+            self._window.append(memoryview(frame)[count:])
+        return []
 
     def tokens(self) -> list[int]:
         """The payloads that are not through, when the connection has ended."""
@@ -103,9 +116,9 @@ class Outgoing:
         if not self._queue:
             return None
         item = self._queue.popleft()
-        if isinstance(item, memoryview):
-            self._queued -= item.nbytes
-            return item
+        if isinstance(item, bytes):
+            self._queued -= len(item)
+            return memoryview(item)
         self._source, self._source_token = iter(item), item.token
         return self._next()
 

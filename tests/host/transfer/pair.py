@@ -22,6 +22,7 @@ from homenode.transfer.seam import (
     Failed,
     Fetch,
     Forgotten,
+    NoRoom,
     Offered,
     Quarantined,
     Returned,
@@ -91,13 +92,19 @@ class Engine:
         match event:
             case Offered(_, ticket, tokens, _, _, reserve):
                 self._offers[ticket] = event
-                if reserve:
+                if reserve and self.has_room(ticket, tokens):
                     self.agent.tell(Room(ticket, self.take_blocks(ticket, tokens), 0))
+                elif reserve:
+                    self.agent.tell(NoRoom(ticket, len(self.free), "full"))
             case Returned(_, ticket) | Forgotten(_, ticket):
                 self.free += self.placed.pop(ticket, [])
         with self._changed:
             self._events.append(event)
             self._changed.notify_all()
+
+    def has_room(self, ticket: str, tokens: int) -> bool:
+        """Whether `take_blocks` would do."""
+        return ticket not in self.placed and -(-tokens // self.block_size) <= len(self.free)
 
     def take_blocks(self, ticket: str, tokens: int) -> list[int]:
         """Blocks for so many positions."""
@@ -136,6 +143,12 @@ class Engine:
         with self._changed:
             self._changed.wait_for(lambda: self._ended(ticket, tokens) is not None, timeout)
         assert self._ended(ticket, tokens) is True, f"{ticket}: {[e for e in self._events if e.ticket == ticket]}"
+
+    def ended(self, ticket: str, tokens: int, timeout: float = PATIENCE_S) -> bool | None:
+        """Whether all of it arrived (True) or its end was told (False); None: neither in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended(ticket, tokens) is not None, timeout)
+        return self._ended(ticket, tokens)
 
     def _ended(self, ticket: str, tokens: int) -> bool | None:
         for event in self._events:

@@ -187,12 +187,14 @@ class ScriptedMachine:
     deadline: float | None = None
     ticks: list[float] = field(default_factory=list)
     idle: bool = True
+    keeps: bool = True  # the inputs
 
     def handle(self, given: Input, now: float) -> list[Action]:
         if isinstance(given, FromEngine) and isinstance(given.message, Do):
             return given.message.actions
         actions = self.answer(given)
-        self.inputs.put(given)
+        if self.keeps:
+            self.inputs.put(given)
         return actions
 
     def tick(self, now: float) -> list[Action]:
