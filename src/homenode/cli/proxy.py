@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+import resource
 import sys
 from typing import Any
 
@@ -45,8 +47,16 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
 
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request of each look
+        _allow_many_connections()
         listener = bind(config)
         sys.exit(asyncio.run(serve(config, listener=listener, on_listening=lambda url: _announce(url, config))))
+
+
+def _allow_many_connections() -> None:
+    """Each request has up to three connections; the soft limit is often 1024 files."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _announce(url: str, config: ProxyConfig) -> None:

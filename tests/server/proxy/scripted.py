@@ -129,8 +129,8 @@ class Scripted:
         try:
             while True:
                 asked = await self._read(reader)
-                if self.frozen.is_set():
-                    await asyncio.Event().wait()
+                while self.frozen.is_set():
+                    await asyncio.sleep(0.005)
                 await self._answer(asked, Connection(reader, writer))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):

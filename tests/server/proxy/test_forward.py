@@ -138,7 +138,7 @@ def test_one_failure_costs_another_ticket_only() -> None:
 @pytest.mark.parametrize("trouble", [by.dies, by.talks_nonsense, by.is_busy])
 def test_another_decoder_is_asked_before_the_first_byte(trouble: by.Behaviour, stream: bool) -> None:
     async def test() -> None:
-        async with stage(decoders=[decoder(behaviours=[trouble]), decoder(behaviours=[trouble]), decoder()]) as on:
+        async with stage(decoders=[decoder(behaviours=[trouble]), decoder(behaviours=[trouble]), decoder()], decode_tries=3) as on:
             answer = await on.complete(stream=stream)
             assert answer.status_code == 200 and (answer.content == WHOLE_STREAM if stream else answer.json()["usage"])
             tickets = on.tickets()
@@ -186,7 +186,7 @@ def test_a_busy_decoder_s_own_words_are_passed_on_when_there_is_no_other() -> No
 
 def test_nobody_answers() -> None:
     async def test() -> None:
-        async with stage(decoders=[decoder(behaviours=[by.dies] * 3)]) as on:
+        async with stage(decoders=[decoder(behaviours=[by.dies] * 2)]) as on:
             answer = await on.complete()
             assert answer.status_code == 502 and answer.json()["error"]["code"] == "decoder_failed"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 
@@ -24,6 +25,7 @@ from homenode.server.responses import Version
 
 Handler = Callable[[ProxyState, Request], Awaitable[Response]]
 
+_LONG = 1 << 18  # bytes of a body that is read off the event loop
 _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all serve
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model:path}"),
@@ -67,7 +69,11 @@ class _Generation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         with self._state.request(), self._state.bodies.lease() as lease:
-            asked = wanted(await read_body(self._state, request, lease), chat=self._chat)
+            body = await read_body(self._state, request, lease)
+            if len(body) > _LONG:
+                asked = await asyncio.to_thread(wanted, body, chat=self._chat)
+            else:
+                asked = wanted(body, chat=self._chat)
             if asked.direct is not None:
                 self._state.metrics.direct(asked.direct)
             await Forward(self._state, request, asked, lease).run(send)

@@ -48,7 +48,7 @@ class ProxyConfig(HttpConfig):
         0, "A prompt of which the decoder probably lacks fewer tokens is computed there (four bytes of text count as a token).", minimum=0
     )
     prefill_tries: int = option(2, "Prefill servers that may fail a request before a decoder computes its prompt.", minimum=1, maximum=100)
-    decode_tries: int = option(3, "Decode servers that may fail a request before its first byte.", minimum=1, maximum=100)
+    decode_tries: int = option(2, "Decode servers that may fail a request before its first byte.", minimum=1, maximum=100)
     connect_timeout: float = option(2.0, "How long a connection to a server may take.", parse=parse_seconds, minimum=0.01)
     prefill_timeout: float = option(
         600.0, "How long a prefill server may take for a prompt, queue included.", parse=parse_seconds, minimum=0.01

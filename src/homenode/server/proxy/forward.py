@@ -194,6 +194,7 @@ class Forward:
         if self._at_decoder is not None:
             self._state.books.answered(self._at_decoder)
         self._lease.give_back()
+        self._wanted = self._wanted.forgotten()
         self._state.metrics.first_byte(time.monotonic() - self._arrival)
         return self.journey.answering()
 
@@ -217,20 +218,23 @@ class Forward:
         decoder = self._opened.url
         try:
             await self._guarded(self._pump(self._opened, send), decoder, None, self._state.config.lost_after)
-        except Broken as error:
-            self._broke(decoder, error)
-            return self._cut(decoder, "gone", "the decode server was lost in the middle of the answer")
-        except Silent:
-            return self._cut(decoder, "silent", "the decode server stopped answering in the middle of the answer")
-        except TimeoutError:
-            return self._cut(decoder, "late", f"the decode server sent nothing for {self._state.config.idle_timeout:g} s")
         except _Unread:
             _LOG.warning("request %s: the client left its answer unread for %g s", self._id, self._state.config.write_timeout)
             return self.journey.client_gone()
+        except (Broken, Silent, TimeoutError) as error:
+            if not self._events.done:  # else only the end of the connection is missing
+                return self._cut(decoder, error)
+            await self._send(send, b"", more=False)
         complete = self._events.done if self._opened.is_stream else True
         return self.journey.ended(used=self._opened.status < 300 and complete)
 
-    def _cut(self, decoder: str, fault: Fault, reason: str) -> list[Action]:
+    def _cut(self, decoder: str, error: Broken | Silent | TimeoutError) -> list[Action]:
+        fault: Fault = "late"
+        reason = f"the decode server sent nothing for {self._state.config.idle_timeout:g} s"
+        if isinstance(error, Broken):
+            fault, reason = self._broke(decoder, error), "the decode server was lost in the middle of the answer"
+        elif isinstance(error, Silent):
+            fault, reason = "silent", "the decode server stopped answering in the middle of the answer"
         self._failed(decoder, fault)
         return self.journey.cut(reason)
 
@@ -262,12 +266,15 @@ class Forward:
 
     async def _finish(self, step: Over, send: Send) -> None:
         """What the client is told at the end, if it was not told everything."""
-        if step.held and self._held is not None:
-            await self._pump(self._held, send)
-        elif step.problem is not None and not self._started:
+        if step.problem is not None and not self._started:
             raise _error(step.problem)
-        elif step.problem is not None and self._opened is not None and self._opened.is_stream:
-            await self._send(send, self._events.failure(_error(step.problem).body), more=False)
+        try:
+            if step.held and self._held is not None:
+                await self._pump(self._held, send)
+            elif step.problem is not None and self._opened is not None and self._opened.is_stream:
+                await self._send(send, self._events.failure(_error(step.problem).body), more=False)
+        except _Unread:
+            pass
         # any other answer that broke off stays without its end: the connection is closed, and the client sees that it is not whole
 
     async def _guarded(self, work: Coroutine[Any, Any, T], url: str, deadline_s: float | None, patience_s: float) -> T:

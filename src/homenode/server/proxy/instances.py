@@ -7,7 +7,7 @@ starting -> ready <-> draining | unhealthy | unfit       what its answers say
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from homenode.server.proxy.breaker import Breaker
@@ -32,7 +32,7 @@ class Sight:
 
 @dataclass(eq=False)
 class Instance:
-    """One server. `lives`: how often it was seen with another incarnation or found again after it was down. `since`: in this state."""
+    """One server. `lives`: incarnations seen, 1 for one that publishes none. `since`: in this state."""
 
     url: str
     role: Role
@@ -46,19 +46,15 @@ class Instance:
     looked_at: bool = False
     busy_until: float = 0.0  # it asked to be left alone until then
     heard_at: float = float("-inf")  # when bytes of an answer came last: whoever answers is not frozen, however long a look may take
-    _went_down: bool = field(default=False, repr=False)
 
     def looked(self, now: float, sight: Sight) -> bool:
         """Take a sight in; whether anything changed."""
         sight = _fitting(self.role, sight)
         first, self.looked_at = not self.looked_at, True
-        self._went_down = self._went_down or sight.state == "down"
         if sight.state == "ready" and self._is_another(sight):
             self.lives += 1
             self.breaker.succeeded()
             self.busy_until = 0.0
-        if sight.state == "ready":
-            self._went_down = False
         changed = first or (sight.state, sight.reason, sight.raw) != (self.state, self.reason, self.raw)
         self._enter(now, sight.state, sight.reason)
         if sight.state == "ready":  # what a silent one published still holds for its life
@@ -83,9 +79,8 @@ class Instance:
         return None
 
     def _is_another(self, sight: Sight) -> bool:
-        if self.document is None or sight.document is None:
-            return self._went_down
-        return self.document.incarnation != sight.document.incarnation
+        before, now = self.document, sight.document
+        return before is not None and now is not None and before.incarnation != now.incarnation
 
     def _enter(self, now: float, state: State, reason: str) -> None:
         if state != self.state:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -47,6 +47,10 @@ class Wanted:
             return self.body
         kept = {name: value for name, value in (self.fields or {}).items() if name != _PARAMS}
         return msgspec.json.encode({**kept, _PARAMS: {"do_remote_prefill": True, "ticket": ticket}})
+
+    def forgotten(self) -> Wanted:
+        """Without the body: an answer may take long, and bodies may be large."""
+        return replace(self, body=b"", fields=None, units=())
 
 
 def wanted(body: bytes, *, chat: bool) -> Wanted:
