@@ -29,7 +29,11 @@ from homenode.transfer.seam import (
 )
 from homenode.transfer.settings import TransferConfig
 
-MODES: dict[str, dict[str, bool]] = {"push": {}, "pull-eager": {"pd_pull_mode": True}, "pull-delay": {"pd_pull_mode": True, "pd_delay_pull": True}}
+MODES: dict[str, dict[str, bool]] = {
+    "push": {},
+    "pull-eager": {"pd_pull_mode": True},
+    "pull-delay": {"pd_pull_mode": True, "pd_delay_pull": True},
+}
 _FINGERPRINT = {"measured by": "homenode bench transfer"}
 _LARGE_PAGE = 16 << 20
 
