@@ -20,9 +20,9 @@ struct StepBounds {
   StepLimits limits;
   int64_t vocabulary = INT32_MAX;  // rows of the embedding table
   int64_t blocks = 0;              // of the KV memory; 0: the program has none
-  std::vector<const KvCache*> caches = {};  // which may have other memory attached, whose blocks are read only
   int block_size = 0;
   int64_t fixed_rows = INT32_MAX;  // rows of the shortest constant input
+  std::vector<const KvCache*> caches = {};  // may have other memory attached, whose blocks are only read
 };
 
 // As the caller gives them: see StepArrays in src/homenode/compute/ops.py.
