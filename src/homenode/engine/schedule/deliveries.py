@@ -28,9 +28,6 @@ class Deliveries:
         self.released: list[Sequence] = []  # requests that waited for another one's delivery, which is over
         self._quarantine: dict[str, list[int]] = {}  # blocks that somebody out of reach may write to, by ticket
 
-    def __len__(self) -> int:
-        return len(self._of)
-
     def find(self, ticket: str) -> Delivery | None:
         """The delivery of a ticket, if it is known and not given up."""
         delivery = self._of.get(ticket)

@@ -1,0 +1,165 @@
+"""The loop with an agent: what it passes on in both directions, and what happens when the agent is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from homenode.engine.core import EngineCore
+from homenode.engine.executor.inline import InlineExecutor
+from homenode.engine.handoff import AgentLost
+from homenode.engine.messages import Drain, Output, Outputs, Release, Statistics, Submit, ToFront
+from homenode.engine.request import Request, SamplingParams
+from homenode.engine.schedule.config import KvConfig, SchedulerConfig
+from homenode.engine.schedule.scheduler import Scheduler
+from homenode.errors import InternalError
+from homenode.transfer import seam
+from homenode.transfer.figures import TransferFigures
+from tests.engine.test_core import LIMITS, PATIENCE_S, ScriptedRunner
+
+
+class NotingAgent:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: SimpleQueue[Any] = SimpleQueue()
+
+    def tell(self, message: seam.ToAgent) -> None:
+        self.told.put(message)
+
+    def figures(self) -> TransferFigures:
+        return TransferFigures(pinned_pages=3)
+
+    def close(self, timeout_s: float) -> None:
+        pass
+
+    def next(self) -> Any:
+        return self.told.get(timeout=PATIENCE_S)
+
+
+class Loop:
+    """An engine with that agent."""
+
+    def __init__(self) -> None:
+        self.agent, self.inbox, self._sent = NotingAgent(), SimpleQueue[object](), SimpleQueue[ToFront]()
+        self.statistics: list[Statistics] = []
+        self.failure: Exception | None = None
+        self._executor = InlineExecutor(ScriptedRunner(), LIMITS, dict)
+        config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
+        scheduler = Scheduler(config, KvConfig(block_size=32), LIMITS, (), b"k" * 32, 1)
+        self.core = EngineCore(scheduler, self._executor, self._sent.put, inbox=self.inbox, agent=self.agent)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.core.run()
+        except Exception as error:
+            self.failure = error
+
+    def submit(self, number: int, sends: bool) -> None:
+        kv = seam.KvTicket(f"t{number}", sends, b"peer")
+        params = SamplingParams(max_tokens=0 if sends else 1)
+        self.core.post(Submit([Request(id=number, prompt_ids=[5] * 40, params=params, kv=kv)]))
+
+    def output(self) -> Output:
+        while True:
+            message = self._sent.get(timeout=PATIENCE_S)
+            if isinstance(message, Statistics):
+                self.statistics.append(message)
+            if isinstance(message, Outputs):
+                return message.outputs[0]
+
+    def end(self) -> None:
+        self.core.stop()
+        self.thread.join(PATIENCE_S)
+        self._executor.close()
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def loop() -> Iterator[Loop]:
+    engine = Loop()
+    try:
+        yield engine
+    finally:
+        engine.end()
+
+
+def test_a_sent_request_goes_through_the_agent_and_back() -> None:
+    with loop() as engine:
+        engine.submit(1, sends=True)
+        wanted = engine.agent.next()
+        assert (type(wanted), wanted.ticket, wanted.peer, wanted.tokens) == (seam.SendWanted, "t1", b"peer", 39)
+        engine.inbox.put(seam.SendAdmitted(0.0, "t1"))
+        told = engine.agent.next()
+        assert isinstance(told, seam.Computed) and told.last and len(told.blocks) == 2
+        assert engine.output().finish_reason == "length"
+
+
+def test_a_fetch_is_told_though_nothing_else_happens() -> None:
+    """It comes of planning a step, not of an event: nothing is to lie in the loop until the next one."""
+    with loop() as engine:
+        identities = [b"1" * 16, b"2" * 16]
+        engine.inbox.put(seam.Offered(0.0, "t2", 39, 32, identities, True))
+        assert isinstance(engine.agent.next(), seam.Room)
+        wanted = Scheduler(SchedulerConfig(), KvConfig(block_size=32), LIMITS, (), b"k" * 32)._residents.cache.chain("")
+        engine.inbox.put(seam.Offered(0.0, "t3", 39, 32, wanted.identities([5] * 40, 39), False))
+        engine.submit(3, sends=False)
+        fetch = engine.agent.next()
+        assert isinstance(fetch, seam.Fetch) and len(fetch.blocks) == 2
+        engine.inbox.put(seam.Failed(0.0, "t3", "the sender is gone"))
+        assert engine.agent.next() == seam.Claimed("t3", 0)
+        assert engine.output().finish_reason == "length"
+
+
+def test_figures_and_releases_are_passed_on() -> None:
+    with loop() as engine:
+        engine.core.post(Release("t9", "nobody wants it"))
+        assert engine.agent.next() == seam.Released("t9", "nobody wants it")
+        engine.submit(3, sends=False)
+        engine.output()
+        engine.core.post(Drain(PATIENCE_S))
+        engine.thread.join(PATIENCE_S)
+        while not engine._sent.empty():
+            message = engine._sent.get()
+            engine.statistics += [message] if isinstance(message, Statistics) else []
+        last = engine.statistics[-1]
+        assert last.transfer == TransferFigures(pinned_pages=3)
+        assert last.recomputed_tokens == 39
+
+
+def test_a_lost_agent_ends_the_engine() -> None:
+    with loop() as engine:
+        engine.submit(1, sends=True)
+        engine.agent.next()
+        engine.inbox.put(AgentLost("its thread fell over"))
+        engine.thread.join(PATIENCE_S)
+        assert isinstance(engine.failure, InternalError) and "fell over" in engine.failure.message
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_drain_waits_until_the_agent_has_given_all_back(sends: bool) -> None:
+    with loop() as engine:
+        if sends:
+            engine.submit(1, sends=True)
+            engine.agent.next()
+            engine.inbox.put(seam.SendAdmitted(0.0, "t1"))
+            engine.agent.next()
+            engine.output()
+        else:
+            engine.inbox.put(seam.Offered(0.0, "t1", 39, 32, [b"1" * 16, b"2" * 16], True))
+            engine.agent.next()
+        engine.core.post(Drain(PATIENCE_S))
+        if not sends:
+            assert engine.agent.next() == seam.Stopped("t1")
+        engine.submit(2, sends=False)  # taken in, and refused: the drain has begun, and the loop is still there
+        assert engine.output().error_kind == "OverloadedError"
+        engine.inbox.put(seam.Returned(0.0, "t1") if sends else seam.Failed(0.0, "t1", "stopped"))
+        engine.thread.join(PATIENCE_S)
+        assert not engine.thread.is_alive() and engine.failure is None
