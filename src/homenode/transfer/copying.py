@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -50,16 +51,37 @@ def perform(job: CopyJob, copier: Copier, stopped: Callable[[], str]) -> Copied:
         reason = job.stop or stopped()
         if not reason:
             pages = min(step, work.first_page + work.pages - first)
-            at = first - work.first_page
-            epochs = None if work.epochs is None else work.epochs[at : at + pages]
-            chunk = Chunk(work.source_table, work.target_table, first, pages, work.tokens, work.page_tokens, epochs)
-            got, reason = _one(job, chunk, copier)
+            got, reason = _one(job, _cut(job, first, pages), copier)
             digests += got or []
         if reason:
             answer = Copied(job.token, None, reason)
             break
     job.seconds = time.perf_counter() - begun
     return answer or Copied(job.token, digests)
+
+
+def _cut(job: CopyJob, first: int, pages: int) -> Chunk:
+    """Some of the pages, with no more of the tables than they need: of a long sequence the rest would be converted again for every chunk."""
+    work = job.work
+    source_size = _block_size(job.source)
+    target_size = source_size if job.target is None else _block_size(job.target)
+    begin = first * work.page_tokens
+    begin -= begin % math.lcm(source_size, target_size, work.page_tokens)
+    end = min((first + pages) * work.page_tokens, work.tokens)
+    at = first - work.first_page
+    return Chunk(
+        work.source_table[begin // source_size : -(-end // source_size)],
+        work.target_table[begin // target_size : -(-end // target_size)],
+        first - begin // work.page_tokens,
+        pages,
+        end - begin,
+        work.page_tokens,
+        None if work.epochs is None else work.epochs[at : at + pages],
+    )
+
+
+def _block_size(buffer: LocalBuffer | PeerBuffer) -> int:
+    return buffer.memory.layout.block_size if isinstance(buffer, LocalBuffer) else buffer.layout.block_size
 
 
 def _one(job: CopyJob, chunk: Chunk, copier: Copier) -> tuple[list[bytes] | None, str]:

@@ -14,7 +14,9 @@ from homenode.transfer.message import Buffer
 class KvBackend(Protocol):
     """What maps and copies KV memory (`native_kv.NativeKv`). Descriptors stay the caller's. UserError for memory that is not what is said of it."""
 
-    copy: Copier
+    @property
+    def copy(self) -> Copier:
+        """The copy loop."""
 
     def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> KvMemory:
         """Memory in a memfd."""

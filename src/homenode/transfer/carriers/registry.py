@@ -12,7 +12,10 @@ from homenode.transfer.memory import KvLayout
 from homenode.transfer.settings import TransferConfig
 
 Maker = Callable[[TransferConfig, KvLayout, KvBackend], Carrier]
-_NEEDS = {"hccl": "torch_npu and the vendor's collective communication library (libhccl), on a machine with an NPU"}
+_NEEDS = {
+    "nixl": "a carrier for the nixl package, which this version does not have yet",
+    "hccl": "torch_npu and the vendor's collective communication library (libhccl), on a machine with an NPU",
+}
 
 
 def _shm(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:

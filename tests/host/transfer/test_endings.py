@@ -1,0 +1,155 @@
+"""How an agent ends: closed in the middle of things, or broken by a failure of its own; the scheduler is never left waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.errors import UnsupportedError, UserError
+from homenode.transfer.buffers import register
+from homenode.transfer.carriers.registry import open_carrier
+from homenode.transfer.carriers.tcp import TcpCarrier
+from homenode.transfer.machine import Connect, Connected, FromEngine, FromPeer, PeerLost, Send, Tell
+from homenode.transfer.message import Read
+from homenode.transfer.opening import open_agent
+from homenode.transfer.seam import (
+    Failed,
+    Fetch,
+    Forgotten,
+    Offered,
+    Quarantined,
+    Returned,
+    SendAdmitted,
+    SendRefused,
+    SendWanted,
+    Stopped,
+)
+from homenode.transfer.settings import TransferConfig
+from tests.host.transfer.pair import engines, hand_over, want
+from tests.host.transfer.rig import FINGERPRINT, PythonKv, eventually, layout, new_memory, running
+
+
+def boom(given: object) -> list[Any]:
+    if isinstance(given, FromEngine) and isinstance(given.message, Fetch):
+        raise RuntimeError("boom")
+    return []
+
+
+def kinds(events: Sequence[object]) -> list[type]:
+    return [type(event) for event in events]
+
+
+def test_a_broken_sender_ends_every_ticket_and_refuses_new_ones() -> None:
+    with running("sender", answer=boom) as side:
+        side.agent.tell(SendWanted("a", b"", 64, []))
+        side.agent.tell(SendWanted("b", b"", 64, []))
+        side.do(Tell(SendAdmitted(0.0, "b")))
+        side.agent.tell(Fetch("x", [], 0))
+        eventually(lambda: bool(side.agent.statistics().broken), "broken")
+        eventually(lambda: len(side.events) >= 3, "the tickets are ended")
+        assert kinds(side.events[1:3]) == [SendRefused, Returned]
+        words = side.cache.words
+        assert words is not None and all(words.read(block) == 1 for block in range(len(words)))  # whoever reads now notices
+        side.agent.tell(SendWanted("c", b"", 64, []))
+        eventually(lambda: kinds(side.events)[3:] == [SendRefused], "the new one is refused")
+        assert side.agent.close(1.0) is False
+
+
+@pytest.mark.parametrize(("mode", "end"), [("pull-eager", Forgotten), ("push", Quarantined)])
+def test_a_broken_receiver_frees_only_what_nobody_can_write(mode: str, end: type) -> None:
+    with running("receiver", mode=mode, answer=boom) as side:
+        side.do(Tell(Offered(0.0, "a", 64, 32, [], True)))
+        side.agent.tell(Fetch("x", [], 0))
+        eventually(lambda: kinds(side.events) == [Offered, end], f"ended: {side.events}")
+        side.agent.tell(Stopped("b"))
+        eventually(lambda: kinds(side.events)[2:] == [Failed], "later ones are answered")
+
+
+def test_a_failure_over_a_peers_frame_costs_that_peer_only() -> None:
+    def answer(given: object) -> list[Any]:
+        if isinstance(given, FromPeer):
+            raise RuntimeError("boom")
+        return []
+
+    with running("sender") as sender, running("receiver", answer=answer) as receiver:
+        for _ in range(2):
+            sender.do(Connect(receiver.address()))
+            peer = sender.machine.expect(Connected).peer
+            sender.do(Send(peer, Read(1, 0, 1)))
+            assert receiver.machine.expect(PeerLost)
+            assert sender.machine.expect(PeerLost).peer == peer
+        assert receiver.agent.statistics().failures == 2 and not receiver.agent.statistics().broken
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_closing_calls_off_what_is_under_way(channel: str) -> None:
+    with engines(channel=channel) as (sender, receiver):
+        for number in range(5):
+            want(sender, receiver, f"t{number}", 100)
+        begun = time.monotonic()
+        assert sender.agent.close(3.0)
+        assert time.monotonic() - begun < 3
+        for number in range(5):
+            sender.wait(f"t{number}", SendRefused, Returned, SendAdmitted)
+
+
+def test_closing_twice_or_before_the_start_is_no_error() -> None:
+    memory = new_memory(layout())
+    agent = open_agent(TransferConfig(pd_role="sender", pd_pull_mode=True), FINGERPRINT, memory, None, PythonKv(), lambda _: None)
+    assert agent.close(1.0)
+    agent.tell(SendWanted("t", b"", 1, []))
+    assert agent.close(1.0)
+
+
+def open_sockets() -> list[str]:
+    """Sockets, pidfds, epolls and eventfds; the memory of these tests' engines lives as long as Python likes."""
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(fd.readlink()))
+        except FileNotFoundError:
+            pass
+    return [name for name in found if name.startswith(("socket:", "anon_inode:"))]
+
+
+def test_no_thread_and_no_descriptor_is_left() -> None:
+    before = threading.active_count(), len(open_sockets())
+    for _ in range(3):
+        with engines() as (sender, receiver):
+            hand_over(sender, receiver, "t", 40)
+    eventually(lambda: threading.active_count() <= before[0], "threads have ended")
+    assert len(open_sockets()) <= before[1]
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with running("receiver", "tcp") as side:
+        port = int(side.address().rpartition(":")[2])
+        config = TransferConfig(pd_role="receiver", pd_pull_mode=True, transfer_channel="tcp", pd_peer_alloc_port=(port,))
+        with pytest.raises(UserError, match=f"port {port} .* in use"):
+            open_agent(config, FINGERPRINT, new_memory(layout()), None, PythonKv(), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("host", "word"), [("0.0.0.0", "stands for all"), ("no.such.host.invalid", "pd_peer_host"), ("10.255.255.1", "pd_secret")]
+)
+def test_hosts_that_will_not_do_are_refused(host: str, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        TcpCarrier(host)
+
+
+def test_all_addresses_cannot_be_published() -> None:
+    with pytest.raises(UserError, match="pd_peer_host"):
+        TcpCarrier("0.0.0.0", "a secret")
+
+
+@pytest.mark.parametrize(("channel", "error", "word"), [("hccl", UnsupportedError, "torch_npu"), ("pigeon", UserError, "shm, tcp")])
+def test_channels_that_are_not_here_say_what_is_missing(channel: str, error: type[UserError], word: str) -> None:
+    memory = new_memory(layout())
+    with pytest.raises(error, match=word):
+        open_carrier(TransferConfig(pd_role="sender", transfer_channel=channel), memory.layout, PythonKv())
+    assert register(memory, PythonKv()).buffer.layout == memory.layout
