@@ -298,3 +298,34 @@ def test_errors_of_http_itself_have_a_body() -> None:
             assert answer.json()["error"]["code"] == "unknown_path"
 
     run(test)
+
+
+def test_a_client_that_does_not_read_is_let_go() -> None:
+    async def pours(server: by.Scripted, asked: by.Asked, connection: by.Connection) -> None:
+        connection.begin_stream()
+        while True:
+            connection.chunk(b"data: " + b"x" * 50_000 + b"\n\n")
+            await connection.writer.drain()
+
+    async def test() -> None:
+        async with stage(decoders=[decoder(behaviours=[pours])], write_timeout=0.3) as on:
+            host, port = on.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port), limit=1000)
+            body = b'{"prompt": "x", "stream": true}'
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            await until(lambda: on.prefillers[0].released and on.decoders[0].released)
+            await until(lambda: on.decoders[0].asked[0].gone)
+            await on.shows(1, "requests_total", outcome="client_gone")
+            writer.close()
+
+    run(test)
+
+
+def test_a_long_body_is_read_and_passed_on_whole() -> None:
+    async def test() -> None:
+        async with stage() as on:
+            prompt = "long " * 400_000
+            assert await on.stream(prompt=prompt) == WHOLE_STREAM
+            assert on.prefillers[0].asked[0].json["prompt"] == on.decoders[0].asked[0].json["prompt"] == prompt
+
+    run(test)
