@@ -46,8 +46,10 @@ def test_the_tokens_of_one_engine(expected: list[list[int]], channel: str, mode:
     assert pair.codes == [0, 0]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("32", "128"), ("128", "32")])
-@pytest.mark.parametrize(("channel", "mode"), [("shm", "push"), ("shm", "pull-delay"), ("tcp", "pull-eager"), ("tcp", "push")])
+@pytest.mark.parametrize(
+    ("channel", "mode", "ours", "theirs"),
+    [("shm", "push", "32", "128"), ("shm", "pull-delay", "128", "32"), ("tcp", "pull-eager", "32", "128"), ("tcp", "push", "128", "32")],
+)
 def test_blocks_of_different_sizes(expected: list[list[int]], channel: str, mode: str, ours: str, theirs: str) -> None:
     with Pair(mode, channel, sender=("--block-size", ours), receiver=("--block-size", theirs)) as pair:
         with ThreadPoolExecutor(8) as pool:

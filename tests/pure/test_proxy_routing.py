@@ -149,7 +149,7 @@ def test_the_states_of_a_server() -> None:
     assert server.state == "suspect" and not server.usable(3.0) and server.lost_in(3.0, 1, 0.0) is None
     server.looked(4.0, sight())
     assert server.usable(4.0)
-    server.looked(5.0, Sight("silent"))
+    assert server.looked(5.0, Sight("silent")) and not server.looked(5.5, Sight("silent"))
     assert server.lost_in(5.0, 1, 0.0) == 0 and server.lost_in(5.0, 1, 10.0) == 10 and server.document is not None
     server.heard_at = 6.0
     assert server.lost_in(7.0, 1, 10.0) == 9

@@ -239,6 +239,7 @@ def test_every_figure_is_shown() -> None:
         "expired": "lease_expiries",
         "late": "late_signals",
         "duplicates": "duplicate_signals",
+        **{name: f"{name}_signals" for name in ("early", "unknown", "forged")},
     }
     told = {shown.get(name, name) for name in TransferFigures.__struct_fields__} - {"durations"}
     assert told <= names | {"seconds"}

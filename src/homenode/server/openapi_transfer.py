@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from homenode.server.state import ServerState
+from homenode.transfer.message import PROTOCOL
 
 _FLAGS = ("do_remote_decode", "do_remote_prefill")
+# A tuple whose entries are alike, without `prefixItems`, which not every reader of these documents gets right.
+_VERSIONS = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2, "default": list(PROTOCOL)}
 _SINGLE: dict[str, Any] = {"properties": {"n": {"enum": [1, None]}, "stream": {"enum": [False, None]}}}
 
 
 def tighten_transfer(components: dict[str, Any], state: ServerState) -> None:
     """`kv_transfer_params` as this server takes them: a flag of the other part, or of any where it has none, can only be off."""
+    components["Published"]["properties"]["protocol"] = _VERSIONS
     role = state.kv_transfer.role if state.kv_transfer is not None else None
     works = {"sender": "do_remote_decode", "receiver": "do_remote_prefill"}.get(role or "")
     params = components["KvTransferParams"]

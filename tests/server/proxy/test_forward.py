@@ -195,7 +195,7 @@ def test_nobody_answers() -> None:
 
 def test_deadlines() -> None:
     async def test() -> None:
-        settings = {"prefill_timeout": 0.2, "first_byte_timeout": 0.2, "answer_timeout": 0.2, "idle_timeout": 0.2}
+        settings = {"prefill_timeout": 0.2, "first_byte_timeout": 1.0, "answer_timeout": 1.0, "idle_timeout": 0.5}
         async with stage([prefiller(behaviours=[by.waits])], [decoder()], **settings) as on:
             assert await on.stream() == WHOLE_STREAM
             await on.shows(1, "faults_total", role="prefill", fault="late")
@@ -250,7 +250,7 @@ def test_what_is_asked_about_the_model_goes_to_a_decoder() -> None:
 
 def test_two_hundred_at_once() -> None:
     async def test() -> None:
-        async with stage([prefiller(), prefiller()], [decoder(), decoder()], silent_after=10, lost_after=20) as on:
+        async with stage([prefiller(), prefiller()], [decoder(), decoder()]) as on:
             answers = await asyncio.gather(*(on.stream(prompt=f"{number} and more") for number in range(200)))
             assert answers == [WHOLE_STREAM] * 200
             tickets = on.tickets()
@@ -296,5 +296,36 @@ def test_errors_of_http_itself_have_a_body() -> None:
             assert (await on.http.get("/v1/completions")).status_code == 405
             answer: httpx.Response = await on.http.get("/nothing")
             assert answer.json()["error"]["code"] == "unknown_path"
+
+    run(test)
+
+
+def test_a_client_that_does_not_read_is_let_go() -> None:
+    async def pours(server: by.Scripted, asked: by.Asked, connection: by.Connection) -> None:
+        connection.begin_stream()
+        while True:
+            connection.chunk(b"data: " + b"x" * 50_000 + b"\n\n")
+            await connection.writer.drain()
+
+    async def test() -> None:
+        async with stage(decoders=[decoder(behaviours=[pours])], write_timeout=0.3) as on:
+            host, port = on.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port), limit=1000)
+            body = b'{"prompt": "x", "stream": true}'
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            await until(lambda: on.prefillers[0].released and on.decoders[0].released)
+            await until(lambda: on.decoders[0].asked[0].gone)
+            await on.shows(1, "requests_total", outcome="client_gone")
+            writer.close()
+
+    run(test)
+
+
+def test_a_long_body_is_read_and_passed_on_whole() -> None:
+    async def test() -> None:
+        async with stage() as on:
+            prompt = "long " * 400_000
+            assert await on.stream(prompt=prompt) == WHOLE_STREAM
+            assert on.prefillers[0].asked[0].json["prompt"] == on.decoders[0].asked[0].json["prompt"] == prompt
 
     run(test)

@@ -59,7 +59,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 def proxy(start: Start, *arguments: str) -> tuple[subprocess.Popen[str], httpx.Client]:
     port = free_port()
     process = start("homenode.cli.main", "proxy", "--port", str(port), *arguments)
-    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
 
     def healthy() -> bool:
         assert process.poll() is None, process.communicate()
@@ -85,12 +85,12 @@ def test_a_prefill_server_frozen_or_killed_under_load_and_back_again(start: Star
     process, http = proxy(start, "--prefill", prefill_url, "--decode", decode_url)
     with futures.ThreadPoolExecutor(16) as pool:
         jobs = [pool.submit(ask, http, n) for n in range(64)]
-        assert jobs[0].result(30)["ticket"]
+        assert jobs[0].result(120)["ticket"]
         prefiller.send_signal(number)
         began = time.monotonic()
-        answers = [job.result(30) for job in jobs]
+        answers = [job.result(120) for job in jobs]
     assert [answer["prompt"][0] for answer in answers] == list(range(64))
-    assert not answers[-1]["ticket"] and time.monotonic() - began < 20
+    assert not answers[-1]["ticket"] and time.monotonic() - began < 60
     prefiller.kill()
     prefiller.wait()
     assert ask(http, 1)["ticket"] is None

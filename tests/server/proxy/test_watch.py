@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.server.proxy import scripted as by
-from tests.server.proxy.scripted import DONE, TOKENS, decoder, document, prefiller, run, stage, until
+from tests.server.proxy.scripted import DONE, FREEZES, TOKENS, decoder, document, prefiller, run, stage, until
 
 WHOLE_STREAM = b"".join((*TOKENS, DONE))
 
@@ -19,10 +19,10 @@ WHOLE_STREAM = b"".join((*TOKENS, DONE))
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_frozen_prefill_server_holds_nobody_up(stream: bool) -> None:
     async def test() -> None:
-        async with stage() as on:
+        async with stage(**FREEZES) as on:
             server = on.prefillers[0]
             server.frozen.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 answers = await asyncio.gather(*(on.complete(stream=stream, prompt=f"{n}") for n in range(16)))
             assert all(answer.status_code == 200 for answer in answers)
             await on.shows(16, "requests_total", way="local", outcome="ok")
@@ -56,7 +56,7 @@ def test_a_prefill_server_that_is_killed_is_done_without_and_taken_back() -> Non
 
 def test_a_frozen_decoder_s_answers_are_begun_anew_or_end_with_an_error() -> None:
     async def test() -> None:
-        async with stage(decoders=[decoder(behaviours=[by.stalls, by.waits]), decoder()]) as on:
+        async with stage(decoders=[decoder(behaviours=[by.stalls, by.waits]), decoder()], **FREEZES) as on:
             frozen = on.decoders[0]
             on.decoders[1].health = (503, b"")
             await on.is_state("decode", 1, "unhealthy")
@@ -87,7 +87,7 @@ def test_a_decoder_that_streams_is_not_frozen_however_long_a_look_takes() -> Non
         connection.writer.write(b"0\r\n\r\n")
 
     async def test() -> None:
-        async with stage(decoders=[decoder(behaviours=[talks_on])], lost_after=0.4) as on:
+        async with stage(decoders=[decoder(behaviours=[talks_on])], silent_after=0.3, lost_after=0.4) as on:
             assert await on.stream() == TOKENS[0] * 60 + DONE
 
     run(test)

@@ -55,7 +55,8 @@ class Instance:
             self.lives += 1
             self.breaker.succeeded()
             self.busy_until = 0.0
-        changed = first or (sight.state, sight.reason, sight.raw) != (self.state, self.reason, self.raw)
+        new = sight.state == "ready" and sight.raw != self.raw
+        changed = first or new or (sight.state, sight.reason) != (self.state, self.reason)
         self._enter(now, sight.state, sight.reason)
         if sight.state == "ready":  # what a silent one published still holds for its life
             self.document, self.raw = sight.document, sight.raw

@@ -1,0 +1,58 @@
+"""The loop and its transfer agent: figures reach the front whenever they change, and tickets that are given up reach the agent."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+
+from homenode.engine.core import EngineCore
+from homenode.engine.executor.inline import InlineExecutor
+from homenode.engine.handoff import FiguresChanged
+from homenode.engine.messages import Release, Statistics, ToFront
+from homenode.engine.schedule.config import KvConfig, SchedulerConfig
+from homenode.engine.schedule.scheduler import Scheduler
+from homenode.transfer.figures import TransferFigures
+from homenode.transfer.seam import Released, ToAgent
+from tests.engine.test_core import EOS, LIMITS, PATIENCE_S, ScriptedRunner
+
+
+class Told:
+    """An agent that only listens."""
+
+    def __init__(self) -> None:
+        self.messages: SimpleQueue[ToAgent] = SimpleQueue()
+        self.now = TransferFigures(pinned_pages=3)
+
+    def tell(self, message: ToAgent) -> None:
+        self.messages.put(message)
+
+    def figures(self) -> TransferFigures:
+        return self.now
+
+
+def test_figures_and_tickets() -> None:
+    sent: SimpleQueue[ToFront] = SimpleQueue()
+    inbox: SimpleQueue[object] = SimpleQueue()
+    agent = Told()
+    executor = InlineExecutor(ScriptedRunner(), LIMITS)
+    core = EngineCore(Scheduler(SchedulerConfig(), KvConfig(block_size=32), LIMITS, [EOS]), executor, sent.put, inbox=inbox, agent=agent)
+    thread = threading.Thread(target=core.run)
+    thread.start()
+    try:
+        assert pinned(sent) == 3
+        agent.now = TransferFigures(pinned_pages=0)
+        inbox.put(FiguresChanged())
+        assert pinned(sent) == 0
+        core.post(Release("t-1", "the client left"))
+        assert agent.messages.get(timeout=PATIENCE_S) == Released("t-1", "the client left")
+    finally:
+        core.stop()
+        thread.join(PATIENCE_S)
+        executor.close()
+
+
+def pinned(sent: SimpleQueue[ToFront]) -> int:
+    """Of the next statistics."""
+    message = sent.get(timeout=PATIENCE_S)
+    assert isinstance(message, Statistics) and message.transfer is not None
+    return message.transfer.pinned_pages
