@@ -92,7 +92,9 @@ class Intake:
         if incoming.told_end:
             if not incoming.quarantined:
                 state.tell(Failed(state.now, incoming.ticket, incoming.over or "it was called off"))
-            return
+            return None
+        if incoming.quarantined and incoming.ending == "forgotten":
+            return incoming.tell_quarantined()
         if incoming.stage == "open" and not incoming.complete:
             state.deadlines.set(("progress", incoming.ticket), state.now + self._limits.progress)
         if state.delay and incoming.blocks is None:
@@ -101,7 +103,7 @@ class Intake:
             else:
                 incoming.lose("the blocks do not fit", hard=True, code="internal")
                 incoming.settle()
-        self._look(incoming)
+        return self._look(incoming)
 
     def _claimed(self, incoming: Incoming) -> None:
         """Nobody writes to its blocks, or there are none."""
