@@ -25,6 +25,7 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) {
 }  // namespace
 }  // namespace homenode
 
+#include "kernels/avx2/halved.h"
 #include "kernels/avx2/pairs.h"
 #include "kernels/avx2/panel.h"
 #include "kernels/linear_tiles.h"
@@ -36,6 +37,7 @@ constexpr LinearTable make_avx2_table() {
   LinearTable table = make_table();
   add_triple(table.floats[2]);
   fill_panels(table);
+  fill_halved(table);
   return table;
 }
 

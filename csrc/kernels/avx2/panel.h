@@ -219,7 +219,7 @@ constexpr void fill_panels(LinearTable& table) {
   static_assert(!is_wide(C) || (halves_of(C) == 1 && C.minimum == Minimum::none && C.parts <= kWideParts));
   PanelTiles& tiles = table.panels[N];
   tiles.unpack = unpack_panel<C>;
-  tiles.least_tokens = is_wide(C) ? 8 : 4;
+  tiles.least_tokens = !is_wide(C) ? 4 : C.low_bits == 8 ? 12 : 6;  // bytes have tiles for few (halved.h)
   tiles.max_parts = is_wide(C) ? kWideParts : kPanelParts / halves_of(C);
   tiles.max_tokens = kPanelTokens;
   tiles.tile[0] = tile_of<C, 1>();
