@@ -35,7 +35,7 @@ namespace {
 
 constexpr LinearTable make_avx2_table() {
   LinearTable table = make_table();
-  add_triple(table.floats[2]);
+  fill_pairs(table.floats[2]);
   fill_panels(table);
   fill_halved(table);
   return table;

@@ -1,4 +1,4 @@
-// BF16 tiles of three tokens: the values of linear_floats.h. Twelve sums, three activations and a vector of weights fill all sixteen registers. The
+// BF16 tiles of two and three tokens: the values of linear_floats.h. Of three, twelve sums, three activations and a vector of weights fill all sixteen registers. The
 // compiler does not find a way to do it: it moves sums to memory and back with every column. So two columns are written out.
 #pragma once
 #include "kernels/linear_floats.h"
@@ -7,6 +7,25 @@ namespace homenode {
 namespace {
 
 constexpr int kTripleTokens = 3;
+
+// How far ahead weights are asked for: with several tokens the processor by itself sees the next ones too late. Beyond the end it does nothing.
+constexpr int kPairBytesAhead = 8 << 10;
+HOMENODE_INLINE void expect_pairs(const uint8_t* packed) {
+  __builtin_prefetch(packed + kPairBytesAhead);
+  __builtin_prefetch(packed + kPairBytesAhead + kCacheLine);
+}
+
+void tile_two(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums) {
+  Block<2> f;
+  load_sums<2>(sums, f);
+  for (; columns > 1; columns -= 2, packed += 4 * kGroupRows, x += 8) {
+    expect_pairs(packed);
+    add_column<2>([packed](int v) { return first_of_pair(packed + v * kVectorBytes); }, x, stride, f);
+    add_column<2>([packed](int v) { return second_of_pair(packed + v * kVectorBytes); }, x + 4, stride, f);
+  }
+  if (columns > 0) add_column<2>([packed](int v) { return first_of_pair(packed + v * kVectorBytes); }, x, stride, f);
+  store_sums<2>(f, sums);
+}
 
 // Weights of eight rows, in the first of the registers 12 .. 15: the first or the second column of each pair at `at`; times the activations of three tokens.
 #define HOMENODE_FIRST(at) "vmovdqu " #at "(%[packed]),%%ymm12\nvpslld $16,%%ymm12,%%ymm12\n"
@@ -24,6 +43,7 @@ void tile_triple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
   Block<kTripleTokens> f;
   load_sums<kTripleTokens>(sums, f);
   for (; columns > 1; columns -= 2, packed += 4 * kGroupRows, x += 8) {
+    expect_pairs(packed);
     asm(HOMENODE_COLUMN(0, HOMENODE_FIRST) HOMENODE_COLUMN(4, HOMENODE_SECOND)
         : [a0] "+x"(f[0][0]), [a1] "+x"(f[0][1]), [a2] "+x"(f[0][2]), [a3] "+x"(f[0][3]), [b0] "+x"(f[1][0]), [b1] "+x"(f[1][1]), [b2] "+x"(f[1][2]),
           [b3] "+x"(f[1][3]), [c0] "+x"(f[2][0]), [c1] "+x"(f[2][1]), [c2] "+x"(f[2][2]), [c3] "+x"(f[2][3])
@@ -40,7 +60,8 @@ void tile_triple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
 #undef HOMENODE_ACTIVATIONS
 #undef HOMENODE_COLUMN
 
-constexpr void add_triple(Tiles& tiles) {
+constexpr void fill_pairs(Tiles& tiles) {
+  tiles.tile[1] = tile_two;
   tiles.tile[kTripleTokens - 1] = tile_triple;
   tiles.max_tokens = kTripleTokens;
 }

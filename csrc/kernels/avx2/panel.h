@@ -219,7 +219,8 @@ constexpr void fill_panels(LinearTable& table) {
   static_assert(!is_wide(C) || (halves_of(C) == 1 && C.minimum == Minimum::none && C.parts <= kWideParts));
   PanelTiles& tiles = table.panels[N];
   tiles.unpack = unpack_panel<C>;
-  tiles.least_tokens = !is_wide(C) ? 4 : C.low_bits == 8 ? 12 : 6;  // bytes have tiles for few (halved.h)
+  // Bytes have tiles for few tokens (halved.h), and halves of bytes are soon taken apart.
+  tiles.least_tokens = is_wide(C) && C.low_bits == 8 ? 12 : is_wide(C) || stays_packed(C) ? 6 : 4;
   tiles.max_parts = is_wide(C) ? kWideParts : kPanelParts / halves_of(C);
   tiles.max_tokens = kPanelTokens;
   tiles.tile[0] = tile_of<C, 1>();
