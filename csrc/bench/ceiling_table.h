@@ -22,6 +22,7 @@ struct MultiplyLoop {
 struct CeilingTable {
   ReadLoop one_stream, eight_streams;
   MultiplyLoop int8, bf16, f32;
+  MultiplyLoop int6 = int8;  // weights of at most six bits, which a level without dot products of bytes can multiply faster
 };
 
 const CeilingTable& ceiling_table_scalar();

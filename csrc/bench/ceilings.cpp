@@ -121,7 +121,8 @@ Result<MultiplyBurst> multiply_burst(Team& team, Level level, Multiply kind, int
   if (!level_available(level)) return user_error(unavailable(level));
   if (rounds < 1 || rounds > kMostRounds) return user_error(bad_rounds(rounds));
   const CeilingTable& table = table_of(level);
-  const MultiplyLoop& loop = kind == Multiply::int8 ? table.int8 : kind == Multiply::bf16 ? table.bf16 : table.f32;
+  const MultiplyLoop* const loops[] = {&table.int8, &table.bf16, &table.f32, &table.int6};  // in the order of Multiply
+  const MultiplyLoop& loop = *loops[int(kind)];
   MultiplyBurst burst{rounds * loop.operations, std::vector<double>(size_t(team.size()))};
   team.run([&](int member) {
     team.barrier(member);

@@ -32,7 +32,7 @@ class ReadBuffer {
   int members_ = 0;
 };
 
-enum class Multiply { int8 = 0, bf16 = 1, f32 = 2 };
+enum class Multiply { int8 = 0, bf16 = 1, f32 = 2, int6 = 3 };
 
 // Operations each member did and the seconds it took, all of them at the same time.
 struct MultiplyBurst {

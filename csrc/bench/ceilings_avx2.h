@@ -1,6 +1,7 @@
-// The loops of the AVX2 levels, with FMA. Without AVX-VNNI there is no dot product of bytes: products are summed in pairs to 16 bits and added up
-// there, two instructions for 32 products, which is the least a kernel of that level can do (it widens the sums now and then besides). bfloat16 is
-// multiplied as float32.
+// The loops of the AVX2 levels, with FMA. Without AVX-VNNI there is no dot product of bytes. Products with weights of few bits are summed in pairs to
+// 16 bits and added up there, two instructions for 32 products (kernels widen the sums now and then besides). Two products of bytes fill 16 bits:
+// widening them takes two instructions more, and as the unsigned factor must be a magnitude, moving the sign to the other one takes another. As many
+// multiply numbers of 16 bits in pairs and add the sums of 32 bits: two for 16 products. bfloat16 is multiplied as float32.
 #pragma once
 #include "bench/ceiling_table.h"
 
@@ -55,19 +56,23 @@ void multiply_int8(int64_t rounds) {
                    : ALL_REGISTERS);
 }
 
-constexpr MultiplyLoop kBytes = {multiply_int8, 12 * 64};
+constexpr MultiplyLoop kBytes = {multiply_int8, 12 * 64}, kSmall = kBytes;
 #else
 // Products into a register of their own, added to an accumulator.
-#define BYTES(product, sum) "vpmaddubsw %%ymm14,%%ymm15,%%ymm" #product "\nvpaddw %%ymm" #product ",%%ymm" #sum ",%%ymm" #sum "\n"
+#define PRODUCT(multiply, add, product, sum) multiply " %%ymm14,%%ymm15,%%ymm" #product "\n" add " %%ymm" #product ",%%ymm" #sum ",%%ymm" #sum "\n"
+#define MULTIPLY(name, multiply, add)                                                                                                          \
+  void name(int64_t rounds) {                                                                                                                  \
+    __asm__ volatile("vzeroall\n1:\n" PRODUCT(multiply, add, 0, 6) PRODUCT(multiply, add, 1, 7) PRODUCT(multiply, add, 2, 8)                   \
+                         PRODUCT(multiply, add, 3, 9) PRODUCT(multiply, add, 4, 10) PRODUCT(multiply, add, 5, 11) "dec %0\njnz 1b\nvzeroupper\n" \
+                     : "+r"(rounds)                                                                                                            \
+                     :                                                                                                                         \
+                     : ALL_REGISTERS);                                                                                                         \
+  }
 
-void multiply_int8(int64_t rounds) {
-  __asm__ volatile("vzeroall\n1:\n" BYTES(0, 6) BYTES(1, 7) BYTES(2, 8) BYTES(3, 9) BYTES(4, 10) BYTES(5, 11) "dec %0\njnz 1b\nvzeroupper\n"
-                   : "+r"(rounds)
-                   :
-                   : ALL_REGISTERS);
-}
+MULTIPLY(multiply_int8, "vpmaddwd", "vpaddd")
+MULTIPLY(multiply_int6, "vpmaddubsw", "vpaddw")
 
-constexpr MultiplyLoop kBytes = {multiply_int8, 6 * 64};
+constexpr MultiplyLoop kBytes = {multiply_int8, 6 * 32}, kSmall = {multiply_int6, 6 * 64};
 #endif
 
 #define FMA(sum) "vfmadd231ps %%ymm14,%%ymm15,%%ymm" #sum "\n"
@@ -80,7 +85,7 @@ void multiply_f32(int64_t rounds) {
 }
 
 constexpr MultiplyLoop kFloats = {multiply_f32, 12 * 16};
-constexpr CeilingTable kTable = {read_one_stream, read_eight_streams, kBytes, kFloats, kFloats};
+constexpr CeilingTable kTable = {read_one_stream, read_eight_streams, kBytes, kFloats, kFloats, kSmall};
 
 }  // namespace
 }  // namespace homenode

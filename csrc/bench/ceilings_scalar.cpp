@@ -59,6 +59,7 @@ uint64_t read_eight_streams(const uint8_t* data, size_t bytes) {
 template <class V>
 void multiply(int64_t rounds) {
   V sums[kChains] = {}, a = {}, b = {};
+  __asm__ volatile("" : HOMENODE_IN_REGISTER(b));  // not known to be zero
   for (int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 6
     for (int c = 0; c < kChains; ++c) {

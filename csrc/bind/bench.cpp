@@ -38,7 +38,8 @@ void bind_bench(nb::module_& m) {
   nb::enum_<Multiply>(m, "Multiply", "Kinds of products.")
       .value("int8", Multiply::int8)
       .value("bf16", Multiply::bf16)
-      .value("f32", Multiply::f32);
+      .value("f32", Multiply::f32)
+      .value("int6", Multiply::int6);
   m.def("multiply_burst", &burst, nb::arg("team"), nb::arg("level"), nb::arg("kind"), nb::arg("rounds"),
         "Operations each thread did in registers, and the seconds it took.");
   m.def("round_trip_ns", [](Team& t, int other, int rounds) { return measured([&] { return round_trip_ns(t, other, rounds); }); }, nb::arg("team"),

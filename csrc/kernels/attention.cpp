@@ -14,6 +14,7 @@ struct Rows {
 
 constexpr float kLog2E = 1.44269504f;  // scores are in base 2: an exponential takes a multiplication less
 
+constexpr int kFewTiles = kChunkTiles / 2;  // too short a chunk to ask for a whole one meanwhile
 constexpr int64_t kNearBytes = 512 << 10;  // half of the second cache of the processors with wide vectors
 
 // Where the queries and outputs of a tile's row lie.
@@ -64,7 +65,7 @@ class Wanted {
   int count() const { return count_; }
 
  private:
-  MemoryAhead ranges_[3 * kChunkTiles + 2 * kQueryRows];
+  MemoryAhead ranges_[5 * kChunkTiles + 2 * kQueryRows];
   int count_ = 0;
 };
 
@@ -132,25 +133,36 @@ class TileWork {
     }
   }
 
-  // The chunk after this one, or the next item's first and its queries and outputs.
+  // The chunk after this one, or the next item's first and its queries and outputs. While a last chunk of few keys is computed there would be no time
+  // to ask for as much, so that is done a chunk before.
   void look_ahead(int chunk, Wanted& wanted) {
     here_tile_ = nullptr;
     if (chunk + 1 < item_->chunk_end) {
       here_tile_ = tile_, here_chunk_ = chunk + 1;
+      next_ = find_tiles(call_, step_, *here_tile_, here_chunk_);
+      if (!stays_near(*tile_)) wanted.add_chunk(next_, call_.cache->tile_bytes());
+      if (chunk + 2 == item_->chunk_end && next_item_ && next_.count <= kFewTiles) {
+        ask_for_next(find_tiles(call_, step_, plan_.tiles()[static_cast<size_t>(next_item_->tile)], next_item_->chunk_begin), wanted);
+      }
     } else if (next_item_) {
       here_tile_ = &plan_.tiles()[static_cast<size_t>(next_item_->tile)], here_chunk_ = next_item_->chunk_begin;
-    } else {
-      return;
+      next_ = find_tiles(call_, step_, *here_tile_, here_chunk_);
+      if (asked_ != next_item_) ask_for_next(next_, wanted);
     }
-    next_ = find_tiles(call_, step_, *here_tile_, here_chunk_);
-    if (here_tile_ != tile_) {
+  }
+
+  // The first chunk of the next item, and the queries and outputs of another tile.
+  void ask_for_next(const ChunkTiles& chunk, Wanted& wanted) {
+    asked_ = next_item_;
+    const AttentionTile& tile = plan_.tiles()[static_cast<size_t>(next_item_->tile)];
+    if (&tile != tile_) {
       RowPlace places[kQueryRows];
-      place_rows(*here_tile_, places);
+      place_rows(tile, places);
       const int64_t bytes = shape_.head_dim * static_cast<int64_t>(sizeof(float));
-      for (int r = 0; r < here_tile_->rows; ++r) wanted.add(query(places[r]), bytes);
-      for (int r = 0; r < here_tile_->rows; ++r) wanted.add(out(places[r]), bytes);
+      for (int r = 0; r < tile.rows; ++r) wanted.add(query(places[r]), bytes);
+      for (int r = 0; r < tile.rows; ++r) wanted.add(out(places[r]), bytes);
     }
-    if (!stays_near(*here_tile_)) wanted.add_chunk(next_, call_.cache->tile_bytes());
+    if (!stays_near(tile)) wanted.add_chunk(chunk, call_.cache->tile_bytes());
   }
 
   // Will a tile's keys and values be in the second cache anyway, since other tiles of a short sequence have read them?
@@ -202,6 +214,7 @@ class TileWork {
   ChunkTiles here_, next_;
   const AttentionTile* here_tile_ = nullptr;  // whose chunk `next_` is
   int here_chunk_ = 0;
+  const AttentionItem* asked_ = nullptr;  // whose first chunk has been asked for
   Rows merged_, chunk_;
 };
 

@@ -251,6 +251,7 @@ class Multiply(enum.Enum):
     int8 = 0
     bf16 = 1
     f32 = 2
+    int6 = 3
 
 def multiply_burst(team: Team, level: Level, kind: Multiply, rounds: int) -> tuple[int, list[float]]: ...
 def round_trip_ns(team: Team, other: int, rounds: int) -> float: ...

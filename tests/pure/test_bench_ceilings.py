@@ -16,7 +16,7 @@ from homenode.compute.ops import KvGeometry
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
-MACHINE = Ceilings(read=50e9, int8=1000e9, bf16=500e9, f32=250e9)
+MACHINE = Ceilings(read=50e9, int8=1000e9, bf16=500e9, f32=250e9, int6=2000e9)
 
 
 def spec(*, tied: bool = True, window: int | None = None, sliding: tuple[bool, ...] = ()) -> ModelSpec:
@@ -38,18 +38,19 @@ KV = KvGeometry(2, 2, 16, 32, "bf16")  # a token's key and value in a layer: 2 *
 def test_the_slower_of_reading_and_multiplying_sets_the_least_time() -> None:
     assert MACHINE.seconds(Work(50e9, Operations(int8=500e9))) == 1.0
     assert MACHINE.limit(Work(50e9, Operations(int8=500e9))) == "read"
-    both = Work(1e9, Operations(int8=1000e9, bf16=250e9, f32=250e9))
-    assert MACHINE.seconds(both) == 1 + 0.5 + 1
+    both = Work(1e9, Operations(int8=1000e9, bf16=250e9, f32=250e9, int6=500e9))
+    assert MACHINE.seconds(both) == 1 + 0.5 + 1 + 0.25
     assert MACHINE.limit(both) == "multiply"
 
 
 def test_two_readings_have_their_mean_between_them() -> None:
-    assert MACHINE.between(Ceilings(70e9, 1200e9, 600e9, 150e9)) == Ceilings(60e9, 1100e9, 550e9, 200e9)
-    assert MACHINE.to_json() == {"read_gb_s": 50.0, "int8_gops": 1000.0, "bf16_gops": 500.0, "f32_gops": 250.0}
+    assert MACHINE.between(Ceilings(70e9, 1200e9, 600e9, 150e9, 3000e9)) == Ceilings(60e9, 1100e9, 550e9, 200e9, 2500e9)
+    assert MACHINE.to_json() == {"read_gb_s": 50.0, "int8_gops": 1000.0, "int6_gops": 2000.0, "bf16_gops": 500.0, "f32_gops": 250.0}
 
 
 @pytest.mark.parametrize(
-    ("format", "path"), [("Q8_0", "int8"), ("Q4_K", "int8"), ("MXFP4", "int8"), ("BF16", "bf16"), ("F16", "f32"), ("F32", "f32")]
+    ("format", "path"),
+    [("Q8_0", "int8"), ("IQ4_NL", "int8"), ("Q4_K", "int6"), ("MXFP4", "int6"), ("BF16", "bf16"), ("F16", "f32"), ("F32", "f32")],
 )
 def test_formats_have_their_kind_of_product(format: str, path: str) -> None:
     assert path_of(format) == path
@@ -126,7 +127,7 @@ def test_noise_is_no_move_and_a_move_is_named() -> None:
 
 
 def readings(*prints: Fingerprint) -> Iterator[Reading]:
-    return (Reading(p, Ceilings(p.read, 1e12, 1e12, 1e12)) for p in prints)
+    return (Reading(p, Ceilings(p.read, 1e12, 1e12, 1e12, 1e12)) for p in prints)
 
 
 def test_runs_between_unlike_readings_are_discarded_and_made_again() -> None:
@@ -156,7 +157,7 @@ def test_some_steady_runs_are_enough_when_tries_run_out() -> None:
 
 def test_a_result_holds_each_run_against_the_ceilings_around_it() -> None:
     """Runs of 10 tokens that read 40 GB: they could take 1, 0.8 and 1 s; the fastest step of all took 0.1 s for one token."""
-    slow, fast = Ceilings(40e9, 1e12, 1e12, 1e12), Ceilings(50e9, 1e12, 1e12, 1e12)
+    slow, fast = Ceilings(40e9, 1e12, 1e12, 1e12, 1e12), Ceilings(50e9, 1e12, 1e12, 1e12, 1e12)
     first = Reading(SHARED, slow)
     runs = Runs((Run(2.0, slow), Run(1.0, fast), Run(4.0, slow)), ("why",), True, first, first)
     steps = TimedSteps(lambda index: None, 10)
@@ -203,7 +204,7 @@ class Bursts:
         return (60e9 if eight_streams else 50e9) * (self._disturbed() if short else 0.75)
 
     def multiply(self, kind: str) -> float:
-        return {"int8": 1000e9, "bf16": 500e9, "f32": 250e9}[kind] * self._disturbed()
+        return {"int8": 1000e9, "bf16": 500e9, "f32": 250e9, "int6": 2000e9}[kind] * self._disturbed()
 
     def round_trips(self) -> tuple[float, ...]:
         return 40 / self._disturbed(), 300 / self._disturbed()
@@ -212,5 +213,5 @@ class Bursts:
 def test_a_reading_is_the_best_of_its_bursts_but_long_reads_take_what_comes() -> None:
     reading = take_reading(Bursts())
     assert reading.fingerprint == Fingerprint((40.0, 300.0), 60e9)
-    assert reading.ceilings == Ceilings(45e9, 1000e9, 500e9, 250e9)
+    assert reading.ceilings == Ceilings(45e9, 1000e9, 500e9, 250e9, 2000e9)
     assert take_reading(Bursts(), short=True).ceilings.read == 60e9

@@ -25,12 +25,26 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) {
 }  // namespace
 }  // namespace homenode
 
+#include "kernels/avx2/halved.h"
+#include "kernels/avx2/pairs.h"
+#include "kernels/avx2/panel.h"
 #include "kernels/linear_tiles.h"
 
 namespace homenode {
+namespace {
+
+constexpr LinearTable make_avx2_table() {
+  LinearTable table = make_table();
+  fill_pairs(table.floats[2]);
+  fill_panels(table);
+  fill_halved(table);
+  return table;
+}
+
+}  // namespace
 
 const LinearTable& linear_table_avx2() {
-  static constexpr LinearTable table = make_table();
+  static constexpr LinearTable table = make_avx2_table();
   return table;
 }
 

@@ -25,15 +25,15 @@ struct Pieces {
 class Ahead {
  public:
   // `calls`: how often take() will be called, about.
-  Ahead(const AttendArgs& a, int64_t calls) : range_(a.ahead), end_(a.ahead + a.ahead_ranges) {
-    int64_t pieces = 0;
-    for (const MemoryAhead* range = range_; range != end_; ++range) pieces += (range->bytes + kPieceBytes - 1) / kPieceBytes;
-    const int64_t share = calls > 0 ? (pieces + calls - 1) / calls : 0;
-    share_ = static_cast<int>(share < kMostPieces ? share : kMostPieces);
+  Ahead(const AttendArgs& a, int64_t calls) : range_(a.ahead), end_(a.ahead + a.ahead_ranges), calls_(calls) {
+    for (const MemoryAhead* range = range_; range != end_; ++range) pieces_ += (range->bytes + kPieceBytes - 1) / kPieceBytes;
+    if (!calls) range_ = end_;
   }
-  // The pieces for the next steps.
+  // The pieces for the next steps: as many for every call, about.
   void take(Pieces& pieces) {
-    for (pieces.count = 0; pieces.count < share_ && range_ != end_; ++pieces.count) {
+    pieces.count = 0;
+    if (range_ == end_) return;
+    for (due_ += pieces_; due_ >= calls_ && pieces.count < kMostPieces && range_ != end_; due_ -= calls_, ++pieces.count) {
       pieces.from[pieces.count] = static_cast<const char*>(range_->from) + done_;
       done_ += kPieceBytes;
       if (done_ >= range_->bytes) ++range_, done_ = 0;
@@ -42,8 +42,7 @@ class Ahead {
 
  private:
   const MemoryAhead *range_, *end_;
-  int64_t done_ = 0;
-  int share_;
+  int64_t done_ = 0, pieces_ = 0, calls_, due_ = 0;
 };
 
 }  // namespace

@@ -34,7 +34,7 @@ struct StoredBf16 {
 
 // Scores of R rows against T tiles.
 template <class Stored, int R, int T>
-inline void score_block(const AttendArgs& a, Ahead* ahead, int row, int tile) {
+inline void score_block(const AttendArgs& a, Ahead& ahead, int row, int tile) {
   constexpr int kStep = Stored::kStep;
   Lanes sums[R][T];
 #pragma GCC unroll 4
@@ -45,7 +45,7 @@ inline void score_block(const AttendArgs& a, Ahead* ahead, int row, int tile) {
   const float* q = static_cast<const float*>(a.queries) + int64_t(row) * a.head_dim;
   Pieces pieces;
   for (int64_t d = 0; d < a.head_dim; d += kStep) {
-    if (ahead && d / kStep % kAskSteps == 0) ahead->take(pieces);
+    if (d / kStep % kAskSteps == 0) ahead.take(pieces);
     pieces.ask(d / kStep);
     Lanes k[T][kStep];
 #pragma GCC unroll 4
@@ -68,9 +68,9 @@ inline void score_block(const AttendArgs& a, Ahead* ahead, int row, int tile) {
 }
 
 template <class Stored, int R>
-inline void score_rows(const AttendArgs& a, Ahead* ahead, int row, int tile, int tile_end) {
-  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock, ahead = nullptr) score_block<Stored, R, kLaneBlock>(a, ahead, row, tile);
-  for (; tile < tile_end; ++tile, ahead = nullptr) score_block<Stored, R, 1>(a, ahead, row, tile);
+inline void score_rows(const AttendArgs& a, Ahead& ahead, int row, int tile, int tile_end) {
+  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock) score_block<Stored, R, kLaneBlock>(a, ahead, row, tile);
+  for (; tile < tile_end; ++tile) score_block<Stored, R, 1>(a, ahead, row, tile);
 }
 
 // The keys of the chunk that any of some rows see, and those that all of them see.
@@ -107,11 +107,13 @@ inline void for_row_blocks(int rows, Block block) {
 
 constexpr int kRun = 4;  // tiles
 
-// Blocks of rows times runs of tiles.
-inline int64_t count_runs(const AttendArgs& a) {
+// How often all loops together take what to ask for, about; `step`: head elements of keys, or tokens of values, in one load.
+inline int64_t count_takes(const AttendArgs& a, int step) {
   const Seen any = seen_by(a, 0, a.rows);
-  const int runs = (any.last_tile() + kRun - 1) / kRun - any.first_tile() / kRun;
-  return (a.rows + kRowBlock - 1) / kRowBlock * (runs > 0 ? runs : 1);
+  const int64_t blocks = (a.rows + kRowBlock - 1) / kRowBlock, tiles = any.last_tile() - any.first_tile();
+  const int64_t scores = tiles / kLaneBlock * ((a.head_dim / step + kAskSteps - 1) / kAskSteps);
+  const int64_t values = padded_head(a.head_dim) / (16 * kLaneBlock) * (tiles * kTileKeys / step / kAskSteps);
+  return blocks * (scores + values);
 }
 
 // Calls work.operator()<R>(first row, tile begin, tile end) until all that any row sees has been worked on: tiles in runs of a few, which stay in
@@ -196,7 +198,7 @@ inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int
 
 // Adds the values of keys begin .. end - 1 to the outputs of R rows, C vectors of lanes starting at element d.
 template <class Stored, int R, int C>
-inline void value_block(const AttendArgs& a, int row, int64_t d, int begin, int end) {
+inline void value_block(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int begin, int end) {
   constexpr int kStep = Stored::kStep;
   const int64_t padded = padded_head(a.head_dim);
   Lanes sums[R][C];
@@ -211,7 +213,10 @@ inline void value_block(const AttendArgs& a, int row, int64_t d, int begin, int 
     add_values<Stored, R, C, kStep - 1, kStep>(a, weights, d, key - 1, sums);
     ++key;
   }
-  for (; key + kStep <= end; key += kStep) {
+  Pieces pieces;
+  for (int64_t step = 0; key + kStep <= end; key += kStep, ++step) {
+    if (step % kAskSteps == 0) ahead.take(pieces);
+    pieces.ask(step);
     add_values<Stored, R, C, 0, kStep>(a, weights, d, key, sums);
   }
   if (key < end) add_values<Stored, R, C, 0, 1>(a, weights, d, key, sums);
@@ -223,25 +228,25 @@ inline void value_block(const AttendArgs& a, int row, int64_t d, int begin, int 
 }
 
 template <class Stored, int R>
-inline void value_rows(const AttendArgs& a, int row, int begin, int end) {
+inline void value_rows(const AttendArgs& a, Ahead& ahead, int row, int begin, int end) {
   if (begin >= end) return;
   const int64_t padded = padded_head(a.head_dim);
   int64_t d = 0;
-  for (; d + 16 * kLaneBlock <= padded; d += 16 * kLaneBlock) value_block<Stored, R, kLaneBlock>(a, row, d, begin, end);
-  for (; d < padded; d += 16) value_block<Stored, R, 1>(a, row, d, begin, end);
+  for (; d + 16 * kLaneBlock <= padded; d += 16 * kLaneBlock) value_block<Stored, R, kLaneBlock>(a, ahead, row, d, begin, end);
+  for (; d < padded; d += 16) value_block<Stored, R, 1>(a, ahead, row, d, begin, end);
 }
 
 // The outputs of R rows: the keys only some of them see are added row by row, before and after those that all see.
 template <class Stored, int R>
-inline void weigh_rows(const AttendArgs& a, int row) {
+inline void weigh_rows(const AttendArgs& a, Ahead& ahead, int row) {
   const Seen seen = seen_by(a, row, R);
   if (seen.all_begin >= seen.all_end) {
-    for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, a.begin[r], a.end[r]);
+    for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, ahead, r, a.begin[r], a.end[r]);
     return;
   }
-  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, a.begin[r], seen.all_begin);
-  value_rows<Stored, R>(a, row, seen.all_begin, seen.all_end);
-  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, r, seen.all_end, a.end[r]);
+  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, ahead, r, a.begin[r], seen.all_begin);
+  value_rows<Stored, R>(a, ahead, row, seen.all_begin, seen.all_end);
+  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, ahead, r, seen.all_end, a.end[r]);
 }
 
 inline void clear_rows(const AttendArgs& a) {
@@ -250,11 +255,11 @@ inline void clear_rows(const AttendArgs& a) {
 
 template <class Stored>
 void attend(const AttendArgs& a) {
-  Ahead ahead(a, count_runs(a) * ((a.head_dim / Stored::kStep + kAskSteps - 1) / kAskSteps));
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, &ahead, row, begin, end); });
+  Ahead ahead(a, a.ahead_ranges ? count_takes(a, Stored::kStep) : 0);
+  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, ahead, row, begin, end); });
   for (int r = 0; r < a.rows; ++r) soften_row(a, r);
   clear_rows(a);
-  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(a, row); });
+  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(a, ahead, row); });
 }
 
 // The factors of 16 rows come from two vectors of exponentials.

@@ -22,7 +22,7 @@ inline int16_t* weight_codes(const AttendArgs& a, int row) { return reinterpret_
 
 // Scores of R rows against T tiles.
 template <int R, int T>
-inline void score_codes(const AttendArgs& a, Ahead* ahead, int row, int tile) {
+inline void score_codes(const AttendArgs& a, Ahead& ahead, int row, int tile) {
   IntLanes sums[R][T];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -32,7 +32,7 @@ inline void score_codes(const AttendArgs& a, Ahead* ahead, int row, int tile) {
   const int16_t* q = static_cast<const int16_t*>(a.queries) + int64_t(row) * a.head_dim;
   Pieces pieces;
   for (int64_t d = 0; d < a.head_dim; d += 2) {
-    if (ahead && d / 2 % kAskSteps == 0) ahead->take(pieces);
+    if (d / 2 % kAskSteps == 0) ahead.take(pieces);
     pieces.ask(d / 2);
     PairLanes k[T];
 #pragma GCC unroll 4
@@ -56,9 +56,9 @@ inline void score_codes(const AttendArgs& a, Ahead* ahead, int row, int tile) {
 }
 
 template <int R>
-inline void score_code_rows(const AttendArgs& a, Ahead* ahead, int row, int tile, int tile_end) {
-  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock, ahead = nullptr) score_codes<R, kLaneBlock>(a, ahead, row, tile);
-  for (; tile < tile_end; ++tile, ahead = nullptr) score_codes<R, 1>(a, ahead, row, tile);
+inline void score_code_rows(const AttendArgs& a, Ahead& ahead, int row, int tile, int tile_end) {
+  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock) score_codes<R, kLaneBlock>(a, ahead, row, tile);
+  for (; tile < tile_end; ++tile) score_codes<R, 1>(a, ahead, row, tile);
 }
 
 // A row's scores become weights times the values' scales, 0 where masked. Returns the largest, NaN where a visible one is.
@@ -100,7 +100,7 @@ inline float encode_weights(const AttendArgs& a, int row, int tile_begin, int ti
 
 // The outputs of R rows, C vectors of lanes starting at element d.
 template <int R, int C>
-inline void value_codes(const AttendArgs& a, int row, int64_t d, int tile_begin, int tile_end, const float* scales) {
+inline void value_codes(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int tile_begin, int tile_end, const float* scales) {
   const int64_t padded = padded_head(a.head_dim);
   IntLanes sums[R][C];
 #pragma GCC unroll 4
@@ -111,7 +111,10 @@ inline void value_codes(const AttendArgs& a, int row, int64_t d, int tile_begin,
   for (int t = tile_begin; t < tile_end; ++t) {
     const int16_t* weights = weight_codes(a, row) + t * kTileKeys;
     const int8_t* values = static_cast<const int8_t*>(a.values[t]) + 2 * d;
+    Pieces pieces;
+    ahead.take(pieces);
     for (int key = 0; key < kTileKeys; key += 2) {
+      pieces.ask(key / 2);
       PairLanes v[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) v[c] = load_code_pairs(values + key * int64_t(a.head_dim) + 32 * c);
@@ -131,21 +134,21 @@ inline void value_codes(const AttendArgs& a, int row, int64_t d, int tile_begin,
 }
 
 template <int R>
-inline void weigh_code_rows(const AttendArgs& a, int row) {
+inline void weigh_code_rows(const AttendArgs& a, Ahead& ahead, int row) {
   const Seen seen = seen_by(a, row, R);
   const int first = seen.first_tile(), last = seen.last_tile();
   float scales[R];
   for (int r = 0; r < R; ++r) scales[r] = encode_weights(a, row + r, first, last);
   const int64_t padded = padded_head(a.head_dim);
   int64_t d = 0;
-  for (; d + 16 * kLaneBlock <= padded; d += 16 * kLaneBlock) value_codes<R, kLaneBlock>(a, row, d, first, last, scales);
-  for (; d < padded; d += 16) value_codes<R, 1>(a, row, d, first, last, scales);
+  for (; d + 16 * kLaneBlock <= padded; d += 16 * kLaneBlock) value_codes<R, kLaneBlock>(a, ahead, row, d, first, last, scales);
+  for (; d < padded; d += 16) value_codes<R, 1>(a, ahead, row, d, first, last, scales);
 }
 
 void attend_int8(const AttendArgs& a) {
-  Ahead ahead(a, count_runs(a) * ((a.head_dim / 2 + kAskSteps - 1) / kAskSteps));
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<R>(a, &ahead, row, begin, end); });
-  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_code_rows<R>(a, row); });
+  Ahead ahead(a, a.ahead_ranges ? count_takes(a, 2) : 0);
+  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<R>(a, ahead, row, begin, end); });
+  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_code_rows<R>(a, ahead, row); });
 }
 
 }  // namespace

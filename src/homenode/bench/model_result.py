@@ -116,6 +116,7 @@ def _median(readings: Sequence[Ceilings]) -> Ceilings:
         statistics.median(c.int8 for c in readings),
         statistics.median(c.bf16 for c in readings),
         statistics.median(c.f32 for c in readings),
+        statistics.median(c.int6 for c in readings),
     )
 
 
@@ -124,6 +125,7 @@ def _step_json(step: Work, tokens: float) -> dict[str, float]:
     return {
         "bytes": round(step.bytes),
         "int8_operations": round(done.int8),
+        "int6_operations": round(done.int6),
         "bf16_operations": round(done.bf16),
         "f32_operations": round(done.f32),
         "operations_per_token": round(done.total / tokens),

@@ -61,8 +61,8 @@ def take_reading(meter: Meter, *, short: bool = False) -> Reading:
     trips = zip(*(meter.round_trips() for _ in range(_ROUND_TRIP_BURSTS)), strict=True)
     best = max(meter.read(eight_streams, True) for _ in range(_SHORT_READS) for eight_streams in (False, True))
     long = 0.0 if short else max(median(meter.read(eight, False) for _ in range(_LONG_READS)) for eight in (False, True))
-    int8, bf16, f32 = (max(meter.multiply(kind) for _ in range(_MULTIPLY_BURSTS)) for kind in ("int8", "bf16", "f32"))
-    return Reading(Fingerprint(tuple(min(t) for t in trips), best), Ceilings(best if short else long, int8, bf16, f32))
+    int8, bf16, f32, int6 = (max(meter.multiply(kind) for _ in range(_MULTIPLY_BURSTS)) for kind in ("int8", "bf16", "f32", "int6"))
+    return Reading(Fingerprint(tuple(min(t) for t in trips), best), Ceilings(best if short else long, int8, bf16, f32, int6))
 
 
 @dataclass(frozen=True)

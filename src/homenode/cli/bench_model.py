@@ -112,8 +112,9 @@ def _print_table(results: Sequence[Result]) -> None:
     limits = results[-1].ceilings
     trips = ", ".join(f"{t:.0f}" for t in results[-1].placement["after"]["round_trip_ns"])
     OUT.print(
-        f"This machine: reads {limits['read_gb_s']:.1f} GB/s, multiplies int8 {limits['int8_gops']:.0f}, bf16 {limits['bf16_gops']:.0f}, "
-        f"f32 {limits['f32_gops']:.0f} GOPS" + (f"; threads answer each other in {trips} ns" if trips else ""),
+        f"This machine: reads {limits['read_gb_s']:.1f} GB/s, multiplies int8 {limits['int8_gops']:.0f}, int6 {limits['int6_gops']:.0f}, "
+        f"bf16 {limits['bf16_gops']:.0f}, f32 {limits['f32_gops']:.0f} GOPS"
+        + (f"; threads answer each other in {trips} ns" if trips else ""),
         highlight=False,
     )
     for note in filter(None, map(_note, results)):

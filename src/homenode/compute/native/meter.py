@@ -49,7 +49,7 @@ class NativeMeter:
     def multiply(self, kind: str) -> float:
         """Operations a second (a multiply-add is two) in registers, summed over the threads: the widest instruction the level has for `kind`.
 
-        int8: products of bytes summed in integers. bf16: products of bfloat16 summed in float32. f32: fused multiply-adds. A level
+        int8: products of bytes summed in integers; int6: the same with weights of at most six bits. bf16: products of bfloat16 summed in float32. f32: fused multiply-adds. A level
         without an instruction of its own for a kind does what its kernels do instead. KeyError for another kind.
         """
         operations, seconds = _native.multiply_burst(self._team, self._level, _native.Multiply[kind], _MULTIPLY_ROUNDS)
