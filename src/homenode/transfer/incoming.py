@@ -361,9 +361,13 @@ class Incoming:
             return
         self.quarantined = True
         state.tally.quarantined += 1
-        if self.ending != "forgotten":
-            tokens = min(self.verified * self.offer.page_tokens, self.offer.tokens)
-            state.tell(Quarantined(state.now, self.ticket, tokens, self.over))
+        if self.ending != "forgotten" or self.wanted:
+            self.tell_quarantined()
+
+    def tell_quarantined(self) -> None:
+        """A request that is here must not wait for blocks that may still be written."""
+        tokens = min(self.verified * self.offer.page_tokens, self.offer.tokens)
+        self.with_.tell(Quarantined(self.with_.now, self.ticket, tokens, self.over))
 
     # Arithmetic
 

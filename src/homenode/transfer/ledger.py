@@ -59,8 +59,12 @@ class Ledger:
                 raise InternalError(f"KV page {page} lent to {owner!r}: there are {self.pages}, and it has {len(mine)}", page=page)
             mine.add(page)
         for page in pages:
-            self._owners.setdefault(page, {})[owner] = None
-            if self.state(page) is not PageState.POISONED:
+            owners = self._owners.get(page)
+            if owners is None:
+                self._owners[page], self._states[page] = {owner: None}, state
+                continue
+            owners[owner] = None
+            if self._states[page] is not PageState.POISONED:
                 self._states[page] = state
         self._kept.setdefault(owner, []).extend(pages)
 

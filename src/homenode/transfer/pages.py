@@ -37,7 +37,10 @@ def page_bytes(layout: KvLayout, tokens: int) -> int:
 
 def span_bytes(layout: KvLayout, first: int, count: int, tokens: int, page_tokens: int) -> int:
     """Of pages first .. first + count - 1 of a sequence of `tokens` positions."""
-    return sum(page_bytes(layout, tokens_in(page, tokens, page_tokens)) for page in range(first, first + count))
+    past = min(first + count, page_count(tokens, page_tokens))
+    if past <= first:
+        return 0
+    return (past - first - 1) * page_bytes(layout, page_tokens) + page_bytes(layout, tokens_in(past - 1, tokens, page_tokens))
 
 
 def chunk_pages(layout: KvLayout, page_tokens: int, chunk: int) -> int:

@@ -244,6 +244,19 @@ class TestReceiver:
         else:
             assert isinstance(events[0], s.Failed) and bench.now == pytest.approx(7.0, abs=1.5)
 
+    @pytest.mark.parametrize("late", [False, True])
+    def test_row_30_a_request_that_comes_while_its_blocks_may_still_be_written_goes_on_in_others(self, late: bool) -> None:
+        bench = ReceiverBench("push", pd_pull_pending_ttl=2.0)
+        bench.connect()
+        bench.open()
+        assert kinds(bench.at(2.0)) == []  # nobody came for it, and the sender does not answer
+        if late:
+            assert kinds(bench.at(7.5)) == []
+        events = kinds(bench.engine(s.Fetch("t", [10, 11, 12], 0)))
+        assert (events or kinds(bench.at(7.5))) == [s.Quarantined]
+        assert kinds(bench.frame(1, m.Drained(0))) == [s.Forgotten]
+        assert bench.machine.idle
+
     def test_row_29_push_targets_are_not_free_before_the_sender_drained(self) -> None:
         bench = ReceiverBench("push")
         bench.connect()

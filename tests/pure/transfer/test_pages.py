@@ -42,6 +42,14 @@ def test_only_tiles_that_count_are_handed_over() -> None:
     assert span_bytes(kv, 1, 2, 70, 32) == 2 * tile + tile
 
 
+@given(st.integers(1, 700), st.sampled_from([16, 32, 64]), st.integers(0, 50), st.integers(0, 50))
+def test_bytes_of_a_span_are_those_of_its_pages(tokens: int, page_tokens: int, first: int, count: int) -> None:
+    kv = layout()
+    assert span_bytes(kv, first, count, tokens, page_tokens) == sum(
+        page_bytes(kv, tokens_in(page, tokens, page_tokens)) for page in range(first, first + count)
+    )
+
+
 def test_chunks_have_at_least_one_page_and_fit_one_frame() -> None:
     kv = layout()
     assert chunk_pages(kv, 32, 1) == 1

@@ -1,0 +1,248 @@
+"""The receiver's hand-overs as its scheduler sees them: room, fetching, claiming, stopping."""
+
+from __future__ import annotations
+
+from homenode.transfer.ended import Released as ReleasedTickets
+from homenode.transfer.incoming import Incoming
+from homenode.transfer.limits import Limits
+from homenode.transfer.machine import (
+    Close,
+    Connect,
+    Own,
+)
+from homenode.transfer.message import OfferReply, PageRef
+from homenode.transfer.pages import first_target, page_count
+from homenode.transfer.processes import Process
+from homenode.transfer.receiving import Receiving
+from homenode.transfer.seam import Claimed, Failed, Fetch, Forgotten, NoRoom, Offered, Released, Room, Stopped, ToAgent
+from homenode.transfer.settings import TransferConfig
+
+
+class Intake:
+    """What the scheduler says about hand-overs, and how they are forgotten."""
+
+    def __init__(self, own: Own, settings: TransferConfig, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._state = Receiving(own, settings, self._limits)
+        self._retry_after = settings.pd_alloc_fail_backoff_ttl
+        self._tickets: dict[str, Incoming] = {}
+        self._pulls: dict[tuple[bytes, int], Incoming] = {}
+        self._going: dict[int, Incoming] = {}
+        self._done_at: dict[bytes, str] = {}  # incarnation -> its done address
+        self._connecting: dict[str, None] = {}
+        self._draining = ""
+        self._released = ReleasedTickets(self._limits.remembered)
+
+    # The scheduler
+
+    def _from_engine(self, message: ToAgent) -> None:
+        incoming = self._tickets.get(message.ticket)
+        match message:
+            case Room() | NoRoom() if incoming is None or incoming.stage != "asked":
+                if isinstance(message, Room) and incoming is None:
+                    self._state.tell(Forgotten(self._state.now, message.ticket))
+            case Room() if incoming is not None:
+                self._room(incoming, message)
+            case NoRoom(_, free, reason) if incoming is not None:
+                self._no_room(incoming, free, reason)
+            case Fetch() if incoming is not None:
+                self._fetch(incoming, message)
+            case Stopped() if incoming is not None:
+                self._stopped(incoming)
+            case Fetch(ticket) | Stopped(ticket):
+                self._state.tell(Failed(self._state.now, ticket, "nothing is on its way under this ticket"))
+            case Released(ticket) if incoming is None:
+                self._released.add(ticket)
+            case Released() if incoming is not None and not incoming.wanted:
+                self._give_up(incoming)
+            case Claimed() if incoming is not None and (incoming.complete or incoming.told_end or incoming.blocks is None):
+                self._claimed(incoming)
+            case Claimed() if incoming is not None and not incoming.quarantined:
+                self._stopped(incoming)
+
+    def _room(self, incoming: Incoming, room: Room) -> None:
+        if incoming.over:
+            return self._forget(incoming)
+        if not incoming.place(room.blocks, room.held):
+            self._reply(incoming, OfferReply(incoming.offer.pull_id, refused=True, reason="internal: the blocks do not fit"))
+            incoming.lose("the blocks do not fit", hard=True, code="internal")
+            return self._forget(incoming)
+        incoming.stage = "open"
+        state, offer = self._state, incoming.offer
+        state.deadlines.drop(("room", offer.ticket))
+        size = state.layout.block_size
+        state.admission.keep(offer.ticket, len(state.ledger.kept(offer.ticket)))
+        first = first_target(room.held, offer.page_tokens, size) if room.held < incoming.pages else len(room.blocks)
+        past = page_count(offer.tokens, size)
+        targets = [PageRef(state.own.cache.id, block, 0) for block in room.blocks[first:past]] if state.push else []
+        self._reply(incoming, OfferReply(offer.pull_id, list(range(room.held)), targets))
+        self._opened(incoming)
+        incoming.begin()
+        return self._look(incoming)
+
+    def _no_room(self, incoming: Incoming, free: int, reason: str) -> None:
+        if not incoming.over:
+            self._reply(incoming, self._full(incoming, free, reason))
+        self._remove(incoming)
+
+    def _fetch(self, incoming: Incoming, fetch: Fetch) -> None:
+        state = self._state
+        incoming.wanted = True
+        state.deadlines.drop(("ttl", incoming.ticket))
+        if incoming.told_end:
+            if not incoming.quarantined:
+                state.tell(Failed(state.now, incoming.ticket, incoming.over or "it was called off"))
+            return None
+        if incoming.quarantined and incoming.ending == "forgotten":
+            return incoming.tell_quarantined()
+        if incoming.stage == "open" and not incoming.complete:
+            state.deadlines.set(("progress", incoming.ticket), state.now + self._limits.progress)
+        if state.delay and incoming.blocks is None:
+            if incoming.place(fetch.blocks, fetch.held):
+                incoming.begin()
+            else:
+                incoming.lose("the blocks do not fit", hard=True, code="internal")
+                incoming.settle()
+        return self._look(incoming)
+
+    def _claimed(self, incoming: Incoming) -> None:
+        """Nobody writes to its blocks, or there are none."""
+        if incoming.quarantined or incoming.stage != "open":
+            return
+        if not incoming.complete and not incoming.told_end:
+            incoming.let_go()
+        incoming.ended = True
+        self._look(incoming)
+
+    def _give_up(self, incoming: Incoming) -> None:
+        """No request will come."""
+        if incoming.stage == "open":
+            incoming.over = incoming.over or "the ticket was given up"
+            return self._forget(incoming)
+        return self._call_off(incoming, "the ticket was given up")
+
+    def _stopped(self, incoming: Incoming) -> None:
+        if incoming.stage == "open":
+            incoming.finish("stopped")
+            return self._look(incoming)
+        if not incoming.over:
+            self._reply(incoming, OfferReply(incoming.offer.pull_id, refused=True, reason="the request ended"))
+            incoming.lose("the request ended", hard=True, code="stopped")
+        self._state.tell(Failed(self._state.now, incoming.ticket, "the request ended"))
+        if incoming.stage == "queued":
+            self._remove(incoming)
+        return None
+
+    def _call_off(self, incoming: Incoming, reason: str) -> None:
+        """From this side."""
+        if incoming.stage == "open":
+            if not incoming.complete:
+                incoming.lose(reason, hard=True, code="draining")
+            incoming.settle()
+            return self._look(incoming)
+        if not incoming.over:
+            self._reply(incoming, OfferReply(incoming.offer.pull_id, refused=True, reason=reason))
+            incoming.lose(reason, hard=True, code="draining")
+        if incoming.stage == "queued":
+            self._remove(incoming)
+        return None
+
+    def _forget(self, incoming: Incoming) -> None:
+        """No request came for it, or its blocks came too late."""
+        if incoming.stage == "asked":
+            incoming.ended = True
+            self._state.tally.forgotten += 1
+            self._state.tell(Forgotten(self._state.now, incoming.ticket))
+        else:
+            incoming.over = incoming.over or "no request came for it"
+            incoming.finish("forgotten")
+        self._look(incoming)
+
+    # Room
+
+    def _admit(self) -> None:
+        """Whoever's turn it is: the scheduler is asked for its blocks."""
+        state = self._state
+        while (ticket := state.admission.admit(lambda *_: True, max(len(state.processes), 1))) is not None:
+            incoming = self._tickets[ticket]
+            incoming.stage = "asked"
+            offer = incoming.offer
+            state.tell(Offered(state.now, ticket, offer.tokens, offer.page_tokens, offer.identities, True))
+
+    def _opened(self, incoming: Incoming) -> None:
+        state, incarnation = self._state, incoming.process.incarnation
+        if not incoming.wanted:
+            state.deadlines.set(("ttl", incoming.ticket), state.now + state.ttl)
+        else:
+            state.deadlines.set(("progress", incoming.ticket), state.now + self._limits.progress)
+        if incoming.process.beating:
+            return
+        incoming.process.beating = True
+        state.deadlines.set(("beat", incarnation), state.now + self._beat(incoming))
+
+    def _beat(self, incoming: Incoming) -> float:
+        return max(min(self._limits.heartbeat, incoming.offer.lease_s / 3), 0.01)
+
+    def _progress(self, incoming: Incoming) -> None:
+        deadlines, now = self._state.deadlines, self._state.now
+        if incoming.wanted:
+            deadlines.set(("progress", incoming.ticket), now + self._limits.progress)
+        else:
+            deadlines.set(("ttl", incoming.ticket), now + self._state.ttl)
+
+    def _reply(self, incoming: Incoming, reply: OfferReply) -> None:
+        self._state.send(incoming.process.came, reply)
+
+    def _full(self, incoming: Incoming, free: int, reason: str) -> OfferReply:
+        self._state.tally.refused["no room"] += 1
+        return OfferReply(incoming.offer.pull_id, alloc_failed=True, free_pages=free, retry_after_s=self._retry_after, reason=reason)
+
+    # What is over
+
+    def _with(self, process: Process) -> list[Incoming]:
+        return [incoming for incoming in self._pulls.values() if incoming.process is process]
+
+    def _look(self, incoming: Incoming) -> None:
+        """After anything happened to a hand-over."""
+        for token in incoming.copies:
+            self._going[token] = incoming
+        if incoming.ended and self._tickets.get(incoming.ticket) is incoming:
+            self._remove(incoming)
+        elif incoming.told_end or incoming.complete:
+            self._state.deadlines.drop(("progress", incoming.ticket))
+
+    def _remove(self, incoming: Incoming) -> None:
+        state, ticket = self._state, incoming.ticket
+        if self._tickets.get(ticket) is not incoming:
+            return
+        del self._tickets[ticket], self._pulls[incoming.process.incarnation, incoming.offer.pull_id]
+        for name in ("room", "ttl", "progress", "drain"):
+            state.deadlines.drop((name, ticket))
+        state.admission.leave(ticket, incoming.process.incarnation.hex())
+        state.admission.release(ticket)
+        state.ledger.end(ticket)
+        self._reap(incoming.process)
+        self._admit()
+
+    def _reap(self, process: Process) -> None:
+        """Let go of connections that nothing hangs on any more."""
+        state = self._state
+        if self._with(process):
+            return
+        idle = process.came is None and not state.dones.waits_for(process.incarnation)
+        if process.banned or process.dead or idle:
+            for peer in sorted(process.live):
+                state.processes.lost(peer, False)
+        for peer in state.processes.forget(process):
+            state.act(Close(peer, process.banned or "done with"))
+        if state.processes.get(process.incarnation) is None and not state.dones.waits_for(process.incarnation):
+            self._done_at.pop(process.incarnation, None)
+
+    def _ensure_done(self, process: Process) -> None:
+        """Open the sender's done channel, unless it is."""
+        address = self._done_at.get(process.incarnation)
+        if address is None or process.made is not None or process.dead or process.banned or address in self._connecting:
+            return
+        self._connecting[address] = None
+        self._state.deadlines.set(("connect", address), self._state.now + self._limits.connect)
+        self._state.act(Connect(address))

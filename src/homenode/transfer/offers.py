@@ -1,0 +1,222 @@
+"""The sender's hand-overs before a receiver has taken them: they wait for a connection and for room, and are offered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from homenode.transfer import published
+from homenode.transfer.breaker import Breaker
+from homenode.transfer.ended import Released as ReleasedTickets
+from homenode.transfer.limits import Limits
+from homenode.transfer.machine import (
+    Connect,
+    Own,
+)
+from homenode.transfer.message import (
+    MOST_PAGES,
+    Abandon,
+    Offer,
+)
+from homenode.transfer.outgoing import Outgoing
+from homenode.transfer.pages import page_count
+from homenode.transfer.processes import Process
+from homenode.transfer.seam import SendAdmitted, SendRefused, SendWanted
+from homenode.transfer.sending import Sending
+from homenode.transfer.settings import TransferConfig
+
+
+@dataclass
+class Receiver:
+    """One alloc address."""
+
+    address: str
+    breaker: Breaker
+    process: Process | None = None
+    connecting: bool = False
+    failed_at: float = -1e9
+    failure: str = ""
+
+    @property
+    def connected(self) -> bool:
+        return self.process is not None and self.process.made is not None and self.process.address == self.address
+
+
+class Offers:
+    """Hand-overs until they are offered, and how they are forgotten."""
+
+    def __init__(self, own: Own, settings: TransferConfig, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._state = Sending(own, settings, self._limits)
+        self._mode = "push" if self._state.push else "pull-delay" if settings.pd_delay_pull else "pull-eager"
+        self._breaker_ttl = settings.pd_alloc_fail_backoff_ttl
+        self._receivers: dict[str, Receiver] = {}
+        self._tickets: dict[str, Outgoing] = {}
+        self._pulls: dict[int, Outgoing] = {}
+        self._going: dict[int, Outgoing] = {}  # of copies and sends
+        self._empty: set[str] = set()  # tickets of prompts of one token
+        self._next_pull = 0
+        self._draining = ""
+        self._released = ReleasedTickets(self._limits.remembered)
+
+    # Room and offers
+
+    def _wanted(self, wanted: SendWanted) -> None:
+        objection = self._objection(wanted)
+        if objection is not None:
+            code, reason = objection
+            return self._tell_refused(wanted.ticket, code, reason)
+        if not wanted.tokens:
+            self._empty.add(wanted.ticket)
+            return self._state.tell(SendAdmitted(self._state.now, wanted.ticket))
+        try:
+            address = self._address(wanted.peer)
+        except (msgspec.DecodeError, ValueError) as error:
+            return self._tell_refused(wanted.ticket, "peer", f"the receiver's published document cannot be used: {error}")
+        now = self._state.now
+        receiver = self._receivers.setdefault(address, Receiver(address, Breaker(self._breaker_ttl)))
+        outgoing = Outgoing(self._state, wanted.ticket, address, wanted.tokens, wanted.identities, now)
+        if receiver.breaker.ask(wanted.ticket, now) == "refuse":
+            return self._tell_refused(wanted.ticket, "breaker", "the receiver had no room a moment ago", receiver.breaker.left(now))
+        if not receiver.connected and now < receiver.failed_at + self._limits.backoff:
+            left = receiver.failed_at + self._limits.backoff - now
+            return self._tell_refused(wanted.ticket, "connect", f"{address}: {receiver.failure}", left)
+        self._tickets[wanted.ticket] = outgoing
+        self._state.admission.wait(wanted.ticket, address, outgoing.pages)
+        self._state.deadlines.set(("room", wanted.ticket), now + self._limits.room)
+        self._connect(receiver)
+        self._admit()
+        if receiver.connected and wanted.ticket in self._state.admission.waits_for(address):
+            self._state.admission.waits += 1
+        return None
+
+    def _objection(self, wanted: SendWanted) -> tuple[str, str] | None:
+        state, pages = self._state, len(wanted.identities)
+        if self._draining:
+            return "draining", self._draining
+        if self._released.take(wanted.ticket):
+            return "released", "the ticket was given up before it came"
+        if wanted.ticket in self._tickets or wanted.ticket in self._empty:
+            return "duplicate", f"ticket {wanted.ticket!r} is in hand already"
+        if wanted.tokens < 0 or pages != page_count(wanted.tokens, state.page_tokens):
+            return "internal", f"{pages} identities for {wanted.tokens} tokens in pages of {state.page_tokens}"
+        if pages > MOST_PAGES:
+            return "too large", f"{pages} KV pages; at most {MOST_PAGES} are handed over at once"
+        if not state.admission.fits_ever(pages):
+            return "too large", f"{pages} KV pages are more than the transfer buffer holds ({state.admission.total}); raise pd_buffer_size"
+        return None
+
+    def _address(self, document: bytes) -> str:
+        peer = published.decode(document)
+        if peer.role != "receiver":
+            raise ValueError(f"it is a {peer.role}'s")
+        if peer.mode != self._mode:
+            raise ValueError(f"it is set up for {peer.mode}, this engine for {self._mode}")
+        if not peer.alloc:
+            raise ValueError("it names no alloc address")
+        return peer.alloc[0]
+
+    def _connect(self, receiver: Receiver) -> None:
+        if receiver.connected or receiver.connecting:
+            return
+        receiver.connecting = True
+        self._state.deadlines.set(("connect", receiver.address), self._state.now + self._limits.connect)
+        self._state.act(Connect(receiver.address))
+
+    def _may_go(self, address: str, ticket: str) -> bool:
+        receiver = self._receivers[address]
+        return receiver.connected and receiver.breaker.ask(ticket, self._state.now) == "go"
+
+    def _admit(self) -> None:
+        """Whoever's turn it is now."""
+        while (ticket := self._state.admission.admit(self._may_go, max(len(self._receivers), 1))) is not None:
+            self._offer(self._tickets[ticket])
+
+    def _offer(self, outgoing: Outgoing) -> None:
+        state, receiver = self._state, self._receivers[outgoing.address]
+        assert receiver.process is not None
+        receiver.breaker.go(outgoing.ticket)
+        outgoing.pull_id, outgoing.process = self._next_pull, receiver.process
+        self._next_pull += 1
+        self._pulls[outgoing.pull_id] = outgoing
+        state.deadlines.drop(("room", outgoing.ticket))
+        state.deadlines.set(("reply", outgoing.ticket), state.now + self._limits.reply)
+        lease = state.leases.ttl
+        done = state.own.done_address
+        offer = Offer(outgoing.pull_id, outgoing.ticket, outgoing.tokens, state.page_tokens, outgoing.identities, done, lease)
+        state.send(receiver.process.made, offer)
+
+    def _refuse(self, outgoing: Outgoing, code: str, reason: str, retry_after: float | None = None, *, notify: bool = True) -> None:
+        """Before it was admitted."""
+        self._drop(outgoing, reason, notify=notify)
+        self._tell_refused(outgoing.ticket, code, reason, retry_after)
+        self._admit()
+
+    def _tell_refused(self, ticket: str, code: str, reason: str, retry_after: float | None = None) -> None:
+        self._state.tally.refused[code] += 1
+        self._state.tell(SendRefused(self._state.now, ticket, reason, retry_after))
+
+    def _drop(self, outgoing: Outgoing, reason: str, *, notify: bool = True) -> None:
+        """Forget a hand-over that was not admitted; the receiver may have made room for it."""
+        state = self._state
+        del self._tickets[outgoing.ticket]
+        state.deadlines.drop(("room", outgoing.ticket))
+        state.deadlines.drop(("reply", outgoing.ticket))
+        state.admission.leave(outgoing.ticket, outgoing.address)
+        state.admission.release(outgoing.ticket)
+        self._receivers[outgoing.address].breaker.spared(outgoing.ticket)
+        if outgoing.process is not None:
+            del self._pulls[outgoing.pull_id]
+            state.leases.end(outgoing.pull_id)
+            state.ended.add(outgoing.pull_id, outgoing.process.incarnation, "called off")
+            if notify:
+                state.send(outgoing.process.made, Abandon(outgoing.pull_id, reason))
+            self._reap(outgoing.process)
+
+    def _refuse_waiting(self, address: str, code: str, reason: str) -> None:
+        for ticket in self._state.admission.waits_for(address):
+            self._refuse(self._tickets[ticket], code, reason, self._limits.backoff)
+        self._tidy(address)
+
+    # What is over
+
+    def _with(self, process: Process) -> list[Outgoing]:
+        return [outgoing for outgoing in self._pulls.values() if outgoing.process is process]
+
+    def _reap(self, process: Process) -> None:
+        """Let go of ended connections once nothing hangs on them."""
+        if process.lost and not self._with(process):
+            self._state.close(process, "done with")
+            for receiver in list(self._receivers.values()):
+                if receiver.process is process and not process.live:
+                    receiver.process = None
+                    self._tidy(receiver.address)
+
+    def _tidy(self, address: str) -> None:
+        """Forget an address that means nothing any more."""
+        receiver = self._receivers.get(address)
+        idle = receiver is not None and receiver.process is None and not receiver.connecting
+        if receiver is None or not idle or self._state.admission.waits_for(address):
+            return
+        if receiver.breaker.left(self._state.now) or self._state.now < receiver.failed_at + self._limits.backoff:
+            self._state.deadlines.set(("tidy", address), self._state.now + max(self._limits.backoff, self._breaker_ttl))
+        else:
+            del self._receivers[address]
+
+    def _look(self, outgoing: Outgoing) -> None:
+        """After anything happened to a hand-over: whose copies it waits for, and whether it is over."""
+        state = self._state
+        for token in (*outgoing.copies, *outgoing.sends):
+            self._going[token] = outgoing
+        if outgoing.returned and self._tickets.get(outgoing.ticket) is outgoing:
+            del self._tickets[outgoing.ticket]
+        if outgoing.read and not state.push:
+            state.leases.end(outgoing.pull_id)
+        if outgoing.finished and self._pulls.get(outgoing.pull_id) is outgoing:
+            del self._pulls[outgoing.pull_id]
+            state.leases.end(outgoing.pull_id)
+            assert outgoing.process is not None
+            state.ended.add(outgoing.pull_id, outgoing.process.incarnation, outgoing.end)
+            self._reap(outgoing.process)
+        self._admit()

@@ -1,0 +1,268 @@
+"""The other side of a receiving machine: connections to senders, and their frames."""
+
+from __future__ import annotations
+
+from homenode.transfer.incoming import Incoming
+from homenode.transfer.intake import Intake
+from homenode.transfer.machine import (
+    Close,
+    Connected,
+)
+from homenode.transfer.message import Abandon, Data, DoneAck, Drained, Message, Offer, OfferReply, Ready, Renewed
+from homenode.transfer.pages import difference, page_count
+from homenode.transfer.processes import Process
+from homenode.transfer.seam import Offered
+
+
+class Senders(Intake):
+    """What senders say, and what becomes of their hand-overs when they are lost."""
+
+    # Connections
+
+    def _connected(self, connected: Connected) -> None:
+        state = self._state
+        self._connecting.pop(connected.address, None)
+        state.deadlines.drop(("connect", connected.address))
+        wrong = "this engine receives KV, and so does the other" if connected.hello.role != "sender" else None
+        wrong = wrong or next(filter(None, (difference(buffer.layout, state.layout) for buffer in connected.hello.buffers)), None)
+        if wrong:
+            state.act(Close(connected.peer, wrong))
+            return self._unreachable(connected.address, wrong, b"")
+        process = state.processes.connected(connected.peer, connected.hello, connected.address, state.now)
+        for incoming in self._with(process):
+            incoming.cancel_again()
+        if not connected.address:
+            return None
+        for done in state.dones.of(process.incarnation):
+            state.send(connected.peer, done)
+        for incoming in self._with(process):
+            incoming.pump()
+            self._look(incoming)
+        self._unreachable(connected.address, "another process answers there", process.incarnation)
+        return self._reap(process)
+
+    def _connect_failed(self, address: str, reason: str) -> None:
+        self._connecting.pop(address, None)
+        self._state.deadlines.drop(("connect", address))
+        self._unreachable(address, reason, b"")
+
+    def _unreachable(self, address: str, reason: str, but: bytes) -> None:
+        """The done channel of a sender cannot be had: what is not in shared memory cannot be read."""
+        for incarnation in [key for key, at in self._done_at.items() if at == address and key != but]:
+            process = self._state.processes.get(incarnation)
+            if process is None or but:
+                self._state.dones.forget(incarnation)
+                del self._done_at[incarnation]
+            if process is not None and not self._state.shared and not self._state.push:
+                for incoming in self._with(process):
+                    incoming.lose(f"its done channel: {reason}", hard=True)
+                    incoming.settle()
+                    self._look(incoming)
+            if process is not None:
+                process.failures = min(process.failures + 1, 6)
+                self._state.deadlines.set(("reconnect", incarnation), self._state.now + self._limits.backoff * 2**process.failures)
+
+    def _lost(self, peer: int, reason: str, dead: bool) -> None:
+        process = self._state.processes.lost(peer, dead)
+        if process is not None:
+            self._after_loss(process, reason)
+
+    def _after_loss(self, process: Process, reason: str) -> None:
+        if process.dead:
+            self._state.dones.forget(process.incarnation)
+        if process.came is None or process.dead:
+            self._lose_all(process, f"the sender was lost: {reason}")
+        for incoming in self._with(process):
+            incoming.cancel_again()
+        if process.made is None and not process.dead:
+            for incoming in self._with(process):
+                incoming.unanswered()
+                incoming.pump()
+                self._look(incoming)
+            if self._with(process) or self._state.dones.waits_for(process.incarnation):
+                self._ensure_done(process)
+        self._reap(process)
+
+    def _lose_all(self, process: Process, reason: str, code: str = "lost") -> None:
+        """Nothing more is announced. What was announced in shared memory can still be read, even if the process is gone."""
+        state = self._state
+        soft = state.shared and not state.push and not process.banned
+        for incoming in self._with(process):
+            incoming.lose(reason, hard=not soft, code=code)
+            if incoming.stage == "queued":
+                self._remove(incoming)
+                continue
+            incoming.settle()
+            self._look(incoming)
+
+    def _violation(self, process: Process, code: str, reason: str) -> None:
+        """It broke the protocol: its hand-overs end, and its connections, where it may still write once it cannot any more."""
+        state = self._state
+        state.tally.violations[code] += 1
+        process.banned = reason
+        state.dones.forget(process.incarnation)
+        self._lose_all(process, f"the sender broke the protocol: {reason}", "protocol")
+        if not (state.push and state.shared):
+            for peer in sorted(process.live):
+                self._cut(process, peer, reason)
+        self._reap(process)
+
+    def _cut(self, process: Process, peer: int, reason: str) -> None:
+        """End one connection."""
+        if peer in process.live:
+            self._state.act(Close(peer, reason))
+            self._state.processes.lost(peer, False)
+            self._state.processes.closed(peer)
+            self._after_loss(process, reason)
+
+    # Frames
+
+    def _from_peer(self, peer: int, message: Message) -> None:
+        process = self._state.processes.of(peer)
+        if process is None or peer not in process.live:
+            return
+        process.heard, process.asked, process.silent = self._state.now, None, False
+        if process.banned and not isinstance(message, Drained):
+            return
+        match message:
+            case Offer() if peer != process.came:
+                self._violation(process, "wrong channel", "an offer on a done channel")
+            case Offer():
+                self._offered(peer, process, message)
+            case DoneAck(pull_id, status):
+                self._acknowledged(process, pull_id, status)
+            case Renewed(_, gone):
+                self._renewed(process, gone)
+            case Ready(pull_id) | Data(pull_id) | Abandon(pull_id) | Drained(pull_id):
+                self._about(peer, process, pull_id, message)
+            case _:
+                self._violation(process, "wrong role", f"{type(message).__name__} from a sender")
+
+    def _offered(self, peer: int, process: Process, offer: Offer) -> None:
+        state = self._state
+        objection = self._objection(process, offer)
+        if objection is not None:
+            return self._violation(process, "offer", objection)
+        process.highest = offer.pull_id
+        incoming = Incoming(state, process, offer, state.now)
+        need = page_count(offer.tokens, state.layout.block_size)
+        refusal = self._refusal(process, offer, need)
+        if refusal is not None:
+            code, reply = refusal
+            state.tally.refused[code] += 1
+            return state.send(peer, reply)
+        self._tickets[offer.ticket] = self._pulls[process.incarnation, offer.pull_id] = incoming
+        if offer.done:
+            self._done_at[process.incarnation] = offer.done
+            self._ensure_done(process)
+        if state.delay:
+            incoming.stage = "open"
+            self._reply(incoming, OfferReply(offer.pull_id))
+            state.tell(Offered(state.now, offer.ticket, offer.tokens, offer.page_tokens, offer.identities, False))
+            return self._opened(incoming)
+        state.deadlines.set(("room", offer.ticket), state.now + self._limits.room)
+        state.admission.wait(offer.ticket, process.incarnation.hex(), need)
+        self._admit()
+        if incoming.stage == "queued":
+            state.admission.waits += 1
+        return None
+
+    def _objection(self, process: Process, offer: Offer) -> str | None:
+        """What no honest sender says."""
+        if offer.pull_id <= process.highest:
+            return f"hand-over {offer.pull_id} was offered before"
+        if not offer.tokens or not offer.page_tokens or page_count(offer.tokens, offer.page_tokens) != len(offer.identities):
+            return f"{len(offer.identities)} identities for {offer.tokens} tokens in pages of {offer.page_tokens}"
+        if self._state.push:
+            return None
+        if not offer.done or self._done_at.get(process.incarnation, offer.done) != offer.done:
+            return "no done address, or another one than before"
+        if any(layout.block_size != offer.page_tokens for layout in process.buffers.values()):
+            return f"pages of {offer.page_tokens} tokens, unlike the buffers registered"
+        return None
+
+    def _refusal(self, process: Process, offer: Offer, need: int) -> tuple[str, OfferReply] | None:
+        state = self._state
+        if self._draining:
+            return "draining", OfferReply(offer.pull_id, refused=True, reason=self._draining)
+        if self._released.take(offer.ticket):
+            return "released", OfferReply(offer.pull_id, refused=True, reason="the ticket was given up before it came")
+        if offer.ticket in self._tickets:
+            return "duplicate", OfferReply(offer.pull_id, refused=True, reason=f"ticket {offer.ticket!r} is in hand already")
+        theirs = self._with(process)
+        if len(theirs) >= self._limits.offers or sum(i.pages for i in theirs) + len(offer.identities) > self._limits.announced:
+            return "too many", OfferReply(offer.pull_id, alloc_failed=True, reason="too many hand-overs at once", retry_after_s=1.0)
+        if offer.page_tokens % 16:
+            return "pages", OfferReply(offer.pull_id, refused=True, reason=f"pages of {offer.page_tokens} tokens")
+        if need > state.layout.blocks or (not state.delay and not state.admission.fits_ever(need)):
+            reason = f"{need} KV blocks are more than pd_buffer_size and the KV cache allow ({state.admission.total})"
+            return "too large", OfferReply(offer.pull_id, refused=True, reason=reason)
+        return None
+
+    def _about(self, peer: int, process: Process, pull_id: int, message: Message) -> None:
+        incoming = self._pulls.get((process.incarnation, pull_id))
+        if incoming is None:
+            if pull_id > process.highest:
+                self._violation(process, "unknown", f"hand-over {pull_id} was never offered")
+            else:
+                self._state.tally.late += 1
+            return None
+        match message:
+            case Ready():
+                self._ready(incoming, process, message)
+            case Data():
+                self._data(peer, incoming, process, message)
+            case Abandon(_, reason):
+                self._abandon(incoming, reason)
+            case Drained():
+                incoming.drained = True
+                incoming.settle()
+        return self._look(incoming)
+
+    def _ready(self, incoming: Incoming, process: Process, ready: Ready) -> None:
+        if incoming.over:
+            return None
+        wrong = incoming.objection(ready) if not (self._state.push and not self._state.shared) else "Ready, where Data was due"
+        if wrong is not None:
+            return self._violation(process, "ready", wrong)
+        self._progress(incoming)
+        return incoming.ready(ready)
+
+    def _data(self, peer: int, incoming: Incoming, process: Process, data: Data) -> None:
+        if self._state.shared:
+            return self._violation(process, "data", "bytes where memory is shared")
+        if not self._state.push:
+            wrong = incoming.answer(peer, data)
+        elif incoming.over:
+            return None
+        else:
+            wrong = incoming.objection(data) if data.epochs_ok else "pages that are gone, in push mode"
+            if wrong is None:
+                incoming.data(peer, data)
+        if wrong is not None:
+            return self._violation(process, "data", wrong)
+        return self._progress(incoming)
+
+    def _abandon(self, incoming: Incoming, reason: str) -> None:
+        incoming.drained = True
+        incoming.lose(f"the sender gave up: {reason}", hard=self._state.push or not incoming.wanted, code="abandoned")
+        if incoming.stage == "queued":
+            return self._remove(incoming)
+        return incoming.settle()
+
+    def _acknowledged(self, process: Process, pull_id: int, status: str) -> None:
+        state = self._state
+        if not state.dones.acknowledged((process.incarnation, pull_id)):
+            state.tally.duplicates += 1
+        elif status == "late":
+            state.tally.late += 1
+        self._reap(process)
+
+    def _renewed(self, process: Process, gone: list[int]) -> None:
+        for pull_id in gone:
+            incoming = self._pulls.get((process.incarnation, pull_id))
+            if incoming is None or not incoming.reading:
+                continue
+            incoming.lose("the sender no longer keeps it", hard=not self._state.shared, code="expired")
+            incoming.settle()
+            self._look(incoming)
