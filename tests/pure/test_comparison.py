@@ -106,7 +106,7 @@ def test_every_variant_that_exists_is_planned_and_what_is_missing_is_said(tmp_pa
 
 
 def reading() -> Reading:
-    return Reading(Fingerprint((110.0,), 49e9), Ceilings(46e9, 2e12, 1e12, 5e11))
+    return Reading(Fingerprint((110.0,), 49e9), Ceilings(46e9, 2e12, 1e12, 5e11, 4e12))
 
 
 def says(text: str, code: int = 0) -> dict[str, Any]:
