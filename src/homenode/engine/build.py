@@ -17,7 +17,7 @@ from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
-from homenode.engine.numa_memory import away_from_home, spread_of, team_memory
+from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
@@ -131,6 +131,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         # Where there is but one node a sample does: all pages of a large model take seconds to ask for.
         asked = None if len(host.nodes) > 1 else _SAMPLED_PAGES
         findings += away_from_home(backend.residency(asked), place, host)
+        if own_process:
+            leave_plan(place, backend.planned())
     findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
     ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin, place, findings)
     return Engine(scheduler, executor, ready)
