@@ -20,7 +20,7 @@ import pytest
 from homenode import LLM, SamplingParams
 from homenode.host.binding.syscalls import Syscalls
 from tests.host.children import masks
-from tests.lab.heavy import MATRIX_BYTES, PROMPTS, make_heavy
+from tests.lab.heavy import MATRIX_BYTES, PROMPTS, SAID, make_heavy
 from tests.lab.machine import NODES, WHOLE, several_nodes
 from tests.lab.residency import PAGE, placed_memory
 from tests.paths import STORIES, needs_data
@@ -49,17 +49,22 @@ def as_before() -> Iterator[None]:
     Syscalls().set_mempolicy(mode, nodes)
 
 
-def tokens(llm: LLM) -> list[list[int]]:
-    """What the model says to every prompt, all in one batch."""
-    answers = llm.generate([case["prompt_ids"] for case in GOLDEN], SamplingParams(max_tokens=24, temperature=0))
+def said(llm: LLM, count: int) -> list[list[int]]:
+    """The first tokens that the model says to every prompt, all in one batch."""
+    answers = llm.generate([case["prompt_ids"] for case in GOLDEN], SamplingParams(max_tokens=count, temperature=0))
     return [list(answer.token_ids) for answer in answers]
+
+
+def golden(count: int, kept: str = "token_ids") -> list[list[int]]:
+    """What it has to say."""
+    return [case[kept][:count] for case in GOLDEN]
 
 
 def test_threads_on_all_nodes_compute_the_golden_text() -> None:
     mine = set(masks(os.getpid()))
-    with LLM(kv_cache_memory="2MiB") as llm:
+    with LLM(kv_cache_memory=KV) as llm:
         pinned = Counter(cpus[0] for thread, cpus in masks(os.getpid()).items() if thread not in mine and len(cpus) == 1)
-        assert tokens(llm) == [case["token_ids"] for case in GOLDEN]
+        assert said(llm, 6) == golden(6)
     with_threads = {node.id for node in NODES.values() if set(node.cpus) & set(pinned)}
     assert with_threads >= {node.id for node in WHOLE}, pinned
     assert max(pinned.values()) == 1, pinned
@@ -67,19 +72,21 @@ def test_threads_on_all_nodes_compute_the_golden_text() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_one_thread_computes_the_golden_text_at_every_level(level: str) -> None:
-    with LLM(kv_cache_memory="2MiB", threads=1, isa=level) as llm:
-        assert tokens(llm) == [case["token_ids"] for case in GOLDEN]
+    with LLM(kv_cache_memory=KV, threads=1, isa=level) as llm:
+        assert said(llm, 3) == golden(3)
+    with LLM(kv_cache_memory=KV, threads=1, isa=level, quantize="q8_0") as llm:
+        assert said(llm, 16) == golden(16, "q8_0_ids")
 
 
 def test_threads_of_the_first_and_the_last_node_compute_it_together() -> None:
-    with LLM(kv_cache_memory="2MiB", cpu_threads_bind=f"{WHOLE[0].cpus[0]},{WHOLE[-1].cpus[-1]}") as llm:
-        assert tokens(llm) == [case["token_ids"] for case in GOLDEN]
+    with LLM(kv_cache_memory=KV, cpu_threads_bind=f"{WHOLE[0].cpus[0]},{WHOLE[-1].cpus[-1]}", quantize="q8_0") as llm:
+        assert said(llm, 24) == golden(24, "q8_0_ids")
 
 
 @pytest.mark.parametrize("policy", ["local", "shard", "mirror", "interleave"])
 def test_every_policy_computes_the_golden_text_with_every_page_at_home(policy: str) -> None:
-    with LLM(kv_cache_memory=KV, numa=policy) as llm:
-        assert tokens(llm) == [case["token_ids"] for case in GOLDEN]
+    with LLM(kv_cache_memory=KV, numa=policy, quantize="q8_0") as llm:
+        assert said(llm, 12) == golden(12, "q8_0_ids")
         found = placed_memory(os.getpid())
     assert (found.remote, llm.ready.details["numa"]) == (0, policy)
     assert len({node for (_, node), size in found.found.items() if size}) == (1 if policy == "local" else len(WHOLE))
@@ -102,10 +109,10 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("policy", "copies"), [("shard", 1), ("mirror", len(WHOLE))])
 def test_weights_take_as_many_copies_as_the_policy_says_and_two_per_cent(heavy: Path, policy: str, copies: int) -> None:
     with LLM(str(heavy), kv_cache_memory=KV, numa=policy) as llm:
-        llm.generate([list(PROMPTS[0])], SamplingParams(max_tokens=2, temperature=0))
+        (answer,) = llm.generate([list(PROMPTS[0])], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
         found = placed_memory(os.getpid())
         kv = llm.ready.details["kv_bytes"]
     wanted, ranges = copies * MATRIX_BYTES, 2 * len(found.found)
-    assert found.remote == 0
+    assert (list(answer.token_ids), found.remote) == (SAID[0][:3], 0)
     assert wanted <= found.total - kv <= 1.02 * wanted + PAGE * ranges
     assert all(found.on(node.id) >= MATRIX_BYTES * copies / len(WHOLE) * 0.6 for node in WHOLE)
