@@ -245,12 +245,11 @@ def check_refusal(told: str, policy: str, full: int) -> None:
 
 
 @own_machine
-def test_kv_memory_that_spills_over_is_told_and_under_strict_not_served(model: Path) -> None:
-    full = WHOLE[-1].id
-    left, kv = MATRIX_BYTES // len(WHOLE) + (48 << 20), 64 * len(WHOLE) << 20
-    with filled(full, left):
-        done = start(
-            "serve", model, "--port", 0, "--numa", "shard", "--numa-strict", "--kv-cache-memory", kv, "--max-num-batched-tokens", 64
-        )
-    told = " ".join(done.err.split())
-    assert done.code != 0 and f"planned for NUMA node {full}" in told and "lie elsewhere" in told, told
+def test_kv_memory_that_one_node_does_not_have_is_refused_before_it_spills_over(model: Path) -> None:
+    full, kv = WHOLE[-1].id, 64 * len(WHOLE) << 20
+    flags = ("serve", model, "--numa", "shard", "--check-config", "--max-num-batched-tokens", 64, "--kv-cache-memory")
+    with filled(full, MATRIX_BYTES // len(WHOLE) + (48 << 20)):
+        done = homenode(*flags, kv)
+        told = " ".join(done.err.split())
+        assert done.code == 2 and re.search(rf"NUMA node {full} has \S+ left beside its weights, for \d+% of the KV memory", told), told
+        assert homenode(*flags, KV).code == 0

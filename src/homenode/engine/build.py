@@ -17,6 +17,7 @@ from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
+from homenode.engine.node_room import KvRoom, check_homes, kv_room
 from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
@@ -25,18 +26,15 @@ from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
 from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
-from homenode.host.placement.numa_policy import Chosen, Decision, Teams
-from homenode.host.placement.variables import reserve_cpus
+from homenode.host.placement.numa_policy import Chosen, Teams
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.checkpoint.spec import ModelSpec
-from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds
-from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
 from homenode.model.weights.packed_cache import packed_folder
 from homenode.units import format_bytes
 
@@ -102,8 +100,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     backend = make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    check_homes(config, host, place, layout, backend)
-    _sizes(config, checkpoint.spec, geometry, _room(config, place), layout.target_bytes)
+    on_nodes = kv_room(check_homes(config, host, place, layout, backend), place, geometry.kv_heads)
+    _sizes(config, checkpoint.spec, geometry, _room(config, place), on_nodes, layout.target_bytes)
     model = load_model(
         checkpoint,
         backend,
@@ -114,7 +112,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         packed_cache=packed_folder(config.model.packed_cache, Path(str(config.model.path))),
         spread_of=spread_of(place),
     )
-    sizes = _sizes(config, model.spec, geometry, _room(config, place, layout.target_bytes))
+    sizes = _sizes(config, model.spec, geometry, _room(config, place, layout.target_bytes), on_nodes)
     runner = _make_runner(model, backend, geometry, sizes)
     # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
     cpu = UNPINNED if compute.backend == "reference" else place.team[0]
@@ -188,41 +186,43 @@ def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Cal
     return choose
 
 
-def check_homes(config: EngineConfig, host: Host, place: EnginePlace, layout: WeightLayout, backend: Backend) -> None:
-    """Under --numa every node must have room for its weights. UserError for patterns of tensors that match none."""
-    if place.numa is None:
-        return
-    reserve = reserve_cpus(config.placement.reserve_cpus, host.variables, cpu_workers=True)
-    first = host.cpu_by_id.get(place.team[0])
-    home = (first.node,) if place.numa == "local" and first is not None and first.node is not None else ()
-    settled = Decision(place.numa, place.numa_why, home)
-    numa_layout(layout, host, config.placement.demand(config.compute.threads, reserve), lambda _: settled, packed_group_bytes(backend))
-
-
 def _check_model(config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace) -> list[UserError]:
     room = _room(config, place)
     try:
         backend = make_backend(config.compute, (UNPINNED,))
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
-        check_homes(config, host, place, layout, backend)
+        homes = check_homes(config, host, place, layout, backend)
     except UserError as error:
         return [error]
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    found = problems(config, checkpoint.spec, geometry, max(0, room.size - layout.target_bytes))
-    return [_at_home(problem, room) for problem in found]
+    on_nodes = kv_room(homes, place, geometry.kv_heads)
+    found = problems(config, checkpoint.spec, geometry, _left(room, on_nodes, layout.target_bytes))
+    return [_at_home(problem, room, on_nodes, layout.target_bytes) for problem in found]
 
 
-def _sizes(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, room: MemoryRoom, weights: int = 0) -> Sizes:
+def _sizes(
+    config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, room: MemoryRoom, on_nodes: KvRoom | None, weights: int = 0
+) -> Sizes:
     """What the engine is laid out for, with `weights` bytes still to be read."""
     try:
-        return resolve(config, spec, geometry, max(0, room.size - weights))
+        return resolve(config, spec, geometry, _left(room, on_nodes, weights))
     except UserError as error:
-        raise _at_home(error, room) from None
+        raise _at_home(error, room, on_nodes, weights) from None
 
 
-def _at_home(error: UserError, room: MemoryRoom) -> UserError:
+def _left(room: MemoryRoom, on_nodes: KvRoom | None, weights: int) -> int:
+    """Bytes for buffers and KV memory."""
+    left = max(0, room.size - weights)
+    return left if on_nodes is None else min(left, on_nodes.size)
+
+
+def _at_home(error: UserError, room: MemoryRoom, on_nodes: KvRoom | None, weights: int) -> UserError:
     """Of too little memory it is said on which nodes, as others may have plenty."""
-    if not room.nodes or not isinstance(error, CapacityError):
+    if not isinstance(error, CapacityError):
+        return error
+    if on_nodes is not None and on_nodes.size < room.size - weights:
+        return on_nodes.explain(error)
+    if not room.nodes:
         return error
     where = f"memory is bound to NUMA node {format_cpu_list(room.nodes)}, where {format_bytes(room.size)} can be had"
     return CapacityError(f"{error.message}; {where}", param=error.param, **error.facts)
