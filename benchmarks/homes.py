@@ -1,6 +1,6 @@
 """What homes of memory cost, on a machine whose nodes are one: decoding with and without them, and loading one copy and several.
 
-    python -m benchmarks.homes MODEL.gguf decode [--rounds 10]
+    python -m benchmarks.homes MODEL.gguf decode [--rounds 24]
     python -m benchmarks.homes MODEL.gguf load [--rounds 3]
 
 Everything is measured in turns, round by round, and each figure is a median; a ratio is the median of the rounds' ratios. `decode`: `off` knows of no
@@ -30,7 +30,7 @@ from homenode.host.topology.allowance import Allowance
 from homenode.model.checkpoint import open_checkpoint
 from homenode.model.weights.load import load_model
 
-_BLOCK, _STEPS, _READ = 64, 24, 1 << 20
+_BLOCK, _STEPS, _LOADS, _READ = 64, 8, 3, 1 << 20
 
 
 def backend(cpus: tuple[int, ...], homes: str) -> NativeBackend:
@@ -62,18 +62,22 @@ def seconds(act: Callable[[], object]) -> float:
 
 
 def decode(path: Path, rounds: int) -> None:
+    """Each load gets other pages of the machine's memory, which alone makes some per cent; hence several, each way the first of them in turn."""
     cpus = choose_cpus(None, Allowance.of_process())
     ways = {"off": "none", "one home": "one", "a home for each thread": "own"}
-    made = {name: decoder(path, backend(cpus, homes)) for name, homes in ways.items()}
-    for run in made.values():
-        run()
-    taken: dict[str, list[float]] = {name: [] for name in made}
-    for turn in range(rounds):
-        for name in sorted(made, key=lambda name: (list(made).index(name) + turn) % len(made)):
-            taken[name].append(seconds(made[name]))
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for first in range(_LOADS):
+        order = [*ways][first % len(ways) :] + [*ways][: first % len(ways)]
+        made = {name: decoder(path, backend(cpus, ways[name])) for name in order}
+        for run in made.values():
+            run()
+        for turn in range(rounds):
+            for name in order if turn % 2 else reversed(order):
+                taken[name].append(seconds(made[name]))
     for name, times in taken.items():
-        ratio = statistics.median(off / own for off, own in zip(taken["off"], times, strict=True))
-        print(f"{name}: {_STEPS / statistics.median(times):.2f} tok/s, {ratio:.4f} of off")
+        ratios = sorted(off / own for off, own in zip(taken["off"], times, strict=True))
+        middle = f"{ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}"
+        print(f"{name}: {_STEPS / statistics.median(times):.2f} tok/s, {statistics.median(ratios):.3f} of off (the middle half {middle})")
 
 
 def read_all(path: Path, threads: int) -> None:
@@ -139,7 +143,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     given = parser.parse_args()
     if given.what == "decode":
-        decode(given.model, given.rounds or 10)
+        decode(given.model, given.rounds or 24)
     else:
         load(given.model, given.rounds or 3)
 
