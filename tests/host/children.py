@@ -61,7 +61,7 @@ for line in sys.stdin:
         block = mmap.mmap(-1, int(words[0]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         address = ctypes.addressof(ctypes.c_char.from_buffer(block))
         Syscalls().mbind(address, len(block), MPOL_BIND, [int(words[1])])
-        block[:] = b"x" * len(block)
+        ctypes.memset(address, 1, len(block))
         kept.append(block)
         print(address, flush=True)
     elif verb == "fork":

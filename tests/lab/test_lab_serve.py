@@ -219,7 +219,7 @@ def filled(node: int, left: int) -> Iterator[None]:
         pytest.skip(f"node {node} has {free(node) >> 20} MiB free; filling it would take long")
     drop_page_cache()
     with child() as other:
-        other.tell("placed", (free(node) - left) // PAGE * PAGE, node)
+        assert other.tell("placed", (free(node) - left) // PAGE * PAGE, node), f"node {node} could not be filled"
         yield
 
 
