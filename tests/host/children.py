@@ -141,7 +141,7 @@ def child(*before: str) -> Iterator[Child]:
         yield running
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)  # what it has to give back may be most of an emulated machine
 
 
 @contextlib.contextmanager

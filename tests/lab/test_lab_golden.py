@@ -49,22 +49,22 @@ def as_before() -> Iterator[None]:
     Syscalls().set_mempolicy(mode, nodes)
 
 
-def said(llm: LLM, count: int) -> list[list[int]]:
-    """The first tokens that the model says to every prompt, all in one batch."""
-    answers = llm.generate([case["prompt_ids"] for case in GOLDEN], SamplingParams(max_tokens=count, temperature=0))
+def said(llm: LLM, count: int, prompts: int = 3) -> list[list[int]]:
+    """The first tokens that the model says to the first prompts, all in one batch."""
+    answers = llm.generate([case["prompt_ids"] for case in GOLDEN[:prompts]], SamplingParams(max_tokens=count, temperature=0))
     return [list(answer.token_ids) for answer in answers]
 
 
-def golden(count: int, kept: str = "token_ids") -> list[list[int]]:
-    """What it has to say."""
-    return [case[kept][:count] for case in GOLDEN]
+def golden(count: int, kept: str = "q8_0_ids", prompts: int = 3) -> list[list[int]]:
+    """What it has to say. Emulated processors take five times as long for it in BF16 (`token_ids`) as in Q8_0."""
+    return [case[kept][:count] for case in GOLDEN[:prompts]]
 
 
 def test_threads_on_all_nodes_compute_the_golden_text() -> None:
     mine = set(masks(os.getpid()))
-    with LLM(kv_cache_memory=KV) as llm:
+    with LLM(kv_cache_memory=KV, quantize="q8_0") as llm:
         pinned = Counter(cpus[0] for thread, cpus in masks(os.getpid()).items() if thread not in mine and len(cpus) == 1)
-        assert said(llm, 6) == golden(6)
+        assert said(llm, 8) == golden(8)
     with_threads = {node.id for node in NODES.values() if set(node.cpus) & set(pinned)}
     assert with_threads >= {node.id for node in WHOLE}, pinned
     assert max(pinned.values()) == 1, pinned
@@ -73,20 +73,20 @@ def test_threads_on_all_nodes_compute_the_golden_text() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_one_thread_computes_the_golden_text_at_every_level(level: str) -> None:
     with LLM(kv_cache_memory=KV, threads=1, isa=level) as llm:
-        assert said(llm, 3) == golden(3)
+        assert said(llm, 3, 1) == golden(3, "token_ids", 1)
     with LLM(kv_cache_memory=KV, threads=1, isa=level, quantize="q8_0") as llm:
-        assert said(llm, 16) == golden(16, "q8_0_ids")
+        assert said(llm, 16, 6) == golden(16, prompts=6)
 
 
 def test_threads_of_the_first_and_the_last_node_compute_it_together() -> None:
     with LLM(kv_cache_memory=KV, cpu_threads_bind=f"{WHOLE[0].cpus[0]},{WHOLE[-1].cpus[-1]}", quantize="q8_0") as llm:
-        assert said(llm, 24) == golden(24, "q8_0_ids")
+        assert said(llm, 12) == golden(12)
 
 
 @pytest.mark.parametrize("policy", ["local", "shard", "mirror", "interleave"])
 def test_every_policy_computes_the_golden_text_with_every_page_at_home(policy: str) -> None:
     with LLM(kv_cache_memory=KV, numa=policy, quantize="q8_0") as llm:
-        assert said(llm, 12) == golden(12, "q8_0_ids")
+        assert said(llm, 8) == golden(8)
         found = placed_memory(os.getpid())
     assert (found.remote, llm.ready.details["numa"]) == (0, policy)
     assert len({node for (_, node), size in found.found.items() if size}) == (1 if policy == "local" else len(WHOLE))

@@ -25,8 +25,7 @@ _ENVIRONMENT = {
 }
 _OPTIONS = "-v -ra --color=no -p pytest_timeout -p no:cacheprovider -o addopts= -o timeout=0".split()
 
-PLACE = ("host", "run", "residency", "policies", "golden")  # what depends on nodes alone
-# The rest is much the same on every machine, and each file runs on two or three.
+PLACE = ("host", "policies", "golden")  # what depends on nodes alone; the other files run on two machines or three
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +66,15 @@ class JobResult:
 
 # The longest first, so that two lanes end at about the same time.
 JOBS = (
-    Job("2x2", "x86_64", (*PLACE, "engine", "serve")),
-    Job("2x2", "aarch64", (*PLACE, "engine", "bind", "cpuset", "ranks")),
-    Job("8x2", "x86_64", (*PLACE, "engine")),
-    Job("memless", "x86_64", (*PLACE, "engine", "cpuset")),
+    Job("2x2", "x86_64", (*PLACE, "residency", "serve")),
+    Job("2x2", "aarch64", (*PLACE, "residency", "run", "engine")),
+    Job("memless", "x86_64", (*PLACE, "residency", "run", "cpuset")),
+    Job("cpuless", "x86_64", (*PLACE, "residency", "run", "bind")),
     Job("2s4n", "x86_64", (*PLACE, "engine", "ranks")),
+    Job("8x2", "x86_64", (*PLACE, "residency", "run")),
     Job("4nodes", "x86_64", (*PLACE, "bind", "interrupts")),
-    Job("cpuless", "x86_64", (*PLACE, "bind")),
+    Job("4nodes", "aarch64", (*PLACE, "residency", "cpuset")),
     Job("smt", "x86_64", (*PLACE, "offline")),
-    Job("4nodes", "aarch64", ("host", "residency", "policies", "golden")),
     Job("managed", "x86_64", ("interrupts",)),
 )
 QUICK = (Job("2x2", "x86_64", ("host", "residency", "policies", "golden")),)
