@@ -33,6 +33,7 @@ from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds
 from homenode.model.weights.packed_cache import packed_folder
@@ -94,13 +95,13 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     place = _place(config, checkpoint, host)
     if own_process:
         place = alone(place)
+    # Judged before this process is bound to its nodes: the kernel ends a process that wants more of them than there is.
+    layout, on_nodes = _planned(config, checkpoint, host, place)
     crowded = () if config.replica else too_few_cores(host, place)  # of several engines it is said with their places
     findings = (*place.findings, *crowded, *too_many_threads(host, place), *settle(place))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, place))
     backend = make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
-    layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    on_nodes = kv_room(check_homes(config, host, place, layout, backend), place, geometry.kv_heads)
     _sizes(config, checkpoint.spec, geometry, _room(config, place), on_nodes, layout.target_bytes)
     model = load_model(
         checkpoint,
@@ -186,16 +187,20 @@ def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Cal
     return choose
 
 
+def _planned(config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace) -> tuple[WeightLayout, KvRoom | None]:
+    """How every matrix is kept, and what the nodes leave for KV memory. Raises what `plan_model` and `check_homes` raise."""
+    backend = make_backend(config.compute, (UNPINNED,))
+    layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
+    return layout, kv_room(check_homes(config, host, place, layout, backend), place, checkpoint.spec.num_kv_heads)
+
+
 def _check_model(config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace) -> list[UserError]:
     room = _room(config, place)
     try:
-        backend = make_backend(config.compute, (UNPINNED,))
-        layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
-        homes = check_homes(config, host, place, layout, backend)
+        layout, on_nodes = _planned(config, checkpoint, host, place)
     except UserError as error:
         return [error]
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    on_nodes = kv_room(homes, place, geometry.kv_heads)
     found = problems(config, checkpoint.spec, geometry, _left(room, on_nodes, layout.target_bytes))
     return [_at_home(problem, room, on_nodes, layout.target_bytes) for problem in found]
 
