@@ -73,7 +73,7 @@ JOBS = (
     Job("memless", "x86_64", (*PLACE, "residency", "run", "cpuset")),
     Job("cpuless", "x86_64", (*PLACE, "residency", "run", "bind")),
     Job("2s4n", "x86_64", (*PLACE, "engine", "ranks")),
-    Job("8x2", "x86_64", (*PLACE, "residency", "run")),
+    Job("8x2", "x86_64", (*PLACE, "residency")),
     Job("4nodes", "x86_64", (*PLACE, "bind", "interrupts")),
     Job("4nodes", "aarch64", (*PLACE, "residency", "cpuset")),
     Job("smt", "x86_64", (*PLACE, "offline")),
