@@ -21,6 +21,7 @@ from tools.lab.qemu import Share, command, identity
 from tools.lab.topologies import Topology
 
 BOOT_S = 300.0  # on a host that is busy with other things; alone it takes 2 to 5 seconds
+_POWER_OFF_S = 30.0  # that a guest may take once its command has ended
 _LOOK_S = 0.25  # between two looks at the output of a running command
 _ARM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -156,9 +157,14 @@ def _write_command(out: Path, words: Sequence[str], environment: Mapping[str, st
 
 def _wait(process: subprocess.Popen[bytes], out: Path, seconds: float, watch: Callable[[str], None] | None) -> tuple[bool, float]:
     """Until the guest powers off: whether it had to be ended instead, and the CPU seconds it had used when last looked at."""
-    deadline, used = time.monotonic() + seconds, 0.0
+    deadline, used, done_at = time.monotonic() + seconds, 0.0, None
     while time.monotonic() < deadline:
         used = _cpu_seconds(process.pid) or used
+        if done_at is None and _read(out / "code"):
+            done_at = time.monotonic()
+        if done_at is not None and time.monotonic() > done_at + _POWER_OFF_S:
+            process.kill()  # all it had to say is said; some kernels do not come to the end of powering off
+            return False, used
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_S)
             return False, used
