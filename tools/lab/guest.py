@@ -21,7 +21,7 @@ from tools.lab.qemu import Share, command, identity
 from tools.lab.topologies import Topology
 
 BOOT_S = 300.0  # on a host that is busy with other things; alone it takes 2 to 5 seconds
-_POWER_OFF_S = 30.0  # that a guest may take once its command has ended
+_POWER_OFF_S = 3.0  # that a guest may take once its command has ended
 _LOOK_S = 0.25  # between two looks at the output of a running command
 _ARM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
