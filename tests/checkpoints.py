@@ -209,7 +209,7 @@ def make_gguf(
     config = toy_config(architecture, **changes)
     llama = architecture in ("llama", "mixtral")  # as converters name both
     writer = gguf.GGUFWriter(path, "llama" if llama else architecture.replace("_", ""), split_max_tensors=split_max_tensors)
-    _write_figures(writer, config)
+    write_figures(writer, config)
     for key, value in (keys or {}).items():
         {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}[
             type(value)
@@ -240,7 +240,7 @@ def _stacked(tensors: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, npt.ND
     return {name: np.stack(values) if ".experts." in name else values[0] for name, values in stacks.items()}
 
 
-def _write_figures(writer: Any, config: Mapping[str, Any]) -> None:
+def write_figures(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import homenode
@@ -19,13 +20,16 @@ _READY = re.compile(rb"ready (http://\S+)")
 
 
 class LiveServer:
-    """A running server of `model`, else of the built-in one, or of the stories model where there is none yet. Clients call any of them `live`."""
+    """A running server of `model`, else of the built-in one, or of the stories model where there is none yet. Clients call any of them `live`.
 
-    def __init__(self, *flags: str, model: Path | None = None) -> None:
+    `before`: words of a command that starts it.
+    """
+
+    def __init__(self, *flags: str, model: Path | None = None, before: Sequence[str] = ()) -> None:
         self.chat = model is None and BUILTIN.is_file()
         target = [] if self.chat else [str(model or STORIES)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "homenode.cli.main", "serve", *target, "--port", "0", "--served-model-name", "live", *flags],
+            [*before, sys.executable, "-m", "homenode.cli.main", "serve", *target, "--port", "0", "--served-model-name", "live", *flags],
             cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
         self.log: list[bytes] = []

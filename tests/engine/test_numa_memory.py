@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 
 from homenode.compute.team_memory import TeamMemory
+from homenode.engine.node_room import KvRoom, kv_room, kv_shares
 from homenode.engine.numa_memory import away_from_home, spread_of, team_memory
 from homenode.engine.placement import EnginePlace
-from homenode.errors import HostError
+from homenode.errors import CapacityError, HostError
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
+from homenode.model.weights.homes import WeightHomes
 
+GIB = 1 << 30
 Lines = dict[str, list[dict[str, int]] | None]
 
 
@@ -68,3 +71,41 @@ def test_pages_elsewhere_are_a_finding_and_under_strict_a_refusal(host: Host) ->
     assert "8GiB of weights planned for NUMA node 1, 2GiB lie elsewhere" in finding.message
     with pytest.raises(HostError, match="--numa-strict: of 8GiB of weights"):
         away_from_home(seen(8 << 30, 6 << 30), place("shard", strict=True), host)
+
+
+def homes(weights: dict[int, int], room: dict[int, int | None]) -> WeightHomes:
+    return WeightHomes("shard", "", (), weights, sum(weights.values()), 0, room)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "heads", "wanted"),
+    [
+        ((0, 0, 1, 1), 8, {0: 0.5, 1: 0.5}),
+        ((0, 0, 0, 1), 8, {0: 0.75, 1: 0.25}),
+        ((0, 0, 1, 1), 5, {0: 0.4, 1: 0.6}),
+        ((0, 0, 1, 1), 1, {1: 1.0}),  # a head is on one node
+        ((0, 0, 1, 1, 2), 5, {0: 0.4, 1: 0.4, 2: 0.2}),
+    ],
+)
+def test_kv_memory_is_shared_as_the_native_core_does(nodes: tuple[int, ...], heads: int, wanted: dict[int, float]) -> None:
+    assert kv_shares(place("shard", thread_memory=nodes), heads) == pytest.approx(wanted)
+
+
+def test_interleaved_kv_memory_lies_on_all_nodes_alike() -> None:
+    assert kv_shares(place("interleave", thread_memory=(0, 0, 0, 1)), 1) == {0: 0.5, 1: 0.5}
+
+
+def test_the_node_that_is_full_first_bounds_kv_memory() -> None:
+    found = kv_room(homes({0: 4 * GIB, 1: 4 * GIB}, {0: 16 * GIB, 1: 6 * GIB}), place("shard"), 8)
+    assert found == KvRoom(4 * GIB, 1, 2 * GIB, 0.5)
+    assert "node 1 has 2GiB left beside its weights, for 50% of the KV memory" in found.explain(CapacityError("too much")).message
+    assert kv_room(homes({0: GIB, 1: GIB}, {0: GIB // 2, 1: 6 * GIB}), place("mirror"), 8) == KvRoom(0, 0, 0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes"), [("shard", {"thread_memory": (1, 1, 1, 1)}), ("replicate", {}), ("local", {"thread_memory": (0, 0)})]
+)
+def test_where_one_node_holds_everything_its_memory_is_counted_as_a_whole(policy: str, changes: dict[str, object]) -> None:
+    assert kv_room(homes({0: GIB, 1: GIB}, {0: GIB, 1: GIB}), place(policy, **changes), 8) is None
+    assert kv_room(None, place(None), 8) is None
+    assert kv_room(homes({0: GIB, 1: GIB}, {0: None, 1: None}), place("shard"), 8) is None

@@ -61,7 +61,7 @@ for line in sys.stdin:
         block = mmap.mmap(-1, int(words[0]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         address = ctypes.addressof(ctypes.c_char.from_buffer(block))
         Syscalls().mbind(address, len(block), MPOL_BIND, [int(words[1])])
-        block[:] = b"x" * len(block)
+        ctypes.memset(address, 1, len(block))
         kept.append(block)
         print(address, flush=True)
     elif verb == "fork":
@@ -141,7 +141,7 @@ def child(*before: str) -> Iterator[Child]:
         yield running
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)  # what it has to give back may be most of an emulated machine
 
 
 @contextlib.contextmanager

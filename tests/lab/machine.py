@@ -96,7 +96,7 @@ def command(*words: object) -> tuple[str, ...]:
 def start(*words: object, before: Sequence[str] = ()) -> Done:
     """`homenode` in a process of its own, started by the command `before`."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([*before, *command(*words)], capture_output=True, text=True, timeout=120, env=env, check=False)
+    done = subprocess.run([*before, *command(*words)], capture_output=True, text=True, timeout=300, env=env, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from homenode.cpuset import parse_cpu_list
 from homenode.host.binding.syscalls import Syscalls
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -40,6 +41,26 @@ class MappedRange:
     def present(self) -> int:
         """Bytes of it that lie in memory, wherever."""
         return sum(self.pages.values()) * self.page_bytes
+
+
+@dataclass(frozen=True)
+class PlacedMemory:
+    """What numa_maps counts in ranges with a policy of their own, as an engine gives them to its weights and KV memory: bytes by
+    (nodes planned, node where they are)."""
+
+    found: Mapping[tuple[tuple[int, ...], int], int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.found.values())
+
+    @property
+    def remote(self) -> int:
+        """Bytes on nodes that were not planned."""
+        return sum(size for (wanted, seen), size in self.found.items() if seen not in wanted)
+
+    def on(self, node: int) -> int:
+        return sum(size for (_, seen), size in self.found.items() if seen == node)
 
 
 @dataclass(frozen=True)
@@ -85,6 +106,16 @@ def bytes_by_node(ranges: Iterable[MappedRange]) -> Counter[int]:
         if not part.file:
             found.update({node: part.bytes_on(node) for node in part.pages})
     return found
+
+
+def placed_memory(pid: int) -> PlacedMemory:
+    """Of ranges that prefer a node, or are interleaved over several."""
+    found: Counter[tuple[tuple[int, ...], int]] = Counter()
+    for part in ranges_of(pid):
+        mode, _, nodes = part.policy.partition(":")
+        if mode in ("prefer", "interleave"):
+            found.update({(parse_cpu_list(nodes), node): part.bytes_on(node) for node in part.pages})
+    return PlacedMemory(found)
 
 
 def range_at(pid: int, address: int) -> MappedRange:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools.lab.arm64 import SITE
@@ -21,13 +21,17 @@ from tools.lab.qemu import Share, command, identity
 from tools.lab.topologies import Topology
 
 BOOT_S = 300.0  # on a host that is busy with other things; alone it takes 2 to 5 seconds
+_POWER_OFF_S = 3.0  # that a guest may take once its command has ended
 _LOOK_S = 0.25  # between two looks at the output of a running command
 _ARM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`code`: of the command, None when the guest ended or was ended without one. Files that the command left in /run/lab are in `files`."""
+    """`code`: of the command, None when the guest ended or was ended without one. Files that the command left in /run/lab are in `files`.
+
+    `cpu_seconds`: that the emulator used, about what all of it takes on a host with a core to spare.
+    """
 
     code: int | None
     out: str
@@ -36,6 +40,7 @@ class Outcome:
     seconds: float
     timed_out: bool
     files: Mapping[str, bytes]
+    cpu_seconds: float = 0.0
 
     @property
     def trouble(self) -> str:
@@ -65,9 +70,9 @@ class Guest:
         try:
             _write_command(out, words, {**self._path(), **environment})
             with self._started(self._shares(out)) as (process, console):
-                timed_out = _wait(process, out, seconds, watch)
+                timed_out, cpu_seconds = _wait(process, out, seconds, watch)
                 text = console.text
-            return _outcome(out, text, time.monotonic() - began, timed_out)
+            return replace(_outcome(out, text, time.monotonic() - began, timed_out), cpu_seconds=cpu_seconds)
         finally:
             shutil.rmtree(out, ignore_errors=True)
 
@@ -150,17 +155,29 @@ def _write_command(out: Path, words: Sequence[str], environment: Mapping[str, st
     (out / "now").write_text(str(int(time.time()) + 1))
 
 
-def _wait(process: subprocess.Popen[bytes], out: Path, seconds: float, watch: Callable[[str], None] | None) -> bool:
-    """Until the guest powers off; whether it had to be ended instead."""
-    deadline = time.monotonic() + seconds
+def _wait(process: subprocess.Popen[bytes], out: Path, seconds: float, watch: Callable[[str], None] | None) -> tuple[bool, float]:
+    """Until the guest powers off: whether it had to be ended instead, and the CPU seconds it had used when last looked at."""
+    deadline, used, done_at = time.monotonic() + seconds, 0.0, None
     while time.monotonic() < deadline:
+        used = _cpu_seconds(process.pid) or used
+        if done_at is None and _read(out / "code"):
+            done_at = time.monotonic()
+        if done_at is not None and time.monotonic() > done_at + _POWER_OFF_S:
+            process.kill()  # all it had to say is said; some kernels do not come to the end of powering off
+            return False, used
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_S)
-            return False
+            return False, used
         if watch is not None:
             watch(_read(out / "stdout"))
     process.kill()
-    return True
+    return True, used
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and its threads so far (proc_pid_stat(5)); 0 when it has ended."""
+    words = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK") if len(words) > 12 else 0.0
 
 
 def _outcome(out: Path, console: str, seconds: float, timed_out: bool) -> Outcome:

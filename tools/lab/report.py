@@ -46,7 +46,9 @@ class Lanes:
         told = ", started again after it had died" if result.retried else ""
         colour = "red" if result.count("failed") else "green"
         line = f"[{colour}]{result.job.name:16}[/] {result.count('passed'):3} passed {result.count('failed'):2} failed"
-        self._console.print(f"{line} {result.count('skipped'):2} skipped {result.seconds:4.0f} s{told}", highlight=False)
+        self._console.print(
+            f"{line} {result.count('skipped'):2} skipped {result.seconds:4.0f} s ({result.cpu_seconds:.0f} of CPU){told}", highlight=False
+        )
 
 
 def show(results: Sequence[JobResult]) -> None:
@@ -58,14 +60,24 @@ def show(results: Sequence[JobResult]) -> None:
                 console.rule(f"{result.job.name}: {check.name}", align="left")
                 console.print(check.told, markup=False, highlight=False)
     table = Table("machine", "processor", "what it is", box=None)
-    for name in ("passed", "failed", "skipped", "seconds"):
+    for name in ("passed", "failed", "skipped", "seconds", "of CPU"):
         table.add_column(name, justify="right")
     for result in results:
         numbers = [str(result.count(outcome)) for outcome in ("passed", "failed", "skipped")]
-        table.add_row(result.job.topology, result.job.arch, TOPOLOGIES[result.job.topology].about, *numbers, f"{result.seconds:.0f}")
+        table.add_row(
+            result.job.topology,
+            result.job.arch,
+            TOPOLOGIES[result.job.topology].about,
+            *numbers,
+            f"{result.seconds:.0f}",
+            f"{result.cpu_seconds:.0f}",
+        )
     console.print(table)
 
 
 def as_json(results: Sequence[JobResult]) -> str:
     """Every check of every machine."""
-    return json.dumps([{**asdict(result), "seconds": round(result.seconds, 1)} for result in results], indent=2)
+    return json.dumps(
+        [{**asdict(result), "seconds": round(result.seconds, 1), "cpu_seconds": round(result.cpu_seconds, 1)} for result in results],
+        indent=2,
+    )

@@ -99,7 +99,8 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
 def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, SpreadOf]:
     """The compiled core in the place that an engine with these settings would have, and how matrices lie there; what is to be known is told on stderr."""
     from homenode.cli.report import ERR
-    from homenode.engine.build import check_homes, make_backend, place_of_engine
+    from homenode.engine.build import make_backend, place_of_engine
+    from homenode.engine.node_room import check_homes
     from homenode.engine.numa_memory import spread_of, team_memory
     from homenode.engine.placement import team_groups
     from homenode.engine.settle import settle

@@ -7,12 +7,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from homenode.cli.aim import aim, with_target_flags
 from homenode.cli.bind import show
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
 from homenode.cli.report import json_errors, print_json
-from homenode.errors import UserError
+from homenode.errors import HostError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,18 +33,44 @@ if TYPE_CHECKING:
 def verify(pid: int, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool, as_json: bool, **values: Any) -> None:
     """Compare process PID with a plan, or with --cpus and --memory-nodes: masks of all threads, memory policy, where pages lie, interrupts.
 
+    Of a server of homenode, or of one of its engines, nothing more need be said: each engine is compared with the plan it was started by,
+    every page of its weights and of its KV memory and the CPU of each of its compute threads.
+
     Exit code 0: all as planned; 1: something is off the plan, and the findings say what.
     """
     flags = PlanFlags.taken_from(values)
     with json_errors(as_json):
         if repair and watch_s is None:
             raise UserError("--repair needs --watch; to bind it once more use `homenode bind`", param="--repair")
-        report = _verify(pid, flags, cpus, started_bound, watch_s, repair)
+        report = _engines(pid) if _nothing_said() else None
+        if report is None:
+            report = _verify(pid, flags, cpus, started_bound, watch_s, repair)
         if as_json:
             print_json({"pid": pid, **report.to_dict()})
         else:
             show(report)
         sys.exit(0 if report.ok else 1)
+
+
+def _nothing_said() -> bool:
+    """Whether only the process was named."""
+    context = click.get_current_context()
+    said = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+    return all(name in ("pid", "as_json") or context.get_parameter_source(name) in said for name in context.params)
+
+
+def _engines(pid: int) -> Report | None:
+    """How the engines of a server, or this one, agree with what they have planned; None where the process is none of ours."""
+    from homenode.host.binding.engine_plan import recorded_plans, verify_plan
+    from homenode.host.binding.report import Report
+    from homenode.host.binding.state import open_state
+
+    try:
+        state = open_state()
+    except HostError:
+        return None  # and no engine has found a folder either
+    plans = recorded_plans(state, pid)
+    return sum((verify_plan(*each) for each in plans.items()), Report()) if plans else None
 
 
 def _verify(pid: int, flags: PlanFlags, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool) -> Report:

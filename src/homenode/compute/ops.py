@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.dtypes import DType
+from homenode.host.binding.residency import PlannedRange
 
 Tensor = Any  # a backend's activation or parameter handle, float32 [rows, columns] (parameters: [columns])
 Weight = Any  # a backend's packed matrix handle, [rows = output features, columns = input features]
@@ -270,6 +271,9 @@ class PackedBackend(Protocol):
 @runtime_checkable
 class PlacedBackend(Protocol):
     """A backend that can prove where its memory lies."""
+
+    def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
+        """The ranges of `weights` and `kv`, with the nodes they are planned for; none of either where no nodes were planned."""
 
     def residency(self, most_pages: int | None = None) -> dict[str, list[dict[str, int]] | None]:
         """For `weights` and `kv` a line for each planned node: `node` (-1: several in turn), bytes `present`, bytes of them `local`, where planned.

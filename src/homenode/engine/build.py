@@ -21,7 +21,8 @@ from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
-from homenode.engine.numa_memory import away_from_home, spread_of, team_memory
+from homenode.engine.node_room import KvRoom, check_homes, kv_room
+from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
 from homenode.engine.pairing import kept_as, require_transfer, transfer_problems
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
@@ -30,8 +31,7 @@ from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
 from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
-from homenode.host.placement.numa_policy import Chosen, Decision, Teams
-from homenode.host.placement.variables import reserve_cpus
+from homenode.host.placement.numa_policy import Chosen, Teams
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
@@ -41,7 +41,6 @@ from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds
-from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
 from homenode.model.weights.packed_cache import packed_folder
 from homenode.transfer.fingerprint import fingerprint_of
 from homenode.units import format_bytes
@@ -106,15 +105,15 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     place = _place(config, checkpoint, host)
     if own_process:
         place = alone(place)
+    # Judged before this process is bound to its nodes: the kernel ends a process that wants more of them than there is.
+    layout, on_nodes = _planned(config, checkpoint, host, place)
     crowded = () if config.replica else too_few_cores(host, place)  # of several engines it is said with their places
     findings = (*place.findings, *crowded, *too_many_threads(host, place), *settle(place))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, place))
     backend = make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
-    layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    check_homes(config, host, place, layout, backend)
-    _sizes(config, checkpoint.spec, geometry, _room(config, place), layout.target_bytes)
-    require_transfer(config, geometry, max(0, _room(config, place).size - layout.target_bytes))
+    _sizes(config, checkpoint.spec, geometry, _room(config, place), on_nodes, layout.target_bytes)
+    require_transfer(config, geometry, _left(_room(config, place), on_nodes, layout.target_bytes))
     model = load_model(
         checkpoint,
         backend,
@@ -125,7 +124,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         packed_cache=packed_folder(config.model.packed_cache, Path(str(config.model.path))),
         spread_of=spread_of(place),
     )
-    sizes = _sizes(config, model.spec, geometry, _room(config, place, layout.target_bytes))
+    sizes = _sizes(config, model.spec, geometry, _room(config, place, layout.target_bytes), on_nodes)
     sharing = _sharing(config, checkpoint, layout, geometry, backend)
     cache = sharing.kv_cache(sizes.num_blocks) if sharing else backend.kv_cache(geometry, sizes.num_blocks)
     runner = _make_runner(model, backend, cache, sizes)
@@ -145,6 +144,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         # Where there is but one node a sample does: all pages of a large model take seconds to ask for.
         asked = None if len(host.nodes) > 1 else _SAMPLED_PAGES
         findings += away_from_home(backend.residency(asked), place, host)
+        if own_process:
+            leave_plan(place, backend.planned())
     findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
     ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin, place, findings)
     if sharing is None:
@@ -204,42 +205,48 @@ def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Cal
     return choose
 
 
-def check_homes(config: EngineConfig, host: Host, place: EnginePlace, layout: WeightLayout, backend: Backend) -> None:
-    """Under --numa every node must have room for its weights. UserError for patterns of tensors that match none."""
-    if place.numa is None:
-        return
-    reserve = reserve_cpus(config.placement.reserve_cpus, host.variables, cpu_workers=True)
-    first = host.cpu_by_id.get(place.team[0])
-    home = (first.node,) if place.numa == "local" and first is not None and first.node is not None else ()
-    settled = Decision(place.numa, place.numa_why, home)
-    numa_layout(layout, host, config.placement.demand(config.compute.threads, reserve), lambda _: settled, packed_group_bytes(backend))
+def _planned(config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace) -> tuple[WeightLayout, KvRoom | None]:
+    """How every matrix is kept, and what the nodes leave for KV memory. Raises what `plan_model` and `check_homes` raise."""
+    backend = make_backend(config.compute, (UNPINNED,))
+    layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
+    return layout, kv_room(check_homes(config, host, place, layout, backend), place, checkpoint.spec.num_kv_heads)
 
 
 def _check_model(config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace) -> list[UserError]:
     room = _room(config, place)
     try:
-        backend = make_backend(config.compute, (UNPINNED,))
-        layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
-        check_homes(config, host, place, layout, backend)
+        layout, on_nodes = _planned(config, checkpoint, host, place)
     except UserError as error:
         return [error, *transfer_problems(config)]
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    left = max(0, room.size - layout.target_bytes)
-    found = [_at_home(problem, room) for problem in problems(config, checkpoint.spec, geometry, left)]
+    left = _left(room, on_nodes, layout.target_bytes)
+    found = [_at_home(problem, room, on_nodes, layout.target_bytes) for problem in problems(config, checkpoint.spec, geometry, left)]
     return found + transfer_problems(config, geometry, left)
 
 
-def _sizes(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, room: MemoryRoom, weights: int = 0) -> Sizes:
+def _sizes(
+    config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, room: MemoryRoom, on_nodes: KvRoom | None, weights: int = 0
+) -> Sizes:
     """What the engine is laid out for, with `weights` bytes still to be read."""
     try:
-        return resolve(config, spec, geometry, max(0, room.size - weights))
+        return resolve(config, spec, geometry, _left(room, on_nodes, weights))
     except UserError as error:
-        raise _at_home(error, room) from None
+        raise _at_home(error, room, on_nodes, weights) from None
 
 
-def _at_home(error: UserError, room: MemoryRoom) -> UserError:
+def _left(room: MemoryRoom, on_nodes: KvRoom | None, weights: int) -> int:
+    """Bytes for buffers and KV memory."""
+    left = max(0, room.size - weights)
+    return left if on_nodes is None else min(left, on_nodes.size)
+
+
+def _at_home(error: UserError, room: MemoryRoom, on_nodes: KvRoom | None, weights: int) -> UserError:
     """Of too little memory it is said on which nodes, as others may have plenty."""
-    if not room.nodes or not isinstance(error, CapacityError):
+    if not isinstance(error, CapacityError):
+        return error
+    if on_nodes is not None and on_nodes.size < room.size - weights:
+        return on_nodes.explain(error)
+    if not room.nodes:
         return error
     where = f"memory is bound to NUMA node {format_cpu_list(room.nodes)}, where {format_bytes(room.size)} can be had"
     return CapacityError(f"{error.message}; {where}", param=error.param, **error.facts)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from homenode.compute.ops import Spread
 from homenode.compute.team_memory import TeamMemory
 from homenode.engine.placement import EnginePlace
-from homenode.errors import HostError
+from homenode.errors import HostError, UserError
+from homenode.host.binding.engine_plan import EnginePlan, record_plan
+from homenode.host.binding.residency import PlannedRange
+from homenode.host.binding.state import open_state
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.model.weights.read import SpreadOf
@@ -66,6 +70,13 @@ def away_from_home(seen: Mapping[str, Sequence[Mapping[str, Any]] | None], place
     if findings and place.strict:
         raise HostError(f"--numa-strict: {findings[0].message}. {findings[0].remedy}")
     return tuple(findings)
+
+
+def leave_plan(place: EnginePlace, planned: Mapping[str, Sequence[PlannedRange]]) -> None:
+    """Tell `homenode verify` what was planned for this process. Nothing depends on it, so where there is no folder to write to it is left out."""
+    cpus = tuple(cpu for cpu in place.team if cpu >= 0)
+    with suppress(HostError, UserError):
+        record_plan(open_state(), EnginePlan(place.numa or "", cpus, planned))
 
 
 def _elsewhere(use: str, node: int, away: int, planned: int, host: Host) -> Finding:

@@ -33,7 +33,7 @@ from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import UnsupportedError, UserError
 from homenode.host.binding.huge_pages import residences
-from homenode.host.binding.residency import node_residencies
+from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
 
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
@@ -238,6 +238,11 @@ class NativeBackend:
             self._pages = {"weight_pages": weights and asdict(weights), "kv_pages": kv and asdict(kv)}
         return self._pages
 
+    def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
+        """See `PlacedBackend.planned`."""
+        parts = {"weights": self._arena.ranges, "kv": self._kv_ranges}
+        return {name: () if self._memory is None else self._memory.planned(ranges) for name, ranges in parts.items()}
+
     def residency(self, most_pages: int | None = None, calls: Syscalls | None = None) -> dict[str, list[dict[str, int]] | None]:
         """Ask the kernel where every page of weights and KV memory lies: for `weights` and `kv` a line for each planned node.
 
@@ -246,9 +251,8 @@ class NativeBackend:
         """
         if self._memory is None:
             return {"weights": None, "kv": None}
-        parts = {"weights": self._arena.ranges, "kv": self._kv_ranges}
         calls = calls or Syscalls()
-        seen = {name: node_residencies(self._memory.planned(ranges), calls, most_pages) for name, ranges in parts.items()}
+        seen = {name: node_residencies(ranges, calls, most_pages) for name, ranges in self.planned().items()}
         return {name: None if lines is None else [asdict(line) for line in lines] for name, lines in seen.items()}
 
     def _watch_homes(self) -> dict[str, list[dict[str, int]] | None]:

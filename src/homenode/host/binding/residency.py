@@ -1,4 +1,4 @@
-"""On which NUMA node memory of this process really lies, page by page, against where it was to lie.
+"""On which NUMA node memory of a process really lies, page by page, against where it was to lie.
 
 Source: move_pages(2) without target nodes, which only tells. A page that was never touched answers ENOENT or, on older kernels, EFAULT: it
 lies nowhere yet and does not count.
@@ -19,7 +19,7 @@ _BATCH = 1 << 16  # pages asked for in one call: answers of a quarter of a GiB
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """`size` bytes at `address` of this process, and the nodes any of which is right for them."""
+    """`size` bytes at `address` of a process, and the nodes any of which is right for them."""
 
     address: int
     size: int
@@ -40,8 +40,10 @@ class NodeResidency:
         return self.local / self.present if self.present else 1.0
 
 
-def node_residencies(ranges: Sequence[PlannedRange], calls: Syscalls, most_pages: int | None = None) -> tuple[NodeResidency, ...] | None:
-    """One line for each planned node, ascending. None where the kernel does not tell, as in many containers.
+def node_residencies(
+    ranges: Sequence[PlannedRange], calls: Syscalls, most_pages: int | None = None, pid: int = 0
+) -> tuple[NodeResidency, ...] | None:
+    """One line for each planned node, ascending, of process `pid` (0: this one). None where the kernel does not tell, as in many containers.
 
     `most_pages`: about how many pages to ask for, at even distances and drawn anew each time; each stands for its neighbours. None: all.
     """
@@ -52,7 +54,7 @@ def node_residencies(ranges: Sequence[PlannedRange], calls: Syscalls, most_pages
     for part in ranges:
         node = part.nodes[0] if len(part.nodes) == 1 else -1
         try:
-            seen = _pages_on(part, calls, stride)
+            seen = _pages_on(part, calls, stride, pid)
         except OSError:
             return None
         present[node] += seen.total() * stride * _PAGE
@@ -60,11 +62,11 @@ def node_residencies(ranges: Sequence[PlannedRange], calls: Syscalls, most_pages
     return tuple(NodeResidency(node, present[node], local[node]) for node in sorted(present))
 
 
-def _pages_on(part: PlannedRange, calls: Syscalls, stride: int) -> Counter[int]:
+def _pages_on(part: PlannedRange, calls: Syscalls, stride: int, pid: int) -> Counter[int]:
     """How many of every `stride`-th page of the range are on each node."""
     first_page = part.address // _PAGE + random.randrange(stride)
     pages: Sequence[int] = range(first_page * _PAGE, part.address + part.size, stride * _PAGE)
     seen: Counter[int] = Counter()
     for first in range(0, len(pages), _BATCH):
-        seen.update(node for node in calls.move_pages(0, pages[first : first + _BATCH], None) if node >= 0)
+        seen.update(node for node in calls.move_pages(pid, pages[first : first + _BATCH], None) if node >= 0)
     return seen
