@@ -107,7 +107,7 @@ def test_bench_reports_what_was_asked(capsys: pytest.CaptureFixture[str]) -> Non
         assert 0 < r["cpu_seconds"] < 600
         assert r["limit"] in ("read", "multiply")
         assert len(r["runs"]) + len(r["discarded"]) <= 3 * 2
-        assert r["ceilings"].keys() == {"read_gb_s", "int8_gops", "bf16_gops", "f32_gops"}
+        assert r["ceilings"].keys() == {"read_gb_s", "int8_gops", "int6_gops", "bf16_gops", "f32_gops"}
         assert len(r["placement"]["before"]["round_trip_ns"]) == len(json.loads(out)["backend"]["cpus"]) - 1
         phases = {p["name"]: p for p in r["phases"]}
         assert {"qkv", "attention", "o", "gate_up", "down", "lm_head"} <= phases.keys()
