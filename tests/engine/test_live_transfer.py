@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.engine.live import LiveServer
-from tests.engine.transfer_pair import MODES, Live, Pair, prompts, tokens_of, wait_until
+from tests.engine.transfer_pair import Live, Pair, prompts, tokens_of, wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = pytest.mark.skipif(
@@ -18,8 +18,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROMPTS = prompts(20)
-CASES = [(channel, mode, False) for channel in ("shm", "tcp") for mode in MODES] + [
-    ("shm", "pull-eager", True),
+slow = pytest.mark.slow  # each starts two servers; the others show the same on the way
+CASES = [
+    ("shm", "push", False),
+    ("shm", "pull-eager", False),
+    ("shm", "pull-delay", False),
+    pytest.param("tcp", "push", False, marks=slow),
+    pytest.param("tcp", "pull-eager", False, marks=slow),
+    pytest.param("tcp", "pull-delay", False, marks=slow),
+    pytest.param("shm", "pull-eager", True, marks=slow),
     ("tcp", "pull-delay", True),
 ]
 OFFLOAD = ("--pd-use-cpu-offload", "--pd-cpu-buffer-size", "8MiB")
@@ -34,7 +41,7 @@ def expected() -> Iterator[list[list[int]]]:
     yield found
 
 
-@pytest.mark.parametrize(("channel", "mode", "offload"), CASES, ids=["-".join((c, m, *(["offload"] if o else []))) for c, m, o in CASES])
+@pytest.mark.parametrize(("channel", "mode", "offload"), CASES)
 def test_the_tokens_of_one_engine(expected: list[list[int]], channel: str, mode: str, offload: bool) -> None:
     with Pair(mode, channel, sender=OFFLOAD if offload else ()) as pair:
         with ThreadPoolExecutor(16) as pool:
@@ -48,7 +55,12 @@ def test_the_tokens_of_one_engine(expected: list[list[int]], channel: str, mode:
 
 @pytest.mark.parametrize(
     ("channel", "mode", "ours", "theirs"),
-    [("shm", "push", "32", "128"), ("shm", "pull-delay", "128", "32"), ("tcp", "pull-eager", "32", "128"), ("tcp", "push", "128", "32")],
+    [
+        ("shm", "push", "32", "128"),
+        pytest.param("shm", "pull-delay", "128", "32", marks=slow),
+        pytest.param("tcp", "pull-eager", "32", "128", marks=slow),
+        ("tcp", "push", "128", "32"),
+    ],
 )
 def test_blocks_of_different_sizes(expected: list[list[int]], channel: str, mode: str, ours: str, theirs: str) -> None:
     with Pair(mode, channel, sender=("--block-size", ours), receiver=("--block-size", theirs)) as pair:
@@ -58,7 +70,7 @@ def test_blocks_of_different_sizes(expected: list[list[int]], channel: str, mode
         wait_until(pair.nothing_pinned)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["push", pytest.param("pull-eager", marks=slow), "pull-delay"])
 def test_buffers_far_smaller_than_the_load(expected: list[list[int]], mode: str) -> None:
     """Room for about one prompt at a time: hand-overs wait for it, and all come through."""
     blocks = -(-max(len(prompt) for prompt in PROMPTS) // 64)
@@ -132,7 +144,7 @@ def test_with_the_same_secret(expected: list[list[int]]) -> None:
         assert [pair.answer(prompt) for prompt in PROMPTS[:6]] == expected[:6]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["push", pytest.param("pull-eager", marks=slow), "pull-delay"])
 def test_a_sender_that_is_killed_costs_nothing_but_time(expected: list[list[int]], mode: str) -> None:
     with Pair(mode) as pair:
         tickets = [pair.ticket() for _ in PROMPTS[:6]]
@@ -146,7 +158,7 @@ def test_a_sender_that_is_killed_costs_nothing_but_time(expected: list[list[int]
     assert pair.codes[1] == 0
 
 
-@pytest.mark.parametrize("channel", ["shm", "tcp"])
+@pytest.mark.parametrize("channel", ["shm", pytest.param("tcp", marks=slow)])
 def test_a_receiver_that_is_killed_frees_the_sender_and_the_next_one_is_served(expected: list[list[int]], channel: str) -> None:
     with Pair("pull-delay", channel) as pair:
         for prompt in PROMPTS[:6]:
