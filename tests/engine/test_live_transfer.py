@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.engine.live import LiveServer
-from tests.engine.transfer_pair import Live, Pair, prompts, tokens_of, wait_until
+from tests.engine.transfer_pair import MODES, Live, Pair, prompts, tokens_of, wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = pytest.mark.skipif(
