@@ -37,7 +37,7 @@ def test_hostile_peers_of_real_engines_harm_nobody(channel: str, mode: str) -> N
         hand_over(sender, receiver, "before", 100)
         fds = open_fds()
         rng = random.Random(f"{channel} {mode}")
-        while frames_taken(sender) + frames_taken(receiver) < FRAMES // 40:
+        while frames_taken(sender) + frames_taken(receiver) < FRAMES // 100:
             engine, role = (receiver, "sender") if rng.random() < 0.5 else (sender, "receiver")
             attack(rng, next(iter(engine.agent.addresses.values()))[0], role, mode, channel)
         hand_over(sender, receiver, "after", 100)
