@@ -95,11 +95,11 @@ def test_a_decoder_that_streams_is_not_frozen_however_long_a_look_takes() -> Non
 
 def test_requests_wait_for_the_only_decoder() -> None:
     async def test() -> None:
-        async with stage() as on:
+        async with stage(wait_timeout=60.0) as on:
             server = on.decoders[0]
             await server.kill()
-            request = asyncio.create_task(on.stream())
             await on.is_state("decode", 0, "down")
+            request = asyncio.create_task(on.stream())
             assert (await on.http.get("/health")).status_code == 503
             await server.restart()
             assert await request == WHOLE_STREAM
