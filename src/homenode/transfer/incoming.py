@@ -235,7 +235,8 @@ class Incoming:
         self._mark_ready(before)
         state, offer = self.with_, self.offer
         if not self.told_end and not self.ending:
-            self._place(before)
+            if self.in_place:
+                self._place(before)
             state.tell(Arrived(state.now, self.ticket, min(self.verified * offer.page_tokens, offer.tokens)))
         if self.verified == self.pages and not self.complete:
             self.complete = True

@@ -37,11 +37,11 @@ class Intake:
 
     def _from_engine(self, message: ToAgent) -> None:
         incoming = self._tickets.get(message.ticket)
-        if isinstance(message, Unused):
-            return self._unused(incoming)
-        if incoming is not None and incoming.parted:
-            incoming = None
+        reading, incoming = incoming, None if incoming is not None and incoming.parted else incoming
         match message:
+            case Unused() if reading is not None:
+                reading.unused()
+                self._look(reading)
             case Room() | NoRoom() if incoming is None or incoming.stage != "asked":
                 if isinstance(message, Room) and incoming is None:
                     self._state.tell(Forgotten(self._state.now, message.ticket))
@@ -63,11 +63,6 @@ class Intake:
                 self._claimed(incoming)
             case Claimed() if incoming is not None and not incoming.quarantined:
                 self._stopped(incoming)
-
-    def _unused(self, incoming: Incoming | None) -> None:
-        if incoming is not None:
-            incoming.unused()
-            self._look(incoming)
 
     def _room(self, incoming: Incoming, room: Room) -> None:
         if incoming.over:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from homenode.transfer.limits import Limits
 from homenode.transfer.memory import KvLayout
 from homenode.transfer.message import Hello
+from homenode.transfer.rates import Rate
 
 _NONE: Mapping[bytes, int] = {}
-from homenode.transfer.rates import Rate
 
 
 @dataclass
