@@ -245,6 +245,8 @@ class Intake:
         state = self._state
         if self._with(process):
             return
+        if state.in_place and not (process.dead or process.banned) and state.dones.waits_for(process.incarnation):
+            return  # no lease would end what it is to be told of
         idle = process.came is None and not state.dones.waits_for(process.incarnation)
         if process.banned or process.dead or idle:
             for peer in sorted(process.live):
