@@ -190,3 +190,36 @@ def test_the_field_s_file_is_taken_as_it_is(tmp_path: object) -> None:
         assert result.returncode == 2 and "Traceback" not in result.stderr
         for word in ("hccl", "npu", "pd_peer_host", "tensor_parallel_size"):
             assert word in result.stderr, result.stderr
+
+
+IN_PLACE = [("pull-eager", ()), ("pull-delay", ()), ("pull-delay", OFFLOAD)]
+
+
+@pytest.mark.parametrize(("mode", "offload"), IN_PLACE, ids=["eager", "delay", "delay-offload"])
+def test_pages_are_read_in_place(expected: list[list[int]], mode: str, offload: tuple[str, ...]) -> None:
+    """Small pools too: whoever has to give way gives the pages back and computes them itself."""
+    with Pair(mode, sender=offload, receiver=("--pd-in-place",)) as pair:
+        with ThreadPoolExecutor(16) as pool:
+            assert list(pool.map(pair.answer, PROMPTS)) == expected
+        assert pair.receiver.metric("in_place_pages_total") > 0
+        assert pair.receiver.metric("recomputed_tokens_total") == 0
+        wait_until(pair.nothing_pinned)
+    assert pair.codes == [0, 0]
+
+
+def test_a_request_goes_on_in_the_memory_of_a_sender_that_was_killed(expected: list[list[int]]) -> None:
+    alone = Live()
+    prompt = PROMPTS[6]
+    wanted = tokens_of(alone.complete(prompt, max_tokens=200))
+    assert alone.close() == 0
+    with Pair("pull-delay", receiver=("--pd-in-place",)) as pair:
+        ticket = pair.ticket()
+        assert pair.prefill(prompt, ticket).status_code == 200
+        with ThreadPoolExecutor(1) as pool:
+            params = {"do_remote_prefill": True, "ticket": ticket}
+            answer = pool.submit(pair.receiver.complete, prompt, 200, kv_transfer_params=params)
+            wait_until(lambda: pair.receiver.metric("in_place_pages_total") > 0)
+            os.kill(pair.sender.server.pid, signal.SIGKILL)
+            assert tokens_of(answer.result()) == wanted
+        assert pair.receiver.metric("recomputed_tokens_total") == 0
+        wait_until(lambda: pair.receiver.metric("pinned_pages") == 0)

@@ -13,6 +13,7 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Backend, KvCache, KvGeometry
 from homenode.engine.handoff import FiguresChanged
 from homenode.transfer.agent import TransferAgent
+from homenode.transfer.buffers import InPlace
 from homenode.transfer.fingerprint import Fingerprint, hash_seed
 from homenode.transfer.native_kv import NativeKv
 from homenode.transfer.opening import open_agent
@@ -66,6 +67,7 @@ class HandingOver:
             lambda event: self._post(event),
             on_change=lambda: self._post(FiguresChanged()),
             incarnation=incarnation,
+            in_place=_in_place(backend, cache) if config.pd_in_place else None,
         )
         self.published = published_by(config, incarnation, geometry.block_size, fingerprint, self._agent.addresses)
 
@@ -79,6 +81,11 @@ class HandingOver:
         """Call off what is under way within so many seconds, and end."""
         if not self._agent.close(timeout_s):
             _log.warning("KV transfer did not end in order within %g s; other engines find out by themselves", timeout_s)
+
+
+def _in_place(backend: NativeBackend, cache: KvCache) -> InPlace:
+    """Steps over this cache read other engines' memory beside it."""
+    return InPlace(lambda memory: backend.attach_kv(cache, memory), lambda first: backend.detach_kv(cache, first))  # type: ignore[arg-type]
 
 
 def _drop(event: object) -> None:

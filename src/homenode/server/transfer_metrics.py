@@ -20,6 +20,7 @@ _GAUGES = (
 _COUNTERS = (
     ("bytes", "bytes", "Bytes of KV handed over, copied or not."),
     ("pages", "pages", "Pages of KV handed over."),
+    ("in_place_pages", "in_place_pages", "Pages of these that were read where the sender has them, without a copy."),
     ("held_pages", "held_pages", "Pages not handed over because the receiver had them."),
     ("completed", "completed", "Hand-overs that ended well."),
     ("waits", "waits", "Hand-overs that had to wait for room."),

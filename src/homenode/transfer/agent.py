@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from homenode.transfer.buffers import Buffers
+from homenode.transfer.buffers import Buffers, InPlace
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, Listening, LocalBuffer
 from homenode.transfer.copying import CopyThread
 from homenode.transfer.figures import TransferFigures
@@ -64,9 +64,11 @@ class TransferAgent:
         limits: LinkLimits | None = None,
         admission: Admission | None = None,
         clock: Callable[[], float] = time.monotonic,
+        in_place: InPlace | None = None,
     ) -> None:
         """Binds its sockets: `ports` by name ("alloc", "init", "done"; the sender's machine is told of "done"). UserError or HostError when one cannot be.
 
+        `in_place`: peers' memory is offered to the engine's steps, and the machine told of it.
         `on_change` is called, at most every 50 ms, when `figures` has changed. `post` and `on_change` are called from the agent's thread.
         """
         push, sends = identity.mode == "push", identity.role == "sender"
@@ -80,7 +82,7 @@ class TransferAgent:
         self._bound = _bind(carrier, ports)
         self.addresses = {name: [one.address for one in listening] for name, listening in self._bound.items()}
         self._copies = CopyThread(backend.copy, self._mailbox.wake)
-        self._buffers = Buffers(self._local, carrier)
+        self._buffers = Buffers(self._local, carrier, in_place)
         done = self.addresses.get("done", [""])[0]
         self._machine = make_machine(Own(cache.buffer, pool.buffer if pool else None, identity.incarnation, done))
         self._performer = Performer(
@@ -243,7 +245,8 @@ class TransferAgent:
             words = buffer.words
             if words is not None:
                 words.write(range(len(words)), [words.read(block) + 1 for block in range(len(words))])
-        for event in self._tickets.endings(self._clock(), reason, written_by_others=self._written_by_peers):
+        kept = self._machine.lent()
+        for event in self._tickets.endings(self._clock(), reason, written_by_others=self._written_by_peers, kept=kept):
             self._post_event(event)
         self._broken = reason
         self._answer_mail()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from homenode.errors import HostError, PeerError
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, LocalBuffer, PeerBuffer
+from homenode.transfer.carriers.mapped import MappedBuffer
 from homenode.transfer.memory import KvMemory
 from homenode.transfer.message import Buffer
+from homenode.transfer.pages import readable_in_place
 
+_log = logging.getLogger(__name__)
 FDS_PER_BUFFER = 2
 _KEPT_S = 60.0  # a lost peer's memory after its last use, if nobody says that it is done with
 
@@ -40,6 +44,15 @@ def _reopened(fd: int, writable: bool) -> int:
     return os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
 
 
+@dataclass(frozen=True)
+class InPlace:
+    """What lets the engine's steps read a peer's memory where it is. `attach`: page p of the memory is block (the result) + p from then on; ValueError
+    where that cannot be. `detach` ends it; no step may name its blocks any more."""
+
+    attach: Callable[[KvMemory], int]
+    detach: Callable[[int], None]
+
+
 @dataclass
 class _Attached:
     """A peer's buffer. `users`: numbers of the connections it came over (`lost` ones too); `jobs`: copies that use it."""
@@ -50,12 +63,14 @@ class _Attached:
     lost: bool = False
     used_at: float = 0.0
     jobs: int = 0
+    base: int | None = None  # steps may read it in place, from this block on
 
 
 class Buffers:
     """All buffers, by id."""
 
-    def __init__(self, local: Sequence[LocalBuffer], carrier: Carrier) -> None:
+    def __init__(self, local: Sequence[LocalBuffer], carrier: Carrier, in_place: InPlace | None = None) -> None:
+        self._in_place = in_place
         self.local = {buffer.buffer.id: buffer for buffer in local}
         self._carrier = carrier
         self._peers: dict[bytes, _Attached] = {}
@@ -91,6 +106,22 @@ class Buffers:
                 os.close(fd)
         known.users.add(peer)
         known.lost = False
+
+    def bases(self, buffers: Sequence[Buffer]) -> dict[bytes, int]:
+        """Which of these can be read in place, and as which blocks."""
+        found = {buffer.id: self._base_of(self._peers.get(buffer.id)) for buffer in buffers} if self._in_place else {}
+        return {buffer_id: base for buffer_id, base in found.items() if base is not None}
+
+    def _base_of(self, attached: _Attached | None) -> int | None:
+        if attached is None or self._in_place is None or not isinstance(attached.memory, MappedBuffer):
+            return None
+        own = next(iter(self.local.values())).memory.layout  # the KV cache's
+        if attached.base is None and readable_in_place(attached.memory.layout, own):
+            try:
+                attached.base = self._in_place.attach(attached.memory.memory)
+            except ValueError as error:
+                _log.warning("a peer's KV is copied, as it cannot be read in place: %s", error)
+        return attached.base
 
     def refuse(self, fds: list[int]) -> None:
         """Close descriptors that came with a Hello that is not taken."""
@@ -134,7 +165,7 @@ class Buffers:
         return unused
 
     def close(self) -> None:
-        """Give all mappings back; no copy may be under way."""
+        """Give all mappings back; no copy may be under way. What is read in place stays in the engine's reach: its requests may go on."""
         for attached in self._peers.values():
             attached.memory.close()
         self._peers.clear()
@@ -142,16 +173,18 @@ class Buffers:
     @property
     def lingering(self) -> bool:
         """Whether `retire` will have something to drop."""
-        return any(attached.lost for attached in self._peers.values())
+        return any(attached.lost and attached.base is None for attached in self._peers.values())
 
     def retire(self, now: float) -> None:
-        """Drop what lost peers left behind."""
+        """Drop what lost peers left behind. What may be read in place is dropped by `release` alone."""
         for buffer_id, attached in list(self._peers.items()):
-            if attached.lost and now - attached.used_at > _KEPT_S:
+            if attached.lost and attached.base is None and now - attached.used_at > _KEPT_S:
                 attached.users.clear()
                 self._drop_unused(buffer_id, attached)
 
     def _drop_unused(self, buffer_id: bytes, attached: _Attached) -> None:
         if not attached.users and not attached.jobs:
             del self._peers[buffer_id]
+            if attached.base is not None and self._in_place is not None:
+                self._in_place.detach(attached.base)
             attached.memory.close()

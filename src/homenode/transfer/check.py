@@ -95,6 +95,14 @@ def _modes(config: TransferConfig) -> Iterator[UserError]:
             f"{named('pd_use_cpu_offload')} is for a sender, and {named('pd_role')} is receiver; leave it out on this side",
             param="pd_use_cpu_offload",
         )
+    if config.pd_in_place and not config.pd_pull_mode:
+        yield _needs("pd_in_place", "pd_pull_mode", "what is pushed lies in blocks of the receiver; give --pd-pull-mode too")
+    if config.pd_in_place and config.pd_role == "sender":
+        yield UserError(
+            f"{named('pd_in_place')} is for a receiver, and {named('pd_role')} is sender; leave it out on this side", param="pd_in_place"
+        )
+    if config.pd_in_place and config.transfer_channel != "shm":
+        yield _needs("pd_in_place", "transfer_channel", "only memory of this host can be read in place; take shm")
     if config.pd_cpu_buffer_size is not None and not config.pd_use_cpu_offload:
         yield _needs("pd_cpu_buffer_size", "pd_use_cpu_offload", "without it there is no CPU buffer")
 

@@ -16,6 +16,7 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes: int = 0  # of KV handed over, copied or not: at the sender what was taken, at the receiver what arrived
     pages: int = 0
+    in_place_pages: int = 0  # of these, read where the sender has them, without a copy
     held_pages: int = 0  # not handed over, as the receiver had them
     completed: int = 0  # hand-overs that ended well
     pinned_pages: int = 0  # gauge: pages kept for the other side (sender), or for a ticket that nobody took over yet (receiver)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,7 +13,7 @@ from homenode.transfer.message import Cancel, Data, Offer, PageRef, Read, Ready,
 from homenode.transfer.pages import chunk_pages, first_target, page_count, span_bytes
 from homenode.transfer.processes import Process
 from homenode.transfer.receiving import Receiving
-from homenode.transfer.seam import Arrived, Failed, Forgotten, Quarantined
+from homenode.transfer.seam import Arrived, Failed, Forgotten, Placed, Quarantined
 
 Stage = Literal["queued", "asked", "open"]  # waits for room; the scheduler was asked for blocks; the sender was answered
 Ending = Literal["", "failed", "stopped", "forgotten"]  # what the scheduler is told once nobody writes any more
@@ -42,6 +43,9 @@ class Incoming:
     told: int = 0
     asked: int = 0
     verified: int = 0
+    in_place: bool = False  # full pages may be read where they are
+    placed: int = 0  # pages that are: until the scheduler says `Unused` the sender must keep them, however the ticket ended
+    parted: bool = False  # with the scheduler's end of it; only its pages are still read
     refs: list[PageRef] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)  # pages in refs
     digests: list[bytes] = field(default_factory=list)  # of pages first_told, first_told + 1, ...
@@ -77,6 +81,11 @@ class Incoming:
         return self.stage == "open" and not self.complete and not self.told_end and not self.ending
 
     @property
+    def kept(self) -> bool:
+        """The sender must keep pages for it."""
+        return self.reading or self.placed > 0
+
+    @property
     def quiet(self) -> bool:
         """This engine writes nothing."""
         return not self.copies
@@ -92,7 +101,7 @@ class Incoming:
         self.asked = held
         if not self.with_.delay:
             self.told = self.first_told = held
-        self.with_.ledger.lend(self.ticket, blocks[first:], PageState.RESERVED)
+        self.with_.ledger.lend(self.ticket, [block for block in blocks[first:] if block >= 0], PageState.RESERVED)
         return True
 
     # What the sender says
@@ -174,7 +183,7 @@ class Incoming:
             if self.again:
                 first, count = self.again[0], 1
             elif self.asked < self.told:
-                first, count = self.asked, min(self._chunk(), self.told - self.asked)
+                first, count = self.asked, self._alike(self.asked, min(self._chunk(), self.told - self.asked))
             else:
                 break
             if not self._ask(first, count):
@@ -226,15 +235,36 @@ class Incoming:
         self._mark_ready(before)
         state, offer = self.with_, self.offer
         if not self.told_end and not self.ending:
+            if self.in_place:
+                self._place(before)
             state.tell(Arrived(state.now, self.ticket, min(self.verified * offer.page_tokens, offer.tokens)))
         if self.verified == self.pages and not self.complete:
             self.complete = True
             nbytes = span_bytes(state.layout, self.held, self.pages - self.held, offer.tokens, offer.page_tokens)
             state.tally.complete(state.now - self.begun, self.pages - self.held, self.held, nbytes)
-            if not state.push:
+            if not state.push and not self.placed:
                 state.say_done(self.process, offer.pull_id, True, offer.lease_s)
         if state.push:
             state.send(self.process.came, Stored(offer.pull_id, self.verified))
+
+    def _place(self, before: int) -> None:
+        """Say where the pages are that were verified in place."""
+        assert self.blocks is not None
+        past = before
+        while past < self.verified and self.blocks[past] < 0:
+            past += 1
+        if past > before:
+            self.placed += past - before
+            self.with_.tally.in_place_pages += past - before
+            refs = self.refs[before - self.first_told : past - self.first_told]
+            blocks = [self.process.bases[ref.buffer] + ref.page for ref in refs]
+            self.with_.tell(Placed(self.with_.now, self.ticket, before, blocks))
+
+    def unused(self) -> None:
+        """No step reads its pages any more."""
+        if self.placed:
+            self.placed = 0
+            self.with_.say_done(self.process, self.offer.pull_id, self.complete, math.inf)
 
     def begin(self) -> None:
         """Blocks are known: what is held has arrived; the rest is asked for as far as it was announced."""
@@ -260,12 +290,15 @@ class Incoming:
                 Copy(token, own, list(self.blocks), own, list(self.blocks), first, count, offer.tokens, offer.page_tokens, digest_only=True)
             )
             return True
+        where_it_is = self.blocks[first] < 0 if self.in_place else False
         refs = self.refs[first - self.first_told : first - self.first_told + count]
         table = [-1] * self.pages
         table[first : first + count] = [ref.page for ref in refs]
         epochs = [ref.epoch for ref in refs]
         self._fill(first, count)
-        state.act(Copy(token, refs[0].buffer, table, own, list(self.blocks), first, count, offer.tokens, offer.page_tokens, epochs))
+        state.act(
+            Copy(token, refs[0].buffer, table, own, list(self.blocks), first, count, offer.tokens, offer.page_tokens, epochs, where_it_is)
+        )
         return True
 
     def _receive(self, peer: int, first: int, count: int, begun: float | None = None) -> None:
@@ -324,7 +357,7 @@ class Incoming:
 
     def _call_off(self) -> None:
         state, offer = self.with_, self.offer
-        if self.complete:
+        if self.complete or self.placed:
             return
         if not state.push:
             state.say_done(self.process, offer.pull_id, False, offer.lease_s)
@@ -371,6 +404,14 @@ class Incoming:
 
     # Arithmetic
 
+    def _alike(self, first: int, count: int) -> int:
+        """How many of these pages are all to be copied, or all to be read where they are."""
+        if not self.in_place:
+            return count
+        assert self.blocks is not None
+        kinds = [block < 0 for block in self.blocks[first : first + count]]
+        return next((i for i, kind in enumerate(kinds) if kind != kinds[0]), count)
+
     def _chunk(self) -> int:
         return chunk_pages(self.with_.layout, self.offer.page_tokens, self.with_.limits.chunk)
 
@@ -378,7 +419,7 @@ class Incoming:
         assert self.blocks is not None
         size, tokens = self.with_.layout.block_size, self.offer.tokens
         past = min((first + count) * self.offer.page_tokens, tokens)
-        return self.blocks[first * self.offer.page_tokens // size : page_count(past, size)]
+        return [block for block in self.blocks[first * self.offer.page_tokens // size : page_count(past, size)] if block >= 0]
 
     def _fill(self, first: int, count: int) -> None:
         self.with_.ledger.mark(self._blocks_of(first, count), PageState.FILLING)
@@ -389,7 +430,8 @@ class Incoming:
         size = self.with_.layout.block_size
         tokens = min(self.verified * self.offer.page_tokens, self.offer.tokens)
         past = page_count(tokens, size) if tokens == self.offer.tokens else tokens // size
-        self.with_.ledger.mark(self.blocks[before * self.offer.page_tokens // size : past], PageState.READY)
+        blocks = self.blocks[before * self.offer.page_tokens // size : past]
+        self.with_.ledger.mark([block for block in blocks if block >= 0], PageState.READY)
 
     def _bytes(self, first: int, count: int) -> int:
         return span_bytes(self.with_.layout, first, count, self.offer.tokens, self.offer.page_tokens)

@@ -14,7 +14,7 @@ from homenode.transfer.message import OfferReply, PageRef
 from homenode.transfer.pages import first_target, page_count
 from homenode.transfer.processes import Process
 from homenode.transfer.receiving import Receiving
-from homenode.transfer.seam import Claimed, Failed, Fetch, Forgotten, NoRoom, Offered, Released, Room, Stopped, ToAgent
+from homenode.transfer.seam import Claimed, Failed, Fetch, Forgotten, NoRoom, Offered, Released, Room, Stopped, ToAgent, Unused
 from homenode.transfer.settings import TransferConfig
 
 
@@ -37,7 +37,11 @@ class Intake:
 
     def _from_engine(self, message: ToAgent) -> None:
         incoming = self._tickets.get(message.ticket)
+        reading, incoming = incoming, None if incoming is not None and incoming.parted else incoming
         match message:
+            case Unused() if reading is not None:
+                reading.unused()
+                self._look(reading)
             case Room() | NoRoom() if incoming is None or incoming.stage != "asked":
                 if isinstance(message, Room) and incoming is None:
                     self._state.tell(Forgotten(self._state.now, message.ticket))
@@ -75,7 +79,7 @@ class Intake:
         first = first_target(room.held, offer.page_tokens, size) if room.held < incoming.pages else len(room.blocks)
         past = page_count(offer.tokens, size)
         targets = [PageRef(state.own.cache.id, block, 0) for block in room.blocks[first:past]] if state.push else []
-        self._reply(incoming, OfferReply(offer.pull_id, list(range(room.held)), targets))
+        self._reply(incoming, OfferReply(offer.pull_id, list(range(room.held)), targets, in_place=incoming.in_place))
         self._opened(incoming)
         incoming.begin()
         return self._look(incoming)
@@ -167,7 +171,7 @@ class Intake:
             incoming = self._tickets[ticket]
             incoming.stage = "asked"
             offer = incoming.offer
-            state.tell(Offered(state.now, ticket, offer.tokens, offer.page_tokens, offer.identities, True))
+            state.tell(Offered(state.now, ticket, offer.tokens, offer.page_tokens, offer.identities, True, incoming.in_place))
 
     def _opened(self, incoming: Incoming) -> None:
         state, incarnation = self._state, incoming.process.incarnation
@@ -207,28 +211,42 @@ class Intake:
         for token in incoming.copies:
             self._going[token] = incoming
         if incoming.ended and self._tickets.get(incoming.ticket) is incoming:
-            self._remove(incoming)
+            self._part(incoming)
+            if not incoming.placed:
+                self._remove(incoming)
         elif incoming.told_end or incoming.complete:
             self._state.deadlines.drop(("progress", incoming.ticket))
 
     def _remove(self, incoming: Incoming) -> None:
-        state, ticket = self._state, incoming.ticket
+        ticket = incoming.ticket
         if self._tickets.get(ticket) is not incoming:
             return
+        self._part(incoming)
         del self._tickets[ticket], self._pulls[incoming.process.incarnation, incoming.offer.pull_id]
+        self._reap(incoming.process)
+        self._admit()
+
+    def _part(self, incoming: Incoming) -> None:
+        """It has ended for the scheduler, but for pages that are read in place: its own blocks are none of ours any more."""
+        state, ticket = self._state, incoming.ticket
+        if incoming.parted:
+            return
+        incoming.parted = True
         for name in ("room", "ttl", "progress", "drain"):
             state.deadlines.drop((name, ticket))
         state.admission.leave(ticket, incoming.process.incarnation.hex())
         state.admission.release(ticket)
         state.ledger.end(ticket)
-        self._reap(incoming.process)
-        self._admit()
+        if incoming.placed:
+            self._admit()
 
     def _reap(self, process: Process) -> None:
         """Let go of connections that nothing hangs on any more."""
         state = self._state
         if self._with(process):
             return
+        if state.in_place and not (process.dead or process.banned) and state.dones.waits_for(process.incarnation):
+            return  # no lease would end what it is to be told of
         idle = process.came is None and not state.dones.waits_for(process.incarnation)
         if process.banned or process.dead or idle:
             for peer in sorted(process.live):

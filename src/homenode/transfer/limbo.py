@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Literal
 
 from homenode.transfer.seam import (
@@ -23,6 +24,7 @@ from homenode.transfer.seam import (
     Stopped,
     ToAgent,
     ToScheduler,
+    Unused,
 )
 
 State = Literal["wanted", "admitted", "receiving"]
@@ -55,14 +57,14 @@ class Tickets:
             case SendRefused(_, ticket) | Returned(_, ticket) | Forgotten(_, ticket):
                 self._open.pop(ticket, None)
 
-    def endings(self, now: float, reason: str, *, written_by_others: bool) -> list[ToScheduler]:
-        """What ends every ticket in hand. `written_by_others`: processes that are not known to be dead can write to blocks (push into shared memory)."""
+    def endings(self, now: float, reason: str, *, written_by_others: bool, kept: Container[str] = ()) -> list[ToScheduler]:
+        """What ends every ticket in hand. `written_by_others`: processes that are not known to be dead can write to blocks (push into shared memory). `kept`: sent ones that others read in place, whose blocks never come back."""
         events: list[ToScheduler] = []
         for ticket, state in self._open.items():
             match state:
                 case "wanted":
                     events.append(SendRefused(now, ticket, reason))
-                case "admitted":
+                case "admitted" if ticket not in kept:
                     events.append(Returned(now, ticket))
                 case "receiving":
                     events.append(Quarantined(now, ticket, 0, reason) if written_by_others else Forgotten(now, ticket))
@@ -79,6 +81,6 @@ def answer_without_agent(message: ToAgent, now: float, reason: str) -> ToSchedul
             return Failed(now, ticket, reason)
         case Room(ticket):
             return Forgotten(now, ticket)
-        case Computed() | Abandoned() | NoRoom() | Claimed() | Released():
+        case Computed() | Abandoned() | NoRoom() | Claimed() | Released() | Unused():
             return None
     return None

@@ -28,6 +28,7 @@ class Connected(msgspec.Struct, frozen=True):
     peer: int
     hello: Hello  # the other side's
     address: str  # what Connect named; empty for one that came
+    bases: dict[bytes, int] = {}  # receiver: page p of this buffer can be read in place, as block base + p
 
 
 class ConnectFailed(msgspec.Struct, frozen=True):

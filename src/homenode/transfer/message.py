@@ -99,6 +99,8 @@ class OfferReply(msgspec.Struct, frozen=True, tag="offer-reply"):
     """Receiver: which pages it holds (`ready` ones only), and in push mode where the others go; or that there is no room (`alloc_failed`), or
     that this hand-over will not be taken (`refused`).
 
+    `in_place`: pages may be read where they are until Done, in the midst of steps where no epoch can be looked at: as long as the receiver's process
+    lives nothing else ends their loan.
     `targets`: blocks of the receiver (their size may be another), in order, from the one on that holds the first position not held.
     """
 
@@ -109,6 +111,7 @@ class OfferReply(msgspec.Struct, frozen=True, tag="offer-reply"):
     refused: bool = False
     free_pages: Count = 0
     retry_after_s: Seconds = 0.0
+    in_place: bool = False
     reason: Text = ""
 
 

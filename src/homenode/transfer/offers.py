@@ -185,7 +185,10 @@ class Offers:
         return [outgoing for outgoing in self._pulls.values() if outgoing.process is process]
 
     def _reap(self, process: Process) -> None:
-        """Let go of ended connections once nothing hangs on them."""
+        """Let go of ended connections once nothing hangs on them; of those of a process that broke the protocol too."""
+        if process.banned and process.live and not self._with(process):
+            for peer in sorted(process.live):
+                self._state.processes.lost(peer, False)
         if process.lost and not self._with(process):
             self._state.close(process, "done with")
             for receiver in list(self._receivers.values()):

@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from homenode.errors import UserError
 from homenode.transfer.agent import TransferAgent
-from homenode.transfer.buffers import register
+from homenode.transfer.buffers import InPlace, register
 from homenode.transfer.carriers.carrier import KvBackend
 from homenode.transfer.carriers.registry import open_carrier
 from homenode.transfer.greeting import Identity
@@ -33,6 +33,7 @@ def open_agent(
     on_change: Callable[[], None] = lambda: None,
     incarnation: bytes | None = None,
     limits: Limits | None = None,
+    in_place: InPlace | None = None,
 ) -> TransferAgent:
     """An agent whose sockets are bound and published (`TransferAgent.addresses`: "alloc" and "init", or "done"), and that is not started yet.
 
@@ -65,4 +66,5 @@ def open_agent(
         backend=backend,
         post=post,
         on_change=on_change,
+        in_place=in_place,
     )

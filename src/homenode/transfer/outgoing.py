@@ -57,6 +57,8 @@ class Outgoing:
     over: str = ""  # why nothing more is announced
     early: bool = False  # Done came before the answer to the offer
     read: bool = False  # nobody reads its pages any more
+    in_place: bool = False  # the receiver may read pages in the midst of its steps until it says Done or is dead
+    retired: bool = False  # the lease ran out on such ones
     drained: bool = False  # the receiver wants to know when nothing is written any more
     farewell: Message | None = None  # said when nothing is under way any more
     returned: bool = False
@@ -66,6 +68,12 @@ class Outgoing:
     @property
     def pages(self) -> int:
         return len(self.identities)
+
+    @property
+    def lent(self) -> bool:
+        """Its pages must not change before the receiver says so, or is dead."""
+        dead = self.process is None or self.process.dead
+        return self.in_place and self.admitted and not self.read and self.told > self.held and not dead
 
     @property
     def finished(self) -> bool:
@@ -99,6 +107,7 @@ class Outgoing:
     def open(self, reply: OfferReply) -> None:
         """The receiver takes it; its answer was found good."""
         self.admitted = True
+        self.in_place = reply.in_place
         self.held = self.computed = self.asked = self.told = _leading(reply.already_sent_indexes)
         self.table, self.digests = [-1] * self.pages, [None] * self.pages
         if self.with_.pool is not None:

@@ -66,6 +66,17 @@ def difference(source: KvLayout, target: KvLayout) -> str | None:
     return spans if isinstance(spans, str) else None
 
 
+def readable_in_place(source: KvLayout, target: KvLayout) -> bool:
+    """Whether attention over the target's memory may as well read the source's: pages as large as blocks, and no byte from another NUMA node."""
+    near = all(
+        there.node == here.node or -1 in (there.node, here.node)
+        for here in target.regions
+        for there in source.regions
+        if there.first_head < here.past_head and here.first_head < there.past_head
+    )
+    return near and source.block_size == target.block_size and difference(source, target) is None
+
+
 def head_spans(sources: Sequence[Heads], targets: Sequence[Heads]) -> list[HeadSpan] | str:
     """Which heads go from which rank (or region) of the source to which of the target, whatever the two degrees of parallelism.
 

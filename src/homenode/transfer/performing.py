@@ -55,6 +55,8 @@ class Machine(Protocol):
 
     def drain(self, now: float) -> list[Action]: ...
 
+    def lent(self) -> frozenset[str]: ...
+
     @property
     def idle(self) -> bool: ...
 
@@ -150,7 +152,8 @@ class Performer:
         owner = (hello.incarnation, pid)
         self._buffers.attach(connection.number, owner, hello.carrier, hello.buffers, fds, writable=self._writable)
         self._processes[hello.incarnation] = (pid, count + 1)
-        self.feed(Connected(connection.number, hello, connection.address))
+        bases = self._buffers.bases(hello.buffers)
+        self.feed(Connected(connection.number, hello, connection.address, bases))
 
     def on_message(self, connection: Connection, message: Message) -> None:
         """See `links.Listener`."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from homenode.transfer.limits import Limits
 from homenode.transfer.memory import KvLayout
 from homenode.transfer.message import Hello
 from homenode.transfer.rates import Rate
+
+_NONE: Mapping[bytes, int] = {}
 
 
 @dataclass
@@ -19,6 +21,7 @@ class Process:
     name: str  # for messages
     rate: Rate
     buffers: dict[bytes, KvLayout] = field(default_factory=dict)
+    bases: dict[bytes, int] = field(default_factory=dict)  # see `machine.Connected`
     made: int | None = None
     came: int | None = None
     address: str = ""  # what `made` was opened to
@@ -59,13 +62,14 @@ class Processes:
     def __iter__(self) -> Iterator[Process]:
         return iter(list(self._by_incarnation.values()))
 
-    def connected(self, peer: int, hello: Hello, address: str, now: float) -> Process:
+    def connected(self, peer: int, hello: Hello, address: str, now: float, bases: Mapping[bytes, int] = _NONE) -> Process:
         """A new connection, opened by us if `address` says where to."""
         process = self._by_incarnation.get(hello.incarnation)
         if process is None:
             process = Process(hello.incarnation, f"{hello.role} {hello.incarnation.hex()[:8]}", Rate(self._limits))
             self._by_incarnation[hello.incarnation] = process
         process.buffers.update({buffer.id: buffer.layout for buffer in hello.buffers})
+        process.bases.update(bases)
         process.live.add(peer)
         if address:
             process.made, process.address, process.failures = peer, address, 0

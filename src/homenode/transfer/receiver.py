@@ -76,6 +76,10 @@ class ReceiverMachine(Senders):
         waiting = sum(not incoming.complete and not incoming.over for incoming in self._tickets.values())
         return state.tally.figures(pinned=state.ledger.pinned, waiting=waiting, waits=state.admission.waits, peers=len(state.processes))
 
+    def lent(self) -> frozenset[str]:
+        """None: a sender lends."""
+        return frozenset()
+
     # Time
 
     def _due(self, key: object) -> None:
@@ -126,7 +130,7 @@ class ReceiverMachine(Senders):
         process = self._state.processes.get(incarnation)
         if process is None:
             return
-        reading = [incoming for incoming in self._with(process) if incoming.reading]
+        reading = [incoming for incoming in self._with(process) if incoming.kept]
         process.beating = bool(reading)
         if not reading:
             return

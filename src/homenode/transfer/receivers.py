@@ -79,7 +79,7 @@ class Receivers(Offers):
     def _lost_for(self, outgoing: Outgoing, process: Process, reason: str) -> None:
         if not outgoing.admitted:
             return self._refuse(outgoing, "lost", f"the receiver was lost: {reason}", self._limits.backoff, notify=False)
-        unreadable = process.dead or bool(process.banned) or (not self._state.shared and process.by_made is None)
+        unreadable = process.dead or (bool(process.banned) and not outgoing.lent) or (not self._state.shared and process.by_made is None)
         if outgoing.told == outgoing.pages and not unreadable and not self._state.push:
             return None  # it may still be read
         outgoing.gone("lost", f"the receiver was lost: {reason}", unreadable=unreadable)
@@ -89,7 +89,11 @@ class Receivers(Offers):
         """It broke the protocol: its hand-overs end, its connections too."""
         self._state.tally.violations[code] += 1
         process.banned = reason
-        self._cut(process, reason)
+        if not any(outgoing.lent for outgoing in self._with(process)):
+            return self._cut(process, reason)
+        for outgoing in self._with(process):  # how it ends is still to be heard: it says Done, or dies
+            self._lost_for(outgoing, process, reason)
+        return None
 
     def _cut(self, process: Process, reason: str) -> None:
         for peer in sorted(process.live):
@@ -102,7 +106,7 @@ class Receivers(Offers):
 
     def _from_peer(self, peer: int, message: Message) -> None:
         process = self._state.processes.of(peer)
-        if process is None or process.banned or peer not in process.live:
+        if process is None or peer not in process.live or (process.banned and not isinstance(message, Done)):
             return
         process.heard = self._state.now
         match message:

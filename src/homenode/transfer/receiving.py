@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from homenode.transfer.admission import Admission
 from homenode.transfer.deadlines import Deadlines
 from homenode.transfer.dones import Dones
@@ -24,6 +26,7 @@ class Receiving:
         self.push = not settings.pd_pull_mode
         self.delay = settings.pd_pull_mode and settings.pd_delay_pull
         self.shared = settings.transfer_channel == "shm" if limits.shared is None else limits.shared
+        self.in_place = self.shared and not self.push and settings.pd_in_place
         self.layout = own.cache.layout
         self.digest_bytes = 8 * self.layout.kv_heads
         self.ledger = Ledger(self.layout.blocks)
@@ -53,8 +56,8 @@ class Receiving:
             self.act(Send(peer, message))
 
     def say_done(self, process: Process, pull_id: int, ok: bool, lease: float) -> None:
-        """The sender's pages are not read any more. Said again until acknowledged."""
-        if process.dead or process.banned:
+        """The sender's pages are not read any more. Said again until acknowledged, or until the `lease` has ended in any case."""
+        if process.dead or (process.banned and lease < math.inf):
             return
         done = Done(pull_id, ok)
         self.dones.say(process.incarnation, done, self.now, lease)

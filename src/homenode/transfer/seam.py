@@ -16,6 +16,9 @@ Sender                                              Receiver
                                                       scheduler: Claimed | Stopped
                                                       agent: Forgotten      (the blocks of a ticket no request came for are free)
 
+Pages that are read in place, where the sender has them: the table of Room or Fetch names no block for them (-1), `Placed` says which they are, and
+`Unused` follows in the end, once for each ticket with a `Placed`, whatever else becomes of the ticket.
+
 How a ticket ends. Sender: with exactly one of SendRefused (only in the place of SendAdmitted) and Returned; Abandoned is always answered by one of the two.
 Receiver: with Claimed, with the Failed that answers Stopped, or with Forgotten. Claimed follows the last Arrived, Failed or Quarantined, never earlier.
 Messages about a ticket that has ended cross the news of its end; they are ignored, but for Fetch and Stopped, which are answered Failed.
@@ -67,7 +70,7 @@ class Abandoned(msgspec.Struct, frozen=True, tag=True):
 
 class Room(msgspec.Struct, frozen=True, tag=True):
     """Receiver: the answer to `Offered` with `reserve`. Position p belongs into blocks[p // block size]; the first `held` pages are there already
-    and must not be written."""
+    and must not be written. -1, only with `in_place`: that page is to be read where it is."""
 
     ticket: str
     blocks: list[int]
@@ -99,6 +102,13 @@ class Claimed(msgspec.Struct, frozen=True, tag=True):
 
     ticket: str
     tokens: int
+
+
+class Unused(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: no step names the foreign blocks of this ticket, and none will. Comes once if there was a `Placed`, with the end of the ticket or
+    long after it; and for a `Placed` of a ticket that is not known any more."""
+
+    ticket: str
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):
@@ -152,10 +162,21 @@ class Offered(msgspec.Struct, frozen=True, tag=True):
     page_tokens: int
     identities: list[bytes]
     reserve: bool
+    in_place: bool = False  # full pages can be read where they are: they want no blocks. Pages are then as large as blocks
+
+
+class Placed(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: pages first, first + 1, ... lie verified in these foreign blocks, numbered behind the engine's own: to be read until `Unused`, never
+    to be written. The `Arrived` that counts them follows."""
+
+    now: float
+    ticket: str
+    first: int
+    blocks: list[int]
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: the first `tokens` positions (counted from the beginning, held ones included) lie verified in the ticket's blocks."""
+    """Receiver: the first `tokens` positions (counted from the beginning, held ones included) lie verified in the ticket's blocks, or in place."""
 
     now: float
     ticket: str
@@ -188,5 +209,5 @@ class Forgotten(msgspec.Struct, frozen=True, tag=True):
     ticket: str
 
 
-ToAgent = SendWanted | Computed | Abandoned | Room | NoRoom | Fetch | Claimed | Stopped | Released
-ToScheduler = SendAdmitted | SendRefused | Returned | Offered | Arrived | Failed | Quarantined | Forgotten
+ToAgent = SendWanted | Computed | Abandoned | Room | NoRoom | Fetch | Claimed | Stopped | Unused | Released
+ToScheduler = SendAdmitted | SendRefused | Returned | Offered | Placed | Arrived | Failed | Quarantined | Forgotten

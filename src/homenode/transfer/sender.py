@@ -85,6 +85,10 @@ class SenderMachine(Receivers):
             pinned=state.ledger.pinned, waiting=state.admission.waiting, waits=state.admission.waits, peers=len(state.processes)
         )
 
+    def lent(self) -> frozenset[str]:
+        """Tickets whose pages others may be reading where they are: they stay as they are even if this machine is no more."""
+        return frozenset(outgoing.ticket for outgoing in self._pulls.values() if outgoing.lent)
+
     # The scheduler
 
     def _from_engine(self, message: ToAgent) -> None:
@@ -155,8 +159,12 @@ class SenderMachine(Receivers):
     def _expired(self, pull_id: int) -> None:
         self._state.leases.end(pull_id)
         outgoing = self._pulls[pull_id]
-        if not (self._state.push and outgoing.over):
+        if not (self._state.push and outgoing.over) and not outgoing.retired:
             self._state.tally.expired += 1
+        if outgoing.lent:
+            outgoing.retired = True
+            self._state.leases.grant(pull_id, self._state.now)
+            return
         outgoing.expire()
         self._look(outgoing)
 

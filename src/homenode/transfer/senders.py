@@ -28,7 +28,7 @@ class Senders(Intake):
         if wrong:
             state.act(Close(connected.peer, wrong))
             return self._unreachable(connected.address, wrong, b"")
-        process = state.processes.connected(connected.peer, connected.hello, connected.address, state.now)
+        process = state.processes.connected(connected.peer, connected.hello, connected.address, state.now, connected.bases)
         for incoming in self._with(process):
             incoming.cancel_again()
         if not connected.address:
@@ -102,7 +102,8 @@ class Senders(Intake):
         process.banned = reason
         state.dones.forget(process.incarnation)
         self._lose_all(process, f"the sender broke the protocol: {reason}", "protocol")
-        if not (state.push and state.shared):
+        in_place = any(incoming.placed for incoming in self._with(process))  # to close would be to let go of its memory
+        if not (state.push and state.shared) and not in_place:
             for peer in sorted(process.live):
                 self._cut(process, peer, reason)
         self._reap(process)
@@ -151,14 +152,15 @@ class Senders(Intake):
             code, reply = refusal
             state.tally.refused[code] += 1
             return state.send(peer, reply)
+        incoming.in_place = state.in_place and bool(process.bases) and process.bases.keys() >= process.buffers.keys()
         self._tickets[offer.ticket] = self._pulls[process.incarnation, offer.pull_id] = incoming
         if offer.done:
             self._done_at[process.incarnation] = offer.done
             self._ensure_done(process)
         if state.delay:
             incoming.stage = "open"
-            self._reply(incoming, OfferReply(offer.pull_id))
-            state.tell(Offered(state.now, offer.ticket, offer.tokens, offer.page_tokens, offer.identities, False))
+            self._reply(incoming, OfferReply(offer.pull_id, in_place=incoming.in_place))
+            state.tell(Offered(state.now, offer.ticket, offer.tokens, offer.page_tokens, offer.identities, False, incoming.in_place))
             return self._opened(incoming)
         state.deadlines.set(("room", offer.ticket), state.now + self._limits.room)
         state.admission.wait(offer.ticket, process.incarnation.hex(), need)

@@ -71,6 +71,11 @@ class TransferConfig:
         parse=parse_ports,
         metavar="PORT...",
     )
+    pd_in_place: bool = option(
+        False,
+        "Receiver on the sender's host and NUMA node: read full KV pages where the sender has them instead of copying them; they stay pinned there "
+        "while the request runs. Needs --pd-pull-mode and the channel shm.",
+    )
     pd_use_cpu_offload: bool = option(
         False, "Sender: copy KV to a CPU buffer at once, so that the engine's blocks are free again. Needs --pd-pull-mode."
     )

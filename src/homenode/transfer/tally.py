@@ -14,6 +14,7 @@ class Tally:
 
     bytes: int = 0
     pages: int = 0
+    in_place_pages: int = 0
     held_pages: int = 0
     completed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -46,6 +47,7 @@ class Tally:
         return TransferFigures(
             bytes=self.bytes,
             pages=self.pages,
+            in_place_pages=self.in_place_pages,
             held_pages=self.held_pages,
             completed=self.completed,
             pinned_pages=pinned,

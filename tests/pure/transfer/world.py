@@ -145,6 +145,7 @@ class World:
         self._n = 0
         self.processes: list[Process] = []
         self.duplicate_done = 0.0
+        self.in_place = False  # receivers whose engine can read pages where they are
         self.slowness = 0.02  # seconds a page takes at most
         self.limits = LIMITS
         self.full = 0.0  # how often the receiver's scheduler has no blocks
@@ -178,6 +179,7 @@ class World:
             pd_pull_mode=self.mode != "push",
             pd_delay_pull=self.mode == "pull-delay",
             pd_use_cpu_offload=self.offload and role == "sender",
+            pd_in_place=self.in_place and role == "receiver",
             pd_pull_pending_ttl=TTL,
             pd_alloc_fail_backoff_ttl=0.5,
             **more,
@@ -318,11 +320,16 @@ class Process:
                 return world.after(1.0, lambda: self.feed(ConnectFailed(address, "no answer")))
             link = Link({})
             mine, theirs = self.number(link), other.number(link)
-            other.feed(Connected(theirs, self.hello(), ""))
-            world.after(world.lag(), lambda: self.links.get(mine) is link and self.feed(Connected(mine, other.hello(), address)))
+            other.feed(Connected(theirs, self.hello(), "", other.bases(self.hello())))
+            there = other.hello()
+            world.after(world.lag(), lambda: self.links.get(mine) is link and self.feed(Connected(mine, there, address, self.bases(there))))
             return None
 
         world.after(world.lag(), reach)
+
+    def bases(self, hello: Hello) -> dict[bytes, int]:
+        """Where this engine can read the other one's memory in place."""
+        return {}
 
     def transmit(self, peer: int, message: Any, payload: list[int | None] | None) -> None:
         link = self.links[peer]

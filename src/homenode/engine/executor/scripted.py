@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +69,9 @@ class ScriptedExecutor:
         self._fault = fault
         self._states: dict[int, _State] = {}
         self._memory: list[list[tuple[int, int] | None]] = [[None] * limits.block_size for _ in range(limits.num_blocks)]
-        self._users = [0] * limits.num_blocks  # live sequences that have the block in their table
+        self._attached: dict[int, list[list[tuple[int, int] | None]]] = {}  # other memory, by its first block
+        self._next_first = limits.num_blocks
+        self._users: Counter[int] = Counter()  # live sequences that have the block in their table
         self._results: deque[StepResult | StepError] = deque()
         self._notify: Callable[[], None] = lambda: None
         self._last_number = -1
@@ -185,6 +187,22 @@ class ScriptedExecutor:
             self._demand(end == len(state.tokens), f"sequence {item.seq} is sampled before all its tokens are computed")
             result.sampled.append(self._draw(item.seq, state))
 
+    def attach(self, memory: list[list[tuple[int, int] | None]]) -> int:
+        """Blocks of other memory can be read, beginning with this number, which is not used again."""
+        first, self._next_first = self._next_first, self._next_first + len(memory)
+        self._attached[first] = memory
+        return first
+
+    def detach(self, first: int) -> None:
+        """They are no more."""
+        del self._attached[first]
+
+    def _content(self, block: int) -> list[tuple[int, int] | None] | None:
+        """What is in a block; None if there is none."""
+        if 0 <= block < self._limits.num_blocks:
+            return self._memory[block]
+        return next((memory[block - first] for first, memory in self._attached.items() if first <= block < first + len(memory)), None)
+
     def _handed_over(self, item: StepItem, state: _State) -> bool:
         """Whether a sequence may begin inside a block: it is its own, and holds what it should up to there."""
         index, filled = divmod(item.start, self._limits.block_size)
@@ -195,7 +213,7 @@ class ScriptedExecutor:
     def _append_blocks(self, item: StepItem, state: _State) -> None:
         size = self._limits.block_size
         for block in item.new_blocks:
-            self._demand(0 <= block < self._limits.num_blocks, f"sequence {item.seq} is given block {block}")
+            self._demand(self._content(block) is not None, f"sequence {item.seq} is given block {block}")
             self._demand(block not in state.table, f"sequence {item.seq} is given block {block} twice")
             state.table.append(block)
             self._users[block] += 1
@@ -206,6 +224,7 @@ class ScriptedExecutor:
         size = self._limits.block_size
         for position in range(item.start, item.start + item.count):
             block = state.table[position // size]
+            self._demand(block < self._limits.num_blocks, f"sequence {item.seq} writes to block {block}, which is another engine's")
             self._demand(self._users[block] == 1, f"sequence {item.seq} writes to block {block}, which another one uses")
             self._memory[block][position % size] = state.sums[position]
 
@@ -213,8 +232,10 @@ class ScriptedExecutor:
         size = self._limits.block_size
         for index, block in enumerate(state.table):
             expected = state.sums[index * size : min(end, (index + 1) * size)]
+            content = self._content(block)
             self._demand(
-                self._memory[block][: len(expected)] == expected, f"sequence {item.seq} finds another one's content in block {block}"
+                content is not None and content[: len(expected)] == expected,
+                f"sequence {item.seq} finds another one's content in block {block}",
             )
 
     def _draw(self, seq: int, state: _State) -> Sampled:
@@ -243,7 +264,7 @@ class ScriptedExecutor:
     def _lose_everything(self) -> None:
         """What a restarted worker looks like."""
         self._states.clear()
-        self._users = [0] * self._limits.num_blocks
+        self._users.clear()
         self._memory = [[None] * self._limits.block_size for _ in range(self._limits.num_blocks)]
         self._failed = True
 

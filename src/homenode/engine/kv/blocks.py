@@ -100,6 +100,10 @@ class BlockPool:
             found.append(block)
         return found
 
+    def own(self, blocks: Iterable[int]) -> list[int]:
+        """Those of a table that are of this pool; the others are another engine's, or not known yet."""
+        return [block for block in blocks if 0 <= block < self.num_blocks]
+
     def num_unused(self, blocks: Iterable[int]) -> int:
         """How many of these blocks nobody refers to."""
         return sum(self._references[block] == 0 for block in blocks)

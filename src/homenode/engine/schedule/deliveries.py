@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from homenode.engine.schedule.delivery import Delivery
 from homenode.engine.schedule.residents import Residents
 from homenode.engine.schedule.sequence import Residency, Sequence
-from homenode.transfer.seam import Claimed, Fetch, NoRoom, Offered, Room, Stopped, ToAgent
+from homenode.transfer.seam import Claimed, Fetch, NoRoom, Offered, Room, Stopped, ToAgent, Unused
 
 
 class Deliveries:
@@ -56,9 +56,10 @@ class Deliveries:
     def _reserve(self, offer: Offered, kept_free: int) -> str:
         """Take blocks for an offer and say so, or return why not."""
         residents, hits = self._residents, self._hits(offer)
-        blocks = residents.take(hits, offer.tokens + 1, residents.blocks_for(offer.tokens + 2) + kept_free)
+        in_place = self._num_in_place(offer, len(hits))
+        blocks = residents.take(hits, offer.tokens + 1, residents.blocks_for(offer.tokens + 2) + kept_free, in_place)
         if blocks is None:
-            wanted = residents.blocks_for(offer.tokens + 1) - len(hits)
+            wanted = residents.blocks_for(offer.tokens + 1) - len(hits) - in_place
             return f"{wanted} KV blocks more are wanted, and {kept_free} are to stay free for those who run and wait"
         held = len(hits) * residents.block_size
         self._of[offer.ticket] = Delivery(offer, blocks, held, arrived=held)
@@ -69,6 +70,10 @@ class Deliveries:
         """Pages that are in the prefix cache. Found by their identity, which is a block's hash where pages are as large as blocks."""
         residents = self._residents
         return residents.pool.find(offer.identities) if offer.page_tokens == residents.block_size else []
+
+    def _num_in_place(self, offer: Offered, held: int) -> int:
+        """Pages of which no copy is needed, since they are full and can be read where they are: nothing is ever written there."""
+        return max(0, offer.tokens // offer.page_tokens - held) if offer.in_place else 0
 
     def _told_blocks(self, offer: Offered, blocks: list[int]) -> list[int]:
         return blocks[: self._residents.blocks_for(offer.tokens)]
@@ -109,7 +114,8 @@ class Deliveries:
         cached = len(hits) * residents.block_size
         delivery.held = cached if cached >= offer.tokens else cached // unit * unit
         hits = hits[: delivery.held // residents.block_size]
-        blocks = residents.take(hits, offer.tokens + 1, residents.blocks_for(offer.tokens + 2) + spare)
+        room = residents.blocks_for(offer.tokens + 2) + spare
+        blocks = residents.take(hits, offer.tokens + 1, room, self._num_in_place(offer, len(hits)))
         if blocks is None:
             return False
         delivery.blocks, delivery.arrived = blocks, delivery.held
@@ -128,7 +134,7 @@ class Deliveries:
             hits = residents.cache.lookup(sequence.chain, sequence.tokens)
             if len(hits) * residents.block_size > delivery.arrived:
                 residents.pool.acquire(hits)
-                residents.pool.release(delivery.blocks[: len(hits)])
+                residents.pool.release(residents.pool.own(delivery.blocks[: len(hits)]))
                 delivery.blocks[: len(hits)] = hits
                 delivery.arrived = len(hits) * residents.block_size
         return Residency(
@@ -138,6 +144,7 @@ class Deliveries:
             computed=delivery.arrived,
             goal=sequence.goal,
             score_base=sequence.num_prompt,
+            placed=delivery.offer.ticket if delivery.placed else "",
         )
 
     def take_over(self, sequence: Sequence, residency: Residency) -> None:
@@ -146,9 +153,28 @@ class Deliveries:
         assert delivery is not None
         self._residents.settle_in(sequence, residency)
         self._residents.publish(sequence, residency)
+        delivery.placed = False  # from now on it is the stay's to say
         self._claim(delivery, delivery.arrived)
 
     # Ends
+
+    def placed(self, ticket: str, first: int, blocks: list[int]) -> None:
+        """These pages of a ticket are read where they are. One that is not known any more has no use for them."""
+        delivery = self._of.get(ticket)
+        if delivery is None or not delivery.blocks:
+            self._messages.append(Unused(ticket))
+            return
+        delivery.placed = True
+        delivery.blocks[first : first + len(blocks)] = blocks
+
+    def fill_holes(self, delivery: Delivery, kept_free: int) -> bool:
+        """No more comes: what was to be read in place and did not arrive gets blocks, to be computed. False: there are not enough."""
+        holes = [index for index, block in enumerate(delivery.blocks) if block < 0]
+        if holes and len(holes) + kept_free > self._residents.pool.num_free:
+            return False
+        for index, block in zip(holes, self._residents.pool.allocate(len(holes)), strict=True):
+            delivery.blocks[index] = block
+        return True
 
     def arrived(self, delivery: Delivery, tokens: int) -> None:
         """The first `tokens` positions lie verified in its blocks."""
@@ -157,14 +183,19 @@ class Deliveries:
 
     def drop(self, delivery: Delivery) -> None:
         """Forget one that nobody writes to, and free its blocks."""
-        self._residents.pool.release(delivery.blocks)
+        self._release(delivery)
         self._forget(delivery)
+
+    def _release(self, delivery: Delivery) -> None:
+        self._residents.pool.release(self._residents.pool.own(delivery.blocks))
+        if delivery.placed:
+            self._residents.unused.append(delivery.offer.ticket)
 
     def give_up(self, delivery: Delivery) -> None:
         """It is of no use any more. Its blocks are free at once if nobody writes to them, else when the agent says so."""
         self._part(delivery)
         if delivery.done:
-            self._residents.pool.release(delivery.blocks)
+            self._release(delivery)
             self._claim(delivery, 0)
             return
         self._messages.append(Stopped(delivery.offer.ticket))
@@ -199,7 +230,8 @@ class Deliveries:
         sequence = self.ready[-1]
         delivery = sequence.delivery
         assert delivery is not None
-        self._residents.cache.publish(sequence.chain, sequence.tokens, delivery.blocks, 0, delivery.arrived)
+        if not delivery.placed:
+            self._residents.cache.publish(sequence.chain, sequence.tokens, delivery.blocks, 0, delivery.arrived)
         self.give_up(delivery)
         return sequence
 

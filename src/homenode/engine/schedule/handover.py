@@ -115,6 +115,8 @@ class Handover:
                     return Refused(loan.sequence, "the hand-over was ended before all of the prompt was computed")
             case seam.Offered():
                 self._deliveries.offer(event, self._no_room(event), self._kept_free())
+            case seam.Placed(_, ticket, first, blocks):
+                self._deliveries.placed(ticket, first, blocks)
             case seam.Arrived(_, ticket, tokens):
                 self._arrived(ticket, tokens)
             case seam.Failed(_, ticket):
@@ -170,8 +172,17 @@ class Handover:
             self._deliveries.drop(delivery)
         elif not delivery.blocks or (unclaimed and delivery.arrived <= delivery.held):
             self._deliveries.give_up(delivery)  # nothing came of it; a request that waits in the queue is one like any other now
+        elif not self._deliveries.fill_holes(delivery, self._kept_free()):
+            self._compute_instead(delivery)
         else:
             self._settle(delivery)
+
+    def _compute_instead(self, delivery: Delivery) -> None:
+        """There are no blocks for the rest of it now: its request, if it is here, waits for its turn like any other."""
+        sequence = delivery.sequence
+        self._deliveries.give_up(delivery)
+        if sequence is not None and self._planner.aside.pop(sequence.id, None) is not None:
+            self._planner.waiting.push(sequence)
 
     def _quarantined(self, ticket: str, tokens: int) -> None:
         """The rest of a delivery's blocks is out of use; its request, if it is here, goes the ordinary way, with what the cache holds of it."""

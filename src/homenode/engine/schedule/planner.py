@@ -194,7 +194,7 @@ class Planner:
     def _num_returning(self) -> int:
         """Blocks that come back with the steps in flight: of sequences that ended, and of those whose last token is being drawn."""
         last = (s.residency for s in self.running if s.pending and s.exhausted)
-        return self._residents.num_returning() + sum(self._residents.pool.num_exclusive(r.blocks) for r in last if r)
+        return self._residents.num_returning() + sum(self._residents.num_exclusive(r) for r in last if r)
 
     def _preempt(self, victim: Sequence, needy: Sequence, plan: StepPlan) -> None:
         assert victim.residency is not None  # it runs

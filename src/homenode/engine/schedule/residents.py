@@ -20,6 +20,7 @@ class Residents:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
+        self.unused: list[str] = []  # tickets whose pages nobody here reads in place any more; the agent has yet to be told
         self.ends: list[int] = []  # handles the worker has yet to be told are gone
         self._next_seq = 0
         self._leaving: dict[int, Residency] = {}  # ended, but in a step in flight
@@ -55,13 +56,14 @@ class Residents:
         self.settle_in(sequence, proposal)
         return True
 
-    def take(self, hits: list[int], positions: int, room: int) -> list[int] | None:
-        """Blocks for this many positions, of which `hits` are in the cache already. None, having taken nothing, if `room` blocks, these
-        included, are not to be had."""
-        if room - len(hits) > self.pool.num_free - self.pool.num_unused(hits):
+    def take(self, hits: list[int], positions: int, room: int, in_place: int = 0) -> list[int] | None:
+        """Blocks for this many positions, of which `hits` are in the cache already, and the `in_place` after them are to be read elsewhere (-1).
+        None, having taken nothing, if `room` blocks, all these included, are not to be had."""
+        there = len(hits) + in_place
+        if room - there > self.pool.num_free - self.pool.num_unused(hits):
             return None
         self.pool.acquire(hits)
-        return hits + self.pool.allocate(self.blocks_for(positions) - len(hits), after=hits[-1] if hits else -1)
+        return [*hits, *[-1] * in_place, *self.pool.allocate(self.blocks_for(positions) - there, after=hits[-1] if hits else -1)]
 
     def settle_in(self, sequence: Sequence, residency: Residency) -> None:
         """Begin a stay whose blocks are there already."""
@@ -90,22 +92,33 @@ class Residents:
         if residency.in_flight:
             self._leaving[residency.seq] = residency
         else:
-            self.pool.release(residency.blocks)
+            self._release(residency)
 
     def settle(self, residency: Residency) -> None:
         """A step that contained it is done. Takes the blocks back if that was what its end waited for."""
         residency.in_flight -= 1
         if residency.ended and not residency.in_flight:
             del self._leaving[residency.seq]
-            self.pool.release(residency.blocks)
+            self._release(residency)
+
+    def _release(self, residency: Residency) -> None:
+        self.pool.release(self.pool.own(residency.blocks))
+        if residency.placed:
+            self.unused.append(residency.placed)
 
     def publish(self, sequence: Sequence, residency: Residency) -> None:
-        """Let others find the blocks that were filled by steps that are done."""
+        """Let others find the blocks that were filled by steps that are done; not those behind pages of another engine, which nobody finds."""
+        if residency.placed:
+            return
         residency.published = self.cache.publish(sequence.chain, sequence.tokens, residency.blocks, residency.published, residency.computed)
 
     def num_returning(self) -> int:
         """Blocks that steps in flight will bring back."""
-        return sum(self.pool.num_exclusive(residency.blocks) for residency in self._leaving.values())
+        return sum(self.num_exclusive(residency) for residency in self._leaving.values())
+
+    def num_exclusive(self, residency: Residency) -> int:
+        """Blocks that would become available if it ended."""
+        return self.pool.num_exclusive(self.pool.own(residency.blocks))
 
     def leaving(self) -> Iterator[Residency]:
         """Residencies that ended but still own blocks."""
@@ -116,7 +129,7 @@ class Residents:
         residency = sequence.residency
         if residency is None:
             return 0
-        shared = len(residency.blocks) - self.pool.num_exclusive(residency.blocks)
+        shared = len(self.pool.own(residency.blocks)) - self.num_exclusive(residency)
         return max(0, residency.scheduled - shared * self.block_size)
 
     @property

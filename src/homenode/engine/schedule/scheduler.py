@@ -46,7 +46,7 @@ from homenode.engine.schedule.sequence import Residency, Sequence
 from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.engine.schedule.tally import Tally
 from homenode.errors import CapacityError, HomenodeError, InternalError, OverloadedError, UserError
-from homenode.transfer.seam import ToAgent
+from homenode.transfer.seam import ToAgent, Unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,8 @@ class Scheduler:
     def instructions(self) -> list[Instruction]:
         """What is to be told and was not yet, such as because of `next_step`. Empties the list."""
         instructions, self._instructions = self._instructions, []
+        self._messages += [Unused(ticket) for ticket in self._residents.unused]
+        self._residents.unused.clear()
         if self._planner.warnings or self._messages:
             instructions += [*map(Warn, self._planner.warnings), *map(ToTransfer, self._messages)]
             self._planner.warnings.clear()
@@ -193,7 +195,14 @@ class Scheduler:
     def audit(self) -> None:
         """Check that every KV block is free, cached or owned, and by whom. InternalError if the books are wrong. O(blocks); for tests."""
         running = [s.residency.blocks for s in self._planner.running if s.residency]
-        self._residents.pool.audit([*running, *(r.blocks for r in self._residents.leaving()), *self._handover.tables()])
+        pool = self._residents.pool
+        pool.audit(map(pool.own, [*running, *(r.blocks for r in self._residents.leaving()), *self._handover.tables()]))
+        if any(
+            len(pool.own(s.residency.blocks)) < len(s.residency.blocks) and not s.residency.placed
+            for s in self._planner.running
+            if s.residency
+        ):
+            raise InternalError("a request reads another engine's KV blocks under no ticket", statistics=self.statistics())
         if len(self._live) != len(self._planner.running) + self._planner.num_waiting:
             raise InternalError(f"{len(self._live)} live requests, but not as many running and waiting", statistics=self.statistics())
 

@@ -32,6 +32,7 @@ class Residency:
     published: int = 0  # blocks the prefix cache has seen
     computed: int = 0  # positions whose step came back, which were found in the cache, or which were handed over
     in_flight: int = 0  # steps in flight that contain it
+    placed: str = ""  # the ticket whose pages it reads where another engine has them
 
     @property
     def decoding(self) -> bool:

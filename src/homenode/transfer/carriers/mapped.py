@@ -36,6 +36,11 @@ class MappedBuffer:
             for fd in fds:
                 os.close(fd)
 
+    @property
+    def memory(self) -> KvMemory:
+        """For who reads it in place."""
+        return self._memory
+
     def copy_from(self, copier: Copier, target: LocalBuffer, job: Chunk) -> list[bytes] | None:
         """As `PeerBuffer`."""
         return run(copier, target.memory, self._memory, self._words, job)
