@@ -183,15 +183,14 @@ class TransferAgent:
     def _wait(self) -> list[tuple[int, int]]:
         """Events of connections; none when there is mail, or when something is due.
 
-        After anything happened the thread looks for a moment for what probably follows, and lets others run meanwhile; not while a copy is under
-        way, which needs the CPU more.
+        After anything happened the thread looks for a moment for what probably follows, and lets others run meanwhile.
         """
         links, mailbox, clock = self._links, self._mailbox, self._clock
         while True:
             events = links.poll(0)
             if events or mailbox.waiting:
                 return events
-            if self._copies.busy or clock() >= self._awake_until:
+            if clock() >= self._awake_until:
                 break
             os.sched_yield()
         patience = self._patience()

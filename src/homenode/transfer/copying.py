@@ -120,11 +120,6 @@ class CopyThread:
         """Begin to work."""
         self._thread.start()
 
-    @property
-    def busy(self) -> bool:
-        """Whether a job is not among the `results` taken."""
-        return bool(self._open)
-
     def submit(self, job: CopyJob) -> tuple[CopyJob, Copied] | None:
         """Do a job: a small one at once, when nothing is before it, and its result is returned; else None, and it will be among `results`."""
         if not self._open and job.nbytes <= INLINE_BYTES:
