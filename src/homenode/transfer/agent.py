@@ -169,6 +169,7 @@ class TransferAgent:
         busy = bool(events) or mailbox.waiting
         for fd, mask in events:
             links.handle(fd, mask, now)
+        links.flush(now)  # the other side waits for it, perhaps; mail may take a while
         for _ in range(_MOST_MAIL):
             if not mailbox.waiting:
                 break
