@@ -2,7 +2,7 @@
 
 Two processes of this host. `hand_off`: from the sender's wish to the return of its pages, whole protocol, agents and machines included. `copy`: the
 private copy that a receiver makes from shared memory, digests and epochs checked, against memcpy of the same pages. `bare`: the round trips and
-the socket calls themselves.
+the socket calls themselves. `control`: what is left of a hand-over in which no page moves, see `_HandOver.control`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from homenode.bench.transfer_side import Mode, Side, page_geometry
+from homenode.bench.transfer_side import MOSTLY_HELD, Mode, Side, page_geometry
 from homenode.compute.native.backend import NativeBackend
 from homenode.compute.native.kv_memory import NativeEpochWords, copy_kv
 from homenode.errors import PeerError
@@ -33,6 +34,7 @@ from homenode.transfer.seam import Returned
 
 _ECHO_BYTES = 64
 _ECHOES = 200
+_CONTROLS = 20  # hand-overs of which one row's time is the mean
 _PATIENCE_S = 60.0
 _MOST_IOV = 1024
 
@@ -116,6 +118,9 @@ def _probes(page_bytes: int, pages: int, channels: tuple[str, ...]) -> Iterator[
             sides.append(hand_over.side)
             probes.append(_Probe(f"{channel}, whole hand-over", nbytes, hand_over.all_pages))
             probes.append(_Probe(f"{channel}, one page", page_bytes, hand_over.one_page))
+            if channel == "shm":
+                for some in sorted({1, min(64, pages), pages}):
+                    probes.append(_Probe(f"{channel}, control, pages: {some}", 0, partial(hand_over.control, some)))
         yield probes
     finally:
         for side in sides:
@@ -242,7 +247,7 @@ class _HandOver:
         reply = peer.ask(do="side", channel=channel, mode=mode, page_bytes=page_bytes, pages=pages, holds=holds)
         self.document = base64.b64decode(reply["document"])
         self.side = Side("sender", channel, mode, page_bytes, pages)
-        self._pages, self._tickets = pages, 0
+        self._peer, self._pages, self._tickets = peer, pages, 0
 
     def all_pages(self) -> float:
         """From the wish to the return of the pages."""
@@ -252,9 +257,24 @@ class _HandOver:
         """The same with one."""
         return self._hand_over(1)
 
-    def _hand_over(self, pages: int) -> float:
+    def control(self, pages: int) -> float:
+        """What a hand-over of so many pages costs when no page has to be moved: the mean of a row of them, in seconds.
+
+        In it: the scheduler's wish, the offer with all identities and its answer, Computed, the digest, epoch and place of one page announced, Done
+        and the return of the pages; encoding, both machines, both agents, every system call and wake-up. The receiver holds all pages but the
+        last, so that Ready is said; the time both sides spent in the copy loop over that page (`copy_seconds`: the sender's digest, the receiver's
+        copy and check) is taken off. Not in it: connecting. The next hand-over begins right after the last one, so both agents are awake.
+        """
+        before = self._copy_seconds()
+        total = sum(self._hand_over(pages, MOSTLY_HELD) for _ in range(_CONTROLS))
+        return (total - (self._copy_seconds() - before)) / _CONTROLS
+
+    def _copy_seconds(self) -> float:
+        return self.side.agent.statistics().copy_seconds + float(self._peer.ask(do="copy seconds")["seconds"])
+
+    def _hand_over(self, pages: int, kind: str = "bench-") -> float:
         self._tickets += 1
-        ticket = f"bench-{self._tickets}"
+        ticket = f"{kind}{self._tickets}"
         begin = time.perf_counter()
         self.side.send(ticket, self.document, pages)
         ended = self.side.wait(ticket, _PATIENCE_S)

@@ -31,6 +31,8 @@ class Peer:
                 if self._side is not None:
                     self._side.close()
                     self._side = None
+            case "copy seconds":
+                return {"seconds": self._side.agent.statistics().copy_seconds if self._side is not None else 0.0}
             case "echo":
                 return {"path": self._serve(socket.AF_UNIX, order, _echo)}
             case "take":

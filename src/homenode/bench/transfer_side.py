@@ -33,6 +33,7 @@ from homenode.transfer.settings import TransferConfig
 Mode = Literal["push", "pull-eager", "pull-delay"]
 _FINGERPRINT = {"measured by": "homenode bench transfer"}
 _LARGE_PAGE = 16 << 20
+MOSTLY_HELD = "held-"  # tickets that begin so: the receiver says that it holds all pages but the last
 
 
 def page_geometry(page_bytes: int) -> KvGeometry:
@@ -119,14 +120,14 @@ class Side:
     def _take(self, event: ToScheduler) -> None:
         """On the agent's thread: what a scheduler would say, without one."""
         match event:
-            case SendAdmitted(_, ticket):
-                self.agent.tell(Computed(ticket, 0, list(range(self._pages[ticket])), True))
+            case SendAdmitted(_, ticket, held):
+                self.agent.tell(Computed(ticket, held, list(range(held, self._pages[ticket])), True))
                 self.told_last = True
             case Offered(_, ticket, tokens, _, _, reserve):
                 self._pages[ticket] = tokens // self.block_size
                 blocks = list(range(self._pages[ticket]))
                 if reserve:
-                    self.agent.tell(Room(ticket, blocks, 0))
+                    self.agent.tell(Room(ticket, blocks, len(blocks) - 1 if ticket.startswith(MOSTLY_HELD) else 0))
                 elif not self.holds:
                     self.agent.tell(Fetch(ticket, blocks, 0))
             case Arrived(_, ticket, tokens):

@@ -63,9 +63,14 @@ def _print(rows: Sequence[Row]) -> None:
             f"{row.best_us:.0f}",
             f"{row.gb_s:.2f}" if row.nbytes else "",
             _ratio(row, same.get("memcpy")) if row.nbytes else "",
-            _ratio(row, same.get("tcp, bare")) if row.what.startswith("tcp, whole") else "",
+            _ratio(row, same.get("two bare round trips" if ", control" in row.what else "tcp, bare")) if _has_bare(row) else "",
         )
     OUT.print(table)
+
+
+def _has_bare(row: Row) -> bool:
+    """Whether it is measured bare, too."""
+    return row.what.startswith("tcp, whole") or ", control" in row.what
 
 
 def _ratio(row: Row, other: Row | None) -> str:

@@ -35,7 +35,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return sum(map(len, self._queues.values())) if self._queues else 0
 
     @property
     def free(self) -> int:
@@ -67,8 +67,10 @@ class Admission:
 
         `may_go(peer, owner)`: whether the peer is to be served at all now. `peers`: how many there are, waiting or not.
         """
+        if not self._queues:
+            return None
         passed: list[_Waiter] = []
-        for peer in sorted(self._queues, key=lambda p: self._used.get(p, 0)):
+        for peer in sorted(self._queues, key=lambda p: self._used.get(p, 0)) if len(self._queues) > 1 else list(self._queues):
             waiter = next(iter(self._queues[peer].values()))
             if not may_go(peer, waiter.owner) or not self._within_share(peer, waiter.need, peers):
                 continue
@@ -84,10 +86,9 @@ class Admission:
 
     def keep(self, owner: str, pages: int) -> None:
         """Give back all but `pages` of what an owner holds."""
-        if owner not in self._held:
+        if owner not in self._held or self._held[owner][1] <= pages:
             return
         peer, held = self._held.pop(owner)
-        pages = min(pages, held)
         self.used -= held - pages
         self._used[peer] -= held - pages
         if pages:

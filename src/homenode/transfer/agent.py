@@ -27,7 +27,8 @@ from homenode.transfer.staging import StagingMemory
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
 _REPORT_S = 0.05
-_WATCH_S = 150e-6  # for an answer, while a hand-over is in hand, before the thread sleeps: to be woken takes about as long
+_WATCH_S = 200e-6  # for what follows, after anything happened, before the thread sleeps: to be woken takes about as long
+_MOST_MAIL = 16  # rounds of it, before connections have their turn
 _LONGEST_WAIT_S = 3600.0
 _JOIN_S = 5.0
 
@@ -114,7 +115,7 @@ class TransferAgent:
         """Take connections from now on."""
         for listening in self._bound.values():
             self._links.listen(listening)
-        self._links.watch(self._mailbox.fd, lambda _events, _now: None)
+        self._links.watch(self._mailbox.fd, lambda _events, _now: self._mailbox.seen())
         self._copies.start()
         self._thread.start()
 
@@ -164,33 +165,47 @@ class TransferAgent:
             self._release()
 
     def _turn(self) -> None:
-        links = self._links
-        events = links.poll(0) or self._watch_for_events() or links.poll(self._patience())
+        links, mailbox = self._links, self._mailbox
+        events = self._wait()
         now = self._clock()
-        self._awake_until = now + _WATCH_S if events else 0.0
+        busy = bool(events) or mailbox.waiting
         for fd, mask in events:
-            if fd == self._mailbox.fd:
-                self._take_mail(now)
-            else:
-                links.handle(fd, mask, now)
+            links.handle(fd, mask, now)
+        links.flush(now)  # the other side waits for it, perhaps; mail may take a while
+        for _ in range(_MOST_MAIL):
+            if not mailbox.waiting:
+                break
+            self._take_mail(now)
         self._look_at_the_clock(now)
         links.flush(now)
-        if events and self._sweep_at is None:
-            self._sweep_at = now + _SWEEP_S
+        if busy:
+            self._awake_until = self._clock() + _WATCH_S
+            if self._sweep_at is None:
+                self._sweep_at = now + _SWEEP_S
 
-    def _watch_for_events(self) -> list[tuple[int, int]]:
-        """Look for a moment for what probably comes now, and let others run meanwhile."""
-        while self._clock() < self._awake_until and not self._machine.idle:
-            os.sched_yield()
-            events = self._links.poll(0)
-            if events:
+    def _wait(self) -> list[tuple[int, int]]:
+        """Events of connections; none when there is mail, or when something is due.
+
+        After anything happened the thread looks for a moment for what probably follows, and lets others run meanwhile.
+        """
+        links, mailbox, clock = self._links, self._mailbox, self._clock
+        while True:
+            events = links.poll(0)
+            if events or mailbox.waiting:
                 return events
-        return []
+            if clock() >= self._awake_until:
+                break
+            os.sched_yield()
+        patience = self._patience()
+        try:
+            return links.poll(patience) if mailbox.may_sleep() else []
+        finally:
+            mailbox.awake()
 
     def _take_mail(self, now: float) -> None:
-        self._mailbox.seen()
+        messages = self._mailbox.take()
         self._performer.collect()
-        for message in self._mailbox.take():
+        for message in messages:
             if isinstance(message, _Closing):
                 self._ends = message.until
                 self._performer.perform_all(self._machine.drain(now))

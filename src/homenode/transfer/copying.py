@@ -18,6 +18,7 @@ from homenode.transfer.memory import Copier
 
 _log = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
+_SHORT_TABLE = 64  # is converted sooner than cut
 INLINE_BYTES = 256 << 10  # less is done sooner than a thread is woken
 
 
@@ -63,6 +64,8 @@ def perform(job: CopyJob, copier: Copier, stopped: Callable[[], str]) -> Copied:
 def _cut(job: CopyJob, first: int, pages: int) -> Chunk:
     """Some of the pages, with no more of the tables than they need: of a long sequence the rest would be converted again for every chunk."""
     work = job.work
+    if pages == work.pages and len(work.source_table) <= _SHORT_TABLE:
+        return work
     source_size = _block_size(job.source)
     target_size = source_size if job.target is None else _block_size(job.target)
     begin = first * work.page_tokens

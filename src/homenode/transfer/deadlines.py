@@ -7,11 +7,12 @@ from collections.abc import Hashable
 
 
 class Deadlines:
-    """At most one time for each key. O(log n) to set; forgotten times are dropped as they come up, or when they outnumber the others."""
+    """At most one time for each key. O(log n) to set, O(1) to put off; forgotten times are dropped as they come up, or when they outnumber the others."""
 
     def __init__(self) -> None:
         self._times: dict[Hashable, float] = {}
-        self._heap: list[tuple[float, int, Hashable]] = []
+        self._heap: list[tuple[float, int, Hashable]] = []  # of a key that was put off: its earlier time
+        self._queued: dict[Hashable, float] = {}  # the time in the heap that counts
         self._count = 0
 
     def __len__(self) -> int:
@@ -20,10 +21,13 @@ class Deadlines:
     def set(self, key: Hashable, when: float) -> None:
         """Also moves a time already set, to earlier or later."""
         self._times[key] = when
-        self._count += 1
-        heapq.heappush(self._heap, (when, self._count, key))
+        queued = self._queued.get(key)
+        if queued is not None and queued <= when:
+            return
+        self._queue(key, when)
         if len(self._heap) > 64 + 4 * len(self._times):
             self._heap = [(at, i, k) for i, (k, at) in enumerate(self._times.items())]
+            self._queued = dict(self._times)
             self._count = len(self._heap)
             heapq.heapify(self._heap)
 
@@ -32,9 +36,16 @@ class Deadlines:
 
     def next(self) -> float | None:
         while self._heap:
-            when, _, key = self._heap[0]
-            if self._times.get(key) == when:
-                return when
+            at, _, key = self._heap[0]
+            when = self._times.get(key)
+            if self._queued.get(key) == at:
+                if when == at:
+                    return when
+                heapq.heappop(self._heap)
+                del self._queued[key]
+                if when is not None:
+                    self._queue(key, when)
+                continue
             heapq.heappop(self._heap)
         return None
 
@@ -44,5 +55,10 @@ class Deadlines:
         if when is None or when > now:
             return None
         _, _, key = heapq.heappop(self._heap)
-        del self._times[key]
+        del self._times[key], self._queued[key]
         return key
+
+    def _queue(self, key: Hashable, when: float) -> None:
+        self._count += 1
+        self._queued[key] = when
+        heapq.heappush(self._heap, (when, self._count, key))

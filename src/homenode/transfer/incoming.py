@@ -115,7 +115,7 @@ class Incoming:
             return f"pages {said.first} to {said.first + count} of {self.pages} were announced where page {self.told} was due"
         if said.last != (said.first + count == self.pages):
             return "the last page is not marked as the last, or another one is"
-        if any(len(digest) != self.with_.digest_bytes for digest in said.digests):
+        if set(map(len, said.digests)) != {self.with_.digest_bytes}:
             return f"digests that are not {self.with_.digest_bytes} bytes long"
         if isinstance(said, Data):
             nbytes = self._bytes(said.first, count)
@@ -127,13 +127,13 @@ class Incoming:
             return "pages to be read in push mode" if pages else None
         if len(pages) != count:
             return f"{len(pages)} pages with {count} digests"
-        for ref in pages:
-            layout = self.process.buffers.get(ref.buffer)
-            if layout is None or ref.page >= layout.blocks:
-                return "a page that is in no registered buffer"
-            if layout.block_size != self.offer.page_tokens or ref.buffer != (self.refs or pages)[0].buffer:
-                return "pages of another size, or in several buffers"
+        buffer = (self.refs or pages)[0].buffer
         numbers = {ref.page for ref in pages}
+        layout = self.process.buffers.get(buffer)
+        if layout is None or max(numbers) >= layout.blocks:
+            return "a page that is in no registered buffer"
+        if layout.block_size != self.offer.page_tokens or {ref.buffer for ref in pages} != {buffer}:
+            return "pages of another size, or in several buffers"
         if len(numbers) != count or not numbers.isdisjoint(self.seen):
             return "one page for two places"
         return None
@@ -141,7 +141,7 @@ class Incoming:
     def ready(self, said: Ready) -> None:
         """More pages can be read (or verified), found unobjectionable."""
         self.refs.extend(said.pages)
-        self.seen.update(ref.page for ref in said.pages)
+        self.seen.update([ref.page for ref in said.pages])
         self.digests.extend(said.digests)
         self.told += len(said.digests)
         self.pump()
@@ -201,14 +201,22 @@ class Incoming:
         nbytes = self._bytes(going.first, going.count)
         if digests is not None:
             self.process.rate.took(nbytes, going.begun, self.with_.now)
+        due = self.digests[going.first - self.first_told : going.first - self.first_told + going.count]
+        if digests == due:
+            self.good[going.first : going.first + going.count] = b"\1" * going.count
+        else:
+            self._compare(going, digests, due)
+        self._advance()
+        self.pump()
+
+    def _compare(self, going: _Going, digests: list[bytes] | None, due: list[bytes]) -> None:
+        """Not all were right."""
         seen: list[bytes | None] = list(digests) if digests is not None and len(digests) == going.count else [None] * going.count
-        for page, digest in enumerate(seen, going.first):
-            if digest is not None and digest == self.digests[page - self.first_told]:
+        for page, (digest, right) in enumerate(zip(seen, due, strict=True), going.first):
+            if digest == right:
                 self.good[page] = 1
             else:
                 self._wrong(page, digest)
-        self._advance()
-        self.pump()
 
     def _wrong(self, page: int, digest: bytes | None) -> None:
         """A page was not what had been promised: read it once more, then give up there."""
@@ -228,8 +236,8 @@ class Incoming:
 
     def _advance(self) -> None:
         before = self.verified
-        while self.verified < self.pages and self.good[self.verified]:
-            self.verified += 1
+        wrong = self.good.find(0, before)
+        self.verified = self.pages if wrong < 0 else wrong
         if self.verified == before and self.verified < self.pages:
             return
         self._mark_ready(before)

@@ -27,7 +27,7 @@ class Ledger:
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
-        self._owners: dict[int, dict[str, None]] = {}
+        self._owners: dict[int, str | dict[str, None]] = {}  # of a page that has several, a dictionary
         self._states: dict[int, PageState] = {}
         self._kept: dict[str, list[int]] = {}
         self._epochs = [0] * pages
@@ -42,31 +42,43 @@ class Ledger:
         return self._states.get(page, PageState.FREE)
 
     def owners(self, page: int) -> tuple[str, ...]:
-        return tuple(self._owners.get(page, ()))
+        owners = self._owners.get(page, ())
+        return (owners,) if isinstance(owners, str) else tuple(owners)
 
     def kept(self, owner: str) -> tuple[int, ...]:
         return tuple(self._kept.get(owner, ()))
 
     def epochs(self, pages: Iterable[int]) -> list[int]:
         """What a reader's epoch words must be as long as the pages are lent."""
-        return [self._epochs[page] for page in pages]
+        epochs = self._epochs
+        return [epochs[page] for page in pages]
 
     def lend(self, owner: str, pages: Sequence[int], state: PageState) -> None:
         """These pages are kept for one more owner. InternalError for one out of range or twice for the same owner."""
-        mine = set(self._kept.get(owner, ()))
+        kept = self._kept.get(owner, [])
+        if not pages:
+            self._kept.setdefault(owner, kept)
+            return
+        new = set(pages)
+        if len(new) < len(pages) or min(new) < 0 or max(new) >= self.pages or not new.isdisjoint(kept):
+            raise InternalError(f"KV pages {min(new)} to {max(new)} lent to {owner!r}: there are {self.pages}, and it has {len(kept)}")
+        shared = self._owners.keys() & new
+        if shared:
+            self._share(owner, shared, state)
+            new -= shared
+        self._owners.update(dict.fromkeys(new, owner))
+        self._states.update(dict.fromkeys(new, state))
+        self._kept.setdefault(owner, kept).extend(pages)
+
+    def _share(self, owner: str, pages: Iterable[int], state: PageState) -> None:
+        """Pages that others keep already get one more owner."""
         for page in pages:
-            if not 0 <= page < self.pages or page in mine:
-                raise InternalError(f"KV page {page} lent to {owner!r}: there are {self.pages}, and it has {len(mine)}", page=page)
-            mine.add(page)
-        for page in pages:
-            owners = self._owners.get(page)
-            if owners is None:
-                self._owners[page], self._states[page] = {owner: None}, state
-                continue
+            owners = self._owners[page]
+            if isinstance(owners, str):
+                owners = self._owners[page] = {owners: None}
             owners[owner] = None
             if self._states[page] is not PageState.POISONED:
                 self._states[page] = state
-        self._kept.setdefault(owner, []).extend(pages)
 
     def take(self, owner: str, count: int) -> list[int]:
         """Allocate pages, to be filled. InternalError if too few are free: room is reserved before (`Admission`)."""
@@ -78,24 +90,30 @@ class Ledger:
 
     def mark(self, pages: Iterable[int], state: PageState) -> None:
         """Kept pages change state; a poisoned one stays poisoned."""
+        states = self._states
         for page in pages:
-            if page not in self._owners:
+            before = states.get(page)
+            if before is None:
                 raise InternalError(f"KV page {page} is {state.value}, but nobody keeps it", page=page)
-            if self._states[page] is not PageState.POISONED:
-                self._states[page] = state
+            if before is not PageState.POISONED:
+                states[page] = state
 
     def end(self, owner: str) -> tuple[list[int], list[int]]:
         """Let go of all an owner keeps: returns the pages nobody keeps any more and their new epochs."""
-        freed = []
+        freed, new = [], []
+        all_owners, states, epochs = self._owners, self._states, self._epochs
         for page in self._kept.pop(owner, ()):
-            owners = self._owners[page]
-            del owners[owner]
-            if owners:
-                continue
-            del self._owners[page], self._states[page]
-            self._epochs[page] += 1
+            owners = all_owners[page]
+            if not isinstance(owners, str):
+                del owners[owner]
+                if owners:
+                    continue
+            del all_owners[page], states[page]
+            epoch = epochs[page] + 1
+            epochs[page] = epoch
             freed.append(page)
-        return freed, self.epochs(freed)
+            new.append(epoch)
+        return freed, new
 
     def give_back(self, pages: Iterable[int]) -> None:
         """Freed pages can be taken again; only where pages are allocated here."""

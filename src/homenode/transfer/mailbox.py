@@ -1,4 +1,4 @@
-"""Messages from other threads to one that sleeps in epoll."""
+"""Messages from other threads to one that mostly sleeps in epoll. A system call is made only if it does."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """`put` and `wake` may be called from any thread and never wait; `take` is for the reader, which sleeps on `fd`."""
+    """`put` and `wake` may be called from any thread and never wait; the rest is for the reader.
+
+    The reader takes what came while `waiting`. Before it sleeps it says so (`may_sleep`): from then on until `awake` whoever has news writes to `fd`.
+    """
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.waiting = False  # something came that the reader has not seen
         self._items: deque[T] = deque()
-        self._awake = False  # a wake-up is under way that the reader has not seen
+        self._asleep = False
         self._closed = False
         self._lock = threading.Lock()  # so that nothing is written to a descriptor that has become another's
 
@@ -27,23 +31,33 @@ class Mailbox(Generic[T]):
 
     def wake(self) -> None:
         """Wake the reader without one."""
-        if self._awake:
-            return
-        with self._lock:
-            if not self._closed:
-                self._awake = True
-                os.eventfd_write(self.fd, 1)
+        self.waiting = True  # before the look at `_asleep`: the reader writes and looks the other way round, so one of the two notices
+        if self._asleep:
+            with self._lock:
+                if not self._closed:
+                    os.eventfd_write(self.fd, 1)
+
+    def may_sleep(self) -> bool:
+        """Whether nothing waits; then the reader is woken by `fd` until it says that it is awake."""
+        self._asleep = True
+        if self.waiting:
+            self._asleep = False
+        return self._asleep
+
+    def awake(self) -> None:
+        """The reader has slept."""
+        self._asleep = False
 
     def seen(self) -> None:
-        """The reader is awake; what is put from here on wakes it again. To be called before `take`."""
+        """`fd` was readable: make it quiet. It may be so once more for something taken already, when a writer was late."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
             pass
-        self._awake = False
 
     def take(self) -> list[T]:
-        """All messages, oldest first."""
+        """All messages, oldest first. What comes from here on sets `waiting` again."""
+        self.waiting = False
         items = []
         while self._items:
             items.append(self._items.popleft())

@@ -58,6 +58,7 @@ class Offers:
         self._empty: set[str] = set()  # tickets of prompts of one token
         self._next_pull = 0
         self._draining = ""
+        self._document = (b"", "")  # the last one, and the address it names: usually it is the next one too
         self._released = ReleasedTickets(self._limits.remembered)
 
     # Room and offers
@@ -75,7 +76,9 @@ class Offers:
         except (msgspec.DecodeError, ValueError) as error:
             return self._tell_refused(wanted.ticket, "peer", f"the receiver's published document cannot be used: {error}")
         now = self._state.now
-        receiver = self._receivers.setdefault(address, Receiver(address, Breaker(self._breaker_ttl)))
+        receiver = self._receivers.get(address)
+        if receiver is None:
+            receiver = self._receivers[address] = Receiver(address, Breaker(self._breaker_ttl))
         outgoing = Outgoing(self._state, wanted.ticket, address, wanted.tokens, wanted.identities, now)
         if receiver.breaker.ask(wanted.ticket, now) == "refuse":
             return self._tell_refused(wanted.ticket, "breaker", "the receiver had no room a moment ago", receiver.breaker.left(now))
@@ -108,6 +111,13 @@ class Offers:
         return None
 
     def _address(self, document: bytes) -> str:
+        if document == self._document[0]:
+            return self._document[1]
+        address = self._read_address(document)
+        self._document = (document, address)
+        return address
+
+    def _read_address(self, document: bytes) -> str:
         peer = published.decode(document)
         if peer.role != "receiver":
             raise ValueError(f"it is a {peer.role}'s")
@@ -222,4 +232,5 @@ class Offers:
             assert outgoing.process is not None
             state.ended.add(outgoing.pull_id, outgoing.process.incarnation, outgoing.end)
             self._reap(outgoing.process)
-        self._admit()
+        if state.admission.waiting:
+            self._admit()

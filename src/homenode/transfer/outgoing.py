@@ -270,9 +270,9 @@ class Outgoing:
     def _announce(self) -> None:
         """Tell of, or send, all pages up to the first whose copy is not complete."""
         while not self.over and not self.read and self.told < self.pages and self.digests[self.told] is not None:
-            first, past = self.told, self.told
-            while past < self.pages and past - first < _MOST_AT_ONCE and self.digests[past] is not None:
-                past += 1
+            first, past = self.told, min(self.told + _MOST_AT_ONCE, self.pages)
+            if None in self.digests[first:past]:
+                past = self.digests.index(None, first)
             peer = self.process.made if self.process is not None else None
             if peer is None:
                 return
@@ -288,7 +288,8 @@ class Outgoing:
 
     def _refs(self, first: int, past: int) -> list[PageRef]:
         pages = (self.table if self.with_.pool is None else self.pool)[first:past]
-        return [PageRef(self.with_.buffer, page, epoch) for page, epoch in zip(pages, self.with_.ledger.epochs(pages), strict=True)]
+        buffer = self.with_.buffer
+        return [PageRef(buffer, page, epoch) for page, epoch in zip(pages, self.with_.ledger.epochs(pages), strict=True)]
 
     def _send_pages(self, peer: int, first: int, count: int) -> None:
         token, state = self.with_.token(), self.with_

@@ -22,7 +22,7 @@ from homenode.transfer.machine import (
     Sent,
 )
 from homenode.transfer.message import Data, Done, DoneAck, Offer, Read
-from tests.host.transfer.rig import FINGERPRINT, Side, layout, running
+from tests.host.transfer.rig import FINGERPRINT, Side, eventually, layout, running
 
 CHANNELS = [("shm", None), ("tcp", None), ("tcp", "a secret")]
 
@@ -124,7 +124,10 @@ def test_pull_over_shared_memory_reads_the_sender_in_place() -> None:
     with running("sender") as sender, running("receiver") as receiver:
         _, peer = meet(sender, receiver)
         source = receiver_buffer(sender)
+        words = sender.cache.words
+        assert words is not None
         sender.do(Epochs(sender.cache.buffer.id, [3, 5], [7, 9]))
+        eventually(lambda: words.read(5) == 9, "the epochs are written, by another thread")
         table, tokens = [3, 5], 50
         receiver.do(copy(1, source, table, receiver, [1, 0], tokens, epochs=[7, 9]))
         copied = receiver.machine.expect(Copied)

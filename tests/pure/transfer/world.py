@@ -820,7 +820,7 @@ class ReceiverProcess(Process):
 
     def watch(self) -> None:
         ledger = self.machine._state.ledger
-        assert all(len(owners) == 1 for owners in ledger._owners.values())
+        assert all(len(ledger.owners(page)) == 1 for page in ledger._owners)
         assert set(ledger._kept) <= set(self.machine._tickets)
         assert len(self.machine._state.dones) <= LIMITS.remembered
 
