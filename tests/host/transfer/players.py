@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from homenode.transfer import opening
@@ -56,7 +57,7 @@ def seeded_memory(seed: int, blocks: int = 64, block_size: int = 32) -> Any:
 
 @dataclass
 class Outcome:
-    """How a ticket ended. `good`: what the receiver was told had arrived was what the sender had (None: it does not know what that is)."""
+    """How a ticket ended."""
 
     end: str = ""
     arrived: int = 0
@@ -282,8 +283,7 @@ class Child:
     @property
     def state(self) -> str:
         """As the kernel tells it: T is frozen, Z is dead."""
-        with open(f"/proc/{self.process.pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def hear(self, timeout: float) -> bool:
         """Whether its outcome has come by then."""

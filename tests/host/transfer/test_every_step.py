@@ -87,33 +87,32 @@ def test_whatever_happens_after_any_step(channel: str, mode: str, role: str, fau
     assert steps >= 10
     limits = QUICK if fault == "freeze" else PATIENT
     parts = [Part(role, channel, mode, fault, n, n, f"t{n}", limits, settings=LEASE) for n in range(1, steps + 1)]
-    with children(parts) as them:
-        with playing(OTHER[role], channel, mode, limits, settings=dict(LEASE)) as here:
-            begin(here, them)
-            for child in them:
-                if fault == "raise" and role == "receiver":
-                    continue  # it may never hear of its ticket
-                eventually(lambda child=child: stands_still(child), f"{child.part} comes to its step or its end", 30)
-            begun = time.monotonic()
-            here.ends(IN_TIME_S)
-            may_be_written = [ticket for ticket, outcome in here.outcomes.items() if outcome.end == "Quarantined"]
-            assert not may_be_written or (channel, mode, fault) == ("shm", "push", "freeze")
-            if not may_be_written:
-                eventually(lambda: here.agent.figures().pinned_pages == 0, "nothing is pinned", IN_TIME_S)
-            assert time.monotonic() - begun < IN_TIME_S
-            check(here, them)
-            if fault == "raise":
-                end(them)
-            if fault == "freeze":
-                assert sum(child.state == "T" for child in them) >= steps // 2
-                thaw(them)
-            check(here, them)
-            for child in them:
-                child.signal(signal.SIGKILL)
-            here.ends(IN_TIME_S)
+    with children(parts) as them, playing(OTHER[role], channel, mode, limits, settings=dict(LEASE)) as here:
+        begin(here, them)
+        for child in them:
+            if fault == "raise" and role == "receiver":
+                continue  # it may never hear of its ticket
+            eventually(lambda child=child: stands_still(child), f"{child.part} comes to its step or its end", 30)
+        begun = time.monotonic()
+        here.ends(IN_TIME_S)
+        may_be_written = [ticket for ticket, outcome in here.outcomes.items() if outcome.end == "Quarantined"]
+        assert not may_be_written or (channel, mode, fault) == ("shm", "push", "freeze")
+        if not may_be_written:
             eventually(lambda: here.agent.figures().pinned_pages == 0, "nothing is pinned", IN_TIME_S)
-            check(here, them)
-            serves_another(here, channel, mode)
+        assert time.monotonic() - begun < IN_TIME_S
+        check(here, them)
+        if fault == "raise":
+            end(them)
+        if fault == "freeze":
+            assert sum(child.state == "T" for child in them) >= steps // 2
+            thaw(them)
+        check(here, them)
+        for child in them:
+            child.signal(signal.SIGKILL)
+        here.ends(IN_TIME_S)
+        eventually(lambda: here.agent.figures().pinned_pages == 0, "nothing is pinned", IN_TIME_S)
+        check(here, them)
+        serves_another(here, channel, mode)
 
 
 def thaw(them: list[Child]) -> None:
