@@ -111,8 +111,7 @@ class Performer:
             return
         self._feeding = True
         try:
-            for action in actions:
-                self._perform(action)
+            self._perform_each(actions)
             while self._inputs:
                 self._handle(self._inputs.popleft())
         finally:
@@ -131,8 +130,17 @@ class Performer:
             if connection is not None:
                 self.links.drop(connection, "an internal error over what this peer said", self._clock())
             return
-        for action in actions:
-            self._perform(action)
+        self._perform_each(actions)
+
+    def _perform_each(self, actions: list[Action]) -> None:
+        """InternalError if one fails: the machine believes it and those after it done, so nothing of what it knows would be true."""
+        try:
+            for action in actions:
+                self._perform(action)
+        except InternalError:
+            raise
+        except Exception as error:
+            raise InternalError(f"what the transfer machine wanted could not be done: {error}") from error
 
     # What connections tell (`links.Listener`)
 

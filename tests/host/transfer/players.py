@@ -1,0 +1,343 @@
+"""Engines that play their whole part by themselves, and machines to which something happens at a chosen step."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from homenode.transfer import opening
+from homenode.transfer.agent import TransferAgent
+from homenode.transfer.figures import TransferFigures
+from homenode.transfer.limits import Limits
+from homenode.transfer.machine import Action, Input
+from homenode.transfer.receiver import ReceiverMachine
+from homenode.transfer.seam import (
+    Arrived,
+    Claimed,
+    Computed,
+    Failed,
+    Fetch,
+    Forgotten,
+    NoRoom,
+    Offered,
+    Quarantined,
+    Returned,
+    Room,
+    SendAdmitted,
+    SendRefused,
+    SendWanted,
+    ToScheduler,
+)
+from homenode.transfer.sender import SenderMachine
+from tests.host.transfer.pair import Engine, content, identities
+from tests.host.transfer.rig import PATIENCE_S, layout, new_memory
+
+TOKENS = 100
+_FORK = multiprocessing.get_context("fork")
+_USED_AGAIN = b"\xee"
+
+
+def seeded_memory(seed: int, blocks: int = 64, block_size: int = 32) -> Any:
+    """The same bytes in every process."""
+    of = layout(blocks, block_size)
+    memory = new_memory(of, b"\0")
+    memory.bytes[:] = random.Random(seed).randbytes(of.nbytes)
+    return memory
+
+
+@dataclass
+class Outcome:
+    """How a ticket ended."""
+
+    end: str = ""
+    arrived: int = 0
+    digests: list[bytes] = field(default_factory=list)  # of what arrived, by 16 tokens
+
+
+@dataclass
+class Player(Engine):
+    """Computes what is wanted, takes what is offered, claims what arrived. Blocks that are free are overwritten at once, as if used again."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    expected: dict[str, list[bytes]] = field(default_factory=dict)  # at the sender
+    tokens: dict[str, int] = field(default_factory=dict)
+    used_again: set[int] = field(default_factory=set)
+
+    def want(self, ticket: str, document: bytes, tokens: int = TOKENS) -> None:
+        """A request came to this sender."""
+        self.outcomes[ticket], self.tokens[ticket] = Outcome(), tokens
+        self.agent.tell(SendWanted(ticket, document, tokens, identities(ticket, tokens, self.block_size)))
+
+    def ends(self, timeout: float = PATIENCE_S) -> dict[str, Outcome]:
+        """When every ticket it has heard of has ended."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: all(outcome.end for outcome in self.outcomes.values()), timeout)
+        assert done, f"{self.role}: not ended in {timeout} s: {self.outcomes}"
+        return self.outcomes
+
+    def untouched(self) -> bool:
+        """Whether nobody has written to blocks that are free."""
+        return all(bytes(piece) == _USED_AGAIN * len(piece) for block in self.used_again for piece in self._pieces(block))
+
+    def _pieces(self, block: int) -> list[memoryview]:
+        assert self.cache is not None
+        return self.cache.pieces(block, self.block_size // 16)
+
+    def _take(self, event: ToScheduler) -> None:
+        match event:
+            case SendAdmitted(_, ticket):
+                blocks = self._allocate(ticket, self.tokens[ticket])
+                self.expected[ticket] = content(self, blocks, self.tokens[ticket])
+                self.agent.tell(Computed(ticket, 0, blocks[:2], len(blocks) <= 2))
+                if blocks[2:]:
+                    self.agent.tell(Computed(ticket, 2, blocks[2:], True))
+            case SendRefused(_, ticket, reason):
+                self._end(ticket, f"SendRefused: {reason}")
+            case Returned(_, ticket):
+                self._free(ticket)
+                self._end(ticket, "Returned")
+            case Offered(_, ticket, tokens, _, _, reserve):
+                self._offer(ticket, tokens, reserve)
+            case Arrived(_, ticket, tokens):
+                outcome = self.outcomes[ticket]
+                assert self.cache is not None
+                outcome.arrived, outcome.digests = tokens, content(self, self.placed[ticket], tokens)
+                if tokens >= self.tokens[ticket]:
+                    self._claim(ticket, "all arrived")
+            case Failed(_, ticket, reason):
+                self._claim(ticket, f"Failed: {reason}")
+            case Quarantined(_, ticket):
+                self.agent.tell(Claimed(ticket, self.outcomes[ticket].arrived))
+                self._end(ticket, "Quarantined")
+            case Forgotten(_, ticket):
+                self._free(ticket)
+                self._end(ticket, "Forgotten")
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def _offer(self, ticket: str, tokens: int, reserve: bool) -> None:
+        if not self.has_room(ticket, tokens):
+            self.agent.tell(NoRoom(ticket, len(self.free), "full"))
+            return
+        self.outcomes[ticket], self.tokens[ticket] = Outcome(), tokens
+        blocks = self._allocate(ticket, tokens)
+        if reserve:
+            self.agent.tell(Room(ticket, blocks, 0))
+        self.agent.tell(Fetch(ticket, blocks, 0))
+
+    def _claim(self, ticket: str, end: str) -> None:
+        self.agent.tell(Claimed(ticket, self.outcomes[ticket].arrived))
+        self._free(ticket)
+        self._end(ticket, end)
+
+    def _end(self, ticket: str, end: str) -> None:
+        with self._changed:
+            self.outcomes[ticket].end = self.outcomes[ticket].end or end
+
+    def _allocate(self, ticket: str, tokens: int) -> list[int]:
+        blocks = self.take_blocks(ticket, tokens)
+        self.used_again -= set(blocks)
+        return blocks
+
+    def _free(self, ticket: str) -> None:
+        blocks = self.placed.pop(ticket, [])
+        for block in blocks:
+            for piece in self._pieces(block):
+                piece[:] = _USED_AGAIN * len(piece)
+        self.used_again |= set(blocks)
+        self.free = blocks + self.free  # used last
+
+
+class Interrupted:
+    """A machine with a fault at its n-th step: an input taken, or an action performed."""
+
+    def __init__(self, machine: Any, after: int, fault: Callable[[], None]) -> None:
+        self.steps = 0
+        self._machine, self._after, self._fault = machine, after, fault
+
+    def handle(self, given: Input, now: float) -> Iterator[Action]:
+        self._step()
+        return self._in_steps(self._machine.handle(given, now))
+
+    def tick(self, now: float) -> Iterator[Action]:
+        return self._in_steps(self._machine.tick(now))
+
+    def drain(self, now: float) -> Iterator[Action]:
+        return self._in_steps(self._machine.drain(now))
+
+    def next_deadline(self) -> float | None:
+        due: float | None = self._machine.next_deadline()
+        return due
+
+    def figures(self) -> TransferFigures:
+        figures: TransferFigures = self._machine.figures()
+        return figures
+
+    @property
+    def idle(self) -> bool:
+        return bool(self._machine.idle)
+
+    def _in_steps(self, actions: list[Action]) -> Generator[Action, None, None]:
+        for action in actions:
+            yield action
+            self._step()
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps == self._after:
+            self._fault()
+
+
+def _fail() -> None:
+    raise RuntimeError("a fault of a test")
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "raise": _fail,
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process of its own plays."""
+
+    role: str
+    channel: str
+    mode: str
+    fault: str
+    after: int  # 0: never
+    seed: int
+    ticket: str
+    limits: Limits
+    clock_offset: float = 0.0
+    busy_threads: int = 0
+    settings: tuple[tuple[str, Any], ...] = ()
+
+
+def _interrupt_machines(part: Part) -> list[Interrupted]:
+    """In a process of its own: what is made from now on is interrupted."""
+    made: list[Interrupted] = []
+
+    def make(own: Any, config: Any, limits: Any) -> Any:
+        machine = (SenderMachine if part.role == "sender" else ReceiverMachine)(own, config, limits)
+        made.append(Interrupted(machine, part.after, FAULTS[part.fault]))
+        return made[-1]
+
+    opening.SenderMachine = opening.ReceiverMachine = make  # type: ignore[misc, assignment]
+    return made
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def _play(part: Part, said: Connection) -> None:
+    made = _interrupt_machines(part)
+    if part.clock_offset:
+        assert TransferAgent.__init__.__kwdefaults__ is not None
+        TransferAgent.__init__.__kwdefaults__["clock"] = lambda: time.monotonic() + part.clock_offset
+    for _ in range(part.busy_threads):
+        threading.Thread(target=_spin, daemon=True).start()
+    kv = Player(part.role, part.channel, part.mode, cache=seeded_memory(part.seed), limits=part.limits, settings=dict(part.settings))
+    said.send(kv.document if part.role == "receiver" else b"")
+    document = said.recv()
+    kv.agent.start()
+    if part.role == "sender":
+        kv.want(part.ticket, document)
+    else:
+        kv.outcomes[part.ticket] = Outcome()  # until it has ended, whether it is offered or not
+    said.send(None)  # it plays
+    while not kv.outcomes[part.ticket].end and not said.poll(0):
+        with kv._changed:
+            kv._changed.wait_for(lambda: bool(kv.outcomes[part.ticket].end), 0.05)
+    said.send((made[0].steps, kv.outcomes[part.ticket], kv.untouched()))
+    said.recv()
+    os._exit(0)
+
+
+@dataclass
+class Child:
+    """A process that plays a part."""
+
+    part: Part
+    process: Any
+    pipe: Connection
+    document: bytes = b""
+    outcome: Outcome | None = None
+    steps: int = 0
+
+    @property
+    def state(self) -> str:
+        """As the kernel tells it: T is frozen, Z is dead."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def hear(self, timeout: float) -> bool:
+        """Whether its outcome has come by then."""
+        if self.outcome is None and self.pipe.poll(timeout):
+            with contextlib.suppress(EOFError, ConnectionResetError):
+                said = self.pipe.recv()
+                if said is None:
+                    return self.hear(timeout)
+                self.steps, self.outcome, untouched = said
+                assert untouched, f"{self.part}: blocks in use elsewhere were written"
+        return self.outcome is not None
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+
+@contextlib.contextmanager
+def children(parts: list[Part]) -> Iterator[list[Child]]:
+    """Processes for these; forked before anything else is opened, ended with the block."""
+    them: list[Child] = []
+    try:
+        for part in parts:
+            here, there = _FORK.Pipe()
+            process = _FORK.Process(target=_play, args=(part, there), daemon=True)
+            process.start()
+            there.close()
+            them.append(Child(part, process, here))
+        for child in them:
+            assert child.pipe.poll(PATIENCE_S), "a process did not start"
+            child.document = child.pipe.recv()
+        yield them
+    finally:
+        for child in them:
+            with contextlib.suppress(ProcessLookupError):
+                child.signal(signal.SIGKILL)
+        for child in them:
+            child.process.join(10)
+            child.pipe.close()
+
+
+@contextlib.contextmanager
+def playing(role: str, channel: str, mode: str, limits: Limits, **options: Any) -> Iterator[Player]:
+    """One here."""
+    player = Player(role, channel, mode, blocks=options.pop("blocks", 512), limits=limits, **options)
+    player.agent.start()
+    try:
+        yield player
+    finally:
+        player.agent.close(2.0)
+        assert not player.agent.statistics().broken
+
+
+def true_content(part: Part) -> list[bytes]:
+    """What a sending child had in the blocks it took first."""
+    memory = seeded_memory(part.seed)
+    blocks = [memory.layout.blocks - 1 - number for number in range(-(-TOKENS // memory.layout.block_size))]
+    return list(memory.digests(blocks, 0, -(-TOKENS // 16), TOKENS, 16))
