@@ -219,7 +219,7 @@ def test_a_request_goes_on_in_the_memory_of_a_sender_that_was_killed(expected: l
             params = {"do_remote_prefill": True, "ticket": ticket}
             answer = pool.submit(pair.receiver.complete, prompt, 200, kv_transfer_params=params)
             wait_until(lambda: pair.receiver.metric("in_place_pages_total") > 0)
-            os.kill(pair.sender.server.pid, signal.SIGKILL)
+            os.kill(pair.sender.server.process.pid, signal.SIGKILL)
             assert tokens_of(answer.result()) == wanted
         assert pair.receiver.metric("recomputed_tokens_total") == 0
         wait_until(lambda: pair.receiver.metric("pinned_pages") == 0)

@@ -205,6 +205,9 @@ class ScriptedMachine:
     def next_deadline(self) -> float | None:
         return self.deadline
 
+    def lent(self) -> frozenset[str]:
+        return frozenset()
+
     def figures(self) -> TransferFigures:
         return TransferFigures()
 
