@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_whatever_happens_after_any_step(channel: str, mode: str, role: str, fau
         for child in them:
             if fault == "raise" and role == "receiver":
                 continue  # it may never hear of its ticket
-            eventually(lambda child=child: stands_still(child), f"{child.part} comes to its step or its end", 30)
+            eventually(partial(stands_still, child), f"{child.part} comes to its step or its end", 30)
         begun = time.monotonic()
         here.ends(IN_TIME_S)
         may_be_written = [ticket for ticket, outcome in here.outcomes.items() if outcome.end == "Quarantined"]
