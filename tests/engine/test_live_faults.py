@@ -160,3 +160,15 @@ def _tokens_or_none(answer: Future[list[int]]) -> list[int] | None:
         return answer.result(PATIENCE_S)
     except httpx.TransportError:
         return None
+
+
+@pytest.mark.parametrize("role", ["sender", "receiver"])
+def test_memory_over_the_limit_is_an_error_at_the_start(role: str) -> None:
+    """Not a signal in the middle of a request."""
+    command = [sys.executable, "-m", "homenode.cli.main", "serve", "--port", "0", "--threads", "1", "--pd-role", role]
+    ended = subprocess.run(
+        ["bash", "-c", 'ulimit -f 64; exec "$@"', "-", *command],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert ended.returncode not in (0, -signal.SIGXFSZ) and "memfd" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr and "ready" not in ended.stderr

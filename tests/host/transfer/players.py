@@ -236,7 +236,7 @@ def _interrupt_machines(part: Part) -> list[Interrupted]:
         made.append(Interrupted(machine, part.after, FAULTS[part.fault]))
         return made[-1]
 
-    opening.SenderMachine = opening.ReceiverMachine = make  # type: ignore[misc, assignment]
+    opening.SenderMachine = opening.ReceiverMachine = make  # type: ignore[attr-defined, assignment]
     return made
 
 
