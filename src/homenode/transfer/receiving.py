@@ -23,7 +23,7 @@ class Receiving:
         self.limits = limits
         self.push = not settings.pd_pull_mode
         self.delay = settings.pd_pull_mode and settings.pd_delay_pull
-        self.shared = settings.transfer_channel == "shm" if limits.shared is None else limits.shared
+        self.shared = settings.one_sided if limits.shared is None else limits.shared
         self.layout = own.cache.layout
         self.digest_bytes = 8 * self.layout.kv_heads
         self.ledger = Ledger(self.layout.blocks)
