@@ -19,6 +19,7 @@ from homenode.transfer.carriers.spans import Addresses
 
 _log = logging.getLogger(__name__)
 REMEDY = "pip install 'homenode[nixl]'"
+BUILDS = ("nixl_cu12", "nixl_cu13", "nixl")  # modules
 _YOUNG_S = 5.0
 _YOUNG_PAUSE_S = 1e-3
 _OLD_PAUSE_S = 20e-3
@@ -27,7 +28,7 @@ _JOIN_S = 5.0
 
 def _api() -> Any:
     """NIXL's Python face. UnsupportedError without it. The builds are tried before the package that chooses one: it loads torch for that."""
-    for build in ("nixl_cu12", "nixl_cu13", "nixl"):
+    for build in BUILDS:
         try:
             return importlib.import_module(f"{build}._api")
         except ImportError as error:
