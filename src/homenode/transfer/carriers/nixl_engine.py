@@ -30,7 +30,10 @@ def _api() -> Any:
     """NIXL's Python face. UnsupportedError without it. The builds are tried before the package that chooses one: it loads torch for that."""
     for build in BUILDS:
         try:
-            return importlib.import_module(f"{build}._api")
+            api = importlib.import_module(f"{build}._api")
+            for handler in list(logging.getLogger("nixl").handlers):  # it writes to standard output, which is ours for results
+                logging.getLogger("nixl").removeHandler(handler)
+            return api
         except ImportError as error:
             reason = str(error)
     raise UnsupportedError(
