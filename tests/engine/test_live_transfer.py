@@ -197,7 +197,7 @@ IN_PLACE = [("pull-eager", ()), ("pull-delay", ()), ("pull-delay", OFFLOAD)]
 
 @pytest.mark.parametrize(("mode", "offload"), IN_PLACE, ids=["eager", "delay", "delay-offload"])
 def test_pages_are_read_in_place(expected: list[list[int]], mode: str, offload: tuple[str, ...]) -> None:
-    """Small pools too: whoever has to give way gives the pages back and computes them itself."""
+    """Whoever has to give way gives the pages back and computes them itself."""
     with Pair(mode, sender=offload, receiver=("--pd-in-place",)) as pair:
         with ThreadPoolExecutor(16) as pool:
             assert list(pool.map(pair.answer, PROMPTS)) == expected

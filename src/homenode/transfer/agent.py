@@ -77,7 +77,7 @@ class TransferAgent:
         identity = replace(identity, buffers=tuple(one.buffer for one in exported), carrier=carrier.identity(exported))
         self._carrier, self._identity, self._post_event, self._on_change, self._clock = carrier, identity, post, on_change, clock
         self._local = [cache] if pool is None else [cache, pool]
-        self._written_by_peers = push and not sends and carrier.passes_memory
+        self._written_by_peers = push and not sends and carrier.reaches_memory
         self._mailbox: Mailbox[ToAgent | _Closing] = Mailbox()
         self._tickets = Tickets()
         self._bound = _bind(carrier, ports)

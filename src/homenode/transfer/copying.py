@@ -9,9 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
-from homenode.transfer.carriers.carrier import Chunk, LocalBuffer, PeerBuffer
+from homenode.errors import PeerError
+from homenode.transfer.carriers.carrier import Chunk, LocalBuffer, PeerBuffer, StillWritingError
 from homenode.transfer.carriers.mapped import digests_of, run
 from homenode.transfer.machine import Copied
 from homenode.transfer.memory import Copier
@@ -19,6 +20,7 @@ from homenode.transfer.memory import Copier
 _log = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 _SHORT_TABLE = 64  # is converted sooner than cut
+_LOOK_AGAIN_S = 0.05
 INLINE_BYTES = 256 << 10  # less is done sooner than a thread is woken
 
 
@@ -34,6 +36,8 @@ class CopyJob:
     borrowed: Sequence[bytes] = ()  # buffer ids to give back
     stop: str = ""
     seconds: float = field(default=0.0)
+    ended: Callable[[], bool] | None = None  # it was given up, and may be written until this says so
+    answer: Copied | None = None  # for then
 
     @property
     def nbytes(self) -> int:
@@ -90,6 +94,12 @@ def _block_size(buffer: LocalBuffer | PeerBuffer) -> int:
 def _one(job: CopyJob, chunk: Chunk, copier: Copier) -> tuple[list[bytes] | None, str]:
     try:
         digests = _copy(job.source, job.target, chunk, copier)
+    except StillWritingError as error:
+        _log.error("KV transfer: %s", error)
+        job.ended = error.ended
+        return None, str(error)
+    except PeerError as error:
+        return None, error.message
     except Exception as error:
         _log.exception("copying KV failed")
         return None, f"copying failed: {error}"
@@ -126,7 +136,10 @@ class CopyThread:
     def submit(self, job: CopyJob) -> tuple[CopyJob, Copied] | None:
         """Do a job: a small one at once, when nothing is before it, and its result is returned; else None, and it will be among `results`."""
         if not self._open and job.nbytes <= INLINE_BYTES:
-            return job, perform(job, self._copier, lambda: "")
+            answer = perform(job, self._copier, lambda: "")
+            if job.ended is None:
+                return job, answer
+            job.answer = answer
         self._open.add(job)
         self._jobs.put(job)
         return None
@@ -154,6 +167,23 @@ class CopyThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._results.append((job, perform(job, self._copier, lambda: self._stopping)))
-            self._wake()
+        late: list[CopyJob] = []
+        while True:
+            try:
+                job = self._jobs.get(timeout=_LOOK_AGAIN_S if late else None)
+                if job is None:
+                    return
+                job.answer = job.answer or perform(job, self._copier, lambda: self._stopping)
+                late.append(job)
+            except Empty:
+                pass
+            late = [one for one in late if not self._has_ended(one)]
+
+    def _has_ended(self, job: CopyJob) -> bool:
+        """Whether nothing is written for it any more; its result is then told."""
+        if job.ended is not None and not job.ended():
+            return False
+        assert job.answer is not None
+        self._results.append((job, job.answer))
+        self._wake()
+        return True

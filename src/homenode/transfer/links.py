@@ -378,6 +378,7 @@ class Links:
             if not connection.address:
                 self._admission.greet(connection.caller.address)
             try:
+                connection.caller = self._carrier.meet(connection.caller, greeted[0].carrier)
                 self._listener.on_greeted(connection, *greeted)
             except PeerError as error:
                 connection.introduced = False

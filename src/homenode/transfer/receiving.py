@@ -25,8 +25,9 @@ class Receiving:
         self.limits = limits
         self.push = not settings.pd_pull_mode
         self.delay = settings.pd_pull_mode and settings.pd_delay_pull
-        self.shared = settings.transfer_channel == "shm" if limits.shared is None else limits.shared
-        self.in_place = self.shared and not self.push and settings.pd_in_place
+        self.shared = settings.one_sided if limits.shared is None else limits.shared
+        # Only memory that is mapped can be read where it is.
+        self.in_place = self.shared and settings.transfer_channel == "shm" and not self.push and settings.pd_in_place
         self.layout = own.cache.layout
         self.digest_bytes = 8 * self.layout.kv_heads
         self.ledger = Ledger(self.layout.blocks)

@@ -24,7 +24,7 @@ class Sending:
         self.own = own
         self.limits = limits
         self.push = not settings.pd_pull_mode
-        self.shared = settings.transfer_channel == "shm" if limits.shared is None else limits.shared
+        self.shared = settings.one_sided if limits.shared is None else limits.shared
         self.pool = own.pool if settings.pd_use_cpu_offload and settings.pd_pull_mode else None
         self.layout = own.cache.layout
         self.page_tokens = self.layout.block_size

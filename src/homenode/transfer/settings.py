@@ -104,6 +104,11 @@ class TransferConfig:
         return self.pd_role is not None if self.enable_pd is None else self.enable_pd
 
     @property
+    def one_sided(self) -> bool:
+        """Whether one side reads or writes the other's memory; else both send and receive."""
+        return self.transfer_channel in ("shm", "nixl")
+
+    @property
     def mode(self) -> Mode:
         """How."""
         if not self.pd_pull_mode:

@@ -55,17 +55,21 @@ class StagingMemory:
     def _allocate(self, local: LocalBuffer, page_tokens: int, pages: int) -> LocalBuffer:
         """Private memory with blocks of the sender's size. HostError when there is none."""
         layout = contiguous(local.memory.layout, page_tokens, pages)
+        return LocalBuffer(Buffer(bytes(16), layout), private_memory(self._backend, layout), None)
+
+
+def private_memory(backend: KvBackend, layout: KvLayout) -> KvMemory:
+    """KV memory of this process alone. HostError when there is none."""
+    try:
+        fd = os.memfd_create("homenode-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            fd = os.memfd_create("homenode-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            try:
-                os.ftruncate(fd, layout.nbytes)
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-                memory = self._backend.map_memory(fd, layout, writable=True)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise HostError(f"no memory for {pages} pages on their way: {error}") from error
-        return LocalBuffer(Buffer(bytes(16), layout), memory, None)
+            os.ftruncate(fd, layout.nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            return backend.map_memory(fd, layout, writable=True)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise HostError(f"no memory for {layout.blocks} pages on their way: {error}") from error
 
 
 def contiguous(like: KvLayout, block_size: int, blocks: int) -> KvLayout:

@@ -18,6 +18,8 @@ LIBRARIES = {
     "hccl": ("torch_npu", "it comes with the vendor's torch_npu"),
 }
 
+_BUILDS = {"nixl": ("nixl_cu12", "nixl_cu13")}  # other modules that are as good
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -39,8 +41,8 @@ class Surroundings:
 def read_surroundings(config: TransferConfig, dev: Path = Path("/dev"), has: Callable[[str], bool] | None = None) -> Surroundings:
     """The facts these settings depend on. Ports are taken for a moment and given back."""
     has = has or (lambda module: importlib.util.find_spec(module) is not None)
-    known = tuple(channels())
-    libraries = tuple(module for module, _ in LIBRARIES.values() if has(module))
+    libraries = tuple(module for module, _ in LIBRARIES.values() if any(has(one) for one in (module, *_BUILDS.get(module, ()))))
+    known = tuple(name for name in channels() if name not in LIBRARIES or LIBRARIES[name][0] in libraries)
     devices = (("cuda", _devices(dev, "nvidia")), ("npu", _devices(dev, "davinci")))
     found = _resolve(config.pd_peer_host)
     if isinstance(found, str):

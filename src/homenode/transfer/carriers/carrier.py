@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +54,14 @@ class LocalBuffer:
     words: EpochWords | None  # None: its pages are never reused while somebody reads
 
 
+class StillWritingError(Exception):
+    """A write into a peer's memory was given up on, but may go on until `ended` says that it has (asked from the copy thread)."""
+
+    def __init__(self, message: str, ended: Callable[[], bool]) -> None:
+        super().__init__(message)
+        self.ended = ended
+
+
 class PeerBuffer(Protocol):
     """A peer's KV memory, as far as the channel makes it reachable."""
 
@@ -64,7 +72,7 @@ class PeerBuffer(Protocol):
         """Read pages into local memory; as `Copier`."""
 
     def copy_to(self, copier: Copier, source: LocalBuffer, job: Chunk) -> list[bytes] | None:
-        """Write pages of local memory into it; as `Copier`."""
+        """Write pages of local memory into it; as `Copier`. StillWritingError when it is given up and may go on."""
 
     def digests(self, job: Chunk) -> list[bytes] | None:
         """Read pages where they are; None when an epoch has changed."""
@@ -92,6 +100,7 @@ class Carrier(Protocol):
 
     name: str
     passes_memory: bool  # descriptors of memory go with Hello
+    reaches_memory: bool  # `attach` gives buffers: one side reads or writes the other's memory
     secret: str | None  # frames carry MACs made with it
 
     def listen(self, ports: Sequence[int]) -> list[Listening]:
@@ -105,6 +114,9 @@ class Carrier(Protocol):
 
     def identity(self, exported: Sequence[LocalBuffer]) -> bytes:
         """What goes into `Hello.carrier`."""
+
+    def meet(self, caller: Caller, carrier: bytes) -> Caller:
+        """What a greeted peer's `Hello.carrier` adds to what is known of it. PeerError for one that cannot be read."""
 
     def attach(self, buffer: Buffer, fds: Sequence[int], carrier: bytes, *, writable: bool) -> PeerBuffer | None:
         """Make a peer's buffer reachable; None where only its own process can read it. Takes the descriptors over. PeerError for one that is not

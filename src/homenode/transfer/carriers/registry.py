@@ -13,7 +13,6 @@ from homenode.transfer.settings import TransferConfig
 
 Maker = Callable[[TransferConfig, KvLayout, KvBackend], Carrier]
 _NEEDS = {
-    "nixl": "a carrier for the nixl package, which this version does not have yet",
     "hccl": "torch_npu and the vendor's collective communication library (libhccl), on a machine with an NPU",
 }
 
@@ -22,13 +21,19 @@ def _shm(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
     return ShmCarrier(own, backend)
 
 
-def _tcp(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
+def _tcp(config: TransferConfig, own: KvLayout, backend: KvBackend) -> TcpCarrier:
     return TcpCarrier(config.pd_peer_host, config.pd_secret)
+
+
+def _nixl(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
+    from homenode.transfer.carriers.nixl import NixlCarrier
+
+    return NixlCarrier(_tcp(config, own, backend), own, backend)
 
 
 def channels() -> dict[str, Maker]:
     """What makes a carrier, by `transfer_channel`."""
-    return {"shm": _shm, "tcp": _tcp}
+    return {"shm": _shm, "tcp": _tcp, "nixl": _nixl}
 
 
 def open_carrier(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:

@@ -24,6 +24,7 @@ class ShmCarrier:
 
     name = "shm"
     passes_memory = True
+    reaches_memory = True
     secret: str | None = None  # the kernel says who is there
 
     def __init__(self, own: KvLayout, backend: KvBackend) -> None:
@@ -70,6 +71,10 @@ class ShmCarrier:
     def identity(self, exported: Sequence[LocalBuffer]) -> bytes:
         """Nothing: the descriptors say it all."""
         return b""
+
+    def meet(self, caller: Caller, carrier: bytes) -> Caller:
+        """Nothing to add."""
+        return caller
 
     def attach(self, buffer: Buffer, fds: Sequence[int], carrier: bytes, *, writable: bool) -> PeerBuffer | None:
         """Map a peer's memory and its epoch words."""

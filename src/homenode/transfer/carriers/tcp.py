@@ -23,6 +23,7 @@ class TcpCarrier:
 
     name = "tcp"
     passes_memory = False
+    reaches_memory = False
 
     def __init__(self, host: str, secret: str | None = None) -> None:
         """Raises UserError for a host that cannot be bound and published, or one off loopback without a secret."""
@@ -90,6 +91,10 @@ class TcpCarrier:
     def identity(self, exported: Sequence[LocalBuffer]) -> bytes:
         """Nothing."""
         return b""
+
+    def meet(self, caller: Caller, carrier: bytes) -> Caller:
+        """Nothing to add."""
+        return caller
 
     def attach(self, buffer: Buffer, fds: Sequence[int], carrier: bytes, *, writable: bool) -> PeerBuffer | None:
         """Nothing to reach: None."""
