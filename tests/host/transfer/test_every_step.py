@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 from functools import partial
+from itertools import product
+from typing import Any
 
 import pytest
 
@@ -79,10 +81,16 @@ def serves_another(here: Player, channel: str, mode: str) -> None:
         assert receiver.outcomes["after"].end == "all arrived" and receiver.outcomes["after"].digests == sender.expected["after"]
 
 
-@pytest.mark.parametrize("fault", ["kill", "freeze", "raise"])
-@pytest.mark.parametrize("role", ["sender", "receiver"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def cases() -> list[Any]:
+    """All of them take about ten seconds each: a few in the quick tests, and the others with the slow ones."""
+    found = []
+    for channel, mode, role, fault in product(("shm", "tcp"), MODES, ("sender", "receiver"), ("kill", "freeze", "raise")):
+        quick = channel == "shm" and (fault == "kill" or (fault, mode) == ("freeze", "push"))
+        found.append(pytest.param(channel, mode, role, fault, marks=() if quick else pytest.mark.slow))
+    return found
+
+
+@pytest.mark.parametrize(("channel", "mode", "role", "fault"), cases())
 def test_whatever_happens_after_any_step(channel: str, mode: str, role: str, fault: str) -> None:
     steps = steps_of(role, channel, mode)
     assert steps >= 10
