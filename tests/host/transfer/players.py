@@ -188,6 +188,9 @@ class Interrupted:
     def idle(self) -> bool:
         return bool(self._machine.idle)
 
+    def lent(self) -> frozenset[str]:
+        return frozenset(self._machine.lent())
+
     def _in_steps(self, actions: list[Action]) -> Generator[Action, None, None]:
         for action in actions:
             yield action
