@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +172,12 @@ def test_signals_that_are_lost_or_come_often(channel: str, mode: str, machine: t
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_one_receiver_that_stands_still_keeps_nobody_waiting(channel: str, mode: str) -> None:
     """Forty hand-overs to another are over long before anything about the first one is."""
-    part = Part("receiver", channel, mode, "freeze", 4, 1, "stuck", PATIENT)
+    limits = replace(PATIENT, silence=120.0, reply=120.0, progress=120.0)
+    part = Part("receiver", channel, mode, "freeze", 4, 1, "stuck", limits)
     with (
         children([part]) as (stuck,),
-        playing("sender", channel, mode, PATIENT) as sender,
-        playing("receiver", channel, mode, PATIENT) as receiver,
+        playing("sender", channel, mode, limits) as sender,
+        playing("receiver", channel, mode, limits) as receiver,
     ):
         stuck.pipe.send(b"")
         sender.want("stuck", stuck.document)
@@ -184,7 +186,9 @@ def test_one_receiver_that_stands_still_keeps_nobody_waiting(channel: str, mode:
         for n in range(40):
             sender.want(f"t{n}", receiver.document)
             assert both_ended(sender, receiver, f"t{n}").end == "all arrived"
-        assert time.monotonic() - begun < 10 < PATIENT.reply and not sender.outcomes["stuck"].end
+        assert time.monotonic() - begun < 60 < limits.reply
+        # What a socket has taken needs no page any more, so that a small push over tcp may be over at its sender.
+        assert not sender.outcomes["stuck"].end or (channel, mode) == ("tcp", "push")
         stuck.signal(signal.SIGKILL)
         sender.ends()
 
