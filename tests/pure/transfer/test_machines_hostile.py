@@ -216,6 +216,7 @@ frames = st.one_of(
         st.booleans(),
         small,
         st.sampled_from([0.0, 1e6]),
+        st.booleans(),
         texts,
     ),
     st.builds(m.Ready, ids, small, st.lists(refs, max_size=4), digests, st.booleans()),
