@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from homenode.dtypes import DType
 from homenode.host.binding.residency import PlannedRange
+
+if TYPE_CHECKING:
+    from homenode.compute.ranks import RankGroup
 
 Tensor = Any  # a backend's activation or parameter handle, float32 [rows, columns] (parameters: [columns])
 Weight = Any  # a backend's packed matrix handle, [rows = output features, columns = input features]
@@ -82,6 +85,7 @@ class StepArrays:
     context_len: IntArray  # [s]
     block_table: IntArray  # [s, widest], C-contiguous
     sample_rows: IntArray  # [r] rows of the step whose logits are wanted, ascending
+    hidden: FloatArray | None = None  # [n, hidden] the stage before this one's rows, C-contiguous; for programs that use `Ops.received`
 
 
 @dataclass
@@ -123,19 +127,33 @@ class SampledRows:
 class Experts:
     """The gated MLPs of a mixture, one for each expert: gate and up [intermediate, columns], down [columns, intermediate].
 
-    All experts have the same shapes; the matrices of each of the three lists are kept in one format, gate and up in the same.
+    All experts have the same shapes; the matrices of each of the three lists are kept in one format, gate and up in the same. `ids`: which of the
+    mixture's experts these are, ascending; None: all of them. A row whose chosen experts are elsewhere gets nothing from these.
     """
 
     gate: Sequence[Weight]
     up: Sequence[Weight]
     down: Sequence[Weight]
+    ids: tuple[int, ...] | None = None
 
 
 class Ops(Protocol):
     """The calls a forward function is written in."""
 
-    def embedding(self, table: Weight) -> Tensor:
-        """Rows of `table` for the step's token ids: [tokens, table.columns]."""
+    def embedding(self, table: Weight, first: int = 0, vocabulary: int | None = None) -> Tensor:
+        """Rows of `table` for the step's token ids: [tokens, table.columns].
+
+        With `vocabulary` the table holds its rows `first` on, of that many in all; ids whose row is not here give zeros.
+        """
+
+    def received(self, columns: int) -> Tensor:
+        """The rows that the stage before this one computed, `StepArrays.hidden`: [tokens, columns]."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The element-wise sum of x over the ranks of the program's group, added in the order of the ranks; may reuse x's storage."""
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """The x of all ranks of the program's group beside each other: [rows, sum of widths], this rank's x having widths[rank] columns."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over each group of len(weight) columns of x (per head when it is a head wide)."""
@@ -175,11 +193,12 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(left half of the columns) * right half."""
 
-    def mixture(self, x: Tensor, logits: Tensor, experts: Experts, chosen: int, normalise: bool, residual: Tensor) -> Tensor:
-        """residual + the sum of weight * down(silu(gate(x)) * up(x)) over the `chosen` experts with the largest logits of each row.
+    def mixture(self, x: Tensor, logits: Tensor, experts: Experts, chosen: int, normalise: bool, residual: Tensor | None) -> Tensor:
+        """residual (or 0) + the sum of weight * down(silu(gate(x)) * up(x)) over the `chosen` experts with the largest logits of each row.
 
         logits: [rows, experts]. Of equal logits the lowest index is chosen first. A weight is the softmax of the row's logits, in float32; with
-        `normalise` divided by the sum over the chosen ones. A row's experts are added in ascending order of their index.
+        `normalise` divided by the sum over the chosen ones. A row's experts are added in ascending order of their index. Where `experts` are not all,
+        the choice and the weights are the same, and only those here are added.
         """
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
@@ -193,7 +212,11 @@ class Program(Protocol):
     """A compiled forward function."""
 
     def run(self, arrays: StepArrays) -> Logits:
-        """Run one step. Blocks; the native backend releases the interpreter while it computes."""
+        """Run one step. Blocks; the native backend releases the interpreter while it computes.
+
+        The result of a stage that is not the last is [tokens, hidden]; `numpy.asarray` of any result gives its rows. PeerError when another rank
+        of the group did not come.
+        """
 
 
 class Backend(Protocol):
@@ -205,9 +228,20 @@ class Backend(Protocol):
         """Names of the storage formats (dtypes.DType.name) with a kernel of their own."""
 
     def weight_from_file(
-        self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0, spread: Spread = "split"
+        self,
+        fd: int,
+        offset: int,
+        dtype: DType,
+        rows: int,
+        columns: int,
+        target: str,
+        permuted_heads: int = 0,
+        spread: Spread = "split",
+        row_bytes: int = 0,
     ) -> Weight:
         """Read a [rows, columns] matrix stored as `dtype` at `offset` of an open file and keep it as `target` (see weight_types).
+
+        `row_bytes`: from the beginning of a row in the file to that of the next, for some columns of a wider matrix; 0: rows follow each other.
 
         With `permuted_heads` n the stored rows are in GGUF's llama order (each of n heads' halves interleaved); they are put back
         in Hugging Face order.
@@ -222,8 +256,11 @@ class Backend(Protocol):
     def kv_cache(self, geometry: KvGeometry, blocks: int) -> KvCache:
         """Paged KV memory of `blocks` blocks, zeroed, touched by the threads that will use it."""
 
-    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits) -> Program:
-        """Prepare `forward` (which returns the logits handle) for steps within `limits`."""
+    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None) -> Program:
+        """Prepare `forward` for steps within `limits`. It returns the logits handle, or of a stage that is not the last its rows [tokens, hidden].
+
+        `group`: the ranks that `Ops.sum` and `Ops.gather` are over, all of which compile the same calls; None: this one alone.
+        """
 
     def sample(self, logits: Logits, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
         """Draw one token for every row of the logits. num_logprobs -1: log-probabilities are not computed; 0: of the drawn token only."""

@@ -16,6 +16,7 @@ from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.settings_file import read_settings_file
+from homenode.units import parse_seconds
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,46 @@ class ParallelConfig:
         maximum=1024,
     )
     tensor_parallel_size: int = option(
-        1, "Workers of an engine that share each of its weights. So far 1: more come with worker processes.", minimum=1, maximum=1024
+        1, "Workers that share each weight of a stage: heads, inner columns and vocabulary are divided among them.", minimum=1, maximum=1024
     )
+    pipeline_parallel_size: int = option(
+        1,
+        "Stages of an engine: each has some of the layers, and workers of its own. Steps are in several stages at once.",
+        minimum=1,
+        maximum=1024,
+    )
+    stage_devices: str = option(
+        "auto",
+        "What computes each stage (or each worker, stage after stage): cpu, cuda:N, npu:N, or torch:DEVICE, joined by commas. auto: the accelerators "
+        "there are, then CPU workers.",
+        metavar="auto|DEVICE,...",
+    )
+    layer_split: str = option(
+        "auto",
+        "Layers of each stage, joined by commas. auto: by the time and memory that a layer takes on each device.",
+        metavar="auto|N,...",
+    )
+    enable_expert_parallel: bool = option(False, "Give each worker whole experts of a mixture instead of a part of each.")
+    expert_placement: str = option(
+        "spread",
+        "Which experts are where: spread (one after another, in turn), packed (runs), or a file of `homenode:expert_tokens_total` counts; the most "
+        "used then go to accelerators first.",
+        metavar="spread|packed|FILE",
+    )
+    executor: str = option(
+        "auto",
+        "Where workers run: inline (in the engine's process; one CPU worker), processes (of this host), ray (of a Ray cluster). auto: inline where "
+        "one CPU worker does it all, else processes.",
+        choices=("auto", "inline", "processes", "ray"),
+    )
+    worker_timeout: float = option(
+        60.0, "Seconds a worker may be silent, or keep others waiting in a step, before it is replaced.", parse=parse_seconds, minimum=1
+    )
+
+    @property
+    def workers(self) -> int:
+        """Workers of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True)

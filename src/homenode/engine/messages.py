@@ -137,6 +137,13 @@ class EngineFigures(msgspec.Struct, frozen=True):
     statistics: Statistics
 
 
+class Serving(msgspec.Struct, frozen=True, tag=True):
+    """Engine to front: whether steps can be computed now. `reason`: why not, such as a worker that is being replaced. Requests are taken all the same."""
+
+    serving: bool
+    reason: str = ""
+
+
 class Fatal(msgspec.Struct, frozen=True, tag=True):
     """Engine to front: the engine cannot start or go on; `kind` is a class name of homenode.errors."""
 
@@ -145,4 +152,4 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | Release | Drain | Ping
-ToFront = Loading | Ready | Heartbeat | Outputs | Statistics | Fatal
+ToFront = Loading | Ready | Heartbeat | Outputs | Statistics | Serving | Fatal

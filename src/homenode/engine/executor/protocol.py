@@ -21,8 +21,22 @@ class StepError(InternalError):
         self.fatal = fatal
 
 
+class WorkerLostError(StepError):
+    """A worker ended, or was silent for too long. All steps in flight are lost, and with them every sequence on every worker; what fails is not the
+    requests' fault, so they may be computed again. The executor replaces the worker by itself: see `Executor.serving`."""
+
+    def __init__(self, message: str, *, fatal: bool = False) -> None:
+        """`fatal`: it will not be replaced, as it was lost too often."""
+        super().__init__(message, kind="worker_lost", fatal=fatal)
+
+
 class Executor(Protocol):
     """Computes steps in the order they are submitted. All calls but those of the callback come from one thread."""
+
+    @property
+    def serving(self) -> bool:
+        """Whether steps may be submitted. False from a WorkerLostError until all workers are there again; the callback of `on_result` is called
+        then, and when a worker is lost, whether or not a step is pending: `result` raises the error then too."""
 
     @property
     def pending(self) -> int:
@@ -40,7 +54,7 @@ class Executor(Protocol):
     def result(self, timeout: float | None = None) -> StepResult | None:
         """The result of the oldest pending step; None when there is none within `timeout` seconds (None: wait for it).
 
-        Raises StepError when it failed; all pending steps are then gone.
+        Raises StepError when it failed; all pending steps are then gone. Raises WorkerLostError once for each loss.
         """
 
     def statistics(self) -> dict[str, Any]:

@@ -39,6 +39,22 @@ class StepFailed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
+class WorkersLost(msgspec.Struct, frozen=True, tag=True):
+    """A worker is gone, and with it every step in flight and all KV: requests wait, and are computed again when `WorkersBack` comes.
+
+    One that was lost this way too often ends with the error kind `WorkerLostError` (error code `worker_lost`).
+    """
+
+    now: float
+    error: str
+
+
+class WorkersBack(msgspec.Struct, frozen=True, tag=True):
+    """All workers are there again, knowing of no sequence."""
+
+    now: float
+
+
 class Ticked(msgspec.Struct, frozen=True, tag=True):
     """Time passed: deadlines are looked at."""
 
@@ -51,7 +67,7 @@ class DrainStarted(msgspec.Struct, frozen=True, tag=True):
     now: float
 
 
-Event = Arrived | Aborted | StepDone | StepFailed | Ticked | DrainStarted | ToScheduler
+Event = Arrived | Aborted | StepDone | StepFailed | WorkersLost | WorkersBack | Ticked | DrainStarted | ToScheduler
 
 
 class Emit(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,137 @@
+"""Frames between an engine and its workers: msgspec structs, msgpack encoded, tagged by type, framed as in engine/messages.py.
+
+One connection for each worker: a socket pair on one host, an authenticated TCP connection between hosts. The engine says everything in the order
+it is to be done; a worker answers each `Work` with one `Done` or `Failed`, in that order.
+
+    Join -> Loading... -> Fits -> Lay -> Laid, then Work -> Done | Failed, Probe -> Alive, and Leave.
+
+Rows between stages and sums between ranks do not go through the engine: workers of one host have shared memory for them, whose descriptors come
+with `Join` (SCM_RIGHTS), in the order of `Join.channels`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from homenode.engine.config import EngineConfig
+from homenode.engine.place import EnginePlace
+from homenode.engine.schedule.step import Step, StepResult
+from homenode.model.part import ModelPart
+
+Role = Literal["ranks", "inlet", "outlet"]  # sums and gathers of one stage's ranks; rows from the stage before; rows for the stage after
+
+
+class Channel(msgspec.Struct, frozen=True, array_like=True):
+    """How a worker reaches others. `kind` shm: a memfd that comes with the frame; tcp: `address`, greeted with `secret`."""
+
+    role: Role
+    kind: Literal["shm", "tcp", "torch"]
+    address: str = ""
+    secret: bytes = b""
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker, first: who you are, what is yours, whom you work with. `number` counts the workers of the engine, stage after stage.
+
+    `generation` counts how often the engine has (re)started any of its workers: a channel of an earlier one is dead.
+    """
+
+    number: int
+    generation: int
+    config: EngineConfig
+    device: str  # "cpu", or a torch device: "torch:cuda:0", "torch:cpu"
+    part: ModelPart
+    place: EnginePlace
+    channels: list[Channel]
+    kv_cache_memory: int | None = None  # bytes of its KV memory, where set; else it says itself what fits
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Worker to engine: bytes of the model's files taken in, and in all."""
+
+    done: int
+    total: int
+
+
+class Fits(msgspec.Struct, frozen=True, tag=True):
+    """Worker to engine: the weights are there, and so many KV blocks would fit. `seconds`: of loading."""
+
+    num_blocks: int
+    weight_bytes: int
+    seconds: float
+    notes: list[str] = []
+
+
+class Lay(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: take KV memory of so many blocks, the fewest over all workers, and prepare to compute."""
+
+    num_blocks: int
+
+
+class Laid(msgspec.Struct, frozen=True, tag=True):
+    """Worker to engine: ready. `compute`: the backend's statistics."""
+
+    compute: dict[str, object]
+
+
+class Work(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Engine to worker: a step. `drawn`: (sequence, token) of the steps before it that this worker was not told yet, because it did not draw itself."""
+
+    step: Step
+    drawn: list[tuple[int, int]] = []
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Worker to engine: a step is done. Only rank 0 of the last stage gives tokens and scores. `waited`: seconds it waited for the stage before it."""
+
+    result: StepResult
+    waited: float = 0.0
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Worker to engine: a step could not be computed, for reasons of its own; `kind` as in StepError. It skips what follows until `Forget`."""
+
+    number: int
+    kind: str
+    message: str
+    fatal: bool = False
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: every sequence is gone, and what failed is over. Frames sent before it are not answered any more after it: the worker
+    answers it with `Laid`. `channels`: new ones in place of the old where a worker was replaced; empty: go on with those there are."""
+
+    generation: int
+    channels: list[Channel] = []
+
+
+class Probe(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: answer with `Alive`, from a thread that does not compute."""
+
+    number: int
+
+
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """Worker to engine. `step`: the number of the step it computes or waits in, -1: none; `since`: seconds it has been at it."""
+
+    number: int
+    step: int = -1
+    since: float = 0.0
+    compute: dict[str, object] = {}
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: end."""
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """Worker to engine: it cannot start or go on; `kind` is a class name of homenode.errors. Its last frame."""
+
+    kind: str
+    message: str
+
+
+ToWorker = Join | Lay | Work | Forget | Probe | Leave
+FromWorker = Loading | Fits | Laid | Done | Failed | Alive | Broken

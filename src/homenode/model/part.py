@@ -1,0 +1,84 @@
+"""Which part of a model one worker holds and computes: a stage of its layers, and a tensor-parallel rank's share of every matrix. Plain data.
+
+A model cut into stages (pipeline parallel) gives each stage a run of layers; the first has the embedding table, the last the output matrix. Ranks
+of one stage (tensor parallel; Shoeybi et al. 2019, Megatron-LM) have the same layers and divide what is inside them: heads, the inner columns of
+MLPs, the vocabulary; or whole experts (expert parallel). The lengths that a rank's matrices have are the `Span`s here, so the names of a parameter
+table's shape ("query", "kv", "intermediate"...) say how each matrix is cut: by rows, by columns, or not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from homenode.model.checkpoint.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Span:
+    """Elements first .. first + count - 1 of a dimension."""
+
+    first: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """The first element after it."""
+        return self.first + self.count
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """What one worker has. All spans are in elements of the whole model: layers, heads, columns, rows of the vocabulary.
+
+    `heads` query heads and the `kv_heads` they read; every rank has at least one of each, and within a rank all KV heads have equally many query
+    heads. A KV head is with several ranks where there are more ranks than KV heads. `vocabulary`: rows of the embedding table and of the output
+    matrix. `experts`: those of each mixture that are here, ascending; the inner columns of each are cut (`expert_intermediate`) unless experts
+    are divided as wholes. The router is with every rank.
+    """
+
+    layers: Span
+    stage: int
+    stages: int
+    rank: int
+    ranks: int
+    heads: Span
+    kv_heads: Span
+    intermediate: Span
+    vocabulary: Span
+    expert_intermediate: Span
+    shared_intermediate: Span
+    experts: tuple[int, ...] = ()
+
+    @classmethod
+    def whole(cls, spec: ModelSpec) -> ModelPart:
+        """All of a model."""
+        mixture = spec.mixture
+        return cls(
+            layers=Span(0, spec.num_layers),
+            stage=0,
+            stages=1,
+            rank=0,
+            ranks=1,
+            heads=Span(0, spec.num_heads),
+            kv_heads=Span(0, spec.num_kv_heads),
+            intermediate=Span(0, spec.intermediate_size),
+            vocabulary=Span(0, spec.vocab_size),
+            expert_intermediate=Span(0, mixture.intermediate_size if mixture else 0),
+            shared_intermediate=Span(0, mixture.shared_intermediate_size if mixture else 0),
+            experts=tuple(range(mixture.num_experts)) if mixture else (),
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of the model."""
+        return self.stages == self.ranks == 1
+
+    @property
+    def first_stage(self) -> bool:
+        """Its rows come from the embedding table; otherwise from the stage before it."""
+        return self.stage == 0
+
+    @property
+    def last_stage(self) -> bool:
+        """It computes logits; otherwise it hands rows of the hidden state on."""
+        return self.stage == self.stages - 1
