@@ -18,6 +18,7 @@ from homenode.cpuset import format_cpu_list
 from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.engine.crowding import spin_us, too_many_threads
 from homenode.engine.executor.inline import InlineExecutor
+from homenode.engine.executor.protocol import Executor
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
@@ -29,6 +30,8 @@ from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
 from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
+from homenode.engine.workers.layout import executor_kind
+from homenode.engine.workers.there import devices_of
 from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
 from homenode.host.placement.numa_policy import Chosen, Teams
@@ -59,7 +62,7 @@ class Engine:
     """The parts of an engine that is ready to run; `core.EngineCore` runs it."""
 
     scheduler: Scheduler
-    executor: InlineExecutor
+    executor: Executor
     ready: Ready
     handing_over: HandingOver | None = None
 
@@ -98,6 +101,11 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     """
     begin = time.monotonic()
     config = located(config)
+    devices = devices_of(config)
+    if executor_kind(config, devices) != "inline":
+        from homenode.engine.workers.build import build_engine_of_workers  # built on this module
+
+        return build_engine_of_workers(config, devices, progress, lookahead, own_process)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     if config.replica is not None and config.replica.allowed:
         keep_to(config.replica.allowed)  # the front, whose CPUs were inherited, may have moved to a few of them
@@ -161,6 +169,15 @@ def check_config(config: EngineConfig) -> list[UserError]:
     Raises what opening the model raises: without its figures nothing can be said.
     """
     config = located(config)
+    try:
+        devices = devices_of(config)
+        inline = executor_kind(config, devices) == "inline"
+    except UserError as error:
+        return [error]
+    if not inline:
+        from homenode.engine.workers.build import check_engine_of_workers  # built on this module
+
+        return check_engine_of_workers(config, devices)
     host = read_host(LiveSource(), accelerators=False)
     found: list[UserError] = []
     place = EnginePlace(())
@@ -184,6 +201,11 @@ def _room(config: EngineConfig, place: EnginePlace, taken: int = 0) -> MemoryRoo
     if config.replica is None or config.replica.memory is None:
         return room
     return replace(room, size=min(room.size, max(0, config.replica.memory - taken)))
+
+
+def memory_left(config: EngineConfig, place: EnginePlace, taken: int = 0) -> int:
+    """Bytes that a worker in this place may still take, of which it has `taken` some."""
+    return _room(config, place, taken).size
 
 
 def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:

@@ -155,6 +155,13 @@ class EngineConfig:
         """The model as it is called in public: what the user named, or its path."""
         return self.model.model or self.model.path or ""
 
+    @property
+    def process_name(self) -> str | None:
+        """What the engine's process is called; None for one that is alone. One of several with one worker is that worker (see `workers.layout`)."""
+        if self.replica is None:
+            return None
+        return self.replica.name if self.parallel.workers == 1 else f"homenode-engine-{self.replica.number}"
+
     @classmethod
     def of(cls, model: str | None, settings: Mapping[str, Any]) -> EngineConfig:
         """A config from settings by name, as Python code gives them: `max_model_len=2048, kv_cache_memory="2GiB"`. None means the default.
