@@ -77,6 +77,16 @@ class ModelPart:
         return self.stages == self.ranks == 1
 
     @property
+    def name(self) -> str:
+        """The part in words."""
+        return f"stage {self.stage} of {self.stages}, rank {self.rank} of {self.ranks}"
+
+    @property
+    def leads(self) -> bool:
+        """Of the ranks that add up their shares this is the one that brings in what is whole: the residual, and a bias of the output."""
+        return self.rank == 0
+
+    @property
     def first_stage(self) -> bool:
         """Its rows come from the embedding table; otherwise from the stage before it."""
         return self.stage == 0
