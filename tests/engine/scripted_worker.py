@@ -66,7 +66,7 @@ class ScriptedWorker:
             time.sleep(0.05)
         rows = np.full((step.num_tokens, 4), step.number, np.float32)
         if self._links.inlet is not None:
-            rows = self._links.inlet.take(step.num_tokens)
+            rows = self._links.inlet.take(step.number, step.num_tokens)
             self._links.inlet.free()
             if not (rows == step.number).all():
                 raise ValueError(f"rows of step {rows[0, 0]} came for step {step.number}")
@@ -76,7 +76,7 @@ class ScriptedWorker:
             if not (mine == part.ranks).all():
                 raise ValueError("the sum is wrong")
         if self._links.outlet is not None:
-            self._links.outlet.put(rows)
+            self._links.outlet.put(step.number, rows)
         sampled = []
         if part.last_stage and part.rank == 0:
             sampled = [Sampled(item.seq, token_of(item.seq, item.start + item.count - 1)) for item in step.items if item.sample]

@@ -70,7 +70,10 @@ class _Inlet:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
-    def take(self, rows: int) -> FloatArray:
+    def take(self, number: int, rows: int) -> FloatArray:
+        came = int(np.frombuffer(_exactly(self._end, 8), np.int64)[0])
+        if came != number:
+            raise PeerError(f"rows of step {came} came, and those of step {number} were expected")
         return _receive(self._end, rows)
 
     def free(self) -> None:
@@ -81,9 +84,9 @@ class _Outlet:
     def __init__(self, ends: Sequence[socket.socket]) -> None:
         self._ends = ends
 
-    def put(self, rows: FloatArray) -> None:
+    def put(self, number: int, rows: FloatArray) -> None:
         for end in self._ends:
-            _send(end, rows)
+            _send(end, rows, np.int64(number).tobytes())
 
 
 class SocketGroup:
@@ -116,9 +119,9 @@ class SocketGroup:
         return parts
 
 
-def _send(end: socket.socket, rows: FloatArray) -> None:
+def _send(end: socket.socket, rows: FloatArray, before: bytes = b"") -> None:
     try:
-        end.sendall(np.array(rows.shape, np.int64).tobytes() + np.ascontiguousarray(rows, np.float32).tobytes())
+        end.sendall(before + np.array(rows.shape, np.int64).tobytes() + np.ascontiguousarray(rows, np.float32).tobytes())
     except OSError as error:
         raise PeerError(f"rows could not be sent: {error}") from error
 

@@ -31,7 +31,7 @@ NOTHING = Span(0, 0)
 
 
 def part(stage: int, stages: int, rank: int, ranks: int) -> ModelPart:
-    return ModelPart(Span(stage, 1), stage, stages, rank, ranks, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
+    return ModelPart(Span(stage, 1), stage, stages, rank, ranks, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
 
 
 class Driver:

@@ -133,7 +133,7 @@ class ScriptedClient:
         self.requests: list[Request] = []
         self.aborts: list[tuple[int, str]] = []
         self.tickets_released: list[tuple[str, str]] = []
-        self.silent, self.stalled = False, None
+        self.silent = False
         self.held, self.closed = threading.Event(), threading.Event()  # somebody waits; somebody left early
         self._released = asyncio.Event()
         self._aborted: set[int] = set()

@@ -33,7 +33,6 @@ from homenode.engine.messages import (
     Ping,
     Ready,
     Release,
-    Serving,
     Statistics,
     Submit,
     ToEngine,
@@ -113,8 +112,6 @@ class AsyncEngineClient:
     ) -> None:
         """`program`: the module that the child runs; it has to speak as homenode.engine.process does."""
         self.on_engine_lost = on_engine_lost
-        self.on_serving: Callable[[], None] | None = None  # called when `stalled` changes
-        self._stalled: str | None = None
         self._config, self._program = config, program
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -249,11 +246,6 @@ class AsyncEngineClient:
         """Why the engine is gone; None while it is not."""
         return self._lost
 
-    @property
-    def stalled(self) -> str | None:
-        """Why no step can be computed for now, such as a worker that is being replaced; requests wait. None while that is not so."""
-        return self._stalled
-
     def submit(self, request: Request, stream: OutputStream | None = None) -> OutputStream:
         """Start `request` at once; several may run. Closing the stream early aborts it. CapacityError when it is too large for a frame.
 
@@ -344,10 +336,6 @@ class AsyncEngineClient:
             case Ready():
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(message)
-            case Serving(serving, reason):
-                self._stalled = None if serving else reason or "the engine cannot compute now"
-                if self.on_serving is not None:
-                    self.on_serving()
             case Fatal():
                 self._fatal = message
 

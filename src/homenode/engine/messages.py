@@ -119,13 +119,13 @@ class Statistics(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     transfer: TransferFigures | None = None  # None: this engine hands no KV over
 
 
-EngineState = Literal["loading", "ready", "recovering", "silent", "restarting", "gone"]
+EngineState = Literal["loading", "ready", "silent", "restarting", "gone"]
 
 
 class EngineFigures(msgspec.Struct, frozen=True):
     """Of one of several engines behind one front; made in the front.
 
-    `state`: loading, ready, recovering (a worker of it is being replaced; it gets no requests), silent (its loop does not answer; it gets no requests), restarting, gone (given up). `statistics` count from the
+    `state`: loading, ready, silent (its loop does not answer; it gets no requests), restarting, gone (given up). `statistics` count from the
     start of the service, over restarts. `moved`: requests that were taken over by another engine when it was lost.
     """
 

@@ -42,10 +42,6 @@ class EngineClient(Protocol):
     def engines(self) -> tuple[EngineFigures, ...]:
         """Those of several engines, one by one; empty where there is one."""
 
-    @property
-    def stalled(self) -> str | None:
-        """Why no step can be computed for now, of several engines by none; requests are taken and wait. None while that is not so."""
-
     def submit(self, request: Request) -> OutputStream:
         """Start `request`. Closing the stream early aborts it. Raises CapacityError when it is too large to be sent."""
 

@@ -186,7 +186,7 @@ class Detokenized(Struct):
 
 
 class EngineHealth(Struct):
-    """One of several engines. `state`: a `silent` or `recovering` one is not given requests, a `gone` one is not started any more."""
+    """One of several engines. `state`: a `silent` one is not given requests, a `gone` one is not started any more."""
 
     engine: int
     state: EngineState

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -42,7 +41,7 @@ from homenode.engine.workers.messages import (
     Probe,
     Work,
 )
-from homenode.errors import HomenodeError, HostError, InternalError, PeerError
+from homenode.errors import HomenodeError, InternalError, PeerError
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its time; a dead worker is noticed at once
@@ -85,7 +84,6 @@ class ProcessExecutor:
         self._blame: tuple[float, Failed] | None = None  # when to look who kept the others waiting, and what was said of it
         self._losses: deque[float] = deque()
         self._restarts = 0
-        self._why = ""
         self._start_error: HomenodeError | None = None
         self._progress: Progress | None = None
         self._pending = 0
@@ -130,12 +128,7 @@ class ProcessExecutor:
     @property
     def serving(self) -> bool:
         """See `Executor.serving`."""
-        return self._serving
-
-    @property
-    def state(self) -> str:
-        """Why steps cannot be submitted, in words; empty while they can."""
-        return "" if self._serving else self._why
+        return self._serving and self._told
 
     @property
     def pending(self) -> int:
@@ -296,7 +289,7 @@ class ProcessExecutor:
         self._blame = None
         guilty = self._flights.silent(failed.number)
         if guilty:
-            self._lose({number: f"kept others waiting in step {failed.number}" for number in guilty})
+            self._lose(dict.fromkeys(guilty, f"kept others waiting in step {failed.number}"))
         else:
             self._fail(StepError(failed.message, kind=failed.kind))
 
@@ -329,8 +322,8 @@ class ProcessExecutor:
             self._losses.popleft()
         fatal = len(self._losses) > _MOST_LOSSES
         names = ", ".join(str(number) for number in sorted(why))
-        self._why = f"worker {names} of {len(self._plans)} is being replaced"
         was_serving, self._serving = self._serving, False
+        text = f"worker {names} of {len(self._plans)} is being replaced: {text}"
         if fatal:
             text = f"{len(self._losses)} losses of workers in {_WITHIN_S:g} s, the last: {text}"
         _log.error("%s", text)
@@ -402,7 +395,7 @@ class ProcessExecutor:
         if member.answers == 0 and member.state == "laying":
             member.state = "ready"
         if not self._serving and self._limits and all(m.there for m in self._members):
-            self._serving, self._why = True, ""
+            self._serving = True
             if self._restarts:
                 _log.info("all %d workers are there again", len(self._members))
             self._changed.notify_all()
@@ -465,7 +458,7 @@ class ProcessExecutor:
 
     def _give_up(self, error: HomenodeError) -> None:
         with self._changed:
-            self._serving, self._why = False, error.message
+            self._serving = False
             self._start_error = self._start_error or error
             self._changed.notify_all()
             self._tell(WorkerLostError(error.message, fatal=True))

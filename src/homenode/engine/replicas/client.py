@@ -119,15 +119,6 @@ class ReplicasClient:
         return tuple(keeper.figures for keeper in self._keepers)
 
     @property
-    def stalled(self) -> str | None:
-        """Why none of them can compute for now; None while one can."""
-        if any(keeper.takes for keeper in self._keepers):
-            return None
-        return (
-            "; ".join(f"engine {keeper.number}: {why}" for keeper in self._keepers if (why := keeper.client.stalled) and keeper.up) or None
-        )
-
-    @property
     def pids(self) -> tuple[int | None, ...]:
         """The process of each engine."""
         return tuple(keeper.client.pid for keeper in self._keepers)

@@ -42,8 +42,8 @@ class Keeper:
             raise InternalError("the config of one of several engines does not say which")
         self.replica: Replica = config.replica
         self._config, self._watcher, self._patience, self._program = config, watcher, patience, program
-        self._state: EngineState = "loading"
         self.client = self._new_client()
+        self.state: EngineState = "loading"
         self.restarts, self.moved = 0, 0
         self._before = _NO_FIGURES  # of the processes that were lost
         self._failures = 0
@@ -58,11 +58,6 @@ class Keeper:
         return self.replica.number
 
     @property
-    def state(self) -> EngineState:
-        """What becomes of it."""
-        return "recovering" if self._state == "ready" and self.client.stalled is not None else self._state
-
-    @property
     def takes(self) -> bool:
         """Whether it may be given requests."""
         return self.state == "ready" and self.client.lost is None
@@ -70,7 +65,7 @@ class Keeper:
     @property
     def up(self) -> bool:
         """Whether there is an engine, answering or not."""
-        return self._state in ("ready", "silent") and self.client.lost is None
+        return self.state in ("ready", "silent") and self.client.lost is None
 
     @property
     def figures(self) -> EngineFigures:
@@ -109,21 +104,10 @@ class Keeper:
     def _new_client(self) -> AsyncEngineClient:
         client = AsyncEngineClient(self._config, program=self._program)
         client.on_engine_lost = lambda reason: self._lost(client, reason)
-        client.on_serving = lambda: self._serves(client)
         return client
 
-    def _serves(self, client: AsyncEngineClient) -> None:
-        """It can compute, or cannot for a while; requests that it has stay with it."""
-        if client is not self.client or self._state not in ("ready", "silent"):
-            return
-        if client.stalled is not None:
-            _log.warning("engine %d: %s; it gets no requests", self.number, client.stalled)
-        elif self.takes:
-            _log.info("engine %d computes again", self.number)
-            self._watcher.engine_up(self, None)
-
     def _is_up(self, ready: Ready) -> None:
-        self._state, self._up_since = "ready", time.monotonic()
+        self.state, self._up_since = "ready", time.monotonic()
         self._looking = asyncio.ensure_future(self._look(self.client))
         self._watcher.engine_up(self, ready)
 
@@ -131,9 +115,9 @@ class Keeper:
 
     def _lost(self, client: AsyncEngineClient, reason: str) -> None:
         """Of one that never came to be used its starter hears."""
-        if self._closing or client is not self.client or self._state not in ("ready", "silent"):
+        if self._closing or client is not self.client or self.state not in ("ready", "silent"):
             return
-        self._state = "restarting"
+        self.state = "restarting"
         if self._looking is not None:
             self._looking.cancel()
         if time.monotonic() - self._up_since >= self._patience.steady_s:
@@ -146,7 +130,7 @@ class Keeper:
             self._failures += 1
             delay = self._patience.delay(self._failures)
             if delay is None:
-                self._state = "gone"
+                self.state = "gone"
                 _log.error("engine %d is gone: %s; it is not started again after %d tries", self.number, reason, self._patience.tries)
                 self._watcher.engine_gone(self, reason)
                 return
@@ -176,16 +160,16 @@ class Keeper:
             await asyncio.sleep(patience.look_every_s)
             with contextlib.suppress(PeerError):
                 await client.heartbeat(patience.silent_after_s)
-                if self._state == "silent":
-                    self._state = "ready"
+                if self.state == "silent":
+                    self.state = "ready"
                     _log.info("engine %d answers again", self.number)
                     self._watcher.engine_up(self, None)
                 continue
             if client.lost is not None:
                 return
             now = time.monotonic()
-            if self._state == "ready":
-                self._state, silent_since = "silent", now
+            if self.state == "ready":
+                self.state, silent_since = "silent", now
                 _log.warning("engine %d has not answered for %g s; it gets no requests", self.number, patience.silent_after_s)
             elif now - silent_since >= patience.lost_after_s:
                 _log.error("engine %d has been silent for %g s and is ended", self.number, now - silent_since)

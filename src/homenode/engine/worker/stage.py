@@ -51,13 +51,13 @@ class StageRunner:
         if not step.items:
             return StepResult(step.number, []), 0.0
         batch = self._batches.build(step.items)
-        waited = self._receive(batch.arrays)
+        waited = self._receive(step.number, batch.arrays)
         rows = self._program.run(batch.arrays)
         if self._links.inlet is not None:
             self._links.inlet.free()
         if not self._part.last_stage:
             if self._links.outlet is not None:
-                self._links.outlet.put(np.asarray(rows))
+                self._links.outlet.put(step.number, np.asarray(rows))
             return StepResult(step.number, [], [], self._clock() - begin - waited), waited
         scored = score(self._backend, rows, batch, self._table)
         sampled = self._sampler.draw(rows, batch)
@@ -74,10 +74,10 @@ class StageRunner:
             slots, tokens = zip(*known, strict=True)
             self._table.append(np.array(slots, np.intp), np.array(tokens, np.int32))
 
-    def _receive(self, arrays: StepArrays) -> float:
+    def _receive(self, number: int, arrays: StepArrays) -> float:
         """Seconds it took the rows of the stage before to come."""
         if self._links.inlet is None:
             return 0.0
         begin = self._clock()
-        arrays.hidden = self._links.inlet.take(len(arrays.ids))
+        arrays.hidden = self._links.inlet.take(number, len(arrays.ids))
         return self._clock() - begin

@@ -13,12 +13,14 @@ from homenode.compute.ops import KvGeometry
 from homenode.engine.build import Engine, Progress, make_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.processes import ProcessExecutor
+from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.location import located
 from homenode.engine.messages import Ready
 from homenode.engine.placement import UNPINNED
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import keep_to, memory_room
 from homenode.engine.sizing import Sizes, problems, resolve
+from homenode.engine.workers.channels import Channels, MakeChannels
 from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.devices import is_accelerator
 from homenode.engine.workers.layers import balanced_layers
@@ -128,21 +130,20 @@ def check_engine_of_workers(config: EngineConfig, devices: Sequence[str]) -> lis
         return [error]
 
 
-def make_executor(planned: Planned) -> ProcessExecutor:
-    """The workers of a plan, not started yet."""
-    from homenode.engine.workers.shared import SharedChannels  # maps memory by the native core
-
-    config, layout, spec = planned.config, planned.layout, planned.checkpoint.spec
-    settings = config.scheduler
+def make_executor(planned: Planned, make_channels: MakeChannels | None = None, program: str = PROGRAM) -> ProcessExecutor:
+    """The workers of a plan, not started yet. `make_channels` and `program`: what they have in place of shared memory, and run."""
+    config, layout = planned.config, planned.layout
 
     def join_of(worker: WorkerPlan) -> Join:
         own = config_of(config, layout, worker)
         return Join(worker.number, 0, own, worker.device, worker.part, worker.place, [], config.kv.kv_cache_memory)
 
-    def channels(generation: int) -> SharedChannels:
-        return SharedChannels(layout, settings.max_num_batched_tokens, spec, config.parallel.worker_timeout)
+    def shared(generation: int) -> Channels:
+        from homenode.engine.workers.shared import SharedChannels  # maps memory by the native core
 
-    return ProcessExecutor(layout.workers, join_of, channels, config.parallel.worker_timeout)
+        return SharedChannels(layout.workers, planned.checkpoint.spec, config.scheduler.max_num_batched_tokens)
+
+    return ProcessExecutor(layout.workers, join_of, make_channels or shared, config.parallel.worker_timeout, program)
 
 
 def _division(config: EngineConfig, checkpoint: Checkpoint, layers: tuple[int, ...], devices: Sequence[str]) -> Division:
@@ -176,7 +177,7 @@ def _engine(planned: Planned, executor: ProcessExecutor, sizes: Sizes, fits: Seq
         config.kv,
         executor.limits(),
         checkpoint.spec.eos_token_ids,
-        lookahead=lookahead,
+        lookahead=lookahead if planned.layout.workers[-1].stage == 0 else 0,
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
     )
     return Engine(scheduler, executor, _ready(planned, executor, sizes, fits, seconds))

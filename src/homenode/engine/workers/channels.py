@@ -18,8 +18,8 @@ from homenode.engine.workers.messages import Channel
 class Inlet(Protocol):
     """Rows of the stage before, step after step."""
 
-    def take(self, rows: int) -> FloatArray:
-        """The next step's [rows, hidden], to be read until `free`. PeerError when they do not come in time, when they are not so many, or after
+    def take(self, number: int, rows: int) -> FloatArray:
+        """The [rows, hidden] of step `number`, the next one, to be read until `free`. PeerError when they do not come in time, when others come, or after
         `leave`."""
 
     def free(self) -> None:
@@ -29,8 +29,8 @@ class Inlet(Protocol):
 class Outlet(Protocol):
     """Rows for the stage after."""
 
-    def put(self, rows: FloatArray) -> None:
-        """Hand a step's [rows, hidden] on; they may change afterwards. PeerError when there is no room for them in time, or after `leave`."""
+    def put(self, number: int, rows: FloatArray) -> None:
+        """Hand step `number`'s [rows, hidden] on; they may change afterwards. PeerError when there is no room for them in time, or after `leave`."""
 
 
 @dataclass
