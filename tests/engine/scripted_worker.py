@@ -18,7 +18,7 @@ import numpy as np
 from homenode.engine.schedule.step import Sampled, StepResult
 from homenode.engine.workers.channels import Links
 from homenode.engine.workers.main import main
-from homenode.engine.workers.messages import Done, Fits, Join, Laid, Work
+from homenode.engine.workers.messages import Done, Fits, Join, Work
 from homenode.errors import CapacityError
 from tests.engine.socket_channels import open_sockets
 
@@ -47,13 +47,11 @@ class ScriptedWorker:
         progress(100, 100)
         return Fits(BLOCKS + self._join.number, 1000, 0.0, [f"note of {self._join.number}"])
 
-    def lay(self, num_blocks: int, links: Links) -> Laid:
+    def lay(self, num_blocks: int) -> None:
         assert num_blocks == BLOCKS
-        return self.forget(links)
 
-    def forget(self, links: Links) -> Laid:
+    def prepare(self, links: Links) -> None:
         self._links, self._told = links, {}
-        return Laid({"threads": 1, "weight_bytes": 1000, "generation": self._join.generation})
 
     def compute(self, work: Work) -> Done:
         step, part = work.step, self._join.part
@@ -66,7 +64,7 @@ class ScriptedWorker:
             time.sleep(0.05)
         rows = np.full((step.num_tokens, 4), step.number, np.float32)
         if self._links.inlet is not None:
-            rows = self._links.inlet.take(step.number, step.num_tokens)
+            rows = self._links.inlet.take(step.number, step.num_tokens, 4)
             self._links.inlet.free()
             if not (rows == step.number).all():
                 raise ValueError(f"rows of step {rows[0, 0]} came for step {step.number}")
@@ -85,7 +83,7 @@ class ScriptedWorker:
         return Done(StepResult(step.number, sampled, [], 0.001), 0.0)
 
     def statistics(self) -> dict[str, Any]:
-        return {}
+        return {"threads": 1, "weight_bytes": 1000}
 
     def _check(self, work: Work) -> None:
         """Whoever draws nothing was told every token before the step that computes it."""

@@ -70,7 +70,7 @@ class _Inlet:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
-    def take(self, number: int, rows: int) -> FloatArray:
+    def take(self, number: int, rows: int, columns: int) -> FloatArray:
         came = int(np.frombuffer(_exactly(self._end, 8), np.int64)[0])
         if came != number:
             raise PeerError(f"rows of step {came} came, and those of step {number} were expected")
@@ -84,9 +84,9 @@ class _Outlet:
     def __init__(self, ends: Sequence[socket.socket]) -> None:
         self._ends = ends
 
-    def put(self, number: int, rows: FloatArray) -> None:
+    def put(self, number: int, rows: Any) -> None:
         for end in self._ends:
-            _send(end, rows, np.int64(number).tobytes())
+            _send(end, np.asarray(rows), np.int64(number).tobytes())
 
 
 class SocketGroup:

@@ -26,9 +26,12 @@ class StageRunner:
         backend: Backend,
         links: Links,
         block_size: int,
+        columns: int,
         eos_token_ids: Sequence[int] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`columns`: of the rows between stages. `eos_token_ids`: see `Runner`."""
+        self._columns = columns
         self._part, self._program, self._backend, self._links, self._clock = part, program, backend, links, clock
         self._table = SequenceTable(block_size, eos_token_ids)
         self._batches = Batches(self._table)
@@ -57,7 +60,7 @@ class StageRunner:
             self._links.inlet.free()
         if not self._part.last_stage:
             if self._links.outlet is not None:
-                self._links.outlet.put(step.number, np.asarray(rows))
+                self._links.outlet.put(step.number, rows)
             return StepResult(step.number, [], [], self._clock() - begin - waited), waited
         scored = score(self._backend, rows, batch, self._table)
         sampled = self._sampler.draw(rows, batch)
@@ -79,5 +82,5 @@ class StageRunner:
         if self._links.inlet is None:
             return 0.0
         begin = self._clock()
-        arrays.hidden = self._links.inlet.take(number, len(arrays.ids))
+        arrays.hidden = self._links.inlet.take(number, len(arrays.ids), self._columns)
         return self._clock() - begin

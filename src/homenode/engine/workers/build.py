@@ -141,7 +141,7 @@ def make_executor(planned: Planned, make_channels: MakeChannels | None = None, p
     def shared(generation: int) -> Channels:
         from homenode.engine.workers.shared import SharedChannels  # maps memory by the native core
 
-        return SharedChannels(layout.workers, planned.checkpoint.spec, config.scheduler.max_num_batched_tokens)
+        return SharedChannels(layout.workers, planned.checkpoint.spec.hidden_size, config.scheduler.max_num_batched_tokens)
 
     return ProcessExecutor(layout.workers, join_of, make_channels or shared, config.parallel.worker_timeout, program)
 

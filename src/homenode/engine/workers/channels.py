@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from homenode.compute.ops import FloatArray
 from homenode.compute.ranks import RankGroup
@@ -18,8 +18,8 @@ from homenode.engine.workers.messages import Channel
 class Inlet(Protocol):
     """Rows of the stage before, step after step."""
 
-    def take(self, number: int, rows: int) -> FloatArray:
-        """The [rows, hidden] of step `number`, the next one, to be read until `free`. PeerError when they do not come in time, when others come, or after
+    def take(self, number: int, rows: int, columns: int) -> FloatArray:
+        """The [rows, columns] of step `number`, the next one, to be read until `free`. PeerError when they do not come in time, when others come, or after
         `leave`."""
 
     def free(self) -> None:
@@ -29,8 +29,8 @@ class Inlet(Protocol):
 class Outlet(Protocol):
     """Rows for the stage after."""
 
-    def put(self, number: int, rows: FloatArray) -> None:
-        """Hand step `number`'s [rows, hidden] on; they may change afterwards. PeerError when there is no room for them in time, or after `leave`."""
+    def put(self, number: int, rows: Any) -> None:
+        """Hand step `number`'s [rows, hidden] on, what a program's run gave; they may change afterwards. PeerError when there is no room for them in time, or after `leave`."""
 
 
 @dataclass

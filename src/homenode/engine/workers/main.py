@@ -29,6 +29,7 @@ from homenode.engine.workers.messages import (
     Failed,
     Forget,
     Join,
+    Laid,
     Lay,
     Leave,
     Loading,
@@ -90,7 +91,9 @@ class _Post:
 
     def __init__(self, engine: EngineSocket, join: Join, make: MakeWorker, open_channels: OpenChannels) -> None:
         self._engine, self._join, self._open = engine, join, open_channels
-        self._links = open_channels(join.channels, engine.descriptors(len(join.channels)))
+        self._given = (join.channels, engine.descriptors(len(join.channels)))  # to be opened when the worker is where it belongs
+        self._laid = False
+        self._links = Links()
         self._links_lock = threading.Lock()
         self._worker = make(join)
         self._todo: SimpleQueue[tuple[int, ToWorker, list[int]]] = SimpleQueue()
@@ -106,11 +109,14 @@ class _Post:
             epoch, message, descriptors = self._todo.get()
             match message:
                 case Lay(num_blocks):
-                    self._engine.send(self._worker.lay(num_blocks, self._links))
+                    self._worker.lay(num_blocks)
+                    self._laid = True
+                    self._engine.send(self._prepared(epoch))
                 case Forget(_, channels):
                     failed = False
-                    self._renew(channels, descriptors)
-                    self._engine.send(self._worker.forget(self._links))
+                    _close_all(self._given[1])
+                    self._given = (channels, descriptors)
+                    self._engine.send(self._prepared(epoch))
                 case Work() if not failed and epoch == self._forgets:
                     answer = self._answer(message)
                     failed = isinstance(answer, Failed)
@@ -129,13 +135,18 @@ class _Post:
         finally:
             self._now = None
 
-    def _renew(self, channels: list[object], descriptors: list[int]) -> None:
-        """Other channels in place of those there are."""
-        with self._links_lock:
-            self._links.leave()
-            self._links.close()
-            self._links = Links()
-            self._links = self._open(channels, descriptors)  # type: ignore[arg-type]
+    def _prepared(self, epoch: int) -> Laid:
+        """Ready with the channels that were given last, unless there is no memory yet, or others are on their way already."""
+        if self._laid and epoch == self._forgets:
+            channels, descriptors = self._given
+            with self._links_lock:
+                self._links.leave()
+                self._links.close()
+                self._links = Links()
+                self._given = (channels, [])
+                self._links = self._open(channels, descriptors)
+            self._worker.prepare(self._links)
+        return Laid(self._worker.statistics())
 
     # The thread that reads
 
@@ -177,6 +188,11 @@ class _Progress:
         if part != self._told:
             self._told = part
             self._engine.send(Loading(done, total))
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _failure(work: Work, error: Exception) -> Failed:

@@ -11,7 +11,7 @@ from homenode.compute.ops import KvCache, Program
 from homenode.engine.worker.stage import StageRunner
 from homenode.engine.workers.channels import Links
 from homenode.engine.workers.loaded import LoadedPart, load_part
-from homenode.engine.workers.messages import Done, Fits, Join, Laid, Work
+from homenode.engine.workers.messages import Done, Fits, Join, Work
 from homenode.errors import InternalError
 
 
@@ -21,11 +21,11 @@ class Worker(Protocol):
     def load(self, progress: Callable[[int, int], None]) -> Fits:
         """Load. Raises what the engine is to be told of."""
 
-    def lay(self, num_blocks: int, links: Links) -> Laid:
-        """Take KV memory and prepare to compute with these channels."""
+    def lay(self, num_blocks: int) -> None:
+        """Take KV memory."""
 
-    def forget(self, links: Links) -> Laid:
-        """Forget all sequences, and go on with these channels."""
+    def prepare(self, links: Links) -> None:
+        """Know of no sequence, and go on with these channels."""
 
     def compute(self, work: Work) -> Done:
         """Do a step."""
@@ -50,24 +50,27 @@ class PartWorker:
         loaded = self._loaded = load_part(self._join, progress)
         return Fits(loaded.sizes.num_blocks, loaded.model.layout.target_bytes, time.monotonic() - begin, list(loaded.notes))
 
-    def lay(self, num_blocks: int, links: Links) -> Laid:
+    def lay(self, num_blocks: int) -> None:
         """See `Worker.lay`."""
         loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
         self._cache = loaded.backend.kv_cache(loaded.geometry, num_blocks)
         self._program = None
-        return self.forget(links)
 
-    def forget(self, links: Links) -> Laid:
-        """See `Worker.forget`."""
+    def prepare(self, links: Links) -> None:
+        """See `Worker.prepare`."""
         loaded, part = self._part, self._join.part
-        if self._cache is None:  # not laid out yet: there is nothing to forget
-            return Laid(loaded.backend.statistics())
+        assert self._cache is not None  # `lay` comes first
         if self._program is None or part.ranks > 1:  # a program is bound to its group
             self._program = loaded.backend.compile(loaded.model.forward(self._cache), loaded.limits, links.group)
         self._runner = StageRunner(
-            part, self._program, loaded.backend, links, loaded.sizes.block_size, eos_token_ids=loaded.model.spec.eos_token_ids
+            part,
+            self._program,
+            loaded.backend,
+            links,
+            loaded.sizes.block_size,
+            loaded.model.spec.hidden_size,
+            eos_token_ids=loaded.model.spec.eos_token_ids,
         )
-        return Laid(loaded.backend.statistics())
 
     def compute(self, work: Work) -> Done:
         """See `Worker.compute`."""
