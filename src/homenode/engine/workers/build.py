@@ -172,12 +172,14 @@ _MANY = 1 << 62  # bytes: that there is memory enough was looked at by each work
 
 def _engine(planned: Planned, executor: ProcessExecutor, sizes: Sizes, fits: Sequence[Fits], lookahead: int, seconds: float) -> Engine:
     config, checkpoint = planned.config, planned.checkpoint
+    stages = planned.layout.workers[-1].stage + 1
     scheduler = Scheduler(
         config.scheduler,
         config.kv,
         executor.limits(),
         checkpoint.spec.eos_token_ids,
-        lookahead=lookahead if planned.layout.workers[-1].stage == 0 else 0,
+        lookahead=lookahead if stages == 1 else 0,
+        stages=stages,
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
     )
     return Engine(scheduler, executor, _ready(planned, executor, sizes, fits, seconds))
