@@ -1,0 +1,112 @@
+"""The torch backend: parameters and KV memory as tensors of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from homenode.compute.ops import IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, Spread, StepLimits, Tensor
+from homenode.compute.ranks import RankGroup
+from homenode.compute.torch import sampling
+from homenode.compute.torch.device import TorchDevice, open_device
+from homenode.compute.torch.kv import TorchKvCache
+from homenode.compute.torch.products import in_tiles, whole
+from homenode.compute.torch.program import TorchProgram, TorchRows
+from homenode.compute.torch.tiled import tiled_attention
+from homenode.compute.torch.weights import DENSE, MatrixReader, StoredMatrix
+from homenode.dtypes import DType
+
+
+class TorchBackend:
+    """`Backend` on one device of torch. Nothing of torch is set for the process: neither a default device nor a default type.
+
+    Matrices are dense: float32 on the CPU; elsewhere as stored where that is float32, bfloat16 or float16, and bfloat16 for formats in blocks.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: TorchDevice) -> None:
+        self._device = device
+        self._reader = MatrixReader(device)
+        self._product = in_tiles if device.exact else whole
+        self._attention = tiled_attention
+        self._weight_bytes = 0
+        self._kv_bytes = 0
+
+    def weight_types(self) -> frozenset[str]:
+        """See `Backend.weight_types`."""
+        return frozenset(DENSE) if self._device.narrow else frozenset({"F32"})
+
+    def weight_from_file(
+        self,
+        fd: int,
+        offset: int,
+        dtype: DType,
+        rows: int,
+        columns: int,
+        target: str,
+        permuted_heads: int = 0,
+        spread: Spread = "split",
+        row_bytes: int = 0,
+    ) -> torch.Tensor:
+        """See `Backend.weight_from_file`. HostError when the file ends early, UnsupportedError for a target it has no type for."""
+        stored = StoredMatrix(fd, offset, dtype, rows, columns, row_bytes or dtype.row_bytes(columns))
+        return self._count(self._reader.read(stored, target, permuted_heads))
+
+    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Spread = "split") -> torch.Tensor:
+        """See `Backend.weight_from_array`."""
+        return self._count(self._reader.keep(np.asarray(array, np.float32), target))
+
+    def vector(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """See `Backend.vector`."""
+        return torch.tensor(np.asarray(array).reshape(-1), dtype=torch.float32, device=self._device.device)
+
+    def kv_cache(self, geometry: KvGeometry, blocks: int) -> TorchKvCache:
+        """See `Backend.kv_cache`."""
+        cache = TorchKvCache(geometry, blocks, self._device)
+        self._kv_bytes += cache.nbytes
+        return cache
+
+    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None) -> TorchProgram:
+        """See `Backend.compile`."""
+        return TorchProgram(forward, limits, group, self._device, self._product, self._attention)
+
+    def sample(self, logits: TorchRows, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
+        """See `Backend.sample`. ValueError names the first row that holds a NaN or nothing that can be drawn."""
+        with torch.inference_mode():
+            return sampling.sample_rows(logits.tensor, how, num_logprobs)
+
+    def score(self, logits: TorchRows, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
+        """See `Backend.score`. ValueError as in `sample`; the row it names is an index into `rows`."""
+        with torch.inference_mode():
+            chosen = logits.tensor[torch.from_numpy(rows).to(logits.tensor.device).long()]
+            return sampling.score_rows(chosen, targets, num_logprobs)
+
+    def statistics(self) -> dict[str, Any]:
+        """See `Backend.statistics`."""
+        return {
+            "backend": self.name,
+            "level": self._device.name,
+            "device": self._device.describe(),
+            "weight_bytes": self._weight_bytes,
+            "kv_bytes": self._kv_bytes,
+        }
+
+    def _count(self, weight: torch.Tensor) -> torch.Tensor:
+        self._weight_bytes += weight.nbytes
+        return weight
+
+
+def open_backend(device: str, *, threads: int | None = None) -> TorchBackend:
+    """The backend on a device named as in `compute.devices`.
+
+    `threads`: of torch's own on the host, for the whole process: only for who owns it. UserError for a device that is not there.
+    """
+    opened = open_device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return TorchBackend(opened)
