@@ -38,7 +38,8 @@ def parse_device(word: str, accelerator_of: bool = True) -> str:
     found = _NAME.fullmatch(word.strip())
     if found is None or found[2] not in KINDS or (found[2] == "cpu" and found[3]):
         raise UserError(
-            f"there is no device {word!r}: write cpu, cuda:N, npu:N, or torch: before a device of torch, as in torch:cpu", param="stage_devices"
+            f"there is no device {word!r}: write cpu, cuda:N, npu:N, or torch: before a device of torch, as in torch:cpu",
+            param="stage_devices",
         )
     prefix, kind, index = found.groups()
     if kind == "cpu":
@@ -46,15 +47,13 @@ def parse_device(word: str, accelerator_of: bool = True) -> str:
     return f"torch:{kind}:{int(index or 0)}"
 
 
-def torch_missing(device: str) -> UserError | None:
-    """Why the torch backend cannot be had for this device at all, if so: packages that are not installed."""
+def torch_missing(device: str, param: str = "stage_devices") -> UserError | None:
+    """Why the torch backend cannot be had for this device at all, if so: packages that are not installed. `param`: the setting that asks for it."""
     if importlib.util.find_spec("torch") is None:
-        return UnsupportedError(
-            f"{device} needs torch, which is not installed: pip install 'homenode[torch]'", param="stage_devices", device=device
-        )
+        return UnsupportedError(f"{device} needs torch, which is not installed: pip install 'homenode[torch]'", param=param, device=device)
     plugin = PLUGINS.get(device.removeprefix("torch:").partition(":")[0])
     if plugin and importlib.util.find_spec(plugin) is None:
-        return UnsupportedError(f"{device} needs {plugin}, which is not installed", param="stage_devices", device=device)
+        return UnsupportedError(f"{device} needs {plugin}, which is not installed", param=param, device=device)
     return None
 
 
@@ -113,4 +112,6 @@ def _count(kinds: Sequence[str]) -> dict[str, int]:
         return {kind: int(answer[kind]) for kind in kinds}
     except (ValueError, IndexError, KeyError, TypeError) as error:
         said = asked.stderr.decode(errors="replace").strip().splitlines()
-        raise HostError(f"torch could not be asked which devices there are: {said[-1] if said else f'it ended with {asked.returncode}'}") from error
+        raise HostError(
+            f"torch could not be asked which devices there are: {said[-1] if said else f'it ended with {asked.returncode}'}"
+        ) from error

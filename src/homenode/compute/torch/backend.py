@@ -101,7 +101,7 @@ class TorchBackend:
         return weight
 
 
-def open_backend(device: str, *, threads: int | None = None) -> TorchBackend:
+def open_backend(device: str, *, attention: str = "auto", enforce_eager: bool = False, threads: int | None = None) -> TorchBackend:
     """The backend on a device named as in `compute.devices`.
 
     `threads`: of torch's own on the host, for the whole process: only for who owns it. UserError for a device that is not there.

@@ -11,7 +11,9 @@ from collections.abc import Callable
 import torch
 
 TILE = 16
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # x float32 [rows, columns], matrix [outputs, columns] -> float32 [rows, outputs]
+Product = Callable[
+    [torch.Tensor, torch.Tensor], torch.Tensor
+]  # x float32 [rows, columns], matrix [outputs, columns] -> float32 [rows, outputs]
 
 
 def whole(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -120,5 +120,7 @@ def _read(fd: int, view: memoryview, offset: int) -> None:
         except OSError as error:
             raise HostError(f"pread of {len(view)} bytes at offset {offset} failed: {error.strerror}", errno=error.errno) from error
         if count == 0:
-            raise HostError(f"the file ended {len(view) - done} bytes early: {len(view)} bytes were wanted at offset {offset}", offset=offset)
+            raise HostError(
+                f"the file ended {len(view) - done} bytes early: {len(view)} bytes were wanted at offset {offset}", offset=offset
+            )
         done += count
