@@ -26,6 +26,7 @@ _NODES = {
     "npu": ("/dev/davinci_manager",),
     "xpu": ("/dev/dri/renderD128",),
 }
+_ATTENTION_PACKAGES = {"flash": ("flash_attn", "flash-attn"), "flashinfer": ("flashinfer", "flashinfer-python")}
 _ASKED_S = 60.0  # importing torch from a cold disk, and waking a driver
 _NAME = re.compile(r"(torch:)?([a-z]+)(?::(\d{1,4}))?")
 
@@ -115,3 +116,21 @@ def _count(kinds: Sequence[str]) -> dict[str, int]:
         raise HostError(
             f"torch could not be asked which devices there are: {said[-1] if said else f'it ended with {asked.returncode}'}"
         ) from error
+
+
+def attention_problem(name: str, device: str, kv_dtype: str) -> UserError | None:
+    """Why this `--attention-backend` cannot serve this device with keys and values of this type, if so. docs/attention.md has the table."""
+    package = _ATTENTION_PACKAGES.get(name)
+    if package is None:
+        return None
+    param, kind = "attention_backend", device.removeprefix("torch:").partition(":")[0]
+    if kind != "cuda":
+        return UnsupportedError(f"--attention-backend {name} computes on cuda devices only, not on {device}; take sdpa", param=param)
+    if kv_dtype != "bf16":
+        return UnsupportedError(
+            f"--attention-backend {name} reads keys and values as bf16 only, not as {kv_dtype}; give --kv-cache-dtype bf16, or take sdpa",
+            param=param,
+        )
+    if importlib.util.find_spec(package[0]) is None:
+        return UnsupportedError(f"--attention-backend {name} needs a package that is not installed: pip install {package[1]}", param=param)
+    return None

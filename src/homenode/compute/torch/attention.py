@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.step import DeviceStep
 
@@ -25,3 +26,19 @@ class Attention(Protocol):
 
     def __call__(self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring) -> torch.Tensor:
         """q [n, kv_heads, query heads of one, head_dim] float32 -> the same shape, float32."""
+
+
+def choose_attention(name: str, device: TorchDevice) -> Attention:
+    """What `--attention-backend` names; auto: tiled where results are to be exact, else sdpa. HostError when a package cannot be loaded."""
+    from homenode.compute.torch import sdpa, tiled, varlen  # each names the protocol above
+
+    match name:
+        case "flash":
+            return varlen.FlashAttention()
+        case "flashinfer":
+            return varlen.FlashInfer(device.device)
+        case "tiled":
+            return tiled.tiled_attention
+        case "auto" if device.exact:
+            return tiled.tiled_attention
+    return sdpa.sdpa_attention

@@ -9,14 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from homenode.compute.devices import attention_problem
 from homenode.compute.ops import IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, Spread, StepLimits, Tensor
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch import sampling
+from homenode.compute.torch.attention import choose_attention
 from homenode.compute.torch.device import TorchDevice, open_device
+from homenode.compute.torch.graphs import Capture, CudaCapture
 from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.products import in_tiles, whole
+from homenode.compute.torch.profile import AloneOf, dearest_sampling, largest_step
 from homenode.compute.torch.program import TorchProgram, TorchRows
-from homenode.compute.torch.tiled import tiled_attention
 from homenode.compute.torch.weights import DENSE, MatrixReader, StoredMatrix
 from homenode.dtypes import DType
 
@@ -29,11 +32,14 @@ class TorchBackend:
 
     name = "torch"
 
-    def __init__(self, device: TorchDevice) -> None:
+    def __init__(self, device: TorchDevice, attention: str = "auto", capture: Capture | None = None) -> None:
+        """`attention`: as --attention-backend; `capture`: how steps that only decode are captured, None: they are not."""
         self._device = device
+        self._capture = capture
+        self._attention_name = attention
         self._reader = MatrixReader(device)
         self._product = in_tiles if device.exact else whole
-        self._attention = tiled_attention
+        self._attention = choose_attention(attention, device)
         self._weight_bytes = 0
         self._kv_bytes = 0
 
@@ -66,14 +72,16 @@ class TorchBackend:
         return torch.tensor(np.asarray(array).reshape(-1), dtype=torch.float32, device=self._device.device)
 
     def kv_cache(self, geometry: KvGeometry, blocks: int) -> TorchKvCache:
-        """See `Backend.kv_cache`."""
+        """See `Backend.kv_cache`. UserError when the chosen attention cannot read such keys."""
+        if problem := attention_problem(self._attention_name, self._device.name, geometry.dtype):
+            raise problem
         cache = TorchKvCache(geometry, blocks, self._device)
         self._kv_bytes += cache.nbytes
         return cache
 
     def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None) -> TorchProgram:
         """See `Backend.compile`."""
-        return TorchProgram(forward, limits, group, self._device, self._product, self._attention)
+        return TorchProgram(forward, limits, group, self._device, self._product, self._attention, self._capture)
 
     def sample(self, logits: TorchRows, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
         """See `Backend.sample`. ValueError names the first row that holds a NaN or nothing that can be drawn."""
@@ -85,6 +93,39 @@ class TorchBackend:
         with torch.inference_mode():
             chosen = logits.tensor[torch.from_numpy(rows).to(logits.tensor.device).long()]
             return sampling.score_rows(chosen, targets, num_logprobs)
+
+    def kv_room(
+        self,
+        forward_of: Callable[[TorchKvCache], Callable[[Ops], Tensor]],
+        geometry: KvGeometry,
+        limits: StepLimits,
+        utilization: float,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        hidden: int | None = None,
+    ) -> int:
+        """Bytes of the device that KV memory may take, the weights being there: `utilization` of all its memory less what is in use, by whoever,
+        when a step at the limits has just been computed.
+
+        The step is computed alone, whatever the group (`rank` of `ranks`). `hidden`: columns of the rows from the stage before, for stages that
+        have one. For accelerators; the host's memory is divided by other rules.
+        """
+        device = self._device
+        step = largest_step(limits, geometry.block_size, hidden)
+        with torch.inference_mode():
+            cache = TorchKvCache(geometry, step.block_table.shape[1], device)
+            group = AloneOf(rank, ranks) if ranks > 1 else None
+            program = TorchProgram(forward_of(cache), limits, group, device, self._product, self._attention)
+            rows = program.run(step).tensor
+            if rows.shape[0] == len(step.sample_rows) and torch.isfinite(rows).all():
+                sampling.sample_rows(rows, dearest_sampling(rows.shape[0]), 0)
+            device.wait()
+            free, total = device.calls.mem_get_info(device.device)
+            room = int(utilization * total) - (total - free) + cache.nbytes
+            del rows, program, cache
+        device.release()
+        return max(0, room)
 
     def statistics(self) -> dict[str, Any]:
         """See `Backend.statistics`."""
@@ -102,11 +143,14 @@ class TorchBackend:
 
 
 def open_backend(device: str, *, attention: str = "auto", enforce_eager: bool = False, threads: int | None = None) -> TorchBackend:
-    """The backend on a device named as in `compute.devices`.
+    """The backend on a device named as in `compute.devices`, with the settings of `ComputeConfig`.
 
     `threads`: of torch's own on the host, for the whole process: only for who owns it. UserError for a device that is not there.
     """
     opened = open_device(device)
+    if problem := attention_problem(attention, opened.name, "bf16"):
+        raise problem
     if threads is not None:
         torch.set_num_threads(threads)
-    return TorchBackend(opened)
+    captures = opened.device.type == "cuda" and not enforce_eager
+    return TorchBackend(opened, attention, CudaCapture(opened.device) if captures else None)

@@ -25,7 +25,6 @@ class Seen:
     vocabulary: int | None = None  # of the ids it looks up
     hidden: int | None = None  # columns it wants from the stage before
     cache: TorchKvCache | None = None
-    by_values: bool = False  # it decides by values of the step, or waits for others through the host: it cannot be captured
 
 
 class TorchOps:
@@ -157,7 +156,7 @@ class TorchOps:
 
     def _seen_waiting(self) -> None:
         """The host decides something here, or waits for other processes."""
-        self._seen.by_values = True
+        self._step.by_values = True
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from homenode.compute.ops import FloatArray, Ops, StepArrays, StepLimits, Tensor
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch.attention import Attention
 from homenode.compute.torch.device import TorchDevice
+from homenode.compute.torch.graphs import Capture, StepGraphs
 from homenode.compute.torch.ops import Seen, TorchOps
 from homenode.compute.torch.products import Product
 from homenode.compute.torch.step import DeviceStep, check_ids, check_step
@@ -48,10 +49,19 @@ class TorchProgram:
         device: TorchDevice,
         product: Product,
         attention: Attention,
+        capture: Capture | None = None,
     ) -> None:
+        """`capture`: how steps that only decode are captured; None: they are not."""
         self._forward, self._limits, self._group = forward, limits, group
         self._device, self._product, self._attention = device, product, attention
+        self._capture = capture
         self._seen = Seen()
+        self._graphs: StepGraphs | None = None
+
+    @property
+    def graphs(self) -> int:
+        """Captured steps there are."""
+        return 0 if self._graphs is None else len(self._graphs)
 
     def run(self, arrays: StepArrays) -> TorchRows:
         """See `Program.run`. ValueError when the arrays contradict each other, the limits, or the KV memory."""
@@ -60,10 +70,19 @@ class TorchProgram:
         if self._seen.vocabulary is not None:
             check_ids(arrays.ids, self._seen.vocabulary)
         with torch.inference_mode():
-            return TorchRows(self.forward(self._upload(arrays)))
+            captured = None if self._graphs is None else self._graphs.run(arrays)
+            return TorchRows(self._eager(arrays) if captured is None else captured)
 
-    def forward(self, step: DeviceStep) -> torch.Tensor:
-        """The forward function on this step's tensors."""
+    def _eager(self, arrays: StepArrays) -> torch.Tensor:
+        """Run the step, and learn from the first one whether those that only decode can be captured."""
+        step = self._upload(arrays)
+        result = self._compute(step)
+        cache, capture, self._capture = self._seen.cache, self._capture, None
+        if capture is not None and cache is not None and not step.by_values:
+            self._graphs = StepGraphs(self._compute, self._device, capture, self._limits, cache, self._seen.hidden)
+        return result
+
+    def _compute(self, step: DeviceStep) -> torch.Tensor:
         ops = TorchOps(step, self._device, self._product, self._attention, self._group, self._seen)
         result: torch.Tensor = self._forward(ops)
         return result

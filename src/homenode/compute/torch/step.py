@@ -16,7 +16,8 @@ class DeviceStep:
     """A step's arrays as tensors of a device; `host` are the same where shapes are decided.
 
     `sequence` [n]: which sequence each token is of. `planned`: what is worked out from these once a step, by whoever needs it. `captured`: shapes
-    stand for many steps and nothing may be decided by values; `width` is then the most blocks that a sequence may have.
+    stand for many steps, each sequence has one token, and nothing may be decided by values. `by_values`: set by whoever decided something by them on
+    the host, or waited there for others: such a step cannot be captured.
     """
 
     host: StepArrays
@@ -28,6 +29,7 @@ class DeviceStep:
     rows: torch.Tensor  # int64 [r]
     hidden: torch.Tensor | None
     captured: bool = False
+    by_values: bool = False
     planned: dict[Any, Any] = field(default_factory=dict)
 
     def slots(self, sequences: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:

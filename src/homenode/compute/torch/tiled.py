@@ -35,6 +35,7 @@ class QueryTiles:
 
 def tiled_attention(q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring) -> torch.Tensor:
     """See `Attention`."""
+    step.by_values = True
     if "tiles" not in step.planned:
         step.planned["tiles"] = _tiles(step)
     tiles: QueryTiles = step.planned["tiles"]
