@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from homenode.engine.config import EngineConfig
 from homenode.engine.place import EnginePlace, Replica
 from homenode.engine.placement import UNPINNED
-from homenode.engine.workers.devices import DeviceFacts, worker_devices
+from homenode.engine.workers.devices import worker_devices
 from homenode.engine.workers.layers import StageCost, balanced_layers
 from homenode.engine.workers.layout import Layout, WorkerPlan, executor_kind, with_memory
 from homenode.engine.workers.places import WorkerPlaces, worker_places
@@ -22,53 +22,48 @@ from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
 from homenode.model.part import ModelPart, Span
 
-GPUS = DeviceFacts(("cuda:0", "cuda:1"), torch=True)
-NO_TORCH = DeviceFacts(("cuda:0",))
+GPUS = ("torch:cuda:0", "torch:cuda:1")
 TWO_NODES = "1s/2n/8c/smt2"  # node 0: cores 0-3 (siblings 8-11), node 1: cores 4-7 (siblings 12-15)
 
 
 @pytest.mark.parametrize(
-    ("text", "stages", "ranks", "facts", "found"),
+    ("text", "stages", "ranks", "there", "found"),
     [
-        ("auto", 2, 1, DeviceFacts(), ("cpu", "cpu")),
+        ("auto", 2, 1, (), ("cpu", "cpu")),
         ("auto", 3, 1, GPUS, ("torch:cuda:0", "torch:cuda:1", "cpu")),
-        ("auto", 1, 1, NO_TORCH, ("cpu",)),
         ("cpu,cuda:1", 2, 1, GPUS, ("cpu", "torch:cuda:1")),
         (" torch:cpu , cpu", 2, 1, GPUS, ("torch:cpu", "cpu")),
         ("cpu,torch:cpu", 2, 2, GPUS, ("cpu", "cpu", "torch:cpu", "torch:cpu")),  # one a stage
         ("cuda:0,cpu,cpu,cuda:1", 2, 2, GPUS, ("torch:cuda:0", "cpu", "cpu", "torch:cuda:1")),  # one a worker
         ("cuda:0,cpu", 1, 2, GPUS, ("torch:cuda:0", "cpu")),
-        ("CPU", 1, 1, DeviceFacts(), ("cpu",)),
     ],
 )
-def test_devices_of_workers(text: str, stages: int, ranks: int, facts: DeviceFacts, found: tuple[str, ...]) -> None:
-    assert worker_devices(text, stages, ranks, facts) == found
+def test_devices_of_workers(text: str, stages: int, ranks: int, there: tuple[str, ...], found: tuple[str, ...]) -> None:
+    assert worker_devices(text, stages, ranks, there) == found
 
 
 def test_engines_take_their_own_accelerators() -> None:
-    four = DeviceFacts(("cuda:0", "cuda:1", "cuda:2"), torch=True)
+    four = (*GPUS, "torch:cuda:2")
     assert [worker_devices("auto", 2, 1, four, n, 2) for n in range(2)] == [("torch:cuda:0", "torch:cuda:1"), ("torch:cuda:2", "cpu")]
     assert worker_devices("cpu,cuda:1,cpu,cuda:0", 2, 1, GPUS, 1, 2) == ("cpu", "torch:cuda:0")
     assert worker_devices("cpu,torch:cpu", 2, 1, GPUS, 1, 2) == ("cpu", "torch:cpu")
 
 
 @pytest.mark.parametrize(
-    ("text", "stages", "ranks", "facts", "words"),
+    ("text", "stages", "ranks", "words"),
     [
-        ("cpu", 2, 1, GPUS, ["1 device ", "--pipeline-parallel-size 2", "give 2"]),
-        ("cpu,cpu,cpu", 2, 2, GPUS, ["3 devices", "--tensor-parallel-size 2", "give 2, one for each stage or 4"]),
-        ("cuda:99", 1, 1, GPUS, ["cuda:99 is not there", "cuda:0, cuda:1"]),
-        ("cuda:0", 1, 1, NO_TORCH, ["cuda:0", "homenode[torch]"]),
-        ("cuda:0,cuda:0", 2, 1, GPUS, ["cuda:0", "more than one worker"]),
-        ("gpu", 1, 1, GPUS, ["'gpu'", "cuda:N"]),
-        ("cpu:0", 1, 1, GPUS, ["'cpu:0'"]),
-        ("", 1, 1, GPUS, ["is no device"]),
+        ("cpu", 2, 1, ["1 device ", "--pipeline-parallel-size 2", "give 2"]),
+        ("cpu,cpu,cpu", 2, 2, ["3 devices", "--tensor-parallel-size 2", "give 2, one for each stage or 4"]),
+        ("cuda:0,cuda:0", 2, 1, ["cuda:0", "more than one worker"]),
+        ("gpu", 1, 1, ["'gpu'", "cuda:N"]),
+        ("cpu:0", 1, 1, ["'cpu:0'"]),
+        ("", 1, 1, ["no device"]),
     ],
 )
-def test_refusals_of_devices(text: str, stages: int, ranks: int, facts: DeviceFacts, words: list[str]) -> None:
+def test_refusals_of_devices(text: str, stages: int, ranks: int, words: list[str]) -> None:
     with pytest.raises(UserError) as refused:
-        worker_devices(text, stages, ranks, facts)
-    assert refused.value.param == "stage_devices" and all(word in refused.value.message for word in ["--stage-devices", *words])
+        worker_devices(text, stages, ranks, GPUS)
+    assert refused.value.param == "stage_devices" and all(word in refused.value.message for word in words)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from homenode.compute.ops import Backend, KvGeometry, PlacedBackend, StepLimits
 from homenode.engine.build import make_backend, memory_left
@@ -25,6 +26,7 @@ from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model,
 from homenode.model.weights.packed_cache import packed_folder
 
 _SAMPLED_PAGES = 2048
+_LEFT_TO_THE_DEVICE = 1 << 62  # bytes: what an accelerator cannot hold it says by itself
 Progress = Callable[[int, int], None]
 
 
@@ -71,7 +73,7 @@ def load_part(join: Join, progress: Progress) -> LoadedPart:
         spread_of=spread_of(place),
         part=part,
     )
-    sizes = resolve(config, model.spec, geometry, _room(join, config, place, model, backend, geometry))
+    sizes = _sizes(config, join, place, model, backend, geometry)
     if isinstance(backend, PlacedBackend):
         findings += away_from_home(backend.residency(None if len(host.nodes) > 1 else _SAMPLED_PAGES), place, host)
         leave_plan(place, backend.planned())
@@ -83,11 +85,37 @@ def _backend(join: Join, host: Host, place: EnginePlace) -> Backend:
     if is_torch(join.device):
         from homenode.compute.torch import open_backend
 
-        return open_backend(join.device.removeprefix("torch:"), threads=len(place.team) or None)
+        compute = join.config.compute
+        return open_backend(
+            join.device, attention=compute.attention_backend, enforce_eager=compute.enforce_eager, threads=len(place.team) or None
+        )
     compute = replace(join.config.compute, spin_us=spin_us(join.config.compute.spin_us, host, place))
     return make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
 
 
-def _room(join: Join, config: EngineConfig, place: EnginePlace, model: LoadedModel, backend: Backend, geometry: KvGeometry) -> int:
-    """Bytes that may still be taken where the KV memory is to lie."""
-    return memory_left(config, place, model.layout.target_bytes)
+def _sizes(config: EngineConfig, join: Join, place: EnginePlace, model: LoadedModel, backend: Backend, geometry: KvGeometry) -> Sizes:
+    """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and what it needs is left alone."""
+    if not is_accelerator(join.device):
+        return resolve(config, model.spec, geometry, memory_left(config, place, model.layout.target_bytes))
+    if config.kv.kv_cache_memory is None:
+        room = _device_room(config, join, model, backend, geometry)
+        config = replace(config, kv=replace(config.kv, kv_cache_memory=room))
+    return resolve(config, model.spec, geometry, _LEFT_TO_THE_DEVICE)
+
+
+def _device_room(config: EngineConfig, join: Join, model: LoadedModel, backend: Any, geometry: KvGeometry) -> int:
+    part = join.part
+    limits = resolve(
+        replace(config, kv=replace(config.kv, kv_cache_memory=_LEFT_TO_THE_DEVICE // 2)), model.spec, geometry, _LEFT_TO_THE_DEVICE
+    )
+    return int(
+        backend.kv_room(
+            model.forward,
+            geometry,
+            limits.step_limits(),
+            config.compute.gpu_memory_utilization,
+            rank=part.rank,
+            ranks=part.ranks,
+            hidden=None if part.first_stage else model.spec.hidden_size,
+        )
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ class SharedChannels:
         for ranks in stages:
             if len(ranks) > 1:
                 self._share(NativeRankGroup.make(len(ranks)), [(worker, "ranks") for worker in ranks])
-        for before, after in zip(stages, stages[1:], strict=False):
+        for before, after in itertools.pairwise(stages):
             ring = RingMemory.make(max_tokens, hidden, readers=len(after), slots=len(stages) + _SPARE_SLOTS)
             self._share(ring, [(before[0], "outlet"), *((worker, "inlet") for worker in after)])
 
