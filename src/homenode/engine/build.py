@@ -36,6 +36,7 @@ from homenode.engine.workers.there import devices_of
 from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
 from homenode.host.placement.numa_policy import Chosen, Teams
+from homenode.host.placement.variables import kv_cache_memory
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
@@ -121,6 +122,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     if config.replica is not None and config.replica.allowed:
         keep_to(config.replica.allowed)  # the front, whose CPUs were inherited, may have moved to a few of them
     host = read_host(LiveSource(), accelerators=False)
+    config = with_variables(config, host)
     place = _place(config, checkpoint, host)
     if own_process:
         place = alone(place)
@@ -194,6 +196,10 @@ def check_config(config: EngineConfig) -> list[UserError]:
     host = read_host(LiveSource(), accelerators=False)
     found: list[UserError] = []
     place = EnginePlace(())
+    try:
+        config = with_variables(config, host)
+    except UserError as error:
+        found.append(error)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     try:
         place = _place(config, checkpoint, host)
@@ -214,6 +220,11 @@ def _room(config: EngineConfig, place: EnginePlace, taken: int = 0) -> MemoryRoo
     if config.replica is None or config.replica.memory is None:
         return room
     return replace(room, size=min(room.size, max(0, config.replica.memory - taken)))
+
+
+def with_variables(config: EngineConfig, host: Host) -> EngineConfig:
+    """The config with the size of KV memory that a variable gives, where the settings give none. UserError for a variable that says no such thing."""
+    return replace(config, kv=replace(config.kv, kv_cache_memory=kv_cache_memory(config.kv.kv_cache_memory, host.variables)))
 
 
 def memory_left(config: EngineConfig, place: EnginePlace, taken: int = 0) -> int:

@@ -34,6 +34,11 @@ class Member:
     watched: bool = True
 
     @property
+    def word(self) -> str:
+        """What becomes of it, for people: starting, ready, or waiting for others that were lost."""
+        return "starting" if self.state != "ready" else "ready" if self.there else "waiting"
+
+    @property
     def there(self) -> bool:
         """Whether it takes steps."""
         return self.state == "ready" and not self.answers

@@ -179,7 +179,7 @@ class ProcessExecutor:
         with self._changed:
             active = self._flights.active(self._clock())
             stages = [{"stage": s, "busy_s": busy, "wait_s": max(0.0, active - busy)} for s, busy in enumerate(self._flights.busy)]
-            states = [(m.plan, m.state if not m.answers or m.state != "ready" else "waiting", m.compute) for m in self._members]
+            states = [(m.plan, m.word, m.compute) for m in self._members]
         return together(states, stages, self._restarts)
 
     def close(self) -> None:

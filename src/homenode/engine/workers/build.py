@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.compute.ops import KvGeometry
-from homenode.engine.build import Engine, Progress, make_backend
+from homenode.engine.build import Engine, Progress, make_backend, with_variables
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
@@ -42,13 +42,14 @@ from homenode.model.weights.load import kv_geometry_of, plan_model
 
 @dataclass(frozen=True)
 class Planned:
-    """An engine of several workers before any of them is there. For each worker how its matrices are kept, and the shape of its KV memory."""
+    """An engine of several workers before any of them is there. `weights`: how each one's matrices are kept; `geometries`: of their KV memory."""
 
     config: EngineConfig
     checkpoint: Checkpoint
     layout: Layout
     weights: tuple[WeightLayout, ...]
     geometries: tuple[KvGeometry, ...]
+    kv_memory: int | None  # bytes of each CPU worker's KV memory, where set
 
     def left(self, worker: WorkerPlan) -> int | None:
         """Bytes for the buffers and the KV memory of a worker; None on a device with memory of its own."""
@@ -60,8 +61,9 @@ class Planned:
         for worker in self.layout.workers:
             left = self.left(worker)
             if left is not None:
-                for problem in problems(self.config, self.checkpoint.spec, self.geometries[worker.number], left):
-                    found.setdefault(problem.message, problem)
+                config = replace(self.config, kv=replace(self.config.kv, kv_cache_memory=self.kv_memory))
+                for problem in problems(config, self.checkpoint.spec, self.geometries[worker.number], left):
+                    found.setdefault(problem.param or problem.message, problem)
         return list(found.values())
 
 
@@ -69,6 +71,7 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host, device
     """Decide everything. UserError, naming the setting, for what the model cannot be cut into or the host cannot hold."""
     if problem := next(iter(setting_problems(config)), None):
         raise problem
+    memory = with_variables(config, host).kv.kv_cache_memory
     if executor_kind(config, devices) == "ray":
         raise UnsupportedError("--executor ray is not there yet; take processes, which are of this host", param="executor")
     places = worker_places(host, config, devices)
@@ -91,7 +94,7 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host, device
     if config.replica is not None and config.replica.memory is not None:
         total = min(total, config.replica.memory)
     layout = with_memory(layout, [kept_as.target_bytes for kept_as in weights], [(room.size, room.nodes) for room in rooms], total)
-    return Planned(config, checkpoint, layout, weights, geometries)
+    return Planned(config, checkpoint, layout, weights, geometries, memory)
 
 
 def build_engine_of_workers(
@@ -136,7 +139,8 @@ def make_executor(planned: Planned, make_channels: MakeChannels | None = None, p
 
     def join_of(worker: WorkerPlan) -> Join:
         own = config_of(config, layout, worker)
-        return Join(worker.number, 0, own, worker.device, worker.part, worker.place, [], config.kv.kv_cache_memory)
+        memory = config.kv.kv_cache_memory if is_accelerator(worker.device) else planned.kv_memory
+        return Join(worker.number, 0, own, worker.device, worker.part, worker.place, [], memory)
 
     def shared(generation: int) -> Channels:
         from homenode.engine.workers.shared import SharedChannels  # maps memory by the native core
