@@ -88,13 +88,18 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host, device
         kv_geometry_of(checkpoint.spec, kept_as, config.kv.block_size, config.kv.kv_cache_dtype, part)
         for part, kept_as in zip(parts, weights, strict=True)
     )
-    layout = lay_out(config, parts, devices, places)
+    return Planned(config, checkpoint, lay_out(config, parts, devices, places), weights, geometries, memory)
+
+
+def with_room(planned: Planned) -> Planned:
+    """The plan with the memory that each worker may take of what is free on this host now."""
+    config, layout = planned.config, planned.layout
     rooms = [memory_room(worker.place) for worker in layout.workers]
     total = Allowance.of_process().memory_available
     if config.replica is not None and config.replica.memory is not None:
         total = min(total, config.replica.memory)
-    layout = with_memory(layout, [kept_as.target_bytes for kept_as in weights], [(room.size, room.nodes) for room in rooms], total)
-    return Planned(config, checkpoint, layout, weights, geometries, memory)
+    needs = [kept_as.target_bytes for kept_as in planned.weights]
+    return replace(planned, layout=with_memory(layout, needs, [(room.size, room.nodes) for room in rooms], total))
 
 
 def build_engine_of_workers(
@@ -107,7 +112,7 @@ def build_engine_of_workers(
     if config.replica is not None and config.replica.allowed:
         keep_to(config.replica.allowed)
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
-    planned = plan_engine(config, checkpoint, host, devices)
+    planned = with_room(plan_engine(config, checkpoint, host, devices))
     if found := planned.problems():
         raise found[0]
     if own_process and planned.layout.loop:
@@ -128,7 +133,7 @@ def check_engine_of_workers(config: EngineConfig, devices: Sequence[str]) -> lis
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
     try:
-        return plan_engine(config, checkpoint, host, devices).problems()
+        return with_room(plan_engine(config, checkpoint, host, devices)).problems()
     except UserError as error:
         return [error]
 
