@@ -37,9 +37,8 @@ SPLITS: dict[str, tuple[Path, dict[str, Any]]] = {
 @contextmanager
 def engine_of(model: Path = STORIES, **settings: Any) -> Iterator[LocalEngine]:
     """An engine whose workers and shared memory are gone in the end."""
-    engine = LocalEngine(
-        config_for(model, stage_devices="cpu" if "stage_devices" not in settings else settings.pop("stage_devices"), **settings)
-    )
+    settings.setdefault("stage_devices", ",".join(["cpu"] * settings.get("pipeline_parallel_size", 1)))
+    engine = LocalEngine(config_for(model, **settings))
     pids = worker_pids(engine)
     try:
         yield engine
@@ -48,7 +47,7 @@ def engine_of(model: Path = STORIES, **settings: Any) -> Iterator[LocalEngine]:
         engine.close()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "workers are left behind"
     left = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    assert not [name for name in left if "memfd:homenode" in name], "shared memory is left behind"
+    assert not [name for name in left if "memfd:homenode r" in name], "shared memory is left behind"
 
 
 def executor_of(engine: LocalEngine) -> ProcessExecutor:
