@@ -86,14 +86,33 @@ class NativeBackend:
         return frozenset(name for name, dtype in BY_NAME.items() if dtype.gguf_id >= 0 and _native.has_kernel(dtype.gguf_id))
 
     def weight_from_file(
-        self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0, spread: Spread = "split"
+        self,
+        fd: int,
+        offset: int,
+        dtype: DType,
+        rows: int,
+        columns: int,
+        target: str,
+        permuted_heads: int = 0,
+        spread: Spread = "split",
+        row_bytes: int = 0,
     ) -> _native.Weight:
         """See `Backend.weight_from_file`. UnsupportedError for a format the core cannot decode or keep, HostError when reading fails."""
         if dtype.gguf_id < 0 or not _native.can_decode(dtype.gguf_id):
             raise UnsupportedError(f"the native core cannot read {dtype.name}; convert it to float32 first", dtype=dtype.name)
         with host_errors():
             packed = _native.weight_from_file(
-                self._team, fd, offset, dtype.gguf_id, rows, columns, self._target(target), permuted_heads, self._arena, _SPREADS[spread]
+                self._team,
+                fd,
+                offset,
+                dtype.gguf_id,
+                rows,
+                columns,
+                self._target(target),
+                permuted_heads,
+                self._arena,
+                _SPREADS[spread],
+                *((row_bytes,) if row_bytes else ()),
             )
         return self._count(packed)
 
