@@ -10,6 +10,7 @@ namespace homenode {
 
 Level Lowering::level() const { return program_.level_; }
 int Lowering::threads() const { return program_.team_->size(); }
+Team* Lowering::team() const { return program_.team_.get(); }
 const StepLimits& Lowering::limits() const { return program_.bounds_.limits; }
 
 int Lowering::most_rows(RowKind kind) const { return kind == RowKind::sampled ? limits().max_sampled_rows : limits().max_tokens; }
@@ -20,13 +21,15 @@ Memory* Lowering::scratch(size_t bytes) {
   return memory;
 }
 
+int Lowering::next_phase() const { return static_cast<int>(program_.phases_.size()); }
+
 void Lowering::phase(Phase phase, const std::vector<Memory*>& touched) {
   const int number = static_cast<int>(program_.phases_.size());
   phase.barrier_before = !(phase.by_rows && number > 0 && program_.phases_.back().by_rows);
   groups_.push_back(number == 0 ? 0 : groups_.back() + phase.barrier_before);
   program_.phases_.push_back(std::move(phase));
   for (Memory* memory : touched) {
-    if (memory->data) continue;  // a constant
+    if (memory->data || memory->given) continue;  // a constant, or the caller's
     if (memory->first < 0) {
       memory->first = number;
       memories_.push_back(memory);

@@ -37,8 +37,9 @@ void MixtureOperation::lower(Lowering& to) {
   const Tensor& rows = norm_ ? norm_->x : inputs_.x;
   const auto arguments = [=, plan = plan_.get(), x = View(rows), logits = View(inputs_.logits), residual = View(inputs_.residual),
                           y = View(out_)](const Step& step) {
-    return MixtureArgs{plan,         step.tokens,       x.row(0), x.stride(), logits.row(0), logits.stride(), residual.row(0), residual.stride(), y.row(0),
-                       y.stride(), shared->data, own->data};
+    const bool adds = residual.exists();
+    return MixtureArgs{plan, step.tokens, x.row(0), x.stride(), logits.row(0), logits.stride(), adds ? residual.row(0) : nullptr, adds ? residual.stride() : 0,
+                       y.row(0), y.stride(), shared->data, own->data};
   };
   enum class When { many, few, always };
   const auto add = [&](const char* name, void (*work)(const MixtureArgs&, int, int), When when, bool by_rows, std::vector<Memory*> touched) {
@@ -53,7 +54,9 @@ void MixtureOperation::lower(Lowering& to) {
   if (router_) add("router", mixture_logits, When::few, false, {x, logits});
   add("experts_gather", mixture_gather, When::many, false, {x});
   add("experts_gate_up", mixture_gate_up, When::always, false, {x, logits});
-  add("experts_down", mixture_down, When::always, false, {memory_of(inputs_.residual), memory_of(out_)});
+  std::vector<Memory*> rows_of_sum = {memory_of(out_)};
+  if (inputs_.residual.value) rows_of_sum.insert(rows_of_sum.begin(), memory_of(inputs_.residual));
+  add("experts_down", mixture_down, When::always, false, rows_of_sum);
 }
 
 void AddGatedOperation::lower(Lowering& to) {

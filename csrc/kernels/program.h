@@ -20,6 +20,7 @@
 
 namespace homenode {
 
+class RankGroup;
 class Team;
 
 // The result of a program: [rows, columns], valid until its next run.
@@ -30,7 +31,8 @@ struct Output {
 
 class Program {
  public:
-  // Blocks until the step is done; callers take turns. The input is copied first, and refused with an Error if it breaks the bounds.
+  // Blocks until the step is done; callers take turns. The input is copied first, but for hidden, and refused with an Error if it breaks the bounds.
+  // An Error ECONNABORTED: the group of ranks failed, as it will in every later run.
   Result<Output> run(const StepInput&);
 
   size_t bytes() const { return memory_.bytes; }
@@ -46,8 +48,10 @@ class Program {
   friend class Recorder;
   friend class Lowering;
   void run_phases(int thread, int threads);
+  std::optional<Error> compute();
 
   std::shared_ptr<Team> team_;
+  std::shared_ptr<RankGroup> group_;  // or null
   Level level_ = Level::scalar;
   StepBounds bounds_;
   std::mutex one_run_;
@@ -62,6 +66,7 @@ class Program {
   Pages memory_;                                   // where values and scratch lie
   std::vector<std::shared_ptr<const void>> kept_;  // weights, parameters and KV memory the phases point to
   Tensor output_;
+  std::shared_ptr<Value> received_;                // or null: what lies where the caller says
 };
 
 }  // namespace homenode

@@ -15,8 +15,9 @@ from homenode.compute.kv_memory import KvLayout
 from homenode.compute.native.capability import available_levels, choose_level
 from homenode.compute.native.kv_memory import NativeKvMemory, kv_type, map_memory, pool
 from homenode.compute.native.meter import NativeMeter
+from homenode.compute.native.ranks import NativeRankGroup
 from homenode.compute.native.recorder import RecordingOps
-from homenode.compute.native.refusals import host_errors
+from homenode.compute.native.refusals import host_errors, peer_errors
 from homenode.compute.ops import (
     IntArray,
     KvGeometry,
@@ -29,6 +30,7 @@ from homenode.compute.ops import (
     StepLimits,
     Tensor,
 )
+from homenode.compute.ranks import RankGroup
 from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import UnsupportedError, UserError
@@ -193,14 +195,19 @@ class NativeBackend:
         """Another process's KV memory: see `compute.native.kv_memory.map_memory`."""
         return map_memory(fd, layout, self._level, writable=writable)
 
-    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, *, fuse: bool = True) -> NativeProgram:
-        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other.
+    def compile(
+        self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None, *, fuse: bool = True
+    ) -> NativeProgram:
+        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other, UnsupportedError for a group that is not native.
 
         fuse: let operations be computed on the way into or out of others. Without it every result goes through memory; the values are the same.
         """
+        if group is not None and not isinstance(group, NativeRankGroup):
+            raise UnsupportedError(f"programs of the native core sum over ranks of its own kind; seen {type(group).__name__}")
         recorder = _native.Recorder(
-            self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence, fuse
-        )
+            self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence, fuse,
+            None if group is None else group.handle,
+        )  # fmt: skip
         with host_errors():
             program = recorder.finish(forward(RecordingOps(recorder)))
         self._program_bytes += program.nbytes
@@ -321,10 +328,11 @@ class NativeProgram:
     def run(self, arrays: StepArrays) -> _native.Output:
         """See `Program.run`. ValueError, naming the value, when the arrays contradict each other, the limits, the vocabulary or the KV memory.
 
-        The result is overwritten by the next run; `numpy()` copies it.
+        The result is overwritten by the next run; `numpy()` copies it. After a PeerError, every further run fails at once.
         """
         a = arrays
-        return self._program.run(a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows)
+        with peer_errors():
+            return self._program.run(a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows, a.hidden)
 
     def barriers(self, tokens: int = 1, sequences: int = 1) -> int:
         """Times the threads wait for each other in a step of so many tokens and sequences, one sampled row each; its end is not counted."""
