@@ -99,7 +99,8 @@ class Residents:
 
     def settle(self, residency: Residency) -> None:
         """The step that landed contained it. Takes the blocks back if that was what its end waited for."""
-        if residency.ended and residency.last_step <= self.landed and self._leaving.pop(residency.seq, None):
+        if residency.ended and residency.last_step <= self.landed and residency.seq in self._leaving:
+            del self._leaving[residency.seq]
             self._release(residency)
 
     def flies(self, sequence: Sequence) -> bool:
