@@ -9,12 +9,12 @@ import numpy as np
 
 from homenode.compute.ops import Backend, FloatArray, KvGeometry, Ops, StepArrays, StepLimits, Tensor
 
-BLOCK, BLOCKS, WIDEST = 32, 40, 10
+BLOCK, BLOCKS, WIDEST = 32, 40, 10  # at most four sequences
 KV_HEADS, GROUP, HEAD = 2, 3, 16
 COLUMNS = (KV_HEADS * GROUP + 2 * KV_HEADS) * HEAD
 
 
-def geometry(dtype: str, block_size: int = BLOCK, blocks_of: int = 1) -> KvGeometry:
+def geometry(dtype: str, block_size: int = BLOCK) -> KvGeometry:
     return KvGeometry(layers=1, kv_heads=KV_HEADS, head_dim=HEAD, block_size=block_size, dtype=dtype)
 
 
@@ -23,11 +23,9 @@ def step(counts: Sequence[int], contexts: Sequence[int], seed: int = 0) -> StepA
     random = np.random.default_rng(seed)
     free = np.random.default_rng(99).permutation(BLOCKS)
     table = np.full((len(counts), WIDEST), -7, np.int32)
-    used = 0
     for i, context in enumerate(contexts):
         needed = -(-context // BLOCK)
-        table[i, :needed] = free[used : used + needed]
-        used += needed
+        table[i, :needed] = free[i * WIDEST : i * WIDEST + needed]
     positions = np.concatenate([np.arange(context - count, context) for count, context in zip(counts, contexts, strict=True)])
     starts = np.concatenate([[0], np.cumsum(counts)])
     arrays = (a.astype(np.int32) for a in (random.integers(0, 9, len(positions)), positions, starts, np.array(contexts)))

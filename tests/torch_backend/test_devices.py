@@ -43,7 +43,7 @@ def test_devices_that_are_not_there_are_named() -> None:
     assert [error.message.split()[0] for error in found if "is not there" in error.message] == ["cuda:99", "cuda:1"]
     assert any("'abacus'" in error.message for error in found) and len(found) == 3
     assert all(error.param == "stage_devices" for error in found)
-    with pytest.raises(UserError, match="torch:cuda:99 is not there: torch sees no cuda device"):
+    with pytest.raises(UserError, match="cuda:99 is not there: torch sees no cuda device"):
         open_backend("cuda:99")
 
 

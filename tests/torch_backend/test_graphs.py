@@ -93,12 +93,13 @@ def test_what_the_host_decides_is_not_captured(tmp_path: Path, how: str) -> None
     assert [capture.replays for capture in made] == [0] * ranks
 
 
-def test_padding_writes_to_nobodys_block(tmp_path: Path) -> None:
+def test_padding_writes_to_nobodys_block() -> None:
     """Three sequences fill up a graph of four, whose fourth writes behind the last block."""
     backend, capture = capturing()
     cache = backend.kv_cache(steps.geometry("f32"), steps.BLOCKS)
     program = backend.compile(steps.attending(cache, None, None), StepLimits(512, 16, 512, steps.WIDEST))
     program.run(steps.step((40, 5, 3), (40, 5, 3)))
+    cache.keys[:, steps.BLOCKS] = 1  # where zeros will be written
     before = cache.keys.clone()
     program.run(steps.step((1, 1, 1), (41, 6, 4)))
     assert capture.replays == 1 and program.graphs == 1
