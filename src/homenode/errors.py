@@ -10,7 +10,7 @@
      +- PeerError       another process or machine went away, or broke the protocol
      |   +- OverloadedError   full for now: try again after `retry_after_s`
      |   |   +- KvRefusedError   KV could not be handed over now; another sender, or the receiver itself, may compute it
-     |   +- WorkerLostError   one of several engines went away with a request, and no other could take it over
+     |   +- WorkerLostError   an engine, or a worker of one, went away with a request, and it could not be finished elsewhere or again
      +- InternalError   a bug of ours: please report it
 
 Every message says what failed, where, what was seen, what was wanted and what to do; the facts are also kept in `facts` for programs.
@@ -92,7 +92,8 @@ class KvRefusedError(OverloadedError):
 
 
 class WorkerLostError(PeerError):
-    """One of several engines went away with this request, and no other could take it over."""
+    """One of several engines went away with this request and no other could take it over, or an engine's workers were lost under it again and
+    again."""
 
 
 class InternalError(HomenodeError):

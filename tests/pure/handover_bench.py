@@ -88,10 +88,15 @@ class HandoverBench(Bench):
         caching: bool = True,
         fault: Callable[[Step], Exception | None] | None = None,
         rng: random.Random | None = None,
+        stages: int = 1,
     ) -> None:
-        super().__init__(config, limits=limits, lookahead=lookahead, caching=caching, fault=fault)
+        super().__init__(config, limits=limits, lookahead=lookahead, caching=caching, fault=fault, stages=stages)
         self.executor = KeepingExecutor(
-            self.limits, max_tokens=self.config.max_num_batched_tokens, max_sequences=self.config.max_num_seqs, fault=fault
+            self.limits,
+            max_tokens=self.config.max_num_batched_tokens,
+            max_sequences=self.config.max_num_seqs,
+            fault=fault,
+            stages=stages,
         )
         self.rng = rng or random.Random(1)
         self.messages: list[seam.ToAgent] = []
@@ -244,11 +249,11 @@ class HandoverBench(Bench):
 
     def settle(self, most: int = 20_000) -> None:
         """Run until everything is answered; the agent does all it has to, in any order, and nobody asks for anything more."""
+        if not self.executor.serving:
+            self.restore()
         for _ in range(most):
             self.scribble()
-            sent = self.step() is not None
-            if sent and self.lookahead:
-                self.step()
+            sent = self.fill()
             done = self.finish_step()
             if not (sent or done) and not self._agent_moves():
                 break

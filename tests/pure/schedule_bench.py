@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from homenode.engine.executor.protocol import StepError
+from homenode.engine.executor.protocol import StepError, WorkerLostError
 from homenode.engine.executor.scripted import ScriptedExecutor, checksum, scripted_logprob
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.events import Aborted, Arrived, DrainStarted, Emit, Event, Instruction, StepDone, StepFailed, Ticked
+from homenode.engine.schedule.events import (
+    Aborted,
+    Arrived,
+    DrainStarted,
+    Emit,
+    Event,
+    Instruction,
+    StepDone,
+    StepFailed,
+    Ticked,
+    WorkersBack,
+    WorkersLost,
+)
 from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.sequence import Sequence
+from homenode.engine.schedule.sequence import Residency, Sequence
 from homenode.engine.schedule.step import Step, WorkerLimits
 from homenode.transfer.seam import KvTicket
 
@@ -58,14 +70,23 @@ class Bench:
         lookahead: int = 0,
         caching: bool = True,
         fault: Callable[[Step], Exception | None] | None = None,
+        stages: int = 1,
+        micro_batches: int = 0,
     ) -> None:
         self.config = config or SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=8)
         self.limits = limits or limits_of()
         self.lookahead = lookahead
+        self.stages, self.micro_batches = stages, (micro_batches or stages) if stages > 1 else 1
         kv = KvConfig(block_size=self.limits.block_size, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(self.config, kv, self.limits, [EOS], hash_seed=b"seed", lookahead=lookahead)
+        self.scheduler = Scheduler(
+            self.config, kv, self.limits, [EOS], hash_seed=b"seed", lookahead=lookahead, stages=stages, micro_batches=micro_batches
+        )
         self.executor = ScriptedExecutor(
-            self.limits, max_tokens=self.config.max_num_batched_tokens, max_sequences=self.config.max_num_seqs, fault=fault
+            self.limits,
+            max_tokens=self.config.max_num_batched_tokens,
+            max_sequences=self.config.max_num_seqs,
+            fault=fault,
+            stages=stages,
         )
         self.now = 0.0
         self.requests: dict[int, Request] = {}
@@ -118,14 +139,15 @@ class Bench:
 
     def step(self) -> Step | None:
         """Ask for a step and send it."""
-        before = [s for s in self._running() if s.residency and s.residency.decoding and not s.exhausted]
+        decoding = [s for s in self._running() if s.residency and s.residency.decoding and not s.exhausted]
+        before = [s for s in decoding if self.stages == 1 or not s.pending]
         handles = {s.id: s.residency.seq for s in before if s.residency}
         step = self.scheduler.next_step()
         self._obey(self.scheduler.instructions())
         self.scheduler.audit()
         if step is None:
             return None
-        self._check_fairness(step, before, handles)
+        self._check_fairness(step, before, handles, len(decoding))
         self._check_blocks(step)
         self.steps.append(step)
         self.executor.submit(step)
@@ -136,6 +158,8 @@ class Bench:
 
     def finish_step(self) -> bool:
         """Hand over the oldest result, if a step is in flight."""
+        if not self.executor.serving:
+            return False
         if not self.executor.pending:
             return False
         self._blocks_in_flight.popleft()
@@ -149,12 +173,35 @@ class Bench:
             self.apply(StepDone(self.now, result))
         return True
 
+    def lose(self, reason: str = "worker 0 ended") -> None:
+        """A worker is lost, with all steps in flight."""
+        self.executor.lose(reason)
+        self._blocks_in_flight.clear()
+        self._salt_of_block.clear()
+        try:
+            self.executor.result()
+        except WorkerLostError as error:
+            self.apply(WorkersLost(self.now, str(error)))
+        assert self.step() is None, "a step without workers"
+
+    def restore(self) -> None:
+        """It is there again."""
+        self.executor.restore()
+        self.apply(WorkersBack(self.now))
+
+    def fill(self) -> bool:
+        """Send as many steps as there may be, two at most with one stage. False: there were none."""
+        sent = self.step() is not None
+        while sent and (self.lookahead or self.stages > 1) and self.step() is not None:
+            assert self.executor.pending <= max(2, self.micro_batches + 1), "too many steps in flight"
+        return sent
+
     def run(self, most: int = 100_000) -> None:
         """Until everything is answered."""
+        if not self.executor.serving:
+            self.restore()
         for _ in range(most):
-            sent = self.step() is not None
-            if sent and self.lookahead:
-                self.step()
+            sent = self.fill()
             if not self.finish_step() and not sent:
                 break
         assert self.scheduler.idle()
@@ -229,11 +276,15 @@ class Bench:
             scores = [scripted_logprob(token, i) for i, token in enumerate(request.prompt_ids)]
             assert self.outputs[number][0].prompt_logprobs == [None, *scores[1:]]
 
-    def _check_fairness(self, step: Step, before: list[Sequence], handles: dict[int, int]) -> None:
-        """Decodes are never left out for prefills, the first always advances, nobody overtakes in the queue."""
+    def _check_fairness(self, step: Step, before: list[Sequence], handles: dict[int, int], decoding: int) -> None:
+        """Decodes are never left out for prefills or beyond the even share of a micro-batch, the first always advances, nobody overtakes in the
+        queue."""
         assert len(self._running()) <= self.config.max_num_seqs
         inside = {item.seq for item in step.items}
-        for sequence in before:
+        decodes = sum(handle in inside for handle in handles.values())
+        share = -(-decoding // self.micro_batches)
+        assert decodes <= share, "a micro-batch has more than its share"
+        for sequence in before if decodes < share else ():
             residency = sequence.residency
             if residency is None or residency.seq != handles[sequence.id] or residency.seq in inside:
                 continue
@@ -244,12 +295,17 @@ class Bench:
 
     def _check_order(self, step: Step, inside: set[int]) -> None:
         running = self._running()
-        if not self.lookahead and running[0].residency:
-            assert running[0].residency.seq in inside, "the first in order did not advance"
+        first = running[0]
+        if first.residency and not (self.lookahead and self.stages == 1) and not (self.stages > 1 and self._is_held_up(first.residency)):
+            assert first.residency.seq in inside, "the first in order did not advance"
         waiting = self.scheduler._planner.waiting.first()
         started = {start.seq for start in step.starts}
         if waiting is not None:
             assert all(s.order < waiting.order for s in running if s.residency and s.residency.seq in started), "overtaken in the queue"
+
+    def _is_held_up(self, residency: Residency) -> bool:
+        """A step in flight draws its token, or brings back the block that it needs."""
+        return bool(residency.in_flight) or residency.scheduled == len(residency.blocks) * self.limits.block_size
 
     def _check_blocks(self, step: Step) -> None:
         """Cached blocks come from sequences with the same salt; fresh ones are not in use by a step in flight."""

@@ -121,7 +121,7 @@ def _move(bench: HandoverBench, rng: random.Random) -> None:
     bench.read()
 
 
-def _bench(rng: random.Random, lookahead: int, faults: bool = False) -> HandoverBench:
+def _bench(rng: random.Random, lookahead: int, faults: bool = False, stages: int = 1) -> HandoverBench:
     blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64), (5, 64)])
     seqs = rng.choice([1, 2, 5, 12])
     chunked = rng.random() < 0.75
@@ -138,7 +138,8 @@ def _bench(rng: random.Random, lookahead: int, faults: bool = False) -> Handover
     def fault(step: Step) -> Exception | None:
         return RuntimeError("worker lost") if step.number in lost else None
 
-    return HandoverBench(config, limits=limits, lookahead=lookahead, caching=rng.random() < 0.8, fault=fault, rng=rng)
+    caching = rng.random() < 0.8
+    return HandoverBench(config, limits=limits, lookahead=lookahead, caching=caching, fault=fault, rng=rng, stages=stages)
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

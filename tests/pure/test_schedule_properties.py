@@ -50,7 +50,18 @@ def _move(bench: Bench, rng: random.Random, arrivals: float) -> None:
         bench.finish_step()
 
 
-def _bench(rng: random.Random, lookahead: int, faults: bool = False) -> Bench:
+def _move_with_losses(bench: Bench, rng: random.Random) -> None:
+    """As above, while workers come and go."""
+    draw = rng.random()
+    if draw < 0.02:
+        bench.lose()
+    elif draw < 0.12 and not bench.executor.serving:
+        bench.restore()
+    else:
+        _move(bench, rng, arrivals=0.12)
+
+
+def _bench(rng: random.Random, lookahead: int, faults: bool = False, stages: int = 1, micro_batches: int = 0) -> Bench:
     blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64)])
     seqs = rng.choice([1, 2, 5, 12])
     chunked = rng.random() < 0.75
@@ -68,7 +79,8 @@ def _bench(rng: random.Random, lookahead: int, faults: bool = False) -> Bench:
     def fault(step: Step) -> Exception | None:
         return RuntimeError("worker lost") if step.number in lost else None
 
-    return Bench(config, limits=limits, lookahead=lookahead, caching=rng.random() < 0.8, fault=fault)
+    caching = rng.random() < 0.8
+    return Bench(config, limits=limits, lookahead=lookahead, caching=caching, fault=fault, stages=stages, micro_batches=micro_batches)
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

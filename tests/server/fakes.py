@@ -128,6 +128,7 @@ class ScriptedClient:
         self.ready = Ready("/models/story-teller", MAX_MODEL_LEN, VOCAB, 100, 32, 2048, 128, chunked_prefill=True)
         self.statistics = Statistics(num_running=2, num_waiting=1, kv_usage=0.25, prefix_queries=10, prefix_hits=4, preemptions=3)
         self.engines: tuple[EngineFigures, ...] = ()
+        self.hindrance: str | None = None
         self.on_engine_lost: Callable[[str], None] | None = None
         self.script, self.hold_after = script, hold_after
         self.requests: list[Request] = []

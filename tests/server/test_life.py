@@ -86,6 +86,18 @@ def test_health_is_the_heartbeat(start: Start) -> None:
     assert silent.status_code == 503 and silent.json()["error"]["code"] == "engine_silent" and silent.headers["retry-after"]
 
 
+def test_health_tells_of_a_worker_that_is_being_replaced(start: Start) -> None:
+    client = ScriptedClient()
+    server = start(client)
+    client.hindrance = "worker 1 of 2 is being replaced"
+    unwell = server.http.get("/health")
+    assert unwell.status_code == 503 and unwell.headers["retry-after"]
+    assert (unwell.json()["error"]["code"], unwell.json()["error"]["message"]) == ("worker_lost", client.hindrance)
+    assert server.complete(max_tokens=5).status_code == 200  # requests are taken all the same
+    client.hindrance = None
+    assert server.http.get("/health").status_code == 200
+
+
 def test_metrics(start: Start) -> None:
     client = ScriptedClient()
     client.statistics = Statistics(num_running=2, num_waiting=1, kv_usage=0.25, prefix_queries=10, prefix_hits=4, preemptions=3,

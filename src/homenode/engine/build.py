@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from homenode.compute.devices import torch_missing
 from homenode.compute.ops import Backend, KvCache, KvGeometry, PlacedBackend
 from homenode.compute.team_memory import TeamMemory
 from homenode.cpuset import format_cpu_list
@@ -75,6 +76,8 @@ def make_backend(
         from homenode.compute.reference import ReferenceBackend
 
         return ReferenceBackend()
+    if compute.backend == "torch":
+        return _torch_backend(compute)
     try:
         from homenode.compute.native import NativeBackend  # needs the compiled core, which the reference backend does without
     except ModuleNotFoundError as error:
@@ -86,6 +89,14 @@ def make_backend(
         ) from error
 
     return NativeBackend(cpus, spin_us=compute.spin_us, level=compute.isa, groups=groups, memory=memory)
+
+
+def _torch_backend(compute: ComputeConfig) -> Backend:
+    if missing := torch_missing("--backend torch", "backend"):
+        raise missing
+    from homenode.compute.torch import open_backend  # takes seconds, and is an extra
+
+    return open_backend("torch:cpu", attention=compute.attention_backend, enforce_eager=compute.enforce_eager)
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None, lookahead: int = 1, own_process: bool = False) -> Engine:
@@ -105,6 +116,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     place = _place(config, checkpoint, host)
     if own_process:
         place = alone(place)
+    if config.compute.backend == "torch":
+        place = replace(place, others=())  # its threads are torch's own, which inherit where this process may be
     # Judged before this process is bound to its nodes: the kernel ends a process that wants more of them than there is.
     layout, on_nodes = _planned(config, checkpoint, host, place)
     crowded = () if config.replica else too_few_cores(host, place)  # of several engines it is said with their places
@@ -129,7 +142,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     cache = sharing.kv_cache(sizes.num_blocks) if sharing else backend.kv_cache(geometry, sizes.num_blocks)
     runner = _make_runner(model, backend, cache, sizes)
     # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
-    cpu = UNPINNED if compute.backend == "reference" else place.team[0]
+    cpu = place.team[0] if compute.backend == "native" else UNPINNED
     executor = InlineExecutor(runner, sizes.worker_limits(), backend.statistics, cpu=cpu)
     scheduler = Scheduler(
         config.scheduler,

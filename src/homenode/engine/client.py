@@ -33,6 +33,7 @@ from homenode.engine.messages import (
     Ping,
     Ready,
     Release,
+    Serving,
     Statistics,
     Submit,
     ToEngine,
@@ -119,6 +120,7 @@ class AsyncEngineClient:
         self._ready: asyncio.Future[Ready] | None = None
         self._progress: Callable[[int, int], None] | None = None
         self._statistics = Statistics()
+        self._serving = Serving(True)
         self._streams: dict[int, OutputStream] = {}
         self._pings: dict[int, asyncio.Future[float]] = {}
         self._num_pings = 0
@@ -242,6 +244,11 @@ class AsyncEngineClient:
         return ()
 
     @property
+    def hindrance(self) -> str | None:
+        """Why the engine computes nothing now although it takes requests, such as a worker that is being replaced; None: nothing hinders it."""
+        return None if self._serving.serving else self._serving.reason
+
+    @property
     def lost(self) -> str | None:
         """Why the engine is gone; None while it is not."""
         return self._lost
@@ -330,6 +337,8 @@ class AsyncEngineClient:
                     waiting.set_result(at)
             case Statistics():
                 self._statistics = message
+            case Serving():
+                self._serving = message
             case Loading(done, total):
                 if self._progress is not None:
                     self._progress(done, total)

@@ -54,7 +54,23 @@ class ComputeConfig:
         "Default: the best this machine has; `homenode doctor` lists them.",
     )
     spin_us: int = option(100, "Microseconds a compute thread watches for work before it sleeps.", minimum=0, maximum=100_000)
-    backend: str = option("native", "What computes; reference is NumPy, slow, for comparisons.", choices=("native", "reference"))
+    backend: str = option(
+        "native",
+        "What computes on the CPU; for comparisons reference (NumPy, slow) and torch. Accelerators are named by --stage-devices.",
+        choices=("native", "reference", "torch"),
+    )
+    attention_backend: str = option(
+        "auto",
+        "How devices of torch attend: tiled, sdpa, flash or flashinfer (the packages flash-attn and flashinfer-python). auto: tiled on the CPU, else sdpa.",
+        choices=("auto", "tiled", "sdpa", "flash", "flashinfer"),
+    )
+    enforce_eager: bool = option(False, "Do not capture steps that only decode as graphs of an accelerator.")
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of an accelerator's memory that its worker may take; KV memory gets what weights and buffers leave of it.",
+        minimum=0.05,
+        maximum=1.0,
+    )
 
 
 @dataclass(frozen=True)

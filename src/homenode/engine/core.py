@@ -11,9 +11,9 @@ from typing import Protocol
 import msgspec
 
 from homenode.engine.crowding import interrupted
-from homenode.engine.executor.protocol import Executor, StepError
+from homenode.engine.executor.protocol import Executor, StepError, WorkerLostError
 from homenode.engine.handoff import Agent, AgentLost, FiguresChanged, without_agent
-from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Release, Statistics, Submit, ToEngine, ToFront
+from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Release, Serving, Statistics, Submit, ToEngine, ToFront
 from homenode.engine.request import Request
 from homenode.engine.schedule.events import (
     Aborted,
@@ -27,6 +27,8 @@ from homenode.engine.schedule.events import (
     Ticked,
     ToTransfer,
     Warn,
+    WorkersBack,
+    WorkersLost,
 )
 from homenode.engine.schedule.step import Step
 from homenode.errors import CapacityError, InternalError
@@ -87,6 +89,7 @@ class EngineCore:
         self._outputs: list[Output] = []
         self._live: set[int] = set()
         self._failures = 0
+        self._workers_lost = False
         self._crowded = False  # and told so
         self._drain_ends: float | None = None
         self._stopped = False
@@ -103,7 +106,8 @@ class EngineCore:
         self._inbox.put(_Stop())
 
     def run(self) -> None:
-        """Work until drained or stopped. Raises InternalError when steps keep failing or the scheduler finds a contradiction."""
+        """Work until drained or stopped. Raises InternalError when steps keep failing, workers are lost for good, or the scheduler finds a
+        contradiction."""
         result = _StepResult()
         self._executor.on_result(lambda: self._inbox.put(result))
         while True:
@@ -174,8 +178,14 @@ class EngineCore:
         self._apply(Arrived(self._clock(), request))
 
     def _take_result(self) -> None:
+        """A result, a failure, a loss, or the end of one."""
+        if self._workers_lost and self._executor.serving:
+            self._take_workers_back()
         try:
             result = self._executor.result(0)
+        except WorkerLostError as error:
+            self._lose_workers(error)
+            return
         except StepError as error:
             self._step_failed(error)
             return
@@ -190,6 +200,24 @@ class EngineCore:
         if error.fatal or self._failures >= _MOST_FAILURES:
             self._flush()
             raise InternalError(f"steps keep failing, the engine gives up after {self._failures} in a row; the last: {error.message}")
+
+    def _lose_workers(self, error: WorkerLostError) -> None:
+        """Whoever was being computed waits until they are back, as do newcomers."""
+        _log.error("%s", error.message)
+        if error.fatal:
+            self._flush()
+            raise InternalError(f"the engine gives up: {error.message}")
+        self._workers_lost = True
+        self._apply(WorkersLost(self._clock(), error.message))
+        self._send(Serving(False, error.message))
+        if self._executor.serving:  # back already, and perhaps that was told before this was taken
+            self._take_workers_back()
+
+    def _take_workers_back(self) -> None:
+        self._workers_lost = False
+        _log.info("the workers are back")
+        self._apply(WorkersBack(self._clock()))
+        self._send(Serving(True))
 
     def _look_at_the_clock(self) -> None:
         now = self._clock()
@@ -222,7 +250,7 @@ class EngineCore:
 
     def _submit_steps(self) -> None:
         """Keep the executor busy before anything else; the outputs can wait those microseconds."""
-        while (step := self._scheduler.next_step()) is not None:
+        while self._executor.serving and (step := self._scheduler.next_step()) is not None:
             self._executor.submit(step)
         self._obey(self._scheduler.instructions())
 

@@ -42,6 +42,10 @@ class EngineClient(Protocol):
     def engines(self) -> tuple[EngineFigures, ...]:
         """Those of several engines, one by one; empty where there is one."""
 
+    @property
+    def hindrance(self) -> str | None:
+        """Why nothing is computed now although requests are taken, such as a worker that is being replaced; None: nothing hinders."""
+
     def submit(self, request: Request) -> OutputStream:
         """Start `request`. Closing the stream early aborts it. Raises CapacityError when it is too large to be sent."""
 

@@ -16,13 +16,16 @@ from homenode.server.state import ServerState
 
 
 async def health(state: ServerState, request: Request) -> Response:
-    """200 when the engine's own loop answered just now, or that of one of several; 503 when none did, is gone, or the server is draining."""
+    """200 when the engine's own loop answered just now, or that of one of several; 503 when none did, is gone, waits for a worker that is being
+    replaced, or the server is draining."""
     state.check_available()
     try:
         took = await state.client.heartbeat(state.config.health_timeout)
     except (PeerError, TimeoutError):
         message = f"the engine did not answer within {state.config.health_timeout:g} s"
         raise ApiError(503, message, code="engine_silent", retry_after_s=5) from None
+    if (hindrance := state.client.hindrance) is not None:
+        raise ApiError(503, hindrance, code="worker_lost", retry_after_s=1)
     engines = [EngineHealth(engine.number, engine.state, engine.restarts) for engine in state.client.engines]
     return _json(Health("ok", round(took, 6), engines or UNSET))
 

@@ -56,6 +56,11 @@ class InlineExecutor:
         self._thread.start()
 
     @property
+    def serving(self) -> bool:
+        """Always: there is no worker to be lost but this process."""
+        return True
+
+    @property
     def pending(self) -> int:
         """See `Executor.pending`."""
         return self._pending

@@ -35,8 +35,9 @@ class Executor(Protocol):
 
     @property
     def serving(self) -> bool:
-        """Whether steps may be submitted. False from a WorkerLostError until all workers are there again; the callback of `on_result` is called
-        then, and when a worker is lost, whether or not a step is pending: `result` raises the error then too."""
+        """Whether steps may be submitted: not from the loss of a worker until all are there again and `result` has raised the error, so that whoever
+        submits cannot miss it. The callback of `on_result` is called when a worker is lost, whether or not a step is pending, and when all are back.
+        """
 
     @property
     def pending(self) -> int:
@@ -49,7 +50,7 @@ class Executor(Protocol):
         """Have `callback` called, on any thread, each time a result can be taken. To be set before the first step."""
 
     def submit(self, step: Step) -> None:
-        """Hand over a step; returns at once."""
+        """Hand over a step; returns at once. One that comes too late, when a worker has just been lost, is lost as well."""
 
     def result(self, timeout: float | None = None) -> StepResult | None:
         """The result of the oldest pending step; None when there is none within `timeout` seconds (None: wait for it).

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.engine.executor.protocol import StepError
+from homenode.engine.executor.protocol import StepError, WorkerLostError
 from homenode.engine.request import SamplingParams, TokenLogprob
 from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError
@@ -51,7 +51,10 @@ class ScriptedExecutor:
     """Answers steps like a worker with a model would, at once, results in order.
 
     Every breach of the step protocol raises InternalError: unknown or ended handles, gaps in positions, wrong block tables, writes into a
-    block that another sequence uses, reading a position whose content is not this sequence's, or more than the limits allow.
+    block that another sequence uses, reading a position whose content is not this sequence's, or more than the limits allow. With several
+    stages also: computing a sequence whose last token was drawn by a step whose result was not taken yet.
+
+    `lose` makes it as if a worker had died, `restore` as if it had been replaced.
     """
 
     def __init__(
@@ -61,12 +64,16 @@ class ScriptedExecutor:
         max_tokens: int | None = None,
         max_sequences: int | None = None,
         fault: Callable[[Step], Exception | None] | None = None,
+        stages: int = 1,
     ) -> None:
         """`max_tokens`, `max_sequences`: bounds of a step, if to be checked. A step for which `fault` returns an error is lost."""
         self._limits = limits
         self._max_tokens = max_tokens
         self._max_sequences = max_sequences
         self._fault = fault
+        self._stages = stages
+        self._serving = True
+        self._loss: WorkerLostError | None = None  # not told yet
         self._states: dict[int, _State] = {}
         self._memory: list[list[tuple[int, int] | None]] = [[None] * limits.block_size for _ in range(limits.num_blocks)]
         self._attached: dict[int, list[list[tuple[int, int] | None]]] = {}  # other memory, by its first block
@@ -81,6 +88,11 @@ class ScriptedExecutor:
     def limits(self) -> WorkerLimits:
         """What this worker takes."""
         return self._limits
+
+    @property
+    def serving(self) -> bool:
+        """Whether steps may be submitted: not between `lose` and `restore`, nor before the loss was told."""
+        return self._serving and self._loss is None
 
     @property
     def pending(self) -> int:
@@ -98,12 +110,17 @@ class ScriptedExecutor:
 
     def submit(self, step: Step) -> None:
         """Do a step at once and keep its result. InternalError for a breach of the protocol."""
+        self._demand(self.serving, f"step {step.number} is sent while there are no workers")
         self._check_step(step)
         self._results.append(self._outcome(step))
         self._notify()
 
     def result(self, timeout: float | None = None) -> StepResult | None:
-        """The oldest result not taken yet; None if there is none. Raises StepError for a lost step; those after it are lost as well."""
+        """The oldest result not taken yet; None if there is none. Raises StepError for a lost step; those after it are lost as well. Raises
+        WorkerLostError once for each `lose`."""
+        if self._loss is not None:
+            loss, self._loss = self._loss, None
+            raise loss
         if not self._results:
             return None
         result = self._results.popleft()
@@ -111,6 +128,20 @@ class ScriptedExecutor:
             self._results.clear()
             raise result
         return result
+
+    def lose(self, reason: str = "worker 0 ended", *, fatal: bool = False) -> None:
+        """A worker ends: results not taken yet, sequences and KV are gone. `fatal`: it will not be replaced."""
+        self._serving = False
+        self._results.clear()
+        self._lose_everything()
+        self._failed = False  # whoever sends steps has been told
+        self._loss = WorkerLostError(reason, fatal=fatal)
+        self._notify()
+
+    def restore(self) -> None:
+        """It has been replaced."""
+        self._serving = True
+        self._notify()
 
     def statistics(self) -> dict[str, Any]:
         """Nothing computes here."""
@@ -173,6 +204,8 @@ class ScriptedExecutor:
         first_item = not state.table
         end = item.start + item.count
         given = first_item and (item.start % self._limits.block_size == 0 or self._handed_over(item, state))
+        if self._stages > 1:
+            self._demand(not self._draws(item.seq), f"sequence {item.seq} is computed before its last token is known")
         self._demand(item.start == state.computed or given, f"sequence {item.seq} is at {state.computed}, not {item.start}")
         self._demand(
             item.count > 0 and end <= len(state.tokens) <= self._limits.max_model_len, f"sequence {item.seq} has no position {end - 1}"
@@ -186,6 +219,10 @@ class ScriptedExecutor:
         if item.sample:
             self._demand(end == len(state.tokens), f"sequence {item.seq} is sampled before all its tokens are computed")
             result.sampled.append(self._draw(item.seq, state))
+
+    def _draws(self, seq: int) -> bool:
+        """Whether the result of a token drawn for it was not taken yet."""
+        return any(sampled.seq == seq for result in self._results if isinstance(result, StepResult) for sampled in result.sampled)
 
     def attach(self, memory: list[list[tuple[int, int] | None]]) -> int:
         """Blocks of other memory can be read, beginning with this number, which is not used again."""

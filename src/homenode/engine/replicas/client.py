@@ -119,6 +119,12 @@ class ReplicasClient:
         return tuple(keeper.figures for keeper in self._keepers)
 
     @property
+    def hindrance(self) -> str | None:
+        """Why none of the engines that run computes anything now; None as long as one does, or none runs."""
+        reasons = [keeper.client.hindrance for keeper in self._keepers if keeper.up]
+        return None if None in reasons else next(iter(reasons), None)
+
+    @property
     def pids(self) -> tuple[int | None, ...]:
         """The process of each engine."""
         return tuple(keeper.client.pid for keeper in self._keepers)
@@ -178,7 +184,9 @@ class ReplicasClient:
 
     def _send(self, journey: Journey) -> None:
         """Give it to an engine, or hold it until one takes requests."""
-        able = {keeper.number: keeper.client.statistics.kv_usage for keeper in self._keepers if keeper.takes}
+        takers = [keeper for keeper in self._keepers if keeper.takes]
+        computing = [keeper for keeper in takers if keeper.client.hindrance is None]
+        able = {keeper.number: keeper.client.statistics.kv_usage for keeper in computing or takers}
         if (route := self._router.route(journey.ticket, able)) is None:
             return self._hold(journey)
         try:

@@ -15,6 +15,7 @@ class StepPlan:
         self.tokens_left = max_tokens
         self.rows_left = max_rows
         self.items: dict[int, tuple[Sequence, Residency, int]] = {}  # by handle, in the order planned
+        self.prefill = 0  # tokens of prompts among them
         self.claims = 0  # sequences that wait for a block some step in flight brings back
         self.short = False  # blocks ran out: nobody new is admitted in this step
 
@@ -22,10 +23,16 @@ class StepPlan:
         """Compute the next `count` positions of a sequence."""
         self.items[residency.seq] = (sequence, residency, count)
         self.tokens_left -= count
+        if not residency.decoding:
+            self.prefill += count
         self.rows_left -= rows_of(sequence, residency, count)
 
+    def keep_prefill_to(self, count: int) -> None:
+        """What is added from here on has so many tokens at most."""
+        self.tokens_left = min(self.tokens_left, count)
+
     def drop(self, residency: Residency) -> None:
-        """Take a sequence out again, if it is in."""
+        """Take a decoding sequence out again, if it is in."""
         planned = self.items.pop(residency.seq, None)
         if planned:
             sequence, _, count = planned

@@ -97,6 +97,10 @@ class Handover:
             if told is not None:
                 self.messages.append(told)
 
+    def has_told(self, sequence: Sequence) -> bool:
+        """Whether the agent knows of pages of a sent request, which it reads here."""
+        return sequence.loan is not None and bool(sequence.loan.blocks)
+
     # What the agent tells
 
     def take(self, event: seam.ToScheduler) -> Refused | None:

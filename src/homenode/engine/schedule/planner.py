@@ -7,6 +7,7 @@ import bisect
 from homenode.engine.schedule.budget import StepPlan, prefill_count
 from homenode.engine.schedule.config import SchedulerConfig
 from homenode.engine.schedule.deliveries import Deliveries
+from homenode.engine.schedule.pace import Pace
 from homenode.engine.schedule.policy import choose_victim, preemption_warning
 from homenode.engine.schedule.queue import WaitingQueue
 from homenode.engine.schedule.residents import Residents
@@ -20,8 +21,11 @@ class Planner:
     Those that wait for another engine are `aside`, out of the queue. Those whose KV has come from one are ready in `deliveries`.
     """
 
-    def __init__(self, config: SchedulerConfig, max_rows: int, residents: Residents, deliveries: Deliveries, tally: Tally) -> None:
+    def __init__(
+        self, config: SchedulerConfig, max_rows: int, pace: Pace, residents: Residents, deliveries: Deliveries, tally: Tally
+    ) -> None:
         self._config = config
+        self._pace = pace
         self._max_rows = max_rows
         self._residents = residents
         self._deliveries = deliveries
@@ -32,13 +36,18 @@ class Planner:
         self.nothing_left: list[Sequence] = []  # admitted, but all it is to compute is in the cache; the scheduler ends it
         self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
-    def plan(self) -> StepPlan:
-        """Choose what the next step computes. Sequences that are admitted or preempted on the way change places at once."""
+    def plan(self, prefill_in_flight: int = 0) -> StepPlan:
+        """Choose what the next step computes. Sequences that are admitted or preempted on the way change places at once.
+
+        `prefill_in_flight`: prompt tokens of the steps in flight.
+        """
         plan = StepPlan(self._config.max_num_batched_tokens, self._max_rows)
-        for sequence in self.running[:]:  # a copy: preemption takes sequences out while we go
-            residency = sequence.residency
-            if residency and residency.decoding and not sequence.exhausted and self._secure_block(sequence, residency, plan):
-                plan.add(sequence, residency, 1)
+        self._plan_decodes(plan)
+        if self._config.enable_chunked_prefill and self._pace.stages > 1:
+            waiting = self.waiting.num_prompt_tokens + sum(
+                r.goal - r.scheduled for s in self.running if (r := s.residency) and not r.decoding
+            )
+            plan.keep_prefill_to(self._pace.prefill(waiting, prefill_in_flight, plan.tokens_left))
         for sequence in self.running:
             residency = sequence.residency
             if residency and not residency.decoding:
@@ -48,6 +57,25 @@ class Planner:
         if not plan.short:
             self._admit(plan)
         return plan
+
+    def _plan_decodes(self, plan: StepPlan) -> None:
+        """A micro-batch's share of the decoding sequences, the first of those whose last token is known; with one stage, all of them.
+
+        Who is left out goes first with those that come back next, unless they are before it in order; as long as nobody joins or leaves, none is
+        left out any more once each micro-batch was filled anew.
+        """
+        wait = self._pace.waits_for_tokens
+        decoding = [
+            s for s in self.running if (r := s.residency) and r.decoding and not s.exhausted
+        ]  # preemption takes some out while we go
+        left = self._pace.share(len(decoding)) if wait else len(decoding)
+        for sequence in decoding:
+            if not left:
+                return
+            residency = sequence.residency
+            if residency and not (wait and sequence.pending) and self._secure_block(sequence, residency, plan):
+                plan.add(sequence, residency, 1)
+                left -= 1
 
     def let_followers_go(self) -> None:
         """Those who waited for another one's KV join the queue, unless they have ended meanwhile."""

@@ -4,17 +4,19 @@
     next_step()    -> Step or None     what the worker should compute next
     instructions() -> instructions     what to tell because of it
 
-With `lookahead` 1 a step may be asked for while one is in flight: a sequence whose next token is still being drawn is scheduled for the
-position after it. If that token turns out to end the sequence, the token drawn too much is dropped.
+With one stage and `lookahead` 1 a step may be asked for while one is in flight: a sequence whose next token is still being drawn is scheduled
+for the position after it. If that token turns out to end the sequence, the token drawn too much is dropped. With several stages as many steps
+are in flight, each with a part of the sequences, and a sequence goes on when its token is known (`pace`).
+
+When a worker is lost all KV is, and every step in flight: who was running waits and is computed again from the tokens there are, in the same
+order, once the workers are back. What was given out is not given out again.
 """
 
 from __future__ import annotations
 
 import random
 import secrets
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,8 +39,12 @@ from homenode.engine.schedule.events import (
     Ticked,
     ToTransfer,
     Warn,
+    WorkersBack,
+    WorkersLost,
 )
+from homenode.engine.schedule.flights import Flight, Flights
 from homenode.engine.schedule.handover import Handover, Refused
+from homenode.engine.schedule.pace import Pace
 from homenode.engine.schedule.planner import Planner
 from homenode.engine.schedule.queue import Deadlines
 from homenode.engine.schedule.residents import Residents
@@ -48,13 +54,7 @@ from homenode.engine.schedule.tally import Tally
 from homenode.errors import CapacityError, HomenodeError, InternalError, OverloadedError, UserError
 from homenode.transfer.seam import ToAgent, Unused
 
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A step the worker has not answered yet."""
-
-    step: Step
-    members: list[tuple[Sequence, Residency, StepItem]]
+_MOST_LOSSES = 3  # a request that was running when workers were lost more often than this may be why they are
 
 
 class Scheduler:
@@ -69,8 +69,11 @@ class Scheduler:
         hash_seed: bytes | None = None,
         lookahead: int = 0,
         seeds: random.Random | None = None,
+        stages: int = 1,
+        micro_batches: int = 0,
     ) -> None:
-        """`lookahead`: steps that may be sent ahead of the one being computed, 0 or 1. `seeds` draws the sampling seed of requests without.
+        """`stages`: of the pipeline that computes a step, fed with `micro_batches` (0: as many) at once. `lookahead`, for one stage only: steps that
+        may be sent ahead of the one being computed, 0 or 1. `seeds` draws the sampling seed of requests without.
 
         UserError if the settings contradict each other, InternalError if the worker's limits do not allow them.
         """
@@ -78,12 +81,10 @@ class Scheduler:
             raise UserError(f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens {config.max_num_batched_tokens}")
         if limits.max_sampled_rows < config.max_num_seqs:
             raise InternalError(f"the worker samples {limits.max_sampled_rows} rows a step; {config.max_num_seqs} sequences may want one")
-        if not 0 <= lookahead <= 1:
-            raise InternalError(f"lookahead is {lookahead}; it must be 0 or 1")
+        self._pace = Pace(stages, lookahead, micro_batches)
         self._config = config
         self._limits = limits
         self._eos = frozenset(eos_token_ids)
-        self._lookahead = lookahead
         self._seeds = seeds or random.Random(secrets.randbits(128))
         self._tally = Tally()
         self._residents = Residents(
@@ -91,12 +92,13 @@ class Scheduler:
         )
         self._messages: list[ToAgent] = []
         deliveries = Deliveries(self._residents, self._messages)
-        self._planner = Planner(config, limits.max_sampled_rows, self._residents, deliveries, self._tally)
+        self._planner = Planner(config, limits.max_sampled_rows, self._pace, self._residents, deliveries, self._tally)
         self._handover = Handover(limits, self._residents, self._planner, deliveries, self._messages)
         self._live: dict[int, Sequence] = {}
         self._deadlines = Deadlines()
         self._throughput = Throughput()
-        self._in_flight: deque[_InFlight] = deque()
+        self._flights = Flights()
+        self._lost = False  # no worker knows of anything, until they are back
         self._draining = False
         self._arrivals = 0
         self._next_number = 0
@@ -117,6 +119,10 @@ class Scheduler:
                 self._step_done(result)
             case StepFailed(_, error):
                 self._step_failed(error)
+            case WorkersLost(_, error):
+                self._workers_lost(error)
+            case WorkersBack():
+                self._workers_back()
             case DrainStarted():
                 self._draining = True
                 self._handover.start_drain()
@@ -140,14 +146,14 @@ class Scheduler:
         return instructions
 
     def next_step(self) -> Step | None:
-        """The next step to send, or None: nothing to do, or the results of the steps in flight must come first."""
-        if len(self._in_flight) > self._lookahead:
+        """The next step to send, or None: nothing to do, no workers, or the results of steps in flight must come first."""
+        if self._lost or not self._pace.may_send(len(self._flights), self._flights.draw):
             return None
-        plan = self._planner.plan()
+        plan = self._planner.plan(self._flights.prefill)
         ended = self._planner.nothing_left and self._end_with_nothing_left()
         if plan.items:
             return self._send(plan)
-        if self._live and not self._in_flight and not ended and not self._handover.awaits():
+        if self._live and not self._flights and not ended and not self._handover.awaits():
             ended = self._end_stuck()
         return self.next_step() if ended else None
 
@@ -162,7 +168,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Requests are unfinished, steps in flight, or KV blocks in another engine's hands."""
-        return bool(self._live or self._in_flight or self._handover.holds_blocks())
+        return bool(self._live or self._flights or self._handover.holds_blocks())
 
     def idle(self) -> bool:
         """Nothing to do until the next request."""
@@ -323,7 +329,7 @@ class Scheduler:
         step = Step(self._next_number, self._residents.ends, starts, [item for _, _, item in members])
         self._residents.ends = []
         self._next_number += 1
-        self._in_flight.append(_InFlight(step, members))
+        self._flights.add(Flight(step, members, plan.prefill, any(item.sample for item in step.items)))
         return step
 
     def _item(self, sequence: Sequence, residency: Residency, count: int) -> StepItem:
@@ -346,9 +352,9 @@ class Scheduler:
         )
 
     def _step_done(self, result: StepResult) -> None:
-        if not self._in_flight or self._in_flight[0].step.number != result.number:
+        if self._flights.oldest != result.number:
             raise InternalError(f"result of step {result.number} came back, which is not the oldest in flight", number=result.number)
-        flight = self._in_flight.popleft()
+        flight = self._flights.take()
         tokens = flight.step.num_tokens
         self._tally.steps += 1
         self._tally.step_tokens += tokens
@@ -436,25 +442,61 @@ class Scheduler:
             )
 
     def _step_failed(self, error: str) -> None:
-        """End the requests of the lost steps. All others are computed again, since what their blocks hold can no longer be trusted."""
-        if not self._in_flight:
+        """End the requests of the lost step. All others are computed again, since what their blocks hold can no longer be trusted.
+
+        With one stage those of the step after it end as well: they are mostly the same.
+        """
+        if not self._flights:
             raise InternalError(f"a step failed, but none is in flight: {error}")
+        failed = self._flights.oldest
         lost: dict[int, Sequence] = {}
         ends = []
-        for flight in self._in_flight:
+        for flight in self._flights.take_all():
             ends += flight.step.ends  # the worker may not have got to them; it ignores those it did
-            for sequence, residency, item in flight.members:
-                self._leave_flight(sequence, item)
-                self._residents.settle(residency)
-                if not sequence.finished:
-                    lost[sequence.id] = sequence
-        self._in_flight.clear()
+            members = self._land(flight)
+            if self._pace.stages == 1 or flight.step.number == failed:
+                lost |= members
         self._residents.ends = ends + self._residents.ends
         for sequence in lost.values():
             self._finish(
                 sequence, finish_reason="error", error=f"the step that computed this request failed: {error}", error_kind="InternalError"
             )
+        self._forget_kv()
+
+    def _land(self, flight: Flight) -> dict[int, Sequence]:
+        """Take back what a step that will not come back holds. Its unfinished sequences, by request."""
+        for sequence, residency, item in flight.members:
+            self._leave_flight(sequence, item)
+            self._residents.settle(residency)
+        return {sequence.id: sequence for sequence, _, _ in flight.members if not sequence.finished}
+
+    def _forget_kv(self) -> None:
+        """Nothing that was computed is of use any more: everybody who runs goes back into the queue."""
         for sequence in self._planner.running.copy():
             self._planner.requeue(sequence)
         self._handover.step_failed()
         self._residents.pool.forget_all()
+
+    def _workers_lost(self, error: str) -> None:
+        """Let everybody wait, but for those under whom workers were lost too often, and those whose KV another engine was to have."""
+        lost = {sequence.id: sequence for sequence in self._planner.running}
+        for flight in self._flights.take_all():
+            lost |= self._land(flight)
+        self._lost = True
+        for sequence in lost.values():
+            self._count_loss(sequence, error)
+        self._forget_kv()
+        self._residents.ends = []
+
+    def _count_loss(self, sequence: Sequence, error: str) -> None:
+        sequence.losses += 1
+        if sequence.losses > _MOST_LOSSES:
+            text = f"worker_lost: workers were lost {sequence.losses} times while this request was computed, the last time because {error}"
+            self._finish(sequence, finish_reason="error", error=text, error_kind="WorkerLostError", retry_after_s=self._retry_after())
+        elif self._handover.has_told(sequence):
+            self._end_refused(Refused(sequence, f"worker_lost: the KV of this request is lost: {error}"))
+
+    def _workers_back(self) -> None:
+        if not self._lost:
+            raise InternalError("the workers are back, but they were not lost")
+        self._lost = False

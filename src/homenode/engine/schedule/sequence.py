@@ -58,6 +58,7 @@ class Sequence:
     loan: Loan | None = None  # its KV goes to another engine
     delivery: Delivery | None = None  # KV that comes from another engine, until it is taken over
     preemptions: int = 0
+    losses: int = 0  # how often workers were lost while it was computed
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over, when it was first admitted
     admitted: bool = False  # was running at least once
     answered: bool = False  # an output was sent
