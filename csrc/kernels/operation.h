@@ -56,6 +56,8 @@ class Lowering {
 
   // Memory besides values.
   Memory* scratch(size_t bytes);
+  // Of which thread t has the part that begins own_bytes * t behind `data`, of at least so many bytes.
+  Memory* own_scratch(size_t bytes);
   // Appends a phase; `touched` is all it reads and writes besides weights, parameters and KV memory.
   void phase(Phase, const std::vector<Memory*>& touched);
 

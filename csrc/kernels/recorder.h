@@ -13,7 +13,8 @@ namespace homenode {
 class Recorder {
  public:
   // fuse: let operations take over others (see operation.h). The values are the same without.
-  Recorder(std::shared_ptr<Team>, Level, const StepLimits&, bool fuse = true);
+  // homes: of the team's members; null: they have the same.
+  Recorder(std::shared_ptr<Team>, Level, const StepLimits&, bool fuse = true, std::shared_ptr<const Homes> homes = nullptr);
 
   Result<Tensor> embedding(std::shared_ptr<const Weight> table);
   Result<Tensor> rms_norm(const Tensor& x, const Tensor& weight, float eps);

@@ -22,7 +22,7 @@ from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
 from homenode.engine.node_room import KvRoom, check_homes, kv_room
-from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
+from homenode.engine.numa_memory import leave_plan, settle_pages, spread_of, team_memory
 from homenode.engine.pairing import kept_as, require_transfer, transfer_problems
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-_SAMPLED_PAGES = 2048  # a millisecond
 _TYPICAL_CONTEXT = 1024  # tokens of the sequence that --numa auto is to be fast for
 
 
@@ -141,9 +140,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         hash_seed=sharing.hash_seed if sharing else None,
     )
     if isinstance(backend, PlacedBackend):
-        # Where there is but one node a sample does: all pages of a large model take seconds to ask for.
-        asked = None if len(host.nodes) > 1 else _SAMPLED_PAGES
-        findings += away_from_home(backend.residency(asked), place, host)
+        findings += settle_pages(backend, place, host)
         if own_process:
             leave_plan(place, backend.planned())
     findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())

@@ -37,6 +37,7 @@ from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
 
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
+_UNEVEN = 1.125  # what a thread may have of the weights, of its even part: rows go in groups
 _SPREADS = {"split": _native.Spread.split, "copied": _native.Spread.copied, "interleaved": _native.Spread.interleaved}
 
 
@@ -71,6 +72,7 @@ class NativeBackend:
         self._memory = memory
         self._arena = self._make_arena()
         self._kv_ranges: list[tuple[int, int, int]] = []
+        self._own_ranges: list[tuple[int, int, int]] = []  # of the last program made
         self._kv_shared = False
         self._pages: dict[str, Any] | None = None  # what the kernel said, as long as nothing was added since
         self._homes: dict[str, list[dict[str, int]] | None] | None = None  # as last seen
@@ -100,6 +102,16 @@ class NativeBackend:
         with host_errors():
             values = np.ascontiguousarray(array, np.float32)
             return self._count(_native.weight_from_rows(self._team, values, self._target(target), self._arena, _SPREADS[spread]))
+
+    def begin_weights(self, size: int) -> None:
+        """See `FittingBackend.begin_weights`."""
+        self._arena.expect(int(size / len(self._team.cpus) * _UNEVEN))
+
+    def end_weights(self) -> None:
+        """See `FittingBackend.end_weights`. Only where memory is bound to nodes: elsewhere some MiB do not count, and huge pages are kept whole."""
+        if self._memory is not None and self._memory.bound:
+            self._arena.trim()
+            self._pages = self._homes = None
 
     @property
     def packing(self) -> str:
@@ -180,11 +192,19 @@ class NativeBackend:
         fuse: let operations be computed on the way into or out of others. Without it every result goes through memory; the values are the same.
         """
         recorder = _native.Recorder(
-            self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence, fuse
+            self._team,
+            self._level,
+            limits.max_tokens,
+            limits.max_sequences,
+            limits.max_sampled_rows,
+            limits.max_blocks_per_sequence,
+            fuse,
+            self._arena,
         )
         with host_errors():
             program = recorder.finish(forward(RecordingOps(recorder)))
         self._program_bytes += program.nbytes
+        self._own_ranges, self._homes = program.ranges, None
         return NativeProgram(program)
 
     def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
@@ -240,17 +260,17 @@ class NativeBackend:
 
     def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
         """See `PlacedBackend.planned`."""
-        parts = {"weights": self._arena.ranges, "kv": self._kv_ranges}
+        parts = {"weights": self._arena.ranges, "kv": self._kv_ranges, "scratch": self._own_ranges}
         return {name: () if self._memory is None else self._memory.planned(ranges) for name, ranges in parts.items()}
 
     def residency(self, most_pages: int | None = None, calls: Syscalls | None = None) -> dict[str, list[dict[str, int]] | None]:
-        """Ask the kernel where every page of weights and KV memory lies: for `weights` and `kv` a line for each planned node.
+        """Ask the kernel where every page of weights, KV memory and threads' own memory lies: for each use a line for each planned node.
 
         See `PlacedBackend.residency`. It costs about 0.4 us a page of 4 KiB; with `most_pages` some pages at even distances stand for the others,
         and other ones each time.
         """
         if self._memory is None:
-            return {"weights": None, "kv": None}
+            return {"weights": None, "kv": None, "scratch": None}
         calls = calls or Syscalls()
         seen = {name: node_residencies(ranges, calls, most_pages) for name, ranges in self.planned().items()}
         return {name: None if lines is None else [asdict(line) for line in lines] for name, lines in seen.items()}
