@@ -226,6 +226,7 @@ class NativeBackend:
         `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it did not have its CPU.
         `spin_us`: how long threads watch for each other, less than asked for where there are more of them than CPUs.
         `kv_shared`: whether the last KV memory made lies in a memfd.
+        `scratch_bytes`: of the last program, what threads of several homes have for themselves.
         `weight_pages` and `kv_pages`: bytes of weights and of the last KV memory made that were in memory, `present`, and of them on huge pages,
         `huge`, when this was first asked for after the last of them was made; None where the kernel does not tell. `residency`: see there; at most
         some seconds old, of a sample of the pages.
@@ -242,6 +243,7 @@ class NativeBackend:
             "kv_bytes": self._kv_bytes,
             "kv_shared": self._kv_shared,
             "program_bytes": self._program_bytes,
+            "scratch_bytes": sum(size for _, size, _ in self._own_ranges),
             **self._read_pages(),
             "residency": self._watch_homes(),
         }
