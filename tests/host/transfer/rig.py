@@ -27,7 +27,7 @@ from homenode.transfer.memory import KvLayout
 from homenode.transfer.staging import contiguous
 
 T = TypeVar("T")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 FINGERPRINT = {"model": "toy", "dtype": "f16", "rope": "10000"}
 
 
