@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("homenode._native", reason="the native core is not built")
 
-from homenode.bench.transfer import Plan, _HandOver, _OtherProcess, measure
+from homenode.bench.handing_over import HandOver
+from homenode.bench.other_process import OtherProcess
+from homenode.bench.transfer import Plan, measure
 
 
 def test_rows_of_small_pages() -> None:
@@ -22,8 +24,8 @@ def test_rows_of_small_pages() -> None:
 
 
 def test_control_moves_one_page_of_many() -> None:
-    peer = _OtherProcess()
-    hand_over = _HandOver(peer, "shm", "pull-eager", 16 << 10, 32)
+    peer = OtherProcess()
+    hand_over = HandOver(peer, "shm", "pull-eager", 16 << 10, 32)
     try:
         hand_over.control(32)
         deadline = time.monotonic() + 10
