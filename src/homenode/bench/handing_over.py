@@ -6,7 +6,7 @@ import base64
 import statistics
 import time
 
-from homenode.bench.other_process import PATIENCE_S, OtherProcess
+from homenode.bench.other_process import PATIENCE_S, OtherProcess, compute_for
 from homenode.bench.transfer_side import MOSTLY_HELD, Mode, Side
 from homenode.errors import PeerError
 from homenode.transfer.seam import Returned
@@ -69,7 +69,7 @@ class HandOff:
         """`pause_s`: before each hand-off; a prompt takes its time."""
         self._count, self._pause_s = min(_HAND_OFFS, pages), pause_s
         reply = peer.ask(do="side", channel="shm", mode="pull-eager", page_bytes=page_bytes, pages=pages, holds=False, in_place=True)
-        self._document = base64.b64decode(reply["document"])
+        self.document = base64.b64decode(reply["document"])
         self.side = Side("sender", "shm", "pull-eager", page_bytes, pages + self._count)
         self._peer, self._pages, self._tickets = peer, pages, 0
 
@@ -93,14 +93,14 @@ class HandOff:
         tickets = [f"hand-off-{self._tickets + number}" for number in range(count)]
         self._tickets += count
         for number, ticket in enumerate(tickets):
-            self.side.send(ticket, self._document, pages, late=[self._pages + number])
+            self.side.send(ticket, self.document, pages, late=[self._pages + number])
         for ticket in tickets:
             self.side.arrival(ticket, pages - 1, PATIENCE_S)
-        self._peer.ask(do="arrivals", tickets=[[ticket, pages - 1] for ticket in tickets])
+        self._arrivals(tickets, pages - 1)
         before = self._copy_seconds()
         times = [self._one(ticket) for ticket in tickets]
         digests = (self._copy_seconds() - before) / count
-        answer = self._peer.ask(do="arrivals", tickets=[[ticket, pages] for ticket in tickets])
+        answer = self._arrivals(tickets, pages)
         return [
             (there - begun, ended - unused, digests)
             for there, unused, (begun, ended) in zip(answer["at"], answer["unused"], times, strict=True)
@@ -108,14 +108,19 @@ class HandOff:
 
     def _one(self, ticket: str) -> tuple[float, float]:
         """When it began, and when its pages were back."""
-        if self._pause_s:
-            time.sleep(self._pause_s)
+        compute_for(self._pause_s)
         begin = time.perf_counter()
         self.side.finish(ticket)
         ended = self.side.wait(ticket, PATIENCE_S)
         if not isinstance(ended.event, Returned):
             raise PeerError(f"a hand-over of the benchmark failed: {ended.event}")
         return begin, ended.at
+
+    def _arrivals(self, tickets: list[str], pages: int) -> dict[str, list[float]]:
+        """When so many pages were there, and when they were read no more; the sender's scheduler goes on meanwhile."""
+        self._peer.order(do="arrivals", tickets=[[ticket, pages] for ticket in tickets])
+        self.side.attend(self._peer.has_answered, PATIENCE_S, "the other side's answer")
+        return self._peer.answer()
 
     def _copy_seconds(self) -> float:
         """Of both sides."""

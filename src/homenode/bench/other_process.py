@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import statistics
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 from homenode.errors import PeerError
 
 PATIENCE_S = 60.0
-PAUSE_S = 1e-3
+PAUSE_S = 500e-6
 _ECHO_BYTES = 64
 _ECHOES = 200
 _PAUSED_ECHOES = 20
@@ -32,7 +33,19 @@ class OtherProcess:
 
     def ask(self, **order: Any) -> dict[str, Any]:
         """Have something done."""
+        self.order(**order)
+        return self.answer()
+
+    def order(self, **order: Any) -> None:
+        """The same, without waiting for the answer."""
         self._control.sendall(json.dumps(order).encode() + b"\n")
+
+    def has_answered(self) -> bool:
+        """Whether `answer` would not wait."""
+        return bool(select.select([self._control], [], [], 0)[0])
+
+    def answer(self) -> dict[str, Any]:
+        """To the last order."""
         line = self._lines.readline()
         if not line:
             raise PeerError(f"the other process of the benchmark ended with {self.process.wait(5)}")
@@ -49,6 +62,13 @@ class OtherProcess:
             self.process.wait()
 
 
+def compute_for(seconds: float) -> None:
+    """Keep the CPU busy, as a prompt does."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
 class Echo:
     """A small message there and back over a Unix socket."""
 
@@ -63,14 +83,13 @@ class Echo:
         return self._row(_ECHOES, 0.0)
 
     def after_a_pause(self) -> float:
-        """The same when both processes have slept before each pair."""
+        """The same when this process has computed for a while before each pair, and the other one has slept."""
         return self._row(_PAUSED_ECHOES, PAUSE_S)
 
     def _row(self, count: int, pause_s: float) -> float:
         message, taken = b"x" * _ECHO_BYTES, []
         for _ in range(count):
-            if pause_s:
-                time.sleep(pause_s)
+            compute_for(pause_s)
             begin = time.perf_counter()
             for _ in range(2):
                 self._socket.sendall(message)

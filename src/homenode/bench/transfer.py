@@ -8,7 +8,6 @@ the socket calls themselves. `control`: what is left of a hand-over in which no 
 from __future__ import annotations
 
 import ctypes
-import os
 import random
 import signal
 import socket
@@ -198,11 +197,8 @@ def _release_s() -> float:
     hand_over = HandOver(peer, "shm", "pull-delay", 64 << 10, 64, holds=True)
     try:
         hand_over.side.send("held", hand_over.document, 64)
-        deadline = time.monotonic() + PATIENCE_S
-        while hand_over.side.agent.figures().pinned_pages < 64 or not hand_over.side.told_last:
-            if time.monotonic() > deadline:
-                raise TimeoutError("pages of the benchmark were not handed over")
-            os.sched_yield()
+        side = hand_over.side
+        side.attend(lambda: side.told_last and side.agent.figures().pinned_pages == 64, PATIENCE_S, "hold of 64 pages")
         begin = time.perf_counter()
         peer.process.send_signal(signal.SIGKILL)
         return hand_over.side.wait("held", PATIENCE_S).at - begin

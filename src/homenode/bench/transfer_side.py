@@ -6,14 +6,17 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty
 from typing import Literal
 
 from homenode.compute.native.backend import NativeBackend
 from homenode.compute.ops import KvGeometry
 from homenode.transfer import published
 from homenode.transfer.buffers import InPlace
+from homenode.transfer.inbox import Inbox
 from homenode.transfer.native_kv import NativeKv
 from homenode.transfer.opening import open_agent
 from homenode.transfer.seam import (
@@ -37,7 +40,8 @@ from homenode.transfer.settings import TransferConfig
 Mode = Literal["push", "pull-eager", "pull-delay"]
 _FINGERPRINT = {"measured by": "homenode bench transfer"}
 _LARGE_PAGE = 16 << 20
-_USED_S = 100e-6  # a receiver reads in place for so long
+_LOOK_S = 0.01  # between looks at what no event tells
+_USED_S = 200e-6  # a receiver reads in place for so long
 MOSTLY_HELD = "held-"  # tickets that begin so: the receiver says that it holds all pages but the last
 
 
@@ -73,7 +77,8 @@ class Side:
     _arrivals: dict[str, tuple[int, float]] = field(
         default_factory=dict
     )  # tokens that have arrived (sender: that were computed), since when
-    _inbox: SimpleQueue[ToScheduler | None] = field(default_factory=SimpleQueue)
+    _inbox: Inbox = field(default_factory=Inbox)
+    _used: deque[tuple[float, str]] = field(default_factory=deque)  # tickets that are read in place, until when
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
@@ -109,8 +114,11 @@ class Side:
             in_place=in_place,
         )
         self.agent.start()
-        self._thread = threading.Thread(target=self._schedule, name="scheduler", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._schedule, name="scheduler", daemon=True) if self.role == "receiver" else None
+        if self._thread is not None:
+            self._thread.start()
+        else:
+            self._inbox.work_for(self.agent)
 
     @property
     def document(self) -> bytes:
@@ -144,32 +152,55 @@ class Side:
 
     def wait(self, ticket: str, timeout: float) -> Ended:
         """The end of a ticket. TimeoutError when it does not come."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: ticket in self._ends, timeout):
-                raise TimeoutError(f"{self.role}: ticket {ticket} did not end within {timeout} s")
-            self._pages.pop(ticket, None)
-            return self._ends.pop(ticket)
+        self.attend(lambda: ticket in self._ends, timeout, f"the end of ticket {ticket}")
+        self._pages.pop(ticket, None)
+        return self._ends.pop(ticket)
 
     def arrival(self, ticket: str, pages: int, timeout: float) -> float:
         """When so many pages of a ticket had arrived, or were computed but for its late ones (time.perf_counter). TimeoutError when they do not."""
+        wanted = pages * self.block_size
+        self.attend(lambda: self._arrivals.get(ticket, (-1, 0.0))[0] >= wanted, timeout, f"{pages} pages of ticket {ticket}")
+        return self._arrivals[ticket][1]
 
-        def arrived() -> bool:
-            return self._arrivals.get(ticket, (-1, 0.0))[0] >= pages * self.block_size
-
-        with self._changed:
-            if not self._changed.wait_for(arrived, timeout):
-                raise TimeoutError(f"{self.role}: {pages} pages of ticket {ticket} did not arrive within {timeout} s")
-            return self._arrivals[ticket][1]
+    def attend(self, done: Callable[[], bool], timeout: float, what: str) -> None:
+        """Wait until something is so; a sender's scheduler works on the caller's thread meanwhile. TimeoutError when it is not in time."""
+        ends = time.monotonic() + timeout
+        while not done():
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{self.role}: {what} did not come within {timeout} s")
+            if self._thread is None:
+                self._next(min(left, _LOOK_S))
+            else:
+                with self._changed:
+                    self._changed.wait_for(done, left)
 
     def close(self) -> None:
         """End agent and connections."""
-        self.agent.close(5.0)
         self._inbox.put(None)
-        self._thread.join(5.0)
+        if self._thread is not None:
+            self._thread.join(5.0)
+        self.agent.close(5.0)
+        self._inbox.close()
 
     def _schedule(self) -> None:
-        while (event := self._inbox.get()) is not None:
-            self._take(event, time.perf_counter())
+        self._inbox.work_for(self.agent)
+        while self._next(self._used[0][0] - time.perf_counter() if self._used else None):
+            pass
+
+    def _next(self, timeout: float | None) -> bool:
+        """Take an event; say what pages are read no more. Whether there is more to come."""
+        try:
+            event = self._inbox.get(timeout)
+        except Empty:
+            while self._used and self._used[0][0] <= time.perf_counter():
+                ticket = self._used.popleft()[1]
+                self.unused_at[ticket] = time.perf_counter()
+                self.agent.tell(Unused(ticket))
+            return True
+        if event is not None:
+            self._take(event, time.perf_counter())  # type: ignore[arg-type]
+        return event is not None
 
     def _take(self, event: ToScheduler, now: float) -> None:
         """What a scheduler would say, without one."""
@@ -195,9 +226,7 @@ class Side:
                     self.agent.tell(Claimed(ticket, tokens))
                     self._pages.pop(ticket)
                     if self.in_place:
-                        time.sleep(_USED_S)
-                        self.unused_at[ticket] = time.perf_counter()
-                        self.agent.tell(Unused(ticket))
+                        self._used.append((now + _USED_S, ticket))
                 self._arrive(ticket, tokens, now)
             case Returned(_, ticket) | SendRefused(_, ticket) | Failed(_, ticket) | Forgotten(_, ticket):
                 with self._changed:
