@@ -131,6 +131,9 @@ class LosesDones(ReceiverMachine):
 
     lost = 0
 
+    def foresee(self, input: Input, now: float) -> None:
+        """Nothing is sent past `handle`."""
+
     def handle(self, input: Input, now: float) -> list[Action]:
         return self._without(super().handle(input, now))
 
