@@ -35,13 +35,14 @@ WeightHandle packed(std::shared_ptr<Team> team, F&& make) {
 }
 
 WeightHandle from_file(std::shared_ptr<Team> team, int fd, uint64_t offset, int source, int64_t rows, int64_t columns, int target, int permuted_heads,
-                       Arena* arena, Spread spread) {
+                       Arena* arena, Spread spread, uint64_t stride) {
   check_shape(rows, columns);
   if (permuted_heads < 0 || (permuted_heads && rows % (2 * int64_t(permuted_heads)))) {
     raise({Fault::user, 0, std::to_string(rows) + " rows cannot be " + std::to_string(permuted_heads) + " heads of interleaved halves"});
   }
   return packed(std::move(team), [&](Team& t) {
-    return weight_from_file(t, fd, offset, static_cast<Format>(source), rows, columns, static_cast<Format>(target), permuted_heads, arena, spread);
+    return weight_from_file(t, fd, offset, static_cast<Format>(source), rows, columns, static_cast<Format>(target), permuted_heads, arena, spread,
+                            stride);
   });
 }
 
@@ -161,6 +162,8 @@ void bind_weights(nb::module_& m) {
   nb::class_<Arena>(m, "Arena", "Memory that the weights of one team share.")
       .def("__init__", &make_arena, nb::arg("team"), nb::arg("homes") = nb::list(), nb::arg("nodes") = nb::list(),
            "homes: for each member the number of its home, from 0; nodes: of each home the NUMA node to take memory from, or none at all.")
+      .def("expect", &Arena::expect, nb::arg("nbytes"), "That about so many bytes will be taken for every member at each of its homes.")
+      .def("trim", &Arena::trim, "Give back most of what huge pages hold behind the weights; for when the last weight was made.")
       .def_prop_ro("ranges", &ranges_of, "Address, bytes and home (-1: all of them in turn) of the chunks it has mapped.")
       .def_prop_ro("refused", &Arena::refused, "The errno with which the kernel last refused to take a chunk from its home, or 0.");
   nb::class_<WeightHandle>(m, "Weight", "A packed matrix.")
@@ -172,7 +175,7 @@ void bind_weights(nb::module_& m) {
       .def("write", &write, nb::arg("fd"), nb::arg("offset"), "Write it as packed_bytes at `offset` of a file; the result is its checksum.")
       .def("unpack_row", &unpack, nb::arg("row"), "One row as float32.");
   m.def("weight_from_file", &from_file, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("source"), nb::arg("rows"), nb::arg("columns"),
-        nb::arg("target"), nb::arg("permuted_heads"), nb::arg("arena") = nb::none(), nb::arg("spread") = Spread::split);
+        nb::arg("target"), nb::arg("permuted_heads"), nb::arg("arena") = nb::none(), nb::arg("spread") = Spread::split, nb::arg("stride") = 0);
   m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"), nb::arg("arena") = nb::none(),
         nb::arg("spread") = Spread::split);
   m.def("packed_bytes", &bytes_of, nb::arg("format"), nb::arg("rows"), nb::arg("columns"));

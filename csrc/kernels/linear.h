@@ -52,8 +52,9 @@ struct Weight {
 //
 // Read and pack. Rows are read with pread by the thread that will own them. `permuted_heads` > 0: file rows of each of that many heads have the
 // two halves interleaved (row 2*j + h of a head holds canonical row h * head/2 + j). When source != target, rows are decoded to float32 and encoded again.
+// `stride`: bytes from the beginning of a row to that of the next, for some columns of a wider matrix; 0: rows follow each other.
 Result<std::shared_ptr<Weight>> weight_from_file(Team&, int fd, uint64_t offset, Format source, int64_t rows, int64_t columns, Format target,
-                                                 int permuted_heads, Arena* arena = nullptr, Spread = Spread::split);
+                                                 int permuted_heads, Arena* arena = nullptr, Spread = Spread::split, uint64_t stride = 0);
 Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target, Arena* arena = nullptr,
                                                  Spread = Spread::split);
 
@@ -101,7 +102,7 @@ bool can_gate(const Weight& gate, const Weight& up);
 // The product with two weights, gate and up, and then silu(gate) * up: what linear_multiply into a buffer and silu_mul of it would give.
 void linear_multiply_gated(const LinearArgs&, const GatedRows&, int thread, int threads);
 
-// out[i] = row ids[i] of the table; tokens are divided among the threads.
-void embedding_rows(const Weight& table, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads);
+// out[i] = row ids[i] - first of the table, zeros where it has none; tokens are divided among the threads.
+void embedding_rows(const Weight& table, int64_t first, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads);
 
 }  // namespace homenode

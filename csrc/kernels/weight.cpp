@@ -69,6 +69,7 @@ struct FileRows {
   int fd;
   uint64_t offset;
   size_t row_bytes;
+  uint64_t stride;        // from row to row
   int64_t permuted_head;  // rows of a head whose halves are interleaved, or 0
 
   int64_t stored_row(int64_t row) const {
@@ -78,9 +79,9 @@ struct FileRows {
   }
 
   std::optional<Error> read(int64_t row, int64_t count, uint8_t* out) const {
-    if (!permuted_head) return read_bytes(fd, offset + uint64_t(row) * row_bytes, size_t(count) * row_bytes, out);
+    if (!permuted_head && stride == row_bytes) return read_bytes(fd, offset + uint64_t(row) * row_bytes, size_t(count) * row_bytes, out);
     for (int64_t i = 0; i < count; ++i) {
-      if (auto error = read_bytes(fd, offset + uint64_t(stored_row(row + i)) * row_bytes, row_bytes, out + size_t(i) * row_bytes)) return error;
+      if (auto error = read_bytes(fd, offset + uint64_t(stored_row(row + i)) * stride, row_bytes, out + size_t(i) * row_bytes)) return error;
     }
     return std::nullopt;
   }
@@ -117,14 +118,18 @@ std::optional<Error> fill_from_file(const Weight& weight, const Weight::Piece& p
 }  // namespace
 
 Result<std::shared_ptr<Weight>> weight_from_file(Team& team, int fd, uint64_t offset, Format source, int64_t rows, int64_t columns, Format target,
-                                                 int permuted_heads, Arena* arena, Spread spread) {
+                                                 int permuted_heads, Arena* arena, Spread spread, uint64_t stride) {
   if (auto error = check_request(source, rows, columns, target)) return *error;
   if (permuted_heads < 0 || (permuted_heads > 0 && rows % (2 * int64_t(permuted_heads)))) {
     return user_error(std::to_string(rows) + " rows are not " + std::to_string(permuted_heads) + " heads of an even size");
   }
-  const FileRows file{fd, offset, size_t(file_row_bytes(source, columns)), permuted_heads ? rows / permuted_heads : 0};
+  const auto row_bytes = size_t(file_row_bytes(source, columns));
+  if (stride && stride < row_bytes) {
+    return user_error("rows of " + std::to_string(row_bytes) + " bytes cannot begin " + std::to_string(stride) + " bytes after each other");
+  }
+  const FileRows file{fd, offset, row_bytes, stride ? stride : row_bytes, permuted_heads ? rows / permuted_heads : 0};
   uint64_t bytes;
-  if (__builtin_mul_overflow(uint64_t(rows), uint64_t(file.row_bytes), &bytes)) bytes = UINT64_MAX;
+  if (__builtin_mul_overflow(uint64_t(rows - 1), file.stride, &bytes) || __builtin_add_overflow(bytes, uint64_t(row_bytes), &bytes)) bytes = UINT64_MAX;
   if (auto error = check_extent(fd, offset, bytes, "a " + shape_text(source, rows, columns))) return *error;
   return make_weight(team, arena, {target, rows, columns, spread},
                      [&](int, size_t, const Weight& weight, const Weight::Piece& piece) { return fill_from_file(weight, piece, file, source); });

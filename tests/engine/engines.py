@@ -8,17 +8,21 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import pytest
+
 from homenode.engine.config import EngineConfig
 from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, SamplingParams
 
-BACKENDS = ("reference", "native")
+BACKENDS = ("reference", "native", "torch")
 PATIENCE_S = 60.0
 
 
 def config_for(path: Path, **settings: Any) -> EngineConfig:
-    """A config for the model at `path`, two threads unless told otherwise."""
+    """A config for the model at `path`, two threads unless told otherwise. Skips the test where it is torch's and that is not installed."""
+    if settings.get("backend") == "torch":
+        pytest.importorskip("torch", reason="needs torch, which the extra `torch` installs")
     config = EngineConfig.of(None, {"disable_log_stats": True, **settings})
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(path)))
 

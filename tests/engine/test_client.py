@@ -65,7 +65,9 @@ def gone(pid: int, within: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([fd], [], [], within)[0])
+        ended = select.poll()
+        ended.register(fd, select.POLLIN)
+        return bool(ended.poll(1000 * within))
     finally:
         os.close(fd)
 

@@ -17,13 +17,13 @@ def reference() -> Backend:
     return ReferenceBackend()
 
 
-@pytest.fixture(params=["reference", "native"])
+@pytest.fixture(params=["reference", "native", "torch"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """The NumPy oracle, then the native core on two unpinned threads (skipped where it is not built)."""
+    """The NumPy oracle, the native core on two unpinned threads, torch on the CPU (skipped where they are not there)."""
     return make_backend(request.param, rounding=True)
 
 
-@pytest.fixture(params=["reference", "native"])
+@pytest.fixture(params=["reference", "native", "torch"])
 def exact_backend(request: pytest.FixtureRequest) -> Backend:
     """The same, at the best level that multiplies every float matrix, BF16 ones too, with float32 activations."""
     return make_backend(request.param, rounding=False)
@@ -41,6 +41,11 @@ def rounding_backend() -> Backend:
 def make_backend(name: str, rounding: bool) -> Backend:
     if name == "reference":
         return ReferenceBackend()
+    if name == "torch":
+        pytest.importorskip("torch", reason="needs torch, which the extra `torch` installs")
+        from homenode.compute.torch import open_backend
+
+        return open_backend("torch:cpu")
     if importlib.util.find_spec("homenode._native") is None:
         pytest.skip("needs the compiled core (homenode._native), which is not built here")
     from homenode.compute.native import NativeBackend, available_levels

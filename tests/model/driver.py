@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from homenode.compute.ops import Backend, FloatArray, StepArrays, StepLimits
+from homenode.compute.ops import Backend, FloatArray, Program, StepArrays, StepLimits
 from homenode.model.weights.load import LoadedModel
 
 ROUNDING_LEVELS = frozenset({"avx512bf16", "amx", "i8mm"})  # at which BF16 matrices are multiplied with activations rounded to bfloat16
@@ -29,14 +29,26 @@ class Sequence:
 
 
 class Driver:
-    """Compiles `model` on `backend` and runs steps. Blocks are handed out in a shuffled but fixed order."""
+    """Compiles `model` on `backend`, or takes a `program` whose logits the backend scores, and runs steps. Blocks are handed out in a shuffled but
+    fixed order."""
 
     def __init__(
-        self, model: LoadedModel, backend: Backend, *, block_size: int = 32, blocks: int = 64, kv_dtype: str = "auto", max_tokens: int = 512
+        self,
+        model: LoadedModel,
+        backend: Backend,
+        *,
+        block_size: int = 32,
+        blocks: int = 64,
+        kv_dtype: str = "auto",
+        max_tokens: int = 512,
+        program: Program | None = None,
     ) -> None:
         self._backend, self._model, self._block_size = backend, model, block_size
         self._free = list(range(blocks))
         random.Random(7).shuffle(self._free)
+        if program is not None:
+            self._program = program
+            return
         cache = backend.kv_cache(model.kv_geometry(block_size, kv_dtype), blocks)
         self._program = backend.compile(model.forward(cache), StepLimits(max_tokens, 16, max_tokens, blocks))
 

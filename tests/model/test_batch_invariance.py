@@ -49,6 +49,8 @@ def test_company_changes_no_bit(model: LoadedModel, backend: Backend) -> None:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2_moe", "qwen3_moe"])
 def test_quantised_weights_change_no_bit(backend: Backend, tmp_path: Path, architecture: str) -> None:
+    if "Q8_0" not in backend.weight_types():
+        pytest.skip("this backend keeps no matrix quantised")
     spec = toy_spec(architecture)
     checkpoint = array_checkpoint(tmp_path / "weights", spec, toy_arrays(spec))
     for quantize in ("q8_0", "q4_0"):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,17 @@ import pytest
 pytest.importorskip("homenode._native", reason="the compiled core is not built; `make build` builds it")
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import PackedPlace, Weight
+from homenode.compute.ops import FloatArray, PackedPlace, Weight
 from homenode.compute.reference import ReferenceBackend
 from homenode.errors import UserError
 from homenode.model.checkpoint.spec import Checkpoint
+from homenode.model.part import ModelPart
+from homenode.model.parts import Division
 from homenode.model.weights import packed_cache
 from homenode.model.weights.load import LoadedModel, load_model
 from homenode.model.weights.packed_cache import packed_folder
 from tests.model.driver import Driver
+from tests.model.split import plan
 from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
 from tests.paths import ROOT
 
@@ -220,6 +224,39 @@ def test_each_way_of_keeping_a_model_has_its_own_file(checkpoint: Checkpoint, tm
         assert "written" in load(checkpoint, tmp_path, **settings)[0].notes[0]
     for settings in ({}, {"quantize": "q8_0"}):
         assert load(checkpoint, tmp_path, **settings)[0].notes == ()
+
+
+def test_each_part_of_a_model_has_its_own_file(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Ranks have matrices of the same names and shapes, with other rows."""
+    parts = [None, *plan(checkpoint, Division(stages=2, ranks=2))]
+
+    def weights(part: ModelPart | None, folder: Path | None) -> tuple[LoadedModel, list[FloatArray]]:
+        model = load_model(checkpoint, NativeBackend([-1]), packed_cache=folder, part=part)
+        return model, [matrix.unpack_row(row) for matrix in matrices_of(model) for row in (0, matrix.rows - 1)]
+
+    wanted = [weights(part, None)[1] for part in parts]
+    for part in parts:
+        assert "written" in weights(part, tmp_path)[0].notes[0]
+    assert len(list(tmp_path.glob("*.packed"))) == len(parts)
+    for part, rows in zip(parts, wanted, strict=True):
+        model, found = weights(part, tmp_path)
+        assert model.notes == () and all(np.array_equal(a, b) for a, b in zip(rows, found, strict=True))
+
+
+def test_a_file_of_another_part_is_not_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    parts = plan(checkpoint, Division(ranks=2))
+    for part in parts:
+        load_model(checkpoint, NativeBackend([-1]), packed_cache=tmp_path / str(part.rank), part=part)
+    (first,), (second,) = ((tmp_path / name).glob("*.packed") for name in "01")
+    second.write_bytes(first.read_bytes())
+    model = load_model(checkpoint, NativeBackend([-1]), packed_cache=tmp_path / "1", part=parts[1])
+    assert "another part of the model" in model.notes[0]
+
+
+def matrices_of(model: LoadedModel) -> list[Any]:
+    """All packed matrices, in a fixed order."""
+    handles = [*model.parameters.top.values(), *(handle for layer in model.parameters.layers for handle in layer.values())]
+    return [handle for handle in handles if hasattr(handle, "unpack_row")]
 
 
 def test_where_nothing_can_be_written_the_model_loads(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,13 @@ import pytest
 from homenode.compute.ops import Spread
 from homenode.compute.team_memory import TeamMemory
 from homenode.model.checkpoint import open_checkpoint
+from homenode.model.parts import Division
 from homenode.model.weights.load import load_model
 from tests.checkpoints import make_folder
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 from homenode.compute.native import NativeBackend
+from tests.model.split import plan
 
 HOMES = (0, 0, 1, 1, 2)
 SLACK = 64 << 10  # bytes: headers, and what Python reads for itself
@@ -40,6 +42,14 @@ def bytes_read(act: Callable[[], object]) -> int:
     before = so_far()
     act()
     return so_far() - before
+
+
+def test_parts_read_what_is_theirs(folder: Path) -> None:
+    """Four workers together read each matrix once, columns too: what stands between theirs is skipped."""
+    checkpoint = open_checkpoint(folder)
+    parts = plan(checkpoint, Division(stages=2, ranks=2))
+    read = [bytes_read(lambda part=part: load_model(checkpoint, NativeBackend([-1]), part=part)) for part in parts]  # type: ignore[misc]
+    assert matrix_bytes(folder) <= sum(read) <= matrix_bytes(folder) + len(parts) * SLACK
 
 
 def load(folder: Path, spread: Spread, cache: Path | None = None) -> int:

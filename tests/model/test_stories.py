@@ -101,6 +101,8 @@ def test_narrow_keys_and_values(backend: Backend, kv_dtype: str, bound: float, a
 @pytest.mark.parametrize(("quantize", "bound"), [("q8_0", 0.005), ("q4_0", 0.2)])
 def test_quantised_at_load(backend: Backend, quantize: str, bound: float) -> None:
     """Mean loss of log-probability on the golden texts. Measured: 0.002 with 8 bits; 0.10 with 4, which a model this small feels."""
+    if "Q8_0" not in backend.weight_types():
+        pytest.skip("this backend keeps no matrix quantised")
     model = load(backend, ".", quantize=quantize)
     exact = load(backend, ".")
     losses = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ from homenode.compute.ops import KvGeometry
 from homenode.host.placement.node_teams import node_teams
 from homenode.host.placement.numa_policy import Decision
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
+from homenode.model.division import Grain
+from homenode.model.parts import Division, plan_parts
 from homenode.model.weights import numa_choice
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds, model_work
@@ -70,6 +73,21 @@ def test_of_experts_the_chosen_ones_count(model: SimpleNamespace) -> None:
     assert work.flops_per_token == 2 * (8 * 64 + 2 * 32 * 64)
     assert work.weight_bytes - work.active_bytes == 2 * 6 * 32 * 64
     assert work.expert_share == 0.25
+
+
+def test_of_a_part_what_is_there_counts(model: SimpleNamespace) -> None:
+    """Its layers, heads and inner columns; the first of several stages reads rows of a table that the last one multiplies with."""
+    spec = spec_of()
+    parts = plan_parts(spec, {"intermediate": Grain(), "query": Grain()}, Division(stages=2, ranks=2))
+    first, last = (
+        model_work(spec, layout_of(model__embed_tokens__weight=(500, 64)), replace(GEOMETRY, layers=1, kv_heads=1), part)
+        for part in (parts[0], parts[2])
+    )
+    assert (first.flops_per_token, last.flops_per_token) == (2 * 64, 2 * 500 * 64)
+    assert first.layers == 1 and first.activation_bytes == 4 * (2 * 64 + 2 * 2 * 16 + 2 * 16 + 2 * 48)
+    mixed = spec_of(mixture=MixtureSpec(8, 2, 32, True))
+    experts = plan_parts(mixed, {"expert_intermediate": Grain()}, Division(ranks=2, experts_whole=True))
+    assert model_work(mixed, layout_of(), GEOMETRY, experts[0]).activation_bytes == 4 * (2 * 64 + 2 * 2 * 16 + 2 * 16 + 2 * 32)
 
 
 def test_the_model_is_asked_with_the_room_of_every_node_and_its_answer_kept(model: SimpleNamespace) -> None:

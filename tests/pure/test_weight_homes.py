@@ -15,7 +15,7 @@ from homenode.host.placement.node_teams import NodeTeam
 from homenode.host.placement.numa_policy import Decision, NumaDemand, Teams, numa_plan
 from homenode.host.topology.host import Host
 from homenode.model.weights.homes import GROUP_ROWS, PLANNED, MatrixHome, WeightHomes, member_rows, plan_homes
-from homenode.model.weights.layout import MatrixLayout, WeightLayout
+from homenode.model.weights.layout import Elsewhere, MatrixLayout, WeightLayout
 from homenode.model.weights.numa_layout import NumaLayout, numa_layout
 from tests.host_values import Shape, host_of
 from tests.recorded import NAMES, recorded_host
@@ -272,3 +272,13 @@ def test_a_layout_is_not_made_of_what_is_not_settled() -> None:
     for policy, teams in (("auto", two), ("local", two), ("shard", ())):
         with pytest.raises(InternalError):
             plan_homes(MODEL, teams, policy)
+
+
+def test_a_pattern_may_match_matrices_that_other_parts_of_the_model_have() -> None:
+    """Each worker is told the patterns for all: one that matches nothing anywhere is a mistake, one for another stage is not."""
+    part = replace(MODEL, matrices=MODEL.matrices[:2], elsewhere=Elsewhere(("lm_head.weight",)))
+    teams = [NodeTeam(0, 0, (0, 1), GIB), NodeTeam(1, 1, (2, 3), GIB)]
+    homes = plan_homes(part, teams, "shard", ["lm_head*"])
+    assert all(len(matrix.nodes) == 2 and copies_of_rows(matrix) == {1} for matrix in homes.matrices)
+    with pytest.raises(UserError, match="matches none"):
+        plan_homes(part, teams, "shard", ["*down_proj*"])

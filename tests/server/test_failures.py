@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import select
+import selectors
 import socket
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -215,8 +215,11 @@ def test_many_large_bodies_together_do_not_fit(start: Start) -> None:
         connections = [stack.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(9)]
         for connection in connections:
             connection.sendall(head + b" " * 1900)
-        ready, _, _ = select.select(connections, [], [], 20)
-        answer = http.client.HTTPResponse(ready[0])
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ)
+        ready = selector.select(20)
+        answer = http.client.HTTPResponse(cast(socket.socket, ready[0][0].fileobj))
         answer.begin()
         assert answer.status == 503 and answer.headers["retry-after"] == "1" and len(ready) == 1
     assert server.complete().status_code == 200

@@ -45,7 +45,7 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:])
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s {name or 'engine'}: %(message)s", datefmt="%H:%M:%S")
     if name:
-        _call_itself(name)
+        call_itself(name)
     front = FrameSocket(socket.socket(fileno=descriptor))
     try:
         die_with_parent(parent)
@@ -115,19 +115,23 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _tell(front: FrameSocket, error: BaseException) -> None:
-    kind, text = "InternalError", f"{type(error).__name__}: {error}"
+def in_words(error: BaseException) -> tuple[str, str]:
+    """What ended an engine or a worker, as a class name of homenode.errors and a text."""
     if isinstance(error, HomenodeError):
-        kind, text = type(error).__name__, error.message
-    elif isinstance(error, MemoryError):
-        kind, text = "HostError", "memory ran out while the engine was being laid out; lower --kv-cache-memory or --max-num-batched-tokens"
+        return type(error).__name__, error.message
+    if isinstance(error, MemoryError):
+        return "HostError", "memory ran out while the engine was being laid out; lower --kv-cache-memory or --max-num-batched-tokens"
+    return "InternalError", f"{type(error).__name__}: {error}"
+
+
+def _tell(front: FrameSocket, error: BaseException) -> None:
     try:
-        front.send(Fatal(kind, text))
+        front.send(Fatal(*in_words(error)))
     except HomenodeError:
         pass  # nobody listens any more
 
 
-def _call_itself(name: str) -> None:
+def call_itself(name: str) -> None:
     """Be found under this name; the kernel keeps 15 bytes of it. Nothing depends on it."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
 

@@ -32,8 +32,9 @@ class ModelPart:
 
     `heads` query heads and the `kv_heads` they read; every rank has at least one of each, and within a rank all KV heads have equally many query
     heads. A KV head is with several ranks where there are more ranks than KV heads. `vocabulary`: rows of the embedding table and of the output
-    matrix. `experts`: those of each mixture that are here, ascending; the inner columns of each are cut (`expert_intermediate`) unless experts
-    are divided as wholes. The router is with every rank.
+    matrix, and `vocabulary_widths` how many each rank of the stage has, in their order. `experts`: for each of the layers here the experts that are
+    here, ascending, none where the layer has an ordinary MLP; the inner columns of each are cut (`expert_intermediate`) unless experts are divided
+    as wholes. The router is with every rank.
     """
 
     layers: Span
@@ -47,7 +48,8 @@ class ModelPart:
     vocabulary: Span
     expert_intermediate: Span
     shared_intermediate: Span
-    experts: tuple[int, ...] = ()
+    vocabulary_widths: tuple[int, ...]
+    experts: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def whole(cls, spec: ModelSpec) -> ModelPart:
@@ -65,13 +67,24 @@ class ModelPart:
             vocabulary=Span(0, spec.vocab_size),
             expert_intermediate=Span(0, mixture.intermediate_size if mixture else 0),
             shared_intermediate=Span(0, mixture.shared_intermediate_size if mixture else 0),
-            experts=tuple(range(mixture.num_experts)) if mixture else (),
+            vocabulary_widths=(spec.vocab_size,),
+            experts=tuple(every_expert(spec, layer) for layer in range(spec.num_layers)),
         )
 
     @property
     def is_whole(self) -> bool:
         """Whether this is all of the model."""
         return self.stages == self.ranks == 1
+
+    @property
+    def name(self) -> str:
+        """The part in words."""
+        return f"stage {self.stage} of {self.stages}, rank {self.rank} of {self.ranks}"
+
+    @property
+    def leads(self) -> bool:
+        """Of the ranks that add up their shares this is the one that brings in what is whole: the residual, and a bias of the output."""
+        return self.rank == 0
 
     @property
     def first_stage(self) -> bool:
@@ -82,3 +95,9 @@ class ModelPart:
     def last_stage(self) -> bool:
         """It computes logits; otherwise it hands rows of the hidden state on."""
         return self.stage == self.stages - 1
+
+
+def every_expert(spec: ModelSpec, layer: int) -> tuple[int, ...]:
+    """The experts a layer has in all."""
+    mixture = spec.mixture
+    return () if mixture is None or layer in mixture.dense_layers else tuple(range(mixture.num_experts))

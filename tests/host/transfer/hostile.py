@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import socket
@@ -48,6 +49,18 @@ def connect(address: str) -> socket.socket:
         return sock
     _, host, port = address.split(":")
     return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+
+
+def say_last(sock: socket.socket, data: bytes) -> None:
+    """These bytes, and no more: nothing is wrong when the other side has had enough before they all went."""
+    try:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:  # what shutdown says of a connection that was reset
+            raise
 
 
 class RawPeer:

@@ -208,7 +208,7 @@ def _fail() -> None:
 
 FAULTS: dict[str, Callable[[], None]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "freeze": lambda: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP),  # all threads stop; this one takes no further step
     "raise": _fail,
 }
 

@@ -9,6 +9,7 @@ import mmap
 import os
 import queue
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -42,6 +43,7 @@ class PythonMemory:
     def __init__(self, fd: int, layout: KvLayout, writable: bool) -> None:
         self.layout = layout
         self.fd = os.dup(fd)
+        weakref.finalize(self, os.close, self.fd)
         self._map = mmap.mmap(fd, layout.nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
         self.bytes = memoryview(self._map)
 
@@ -86,6 +88,8 @@ class PythonWords:
 
     def __init__(self, fd: int, count: int, own: bool) -> None:
         self.fd = fd if own else -1
+        if own:
+            weakref.finalize(self, os.close, fd)
         self._count = count
         self._words = memoryview(mmap.mmap(fd, 8 * count, prot=mmap.PROT_READ | (mmap.PROT_WRITE if own else 0))).cast("Q")
 

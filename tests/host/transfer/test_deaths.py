@@ -48,6 +48,12 @@ def other_process(target: Any, *arguments: Any) -> Iterator[tuple[Any, Connectio
         process.join(10)
 
 
+def freeze(process: Any) -> None:
+    """Stop it; none of its threads runs any more when this returns."""
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+
 @pytest.mark.parametrize(("channel", "dead"), [("shm", True), ("tcp", False)])
 def test_a_killed_peer_is_noticed_at_once(channel: str, dead: bool) -> None:
     with other_process(_serve, channel, "pull-eager") as (process, pipe):
@@ -110,7 +116,7 @@ def test_a_stopped_peer_goes_on_where_it_was(channel: str) -> None:
         peer = side.machine.expect(Connected).peer
         side.do(Send(peer, Read(1, 0, 1)))
         assert side.machine.expect(FromPeer).message == Read(1, 0, 1)
-        os.kill(process.pid, signal.SIGSTOP)
+        freeze(process)
         side.do(Send(peer, Read(2, 0, 1)))
         with pytest.raises(queue.Empty):
             side.machine.expect(FromPeer, 0.2)
@@ -189,7 +195,7 @@ def test_a_frozen_sender_is_given_up_in_time(channel: str, mode: str) -> None:
         pipe.send(receiver.document)
         pipe.recv()
         receiver.fetch("t")
-        os.kill(process.pid, signal.SIGSTOP)
+        freeze(process)
         begun = time.monotonic()
         ended = receiver.wait("t", Failed, Forgotten, Quarantined)
         assert time.monotonic() - begun < 10

@@ -23,7 +23,7 @@ from homenode.transfer.message import Done
 from homenode.transfer.published import Published
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.seam import Arrived, Failed, Returned, Stopped
-from tests.host.transfer.hostile import RawPeer
+from tests.host.transfer.hostile import RawPeer, say_last
 from tests.host.transfer.pair import MODES, Engine, compute, content, running_engine, want
 from tests.host.transfer.players import Outcome, Part, Player, children, playing, true_content
 from tests.host.transfer.relay import as_it_is, cut, flipped, relaying
@@ -295,8 +295,7 @@ def test_pickled_objects_are_garbage(channel: str, tmp_path: Path) -> None:
                     with RawPeer(address, "sender", channel=channel) as peer:
                         if greets:
                             peer.greet()
-                        peer.sock.sendall(body + bytes(64))
-                        peer.sock.shutdown(1)
+                        say_last(peer.sock, body + bytes(64))
                         assert peer.ended()
         assert not (tmp_path / "made").exists()
         assert not receiver.agent.statistics().broken

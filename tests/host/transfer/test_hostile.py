@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -18,7 +19,7 @@ from homenode.transfer.greeting import MAX_HELLO, Admission
 from homenode.transfer.links import LinkLimits
 from homenode.transfer.machine import Close, Connected, FromPeer, PeerLost, Send
 from homenode.transfer.message import Buffer, Done, Envelope, Gone, Hello, Offer, Read, Refused, encode
-from tests.host.transfer.hostile import RawPeer, connect, hostile_frames
+from tests.host.transfer.hostile import RawPeer, connect, hostile_frames, say_last
 from tests.host.transfer.pair import Engine, engines, hand_over
 from tests.host.transfer.rig import Side, eventually, layout, running
 
@@ -99,13 +100,10 @@ def test_garbage_before_the_greeting_ends_the_connection(channel: str) -> None:
     with running("receiver", channel) as side:
         for piece in pieces:
             with connect(side.address()) as sock:
-                try:
-                    sock.sendall(piece)
-                    sock.shutdown(socket.SHUT_WR)
+                say_last(sock, piece)
+                with contextlib.suppress(ConnectionResetError):
                     while sock.recv(1000):
                         pass
-                except (BrokenPipeError, ConnectionResetError):
-                    pass
         works(side, channel)
         assert side.refused()["garbage"] >= 2
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.compute.ops import FloatArray, IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, Spread, StepArrays, StepLimits, Tensor
+from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import formats, sampling
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.ops import EagerOps
@@ -34,10 +35,24 @@ class ReferenceBackend:
         return formats.DECODABLE
 
     def weight_from_file(
-        self, fd: int, offset: int, dtype: DType, rows: int, columns: int, target: str, permuted_heads: int = 0, spread: Spread = "split"
+        self,
+        fd: int,
+        offset: int,
+        dtype: DType,
+        rows: int,
+        columns: int,
+        target: str,
+        permuted_heads: int = 0,
+        spread: Spread = "split",
+        row_bytes: int = 0,
     ) -> FloatArray:
         """See `Backend.weight_from_file`. HostError when the file ends early."""
-        raw = _read(fd, offset, rows * dtype.row_bytes(columns))
+        own = dtype.row_bytes(columns)
+        stride = row_bytes or own
+        stored = np.zeros(rows * stride, np.uint8)
+        size = (rows - 1) * stride + own
+        stored[:size] = _read(fd, offset, size)
+        raw = np.ascontiguousarray(stored.reshape(rows, stride)[:, :own])
         matrix = formats.decode(raw, dtype, rows, columns)
         if permuted_heads:
             half = rows // permuted_heads // 2
@@ -58,9 +73,9 @@ class ReferenceBackend:
         self._kv_bytes += cache.nbytes
         return cache
 
-    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits) -> ReferenceProgram:
+    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None) -> ReferenceProgram:
         """See `Backend.compile`."""
-        return ReferenceProgram(forward, limits)
+        return ReferenceProgram(forward, limits, group)
 
     def sample(self, logits: FloatArray, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
         """See `Backend.sample`."""
@@ -83,14 +98,15 @@ class ReferenceBackend:
 class ReferenceProgram:
     """`Program` that runs the forward function itself, at every step."""
 
-    def __init__(self, forward: Callable[[Ops], Tensor], limits: StepLimits) -> None:
+    def __init__(self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None) -> None:
         self._forward = forward
         self._limits = limits
+        self._group = group
 
     def run(self, arrays: StepArrays) -> FloatArray:
         """See `Program.run`. ValueError when the arrays contradict each other or the limits."""
         check_arrays(arrays, self._limits)
-        logits: FloatArray = self._forward(EagerOps(arrays))
+        logits: FloatArray = self._forward(EagerOps(arrays, self._group))
         return logits
 
 
@@ -104,6 +120,8 @@ def check_arrays(arrays: StepArrays, limits: StepLimits) -> None:
         raise ValueError(f"query_start {starts.tolist()} does not divide {tokens} tokens among {sequences} sequences")
     if len(arrays.positions) != tokens or len(arrays.block_table) != sequences:
         raise ValueError(f"{len(arrays.positions)} positions for {tokens} tokens, {len(arrays.block_table)} block rows for {sequences}")
+    if arrays.hidden is not None and len(arrays.hidden) != tokens:
+        raise ValueError(f"{len(arrays.hidden)} rows of the stage before for {tokens} tokens")
     for i, context in enumerate(arrays.context_len):
         positions = arrays.positions[starts[i] : starts[i + 1]]
         if not np.array_equal(positions, np.arange(context - len(positions), context)):

@@ -11,21 +11,46 @@ from collections.abc import Sequence
 import numpy as np
 
 from homenode.compute.ops import Experts, FloatArray, IntArray, StepArrays
+from homenode.compute.ranks import RankGroup
 from homenode.compute.reference.kv import ReferenceKvCache
 
 
 class EagerOps:
     """`Ops` over NumPy arrays for the step described by `arrays`. Weights and vectors are float32 arrays."""
 
-    def __init__(self, arrays: StepArrays) -> None:
+    def __init__(self, arrays: StepArrays, group: RankGroup | None = None) -> None:
         self._step = arrays
+        self._group = group
 
-    def embedding(self, table: FloatArray) -> FloatArray:
-        """See `Ops.embedding`. ValueError for an id outside the table."""
-        ids = self._step.ids
-        if len(ids) and not 0 <= ids.min() <= ids.max() < len(table):
-            raise ValueError(f"token ids from {ids.min()} to {ids.max()} are outside a vocabulary of {len(table)}")
-        return table[ids]
+    def embedding(self, table: FloatArray, first: int = 0, vocabulary: int | None = None) -> FloatArray:
+        """See `Ops.embedding`. ValueError for an id outside the vocabulary."""
+        ids, size = self._step.ids, len(table) if vocabulary is None else vocabulary
+        if len(ids) and not 0 <= ids.min() <= ids.max() < size:
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()} are outside a vocabulary of {size}")
+        rows = np.zeros((len(ids), table.shape[1]), np.float32)
+        here = (ids >= first) & (ids < first + len(table))
+        rows[here] = table[ids[here] - first]
+        return rows
+
+    def received(self, columns: int) -> FloatArray:
+        """See `Ops.received`. ValueError when the step has no such rows."""
+        hidden = self._step.hidden
+        if hidden is None or hidden.shape != (len(self._step.ids), columns):
+            seen = "none" if hidden is None else f"{list(hidden.shape)}"
+            raise ValueError(f"rows [{len(self._step.ids)}, {columns}] of the stage before are wanted; the step has {seen}")
+        return hidden
+
+    def sum(self, x: FloatArray) -> FloatArray:
+        """See `Ops.sum`."""
+        if self._group is None:
+            return x
+        total = np.array(x, np.float32, order="C")
+        self._group.sum(total)
+        return total
+
+    def gather(self, x: FloatArray, widths: Sequence[int]) -> FloatArray:
+        """See `Ops.gather`."""
+        return x if self._group is None else self._group.gather(np.ascontiguousarray(x), widths)
 
     def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
         """See `Ops.rms_norm`."""
@@ -108,15 +133,19 @@ class EagerOps:
             return np.asarray(gate / (1 + np.exp(-gate)) * up, np.float32)
 
     def mixture(
-        self, x: FloatArray, logits: FloatArray, experts: Experts, chosen: int, normalise: bool, residual: FloatArray
+        self, x: FloatArray, logits: FloatArray, experts: Experts, chosen: int, normalise: bool, residual: FloatArray | None
     ) -> FloatArray:
         """See `Ops.mixture`. ValueError unless 1 <= chosen <= experts."""
-        out = np.array(residual, np.float32)
+        out = np.zeros(x.shape, np.float32) if residual is None else np.array(residual, np.float32)
+        places = {expert: place for place, expert in enumerate(range(logits.shape[1]) if experts.ids is None else experts.ids)}
         for row, row_logits, total in zip(np.ascontiguousarray(x), logits, out, strict=True):
             indices, weights = choose_experts(row_logits, chosen, normalise)
             for index, weight in zip(indices, weights, strict=True):
-                inner = self.silu_mul(np.concatenate([experts.gate[index] @ row, experts.up[index] @ row])[None])[0]
-                total += weight * (experts.down[index] @ inner)
+                place = places.get(int(index))
+                if place is None:
+                    continue
+                inner = self.silu_mul(np.concatenate([experts.gate[place] @ row, experts.up[place] @ row])[None])[0]
+                total += weight * (experts.down[place] @ inner)
         return out
 
     def add_gated(self, x: FloatArray, y: FloatArray, gate: FloatArray) -> FloatArray:

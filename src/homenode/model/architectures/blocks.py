@@ -11,8 +11,8 @@ from homenode.model.architectures.parameters import Forward, Parameter
 Layer = Mapping[str, Any]
 
 EMBEDDING_AND_HEAD = (
-    Parameter("embed", "model.embed_tokens.weight", ("vocabulary", "hidden")),
-    Parameter("norm", "model.norm.weight", ("hidden",)),
+    Parameter("embed", "model.embed_tokens.weight", ("vocabulary", "hidden"), when="embedding"),
+    Parameter("norm", "model.norm.weight", ("hidden",), when="output"),
     Parameter("lm_head", "lm_head.weight", ("vocabulary", "hidden"), when="untied"),
 )
 ATTENTION = (
@@ -42,49 +42,78 @@ MLP_BIASES = (
 )
 
 
+def enter(ops: Ops, model: Forward) -> Tensor:
+    """The rows that the first of this stage's layers begins with: from the embedding table, or from the stage before."""
+    part = model.part
+    if not part.first_stage:
+        return ops.received(model.spec.hidden_size)
+    table = model.parameters.top["embed"]
+    if part.ranks == 1:
+        return ops.embedding(table)
+    return ops.sum(ops.embedding(table, part.vocabulary.first, model.spec.vocab_size))
+
+
 def angles(ops: Ops, model: Forward) -> Tensor:
     """cos and sin of the step's positions, used by every layer."""
     return ops.rope_angles(model.rope.inverse_frequencies, model.rope.scale)
 
 
 def project_qkv(ops: Ops, model: Forward, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Normed x through the three projections: q [tokens, query], k and v [tokens, kv], not yet rotated."""
-    spec = model.spec
+    """Normed x through the three projections: q [tokens, query], k and v [tokens, kv] of the heads that are here, not yet rotated."""
+    spec, part = model.spec, model.part
     h = ops.rms_norm(x, layer["input_norm"], spec.rms_norm_eps)
     biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
     qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases)
-    kv = spec.num_kv_heads * spec.head_dim
-    q, k, v = ops.split(qkv, (spec.num_heads * spec.head_dim, kv, kv))
+    kv = part.kv_heads.count * spec.head_dim
+    q, k, v = ops.split(qkv, (part.heads.count * spec.head_dim, kv, kv))
     return q, k, v
 
 
 def attend(ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
-    """x plus the attention of layer `index`: rotate q and k, attend over the cache (within the layer's window, if any), project."""
+    """x plus the attention of layer `index` of this stage: rotate q and k, attend over the cache (within the layer's window, if any), project."""
     spec, layer = model.spec, model.parameters.layers[index]
     q, k, v = qkv
     q = ops.rope(q, rotation, spec.head_dim)
     k = ops.rope(k, rotation, spec.head_dim)
     attended = ops.attention(q, k, v, model.cache, index, spec.head_dim**-0.5, _window(model, index))
-    return ops.linear(attended, (layer["o"],), (layer.get("o_bias"),), residual=x)
+    return project_out(ops, model, attended, layer["o"], layer.get("o_bias"), x)
 
 
 def gated_mlp(ops: Ops, model: Forward, layer: Layer, x: Tensor) -> Tensor:
     """x plus down(silu(gate(h)) * up(h)), h being normed x."""
     h = ops.rms_norm(x, layer["post_norm"], model.spec.rms_norm_eps)
     gate_up = ops.linear(h, (layer["gate"], layer["up"]), (layer.get("gate_bias"), layer.get("up_bias")))
-    return ops.linear(ops.silu_mul(gate_up), (layer["down"],), (layer.get("down_bias"),), residual=x)
+    return project_out(ops, model, ops.silu_mul(gate_up), layer["down"], layer.get("down_bias"), x)
 
 
-def lm_head(ops: Ops, model: Forward, x: Tensor) -> Tensor:
-    """Logits [sampled rows, vocabulary] of the rows the step wants; a tied model multiplies with its embedding table."""
-    top = model.parameters.top
+def project_out(ops: Ops, model: Forward, inner: Tensor, weight: Any, bias: Tensor | None, x: Tensor) -> Tensor:
+    """x plus the product of the inner columns, bias included; ranks add up those of the columns they have."""
+    if not model.part.leads:
+        bias = x = None
+    return over_ranks(ops, model, ops.linear(inner, (weight,), (bias,), residual=x))
+
+
+def over_ranks(ops: Ops, model: Forward, x: Tensor) -> Tensor:
+    """x added up over the ranks, of which there may be only one."""
+    return x if model.part.ranks == 1 else ops.sum(x)
+
+
+def leave(ops: Ops, model: Forward, x: Tensor) -> Tensor:
+    """What the stage returns: its rows for the next one, or logits [sampled rows, vocabulary] of the rows the step wants.
+
+    A tied model multiplies with its embedding table.
+    """
+    part, top = model.part, model.parameters.top
+    if not part.last_stage:
+        return x
     h = ops.rms_norm(ops.select(x), top["norm"], model.spec.rms_norm_eps)
     head = top["embed"] if model.spec.tie_word_embeddings else top["lm_head"]
-    return ops.linear(h, (head,))
+    logits = ops.linear(h, (head,))
+    return logits if part.ranks == 1 else ops.gather(logits, part.vocabulary_widths)
 
 
 def _window(model: Forward, index: int) -> int | None:
-    """The sliding window of a layer, None where it sees its whole context."""
+    """The sliding window of a layer of this stage, None where it sees its whole context."""
     spec = model.spec
-    sliding = not spec.sliding_layers or spec.sliding_layers[index]
+    sliding = not spec.sliding_layers or spec.sliding_layers[model.part.layers.first + index]
     return spec.sliding_window if sliding else None

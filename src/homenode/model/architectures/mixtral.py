@@ -19,14 +19,14 @@ PARAMETERS = (
 
 
 def forward(ops: Ops, model: Forward) -> Tensor:
-    """Logits of the step's selected rows."""
-    x = ops.embedding(model.parameters.top["embed"])
+    """Logits of the step's selected rows, or the rows for the next stage."""
+    x = blocks.enter(ops, model)
     rotation = blocks.angles(ops, model)
     for index, layer in enumerate(model.parameters.layers):
         qkv = blocks.project_qkv(ops, model, layer, x)
         x = blocks.attend(ops, model, index, x, qkv, rotation)
-        x = mixtures.feed_forward(ops, model, layer, x)
-    return blocks.lm_head(ops, model, x)
+        x = mixtures.feed_forward(ops, model, index, x)
+    return blocks.leave(ops, model, x)
 
 
 MIXTRAL = Architecture("mixtral", PARAMETERS, forward)

@@ -25,21 +25,30 @@ SHARED_EXPERT = (
 )
 
 
-def feed_forward(ops: Ops, model: Forward, layer: blocks.Layer, x: Tensor) -> Tensor:
-    """x plus what follows attention in this layer: a mixture of experts of normed x, or an MLP."""
+def feed_forward(ops: Ops, model: Forward, index: int, x: Tensor) -> Tensor:
+    """x plus what follows attention in layer `index` of this stage: a mixture of experts of normed x, or an MLP."""
+    layer, part = model.parameters.layers[index], model.part
     if "router" not in layer:
         return blocks.gated_mlp(ops, model, layer, x)
     mixture = model.spec.mixture
     assert mixture is not None  # a layer has a router only where the figures say so
     h = ops.rms_norm(x, layer["post_norm"], model.spec.rms_norm_eps)
     logits = ops.linear(h, (layer["router"],))
-    if "shared_router" in layer:
+    here = part.experts[index]
+    ids = None if len(here) == mixture.num_experts else here
+    experts = Experts(layer["expert_gate"], layer["expert_up"], layer["expert_down"], ids)
+    if part.leads:
         x = _add_shared(ops, layer, h, x)
-    experts = Experts(layer["expert_gate"], layer["expert_up"], layer["expert_down"])
-    return ops.mixture(h, logits, experts, mixture.experts_per_token, mixture.normalise, x)
+        x = ops.mixture(h, logits, experts, mixture.experts_per_token, mixture.normalise, x)
+    else:
+        x = ops.mixture(h, logits, experts, mixture.experts_per_token, mixture.normalise, None)
+        x = _add_shared(ops, layer, h, x)
+    return blocks.over_ranks(ops, model, x)
 
 
 def _add_shared(ops: Ops, layer: blocks.Layer, h: Tensor, x: Tensor) -> Tensor:
-    """x plus the expert every token uses, scaled by sigmoid of a product of its own."""
+    """x plus the expert every token uses, if there is one, scaled by sigmoid of a product of its own; of its inner columns those that are here."""
+    if "shared_router" not in layer:
+        return x
     inner = ops.silu_mul(ops.linear(h, (layer["shared_gate"], layer["shared_up"])))
     return ops.add_gated(x, ops.linear(inner, (layer["shared_down"],)), ops.linear(h, (layer["shared_router"],)))

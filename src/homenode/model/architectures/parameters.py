@@ -9,6 +9,7 @@ from typing import Any
 from homenode.compute.ops import KvCache, Ops, Tensor
 from homenode.model.architectures.rope import Rope
 from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.part import ModelPart, Span
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Parameter:
 
     `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one, and `{expert}` where every expert of a layer
     has one: its handle is a list of them. `shape` holds names of `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a
-    vector. `when` names the flag of `flags()` that says whether the model, or this layer of it, has the parameter.
+    vector. `when` names the flag of `flags()` that says whether the part of a model, or this layer of it, has the parameter.
     """
 
     key: str  # what the forward function calls it
@@ -54,17 +55,22 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Forward:
-    """What a forward function is given besides the ops: figures, parameters, rotary frequencies, and the KV memory of this program."""
+    """What a forward function is given besides the ops: figures of the whole model, and the part of it that is here: its parameters, and the KV
+    memory of its layers and heads for this program."""
 
     spec: ModelSpec
     parameters: Parameters
     rope: Rope
     cache: KvCache
+    part: ModelPart
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A kind of decoder: its parameter table and its forward function (on `Ops` only, returning the logits of the selected rows)."""
+    """A kind of decoder: its parameter table and its forward function (on `Ops` only).
+
+    The function returns the logits of the selected rows, or of a stage that is not the last its rows of all tokens.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -88,12 +94,27 @@ def dimensions(spec: ModelSpec) -> dict[str, int]:
     }
 
 
-def flags(spec: ModelSpec, layer: int | None = None) -> dict[str, bool]:
+def spans(spec: ModelSpec, part: ModelPart) -> dict[str, Span]:
+    """What a part has of each dimension: all of those that are never divided."""
+    whole = {name: Span(0, size) for name, size in dimensions(spec).items()}
+    return whole | {
+        "vocabulary": part.vocabulary,
+        "intermediate": part.intermediate,
+        "expert_intermediate": part.expert_intermediate,
+        "shared_intermediate": part.shared_intermediate,
+        "query": Span(part.heads.first * spec.head_dim, part.heads.count * spec.head_dim),
+        "kv": Span(part.kv_heads.first * spec.head_dim, part.kv_heads.count * spec.head_dim),
+    }
+
+
+def flags(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[str, bool]:
     """The conditions `Parameter.when` can name, for a layer or for what is outside the layers."""
     mixture = spec.mixture if spec.mixture is not None and layer not in spec.mixture.dense_layers else None
     return {
         "always": True,
-        "untied": not spec.tie_word_embeddings,
+        "embedding": part.first_stage or (part.last_stage and spec.tie_word_embeddings),
+        "output": part.last_stage,
+        "untied": part.last_stage and not spec.tie_word_embeddings,
         "attention_bias": spec.attention_bias,
         "output_bias": spec.output_bias,
         "mlp_bias": spec.mlp_bias,
@@ -105,26 +126,35 @@ def flags(spec: ModelSpec, layer: int | None = None) -> dict[str, bool]:
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """A tensor the checkpoint must hold. `layer` is None for those outside the layers, `expert` for those that are no expert's."""
+    """A tensor the checkpoint must hold. `layer` is None for those outside the layers, `expert` for those that are no expert's.
+
+    `cut`: what is wanted of each dimension of `shape`.
+    """
 
     parameter: Parameter
     layer: int | None
     name: str
     shape: tuple[int, ...]
+    cut: tuple[Span, ...]
     expert: int | None = None
 
 
-def expected_tensors(table: tuple[Parameter, ...], spec: ModelSpec) -> Iterator[ExpectedTensor]:
-    """Every tensor a model of these figures has, layer by layer, in the order they are used; a layer's experts' matrices of one kind beside each other."""
-    sizes, present = dimensions(spec), flags(spec)
+def expected_tensors(table: tuple[Parameter, ...], spec: ModelSpec, part: ModelPart | None = None) -> Iterator[ExpectedTensor]:
+    """Every tensor that a part of a model of these figures has (None: all of it), layer by layer, in the order they are used; a layer's experts'
+    matrices of one kind beside each other."""
+    part = part or ModelPart.whole(spec)
+    sizes, has, present = dimensions(spec), spans(spec, part), flags(spec, part)
+
+    def expected(parameter: Parameter, layer: int | None = None, expert: int | None = None) -> ExpectedTensor:
+        shape, cut = tuple(sizes[d] for d in parameter.shape), tuple(has[d] for d in parameter.shape)
+        return ExpectedTensor(parameter, layer, parameter.name.format(layer=layer, expert=expert), shape, cut, expert)
+
     for parameter in table:
         if not parameter.per_layer and present[parameter.when]:
-            yield ExpectedTensor(parameter, None, parameter.name, tuple(sizes[d] for d in parameter.shape))
-    for layer in range(spec.num_layers):
-        present = flags(spec, layer)
+            yield expected(parameter)
+    for layer, experts in enumerate(part.experts, part.layers.first):
+        present = flags(spec, part, layer)
         for parameter in table:
-            if not parameter.per_layer or not present[parameter.when]:
-                continue
-            shape = tuple(sizes[d] for d in parameter.shape)
-            for expert in range(sizes["experts"]) if parameter.per_expert else (None,):
-                yield ExpectedTensor(parameter, layer, parameter.name.format(layer=layer, expert=expert), shape, expert)
+            if parameter.per_layer and present[parameter.when]:
+                for expert in experts if parameter.per_expert else (None,):
+                    yield expected(parameter, layer, expert)

@@ -18,17 +18,17 @@ PARAMETERS = (
 
 
 def forward(ops: Ops, model: Forward) -> Tensor:
-    """Logits of the step's selected rows."""
+    """Logits of the step's selected rows, or the rows for the next stage."""
     eps = model.spec.rms_norm_eps
-    x = ops.embedding(model.parameters.top["embed"])
+    x = blocks.enter(ops, model)
     rotation = blocks.angles(ops, model)
     for index, layer in enumerate(model.parameters.layers):
         q, k, v = blocks.project_qkv(ops, model, layer, x)
         q = ops.rms_norm(q, layer["q_norm"], eps)
         k = ops.rms_norm(k, layer["k_norm"], eps)
         x = blocks.attend(ops, model, index, x, (q, k, v), rotation)
-        x = mixtures.feed_forward(ops, model, layer, x)
-    return blocks.lm_head(ops, model, x)
+        x = mixtures.feed_forward(ops, model, index, x)
+    return blocks.leave(ops, model, x)
 
 
 QWEN3 = Architecture("qwen3", PARAMETERS, forward)

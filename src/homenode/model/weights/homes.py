@@ -116,7 +116,7 @@ def plan_homes(
     """
     if policy not in PLANNED or not teams or (policy == "local" and len(teams) > 1):
         raise InternalError(f"a layout was asked for with policy {policy} and {len(teams)} teams; auto and local are settled before")
-    mirrored = _matching(mirror_patterns, [m.name for m in layout.matrices])
+    mirrored = _matching(mirror_patterns, [*(m.name for m in layout.matrices), *layout.elsewhere.names])
     matrices = tuple(
         _matrix(m, teams, "mirror" if policy == "shard" and m.name in mirrored else policy, group_bytes) for m in layout.matrices
     )

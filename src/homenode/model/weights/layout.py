@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,16 @@ _EXACT = frozenset({"router", "shared_router"})
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """Of a part of a model: the matrices that only other parts have, and whether all that other parts have is kept as float32."""
+
+    names: tuple[str, ...] = ()
+    float32: bool = True
+
+
+@dataclass(frozen=True)
 class MatrixLayout:
-    """One matrix: how it is stored in the file, how it will be kept, and why. Sizes in bytes; kernels may pad the kept size a little."""
+    """One matrix, or what a part of a model has of it: how it is stored in the file, how it will be kept, and why. Sizes in bytes; kernels may pad the kept size a little."""
 
     name: str
     rows: int
@@ -54,6 +62,7 @@ class WeightLayout:
     matrices: tuple[MatrixLayout, ...]
     vector_bytes: int
     ignored: tuple[str, ...] = ()  # tensors of the checkpoint nothing needs
+    elsewhere: Elsewhere = Elsewhere()
 
     @property
     def source_bytes(self) -> int:
@@ -64,6 +73,11 @@ class WeightLayout:
     def target_bytes(self) -> int:
         """Bytes the parameters will take in memory."""
         return sum(m.target_bytes for m in self.matrices) + self.vector_bytes
+
+    @property
+    def float32(self) -> bool:
+        """Whether every matrix of the model, whichever part has it, is kept as float32."""
+        return self.elsewhere.float32 and all(m.target == "F32" for m in self.matrices)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -77,8 +91,10 @@ class WeightLayout:
         return tuple(lines + [f"tensor {name} is not used" for name in self.ignored])
 
     def to_json(self) -> dict[str, Any]:
-        """The layout as plain values."""
-        return {**dataclasses.asdict(self), "source_bytes": self.source_bytes, "target_bytes": self.target_bytes}
+        """The layout as plain values: what is here."""
+        values = {**dataclasses.asdict(self), "source_bytes": self.source_bytes, "target_bytes": self.target_bytes}
+        del values["elsewhere"]
+        return values
 
     def table(self) -> str:
         """A table for people, the layers' matrices of one kind and treatment in one line."""
@@ -103,8 +119,11 @@ def plan_layout(
     quantize: str | None = None,
     dtype: str = "auto",
     ignored: tuple[str, ...] = (),
+    whole: Sequence[MatchedTensor] = (),
 ) -> WeightLayout:
     """Decide every matrix's format.
+
+    `whole`: where `tensors` are of a part of a model, those of all of it.
 
     quantize: None, `q8_0` or `q4_0`: quantise float matrices; with `q4_0` the embedding table and the output matrix get Q8_0.
     dtype: `auto` keeps float matrices as stored, `float32`, `bfloat16` and `float16` convert them.
@@ -115,13 +134,16 @@ def plan_layout(
     for tensor in tensors:
         entry = tensor.entry
         if tensor.expected.parameter.kind == "vector":
-            vector_bytes += 4 * tensor.expected.shape[0]
+            vector_bytes += 4 * tensor.shape[0]
             continue
         target, reason = _choose(tensor, weight_types, quantize, dtype)
-        rows, columns = tensor.expected.shape
+        rows, columns = tensor.shape
         size = rows * padded_row_bytes(BY_NAME[target], columns)
-        matrices.append(MatrixLayout(entry.name, rows, columns, entry.dtype.name, target, reason, entry.nbytes, size))
-    return WeightLayout(tuple(matrices), vector_bytes, ignored)
+        matrices.append(MatrixLayout(entry.name, rows, columns, entry.dtype.name, target, reason, tensor.nbytes, size))
+    here = {m.name for m in matrices}
+    others = [t for t in whole if t.expected.parameter.kind == "matrix" and t.entry.name not in here]
+    float32 = all(_choose(t, weight_types, quantize, dtype)[0] == "F32" for t in others)
+    return WeightLayout(tuple(matrices), vector_bytes, ignored, Elsewhere(tuple(t.entry.name for t in others), float32))
 
 
 def padded_row_bytes(dtype: DType, columns: int) -> int:

@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.compute.ops import KV_DTYPES, Backend, KvCache, KvGeometry, Ops, Tensor
+from homenode.compute.ops import KV_DTYPES, Backend, FittingBackend, KvCache, KvGeometry, Ops, Tensor
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import Architecture, Forward, Parameters
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.rope import Rope, rope_of
 from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
+from homenode.model.part import ModelPart
 from homenode.model.weights.layout import WeightLayout, plan_layout
 from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.packed_cache import PackedCache
@@ -21,36 +22,41 @@ from homenode.model.weights.read import Progress, SpreadOf, read_parameters
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What `load_model` returns. `layout` says how every matrix is kept; its `notes` are worth telling an operator."""
+    """What `load_model` returns: a model, or a part of one. `spec` is of the whole model; `layout` says how every matrix that is here is kept, and its
+    `notes` are worth telling an operator."""
 
     spec: ModelSpec
     architecture: Architecture
     parameters: Parameters
     layout: WeightLayout
     rope: Rope
+    part: ModelPart
     max_model_len: int  # most positions of a sequence, prompt and output together
     notes: tuple[str, ...] = ()  # of how it was loaded, worth telling an operator
 
     def forward(self, cache: KvCache) -> Callable[[Ops], Tensor]:
-        """The function to compile: logits of a step's selected rows, keys and values going to `cache`."""
-        given = Forward(self.spec, self.parameters, self.rope, cache)
+        """The function to compile, keys and values going to `cache`: logits of a step's selected rows, or of a stage that is not the last its rows."""
+        given = Forward(self.spec, self.parameters, self.rope, cache, self.part)
         return lambda ops: self.architecture.forward(ops, given)
 
     def kv_geometry(self, block_size: int, kv_dtype: str = "auto") -> KvGeometry:
-        """Shape of this model's KV memory: see `kv_geometry_of`."""
-        return kv_geometry_of(self.spec, self.layout, block_size, kv_dtype)
+        """Shape of the KV memory of what is here: see `kv_geometry_of`."""
+        return kv_geometry_of(self.spec, self.layout, block_size, kv_dtype, self.part)
 
 
-def kv_geometry_of(spec: ModelSpec, layout: WeightLayout, block_size: int, kv_dtype: str = "auto") -> KvGeometry:
-    """Shape of the KV memory of a model laid out like this, loaded or not.
+def kv_geometry_of(
+    spec: ModelSpec, layout: WeightLayout, block_size: int, kv_dtype: str = "auto", part: ModelPart | None = None
+) -> KvGeometry:
+    """Shape of the KV memory of a part (None: all) of a model laid out like this, loaded or not: its layers and its KV heads.
 
-    `auto`: f32 when every matrix is kept as float32, else bf16. UserError for another dtype than "auto" and those of KV_DTYPES.
+    `auto`: f32 when every matrix of the whole model is kept as float32, else bf16. UserError for another dtype than "auto" and those of KV_DTYPES.
     """
     if kv_dtype != "auto" and kv_dtype not in KV_DTYPES:
         raise UserError(f"--kv-cache-dtype {kv_dtype} is unknown; choose one of auto, {', '.join(KV_DTYPES)}", param="kv_cache_dtype")
     if kv_dtype == "auto":
-        kv_dtype = "f32" if all(m.target == "F32" for m in layout.matrices) else "bf16"
-    return KvGeometry(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, kv_dtype)
+        kv_dtype = "f32" if layout.float32 else "bf16"
+    part = part or ModelPart.whole(spec)
+    return KvGeometry(part.layers.count, part.kv_heads.count, spec.head_dim, block_size, kv_dtype)
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,14 @@ class _Plan:
     rope: Rope
     tensors: tuple[MatchedTensor, ...]
     layout: WeightLayout
+    part: ModelPart
 
 
-def plan_model(checkpoint: Checkpoint, backend: Backend, *, quantize: str | None = None, dtype: str = "auto") -> WeightLayout:
+def plan_model(
+    checkpoint: Checkpoint, backend: Backend, *, quantize: str | None = None, dtype: str = "auto", part: ModelPart | None = None
+) -> WeightLayout:
     """How `load_model` would keep every matrix, without reading any. Raises what `load_model` raises before its first read."""
-    return _plan(checkpoint, backend, quantize, dtype).layout
+    return _plan(checkpoint, backend, quantize, dtype, part).layout
 
 
 def load_model(
@@ -78,38 +87,48 @@ def load_model(
     progress: Progress | None = None,
     packed_cache: Path | None = None,
     spread_of: SpreadOf = lambda name: "split",
+    part: ModelPart | None = None,
 ) -> LoadedModel:
-    """Load a checkpoint into a backend.
+    """Load a checkpoint, or a part of it, into a backend.
 
     quantize: None, `q8_0` or `q4_0` for float matrices. dtype: `auto`, `float32`, `bfloat16` or `float16` for float matrices.
     max_model_len: None means the model's own. progress: called with (bytes done, bytes in all) after every tensor.
     packed_cache: the folder of a file the packed matrices are read from, or written to for the next time; see `packed_cache.PackedCache`.
-    spread_of: where the matrix of a tensor lies when the backend's threads have several homes.
+    spread_of: where the matrix of a tensor lies when the backend's threads have several homes. part: None means all of the model; the checkpoint is
+    checked as a whole all the same.
 
     All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or format, CheckpointError for
     missing, unknown or misshapen tensors, UserError for settings.
     """
     length = _model_length(checkpoint.spec, max_model_len)
-    plan = _plan(checkpoint, backend, quantize, dtype)
+    plan = _plan(checkpoint, backend, quantize, dtype, part)
     with ExitStack() as stack:
-        cache = stack.enter_context(_cache(packed_cache, plan, backend, spread_of)) if packed_cache else None
-        parameters = read_parameters(plan.tensors, plan.layout, backend, checkpoint.spec.num_layers, progress, cache, spread_of)
+        cache = stack.enter_context(_cache(packed_cache, checkpoint, plan, backend, spread_of)) if packed_cache else None
+        if isinstance(backend, FittingBackend):
+            backend.begin_weights(sum(matrix.target_bytes for matrix in plan.layout.matrices))
+        parameters = read_parameters(plan.tensors, plan.layout, backend, plan.part.layers, progress, cache, spread_of)
         notes = tuple(cache.notes) if cache else ()
-    return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, length, notes)
+    if isinstance(backend, FittingBackend):
+        backend.end_weights()
+    return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, plan.part, length, notes)
 
 
-def _cache(folder: Path, plan: _Plan, backend: Backend, spread_of: SpreadOf) -> PackedCache:
+def _cache(folder: Path, checkpoint: Checkpoint, plan: _Plan, backend: Backend, spread_of: SpreadOf) -> PackedCache:
     matrices = {m.name for m in plan.layout.matrices}
-    entries = {t.entry.name: t.entry for t in plan.tensors if t.entry.name in matrices}
-    return PackedCache(folder, entries, plan.layout, backend, spread_of)
+    files = {t.entry.file for t in plan.tensors if t.entry.name in matrices}
+    # Also of other parts' tensors: where the first of a file begins does not depend on the part.
+    entries = [entry for entry in checkpoint.tensors.values() if entry.file in files]
+    return PackedCache(folder, entries, plan.layout, backend, spread_of, plan.part)
 
 
-def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype: str) -> _Plan:
+def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype: str, part: ModelPart | None) -> _Plan:
     architecture = architecture_of(checkpoint.spec.architecture)
     rope = rope_of(checkpoint.spec)
-    matched = match_tensors(architecture, checkpoint)
-    layout = plan_layout(matched.tensors, backend.weight_types(), quantize=quantize, dtype=dtype, ignored=matched.ignored)
-    return _Plan(architecture, rope, matched.tensors, layout)
+    matched = match_tensors(architecture, checkpoint, part)
+    layout = plan_layout(
+        matched.tensors, backend.weight_types(), quantize=quantize, dtype=dtype, ignored=matched.ignored, whole=matched.whole
+    )
+    return _Plan(architecture, rope, matched.tensors, layout, part or ModelPart.whole(checkpoint.spec))
 
 
 def _model_length(spec: ModelSpec, wanted: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from homenode.dtypes import BY_NAME
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.parameters import Architecture, ExpectedTensor, expected_tensors
 from homenode.model.checkpoint.spec import Checkpoint, TensorEntry
+from homenode.model.part import ModelPart
 
 # Tensors old exporters wrote that carry nothing: constants computed from the configuration, and GGUF's rope divisors, already in the RopeSpec.
 _HARMLESS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(masked_bias|bias)|rope_freqs\.weight)")
@@ -17,22 +19,33 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class MatchedTensor:
-    """A tensor the model needs and where its bytes are."""
+    """A tensor the model needs, or a part of it (`expected.cut`), and where its bytes are: all of them, whatever the part."""
 
     expected: ExpectedTensor
     entry: TensorEntry
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What is wanted of it."""
+        return tuple(span.count for span in self.expected.cut)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is wanted, in the file."""
+        return self.entry.nbytes * math.prod(self.shape) // math.prod(self.expected.shape)
+
 
 @dataclass(frozen=True)
 class MatchedTensors:
-    """What to load, in the order the model uses it, and the names of tensors left alone."""
+    """What to load, in the order the model uses it, the names of tensors left alone, and the tensors of all parts, whole."""
 
     tensors: tuple[MatchedTensor, ...]
     ignored: tuple[str, ...]
+    whole: tuple[MatchedTensor, ...]
 
 
-def match_tensors(architecture: Architecture, checkpoint: Checkpoint) -> MatchedTensors:
-    """Pair every parameter with its tensor.
+def match_tensors(architecture: Architecture, checkpoint: Checkpoint, part: ModelPart | None = None) -> MatchedTensors:
+    """Pair every parameter of a part of the model (None: all of it) with its tensor. The checkpoint is checked as a whole.
 
     CheckpointError, naming the tensors with what was seen and wanted, when some are missing, unknown or of another shape or size;
     UnsupportedError for a tensor the model needs in a format homenode does not know.
@@ -49,7 +62,11 @@ def match_tensors(architecture: Architecture, checkpoint: Checkpoint) -> Matched
     matched = tuple(MatchedTensor(e, tensors[e.name]) for e in wanted)
     for match in matched:
         _check(checkpoint, match)
-    return MatchedTensors(matched, _ignored(architecture, checkpoint, {e.name for e in wanted}))
+    ignored = _ignored(architecture, checkpoint, {e.name for e in wanted})
+    if part is None or part.is_whole:
+        return MatchedTensors(matched, ignored, matched)
+    here = tuple(MatchedTensor(e, tensors[e.name]) for e in expected_tensors(architecture.parameters, spec, part))
+    return MatchedTensors(here, ignored, matched)
 
 
 def _check(checkpoint: Checkpoint, match: MatchedTensor) -> None:

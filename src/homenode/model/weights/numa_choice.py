@@ -11,37 +11,46 @@ from homenode.host.placement.weight_cost import ModelWork, choose_policy, machin
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import Measured, load_measured
 from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.part import ModelPart
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _TABLE = "model.embed_tokens.weight"  # of which a token reads one row, unless it is the output matrix as well
 
 
-def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry) -> ModelWork:
-    """The ModelWork of a model kept like this: bytes, and the operations and bytes of one token, of its chosen experts only.
+def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: ModelPart | None = None) -> ModelWork:
+    """The ModelWork of a model, or of a part of it, kept like this: bytes, and the operations and bytes of one token, of its chosen experts only.
 
     activation_bytes: float32 values that threads of other nodes make, of one token and layer: the outputs of q, k and v, of attention, of gate and
     up, and twice the hidden state.
     """
-    elements = sum(m.rows * m.columns * _used(m, spec) for m in layout.matrices)
-    active = sum(m.target_bytes * _used(m, spec) for m in layout.matrices) + layout.vector_bytes
+    part = part or ModelPart.whole(spec)
+    elements = sum(m.rows * m.columns * _used(m, spec, part) for m in layout.matrices)
+    active = sum(m.target_bytes * _used(m, spec, part) for m in layout.matrices) + layout.vector_bytes
     mixture = spec.mixture
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    queries, keys = part.heads.count * spec.head_dim, part.kv_heads.count * spec.head_dim
     return ModelWork(
         weight_bytes=layout.target_bytes,
         flops_per_token=2.0 * elements,
         kv_bytes_per_token=geometry.block_bytes // geometry.block_size,
-        layers=spec.num_layers,
-        activation_bytes=4 * (2 * spec.hidden_size + 2 * queries + 2 * keys + _inner(spec)),
+        layers=part.layers.count,
+        activation_bytes=4 * (2 * spec.hidden_size + 2 * queries + 2 * keys + _inner(spec, part)),
         active_bytes=round(active),
         expert_share=None if mixture is None else mixture.experts_per_token / mixture.num_experts,
     )
 
 
 def cost_choice(
-    host: Host, spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, batch: int, context: int, measured: Measured | None = None
+    host: Host,
+    spec: ModelSpec,
+    layout: WeightLayout,
+    geometry: KvGeometry,
+    batch: int,
+    context: int,
+    measured: Measured | None = None,
+    part: ModelPart | None = None,
 ) -> Callable[[Teams], Chosen]:
-    """What settles `--numa auto` for this model: the cost model, asked for `batch` sequences of `context` tokens.
+    """What settles `--numa auto` for this model, or the part of it that `layout` and `geometry` are of: the cost model, asked for `batch` sequences of `context` tokens.
 
     measured: the speeds of this machine (`measured_speeds`), None for typical ones. geometry: of the KV memory.
     """
@@ -49,7 +58,7 @@ def cost_choice(
     def choose(teams: Teams) -> Chosen:
         machine = machine_speed(teams, host, measured)
         room = {team.memory_node: team.memory for team in teams}
-        return choose_policy(machine, model_work(spec, layout, geometry), room, batch, context)
+        return choose_policy(machine, model_work(spec, layout, geometry, part), room, batch, context)
 
     return choose
 
@@ -59,17 +68,19 @@ def measured_speeds(path: str | None) -> Measured | None:
     return None if path is None else load_measured(path)
 
 
-def _used(matrix: MatrixLayout, spec: ModelSpec) -> float:
-    """The part of a matrix that one token multiplies with."""
-    if matrix.name == _TABLE and not spec.tie_word_embeddings:
+def _used(matrix: MatrixLayout, spec: ModelSpec, part: ModelPart) -> float:
+    """How much of a matrix one token multiplies with."""
+    if matrix.name == _TABLE and not (spec.tie_word_embeddings and part.last_stage):
         return 1 / matrix.rows
     if spec.mixture is not None and _EXPERT.search(matrix.name):
         return spec.mixture.experts_per_token / spec.mixture.num_experts
     return 1.0
 
 
-def _inner(spec: ModelSpec) -> int:
+def _inner(spec: ModelSpec, part: ModelPart) -> int:
     mixture = spec.mixture
     if mixture is None:
-        return 2 * spec.intermediate_size
-    return 2 * (mixture.experts_per_token * mixture.intermediate_size + mixture.shared_intermediate_size)
+        return 2 * part.intermediate.count
+    here = [len(experts) / mixture.num_experts for experts in part.experts if experts]
+    chosen = mixture.experts_per_token * sum(here) / max(len(here), 1)
+    return 2 * round(chosen * part.expert_intermediate.count + part.shared_intermediate.count)

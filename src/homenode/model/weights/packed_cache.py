@@ -10,7 +10,7 @@ import glob
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -19,6 +19,7 @@ from types import TracebackType
 from homenode.compute.ops import Backend, PackedBackend, PackedPlace, Spread, Weight
 from homenode.errors import HostError, UserError
 from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.part import ModelPart
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.packed_file import PackedMatrix, SourceFile, UnusableError, expected_header, open_packed, source_file
 from homenode.units import format_bytes
@@ -39,22 +40,25 @@ def packed_folder(setting: str, model: Path) -> Path | None:
 
 
 class PackedCache:
-    """One model's packed file, for the time of one load. `notes`: what an operator should be told."""
+    """The packed file of a model, or of a part of one, for the time of one load. `notes`: what an operator should be told."""
 
     def __init__(
         self,
         folder: Path,
-        entries: Mapping[str, TensorEntry],
+        entries: Sequence[TensorEntry],
         layout: WeightLayout,
         backend: Backend,
         spread_of: Callable[[str], Spread] = lambda name: "split",
+        part: ModelPart | None = None,
     ) -> None:
-        """`entries`: the matrices of the layout in the model's files. `spread_of`: how each is to lie in memory. UserError when the backend packs nothing."""
+        """`entries`: all tensors of the files in which the matrices of the layout are. `spread_of`: how each is to lie in memory. `part`: which part of
+        the model the layout is of. UserError when the backend packs nothing."""
         if not isinstance(backend, PackedBackend):
             raise UserError(f"backend {backend.name} keeps no packed weights; give --packed-cache off", param="packed_cache")
         self._backend, self._spread_of = backend, spread_of
-        self._header = expected_header(backend, layout, _sources(backend, entries))
-        self.path = folder / _file_name(entries, layout)
+        key = _part_key(part)
+        self._header = expected_header(backend, layout, _sources(backend, entries), key)
+        self.path = folder / _file_name(entries, layout, key)
         self.notes: list[str] = []
         self._fd: int | None = None
         self._found: dict[str, PackedMatrix] = {}  # not read yet, in the order of the file
@@ -167,18 +171,26 @@ class PackedCache:
             raise OSError("the header was written in part only")
 
 
-def _sources(backend: PackedBackend, entries: Mapping[str, TensorEntry]) -> list[SourceFile]:
+def _sources(backend: PackedBackend, entries: Iterable[TensorEntry]) -> list[SourceFile]:
     heads: dict[Path, int] = {}
-    for entry in entries.values():
+    for entry in entries:
         heads[entry.file] = min(entry.offset, heads.get(entry.file, entry.offset))
     return [source_file(backend, path, size) for path, size in heads.items()]
 
 
-def _file_name(entries: Mapping[str, TensorEntry], layout: WeightLayout) -> str:
-    """The same for the same model kept in the same way, whatever became of its files; readable in front."""
-    first = min(entry.file for entry in entries.values())
-    digest = hashlib.blake2b(repr((str(first.absolute()), [(m.name, m.target) for m in layout.matrices])).encode(), digest_size=6)
+def _file_name(entries: Iterable[TensorEntry], layout: WeightLayout, part: str) -> str:
+    """The same for the same part of a model kept in the same way, whatever became of its files; readable in front."""
+    first = min(entry.file for entry in entries)
+    what = (str(first.absolute()), [(m.name, m.target) for m in layout.matrices], *([part] if part else []))
+    digest = hashlib.blake2b(repr(what).encode(), digest_size=6)
     return f"{first.stem}.{digest.hexdigest()}{SUFFIX}"
+
+
+def _part_key(part: ModelPart | None) -> str:
+    """Which rows, columns and experts of the matrices: parts of one shape have other ones. "" for all of them."""
+    if part is None or part.is_whole:
+        return ""
+    return f"{part.name}, {hashlib.blake2b(repr(part).encode(), digest_size=8).hexdigest()}"
 
 
 def _remove_abandoned(path: Path) -> None:

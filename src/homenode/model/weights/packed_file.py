@@ -45,12 +45,13 @@ class PackedMatrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checksum: str = _BLANK
 
 
-class PackedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a packed file says of itself. `packing` changes with the kernels' layout of bytes."""
+class PackedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a packed file says of itself. `packing` changes with the kernels' layout of bytes; `part`: which part of the model it is, "" for all."""
 
     packing: str
     model: tuple[SourceFile, ...]
     matrices: tuple[PackedMatrix, ...]
+    part: str = ""
 
     @property
     def end(self) -> int:
@@ -81,13 +82,14 @@ class UnusableError(Exception):
         self.missing = missing
 
 
-def expected_header(backend: PackedBackend, layout: WeightLayout, model: Iterable[SourceFile]) -> PackedHeader:
-    """The header a packed file of this model, laid out like this, has now, without checksums."""
+def expected_header(backend: PackedBackend, layout: WeightLayout, model: Iterable[SourceFile], part: str = "") -> PackedHeader:
+    """The header a packed file of this (part of a) model, laid out like this, has now, without checksums."""
     sizes = [backend.packed_bytes(m.target, m.rows, m.columns) for m in layout.matrices]
     header = PackedHeader(
         backend.packing,
         tuple(model),
         tuple(PackedMatrix(m.name, m.target, m.rows, m.columns, 0, size) for m, size in zip(layout.matrices, sizes, strict=True)),
+        part,
     )
     # Offsets lengthen the header, and a longer header moves them: room for twenty digits each is room enough.
     at = _aligned(len(header.encoded()) + 20 * len(sizes))
@@ -156,6 +158,8 @@ def _read_header(fd: int) -> PackedHeader:
 
 
 def _compare(found: PackedHeader, expected: PackedHeader) -> None:
+    if found.part != expected.part:
+        raise UnusableError("it holds another part of the model")
     if found.packing != expected.packing:
         raise UnusableError("another version of homenode packed it in another way")
     if found.model != expected.model:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.compute.ops import Backend, FloatArray, Spread, Weight
-from homenode.errors import CheckpointError
+from homenode.errors import CheckpointError, InternalError
 from homenode.model.architectures.parameters import Parameters
 from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.part import Span
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
 from homenode.model.weights.names import MatchedTensor
 from homenode.model.weights.packed_cache import PackedCache
@@ -32,43 +34,43 @@ def read_parameters(
     tensors: Iterable[MatchedTensor],
     layout: WeightLayout,
     backend: Backend,
-    num_layers: int,
+    layers: Span,
     progress: Progress | None = None,
     cache: PackedCache | None = None,
     spread_of: SpreadOf = lambda name: "split",
 ) -> Parameters:
-    """Read every tensor and hand it to the backend; matrices from `cache` where it has them.
+    """Read every tensor, or what is wanted of it, and hand it to the backend; matrices from `cache` where it has them. `layers`: those of the part.
 
     Raises CheckpointError when a file is gone or ends before a tensor does, and what the backend raises for failed reads.
     """
     todo = list(tensors)
     targets = {m.name: m.target for m in layout.matrices}
-    total = sum(t.entry.nbytes for t in todo)
+    total = sum(t.nbytes for t in todo)
     top: dict[str, Any] = {}
-    layers: list[dict[str, Any]] = [{} for _ in range(num_layers)]
+    found: list[dict[str, Any]] = [{} for _ in range(layers.count)]
     done = 0
     with _Files() as files:
         for tensor in todo:
             entry, expected = tensor.entry, tensor.expected
             if expected.parameter.kind == "vector":
-                handle = backend.vector(_load_vector(files.open(entry.file), entry))
+                handle = backend.vector(_load_vector(files.open(entry.file), entry, expected.cut[0]))
             else:
                 handle = cache.weight(entry.name) if cache else None
                 if handle is None:
-                    handle = _load_matrix(backend, files.open(entry.file), entry, targets[entry.name], spread_of(entry.name))
+                    handle = _load_matrix(backend, files.open(entry.file), tensor, targets[entry.name], spread_of(entry.name))
                     if cache:
                         cache.add(entry.name, handle)
-            owner = top if expected.layer is None else layers[expected.layer]
+            owner = top if expected.layer is None else found[expected.layer - layers.first]
             if expected.expert is None:
                 owner[expected.parameter.key] = handle
             else:
                 owner.setdefault(expected.parameter.key, []).append(handle)
-            done += entry.nbytes
+            done += tensor.nbytes
             if progress is not None:
                 progress(done, total)
     if cache:
         cache.complete()
-    return Parameters(top, tuple(layers))
+    return Parameters(top, tuple(found))
 
 
 class _Files:
@@ -96,31 +98,56 @@ class _Files:
         return self._fds[path]
 
 
-def _load_matrix(backend: Backend, fd: int, entry: TensorEntry, target: str, spread: Spread) -> Weight:
-    rows, columns = entry.shape
-    if entry.dtype.name in READ_BY_BACKENDS:
-        return backend.weight_from_file(fd, entry.offset, entry.dtype, rows, columns, target, entry.permuted_heads, spread)
-    return backend.weight_from_array(_decode(entry), target, spread)
+def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, spread: Spread) -> Weight:
+    entry, (rows, columns) = tensor.entry, tensor.expected.cut
+    if entry.dtype.name not in READ_BY_BACKENDS:
+        return backend.weight_from_array(_decode(entry, rows, columns), target, spread)
+    row_bytes = entry.dtype.row_bytes(entry.shape[1])
+    return backend.weight_from_file(
+        fd,
+        entry.offset + rows.first * row_bytes + entry.dtype.row_bytes(columns.first),
+        entry.dtype,
+        rows.count,
+        columns.count,
+        target,
+        _heads(entry, rows),
+        spread,
+        row_bytes if columns.count < entry.shape[1] else 0,
+    )
 
 
-def _load_vector(fd: int, entry: TensorEntry) -> FloatArray:
-    """A vector as float32. Nearly all are stored so: a read from the open file is then a fraction of the work."""
+def _heads(entry: TensorEntry, rows: Span) -> int:
+    """How many heads of interleaved halves these rows of the tensor are; 0 where rows are in order."""
+    if not entry.permuted_heads:
+        return 0
+    head = entry.shape[0] // entry.permuted_heads
+    if rows.first % head or rows.count % head:
+        raise InternalError(f"rows {rows.first} to {rows.end} of {entry.name} were asked for; heads of {head} rows cannot be cut")
+    return rows.count // head
+
+
+def _load_vector(fd: int, entry: TensorEntry, cut: Span) -> FloatArray:
+    """Some of a vector as float32. Nearly all are stored so: a read from the open file is then a fraction of the work."""
     if entry.dtype.name == "F32" and len(entry.shape) == 1 and not entry.permuted_heads:
         data = os.pread(fd, entry.nbytes, entry.offset)
         if len(data) == entry.nbytes:
-            return np.frombuffer(data, "<f4")
-    return _decode(entry)
+            return np.frombuffer(data, "<f4")[cut.first : cut.end]
+    whole = _decode(replace(entry, shape=(1, *entry.shape), permuted_heads=0), Span(0, 1), Span(0, entry.shape[0]))[0]
+    vector = np.empty(len(whole), np.float32)
+    vector[canonical_rows(len(whole), entry.permuted_heads)] = whole
+    return vector[cut.first : cut.end]
 
 
-def _decode(entry: TensorEntry) -> FloatArray:
-    """A matrix, or a vector, as float32 in Hugging Face's order, whatever it is stored as."""
-    order = canonical_rows(entry.shape[0], entry.permuted_heads)
-    decoded = np.empty(entry.shape, np.float32)
+def _decode(entry: TensorEntry, rows: Span, columns: Span) -> FloatArray:
+    """Some rows and columns of a matrix as float32 in Hugging Face's order, whatever it is stored as."""
+    row_bytes = entry.dtype.row_bytes(entry.shape[1])
+    here = replace(entry, shape=(rows.count, entry.shape[1]), offset=entry.offset + rows.first * row_bytes, nbytes=rows.count * row_bytes)
+    order = canonical_rows(rows.count, _heads(entry, rows))
+    decoded = np.empty((rows.count, columns.count), np.float32)
     filled = 0
-    for chunk in iter_decoded_rows(entry):
-        values = chunk if len(entry.shape) == 2 else chunk.reshape(-1)  # a vector comes as one row
-        decoded[order[filled : filled + len(values)]] = values
-        filled += len(values)
+    for chunk in iter_decoded_rows(here):
+        decoded[order[filled : filled + len(chunk)]] = chunk[:, columns.first : columns.end]
+        filled += len(chunk)
     return decoded
 
 

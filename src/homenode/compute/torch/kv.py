@@ -1,0 +1,75 @@
+"""Paged KV memory on a device: keys and values [layers, blocks + 1, block_size, kv_heads, head_dim] each.
+
+The block behind the last is nobody's: rows that only fill up a captured step write there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from homenode.compute.ops import KvGeometry
+from homenode.compute.torch.device import TorchDevice
+
+_KEPT = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+_TOO_SMALL = 1e-30
+
+
+class TorchKvCache:
+    """KV memory of a torch device, zeroed. int8 has one float32 scale for the key and one for the value of each token and head."""
+
+    def __init__(self, geometry: KvGeometry, blocks: int, device: TorchDevice) -> None:
+        g, kept = geometry, _KEPT[geometry.dtype]
+        shape = (g.layers, blocks + 1, g.block_size, g.kv_heads, g.head_dim)
+        self.geometry = geometry
+        self.blocks = blocks
+        self.reads = torch.bfloat16 if g.dtype == "bf16" and device.narrow else torch.float32
+        self.keys = torch.zeros(shape, dtype=kept, device=device.device)
+        self.values = torch.zeros(shape, dtype=kept, device=device.device)
+        scales = shape[:-1] if g.dtype == "int8" else (0,)
+        self._key_scales = torch.zeros(scales, dtype=torch.float32, device=device.device)
+        self._value_scales = torch.zeros(scales, dtype=torch.float32, device=device.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes really held."""
+        return sum(t.nbytes for t in (self.keys, self.values, self._key_scales, self._value_scales))
+
+    def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put keys and values [n, kv_heads, head_dim] at `slots` [n], block * block_size + place within it."""
+        for side, scales, rows in ((self.keys, self._key_scales, keys), (self.values, self._value_scales, values)):
+            flat = side[layer].view(-1, *side.shape[3:])
+            if self.geometry.dtype == "int8":
+                codes, scale = _int8(rows)
+                scales[layer].view(-1, side.shape[3])[slots] = scale
+                flat[slots] = codes
+            else:
+                flat[slots] = rows.to(side.dtype)
+
+    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values at `slots` [...]: [..., kv_heads, head_dim] each, in the type `reads`."""
+        keys, values = (
+            self._read(side[layer], scales, layer, slots)
+            for side, scales in ((self.keys, self._key_scales), (self.values, self._value_scales))
+        )
+        return keys, values
+
+    def _read(self, side: torch.Tensor, scales: torch.Tensor, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        flat = side.view(-1, *side.shape[2:])
+        rows = flat[slots].to(self.reads)
+        if self.geometry.dtype != "int8":
+            return rows
+        return rows * scales[layer].view(-1, side.shape[2])[slots].unsqueeze(-1)
+
+
+def _int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of symmetric int8: the largest magnitude of a head becomes 127, halves go to even.
+
+    Where a value is not finite the scale is NaN, and so is all that is read.
+    """
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    finite = torch.isfinite(largest)
+    usable = (largest >= _TOO_SMALL) & finite
+    inverse = torch.where(usable, 127 / largest, 0)
+    scale = torch.where(finite, torch.where(usable, largest / 127, 0), torch.nan)
+    codes = torch.where(finite, rows * inverse, 0).round().to(torch.int8)
+    return codes, scale.squeeze(-1)

@@ -1,0 +1,49 @@
+"""Mixtures of experts, grouped: each expert multiplies all rows that chose it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Mlp = Callable[[torch.Tensor, int], torch.Tensor]  # rows, place of an expert among those here -> its output
+
+
+def add_experts(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    ids: tuple[int, ...] | None,
+    mlp: Mlp,
+    chosen: int,
+    normalise: bool,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    """See `Ops.mixture`. `ids`: which experts are here; None: all."""
+    experts = logits.shape[1]
+    if not 1 <= chosen <= experts:
+        raise ValueError(f"{chosen} experts were to be chosen from {experts}")
+    indices, weights = choose(logits, chosen, normalise)
+    out = torch.zeros_like(x) if residual is None else residual.clone()
+    # Assignments by expert, then by row: a stable sort of the flat list, whose runs the host must know.
+    flat = indices.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    ends = torch.bincount(flat, minlength=experts).cumsum(0).tolist()
+    for place, expert in enumerate(range(experts) if ids is None else ids):
+        begin, end = (ends[expert - 1] if expert else 0), ends[expert]
+        if begin == end:
+            continue
+        mine = order[begin:end]
+        rows = mine // chosen
+        # No row is here twice. Experts come in ascending order, and so are their results added.
+        out[rows] = out[rows] + weights.reshape(-1)[mine].unsqueeze(1) * mlp(x[rows], place)
+    return out
+
+
+def choose(logits: torch.Tensor, chosen: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each row in ascending order, int64 [rows, chosen], and their weights, float32 [rows, chosen]."""
+    order = torch.sort(logits, dim=1, descending=True, stable=True).indices  # of equal logits the lowest index first
+    indices = order[:, :chosen].sort(dim=1).values
+    likelihoods = torch.exp(logits - logits.amax(dim=1, keepdim=True))
+    mine = likelihoods.gather(1, indices)
+    total = (mine if normalise else likelihoods).sum(dim=1, keepdim=True)
+    return indices, mine / total

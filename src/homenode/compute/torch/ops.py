@@ -1,0 +1,165 @@
+"""The ops, evaluated at once with torch. Activations are float32 on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from homenode.compute.ops import Experts, FloatArray
+from homenode.compute.ranks import RankGroup
+from homenode.compute.torch.attention import Attention, Scoring
+from homenode.compute.torch.device import TorchDevice
+from homenode.compute.torch.exchange import gather_columns, sum_over_ranks
+from homenode.compute.torch.kv import TorchKvCache
+from homenode.compute.torch.mixture import add_experts
+from homenode.compute.torch.products import Product
+from homenode.compute.torch.step import DeviceStep, check_ids
+
+
+@dataclass
+class Seen:
+    """What a forward function turned out to use: learnt in its first run, to check and to capture later ones by."""
+
+    vocabulary: int | None = None  # of the ids it looks up
+    hidden: int | None = None  # columns it wants from the stage before
+    cache: TorchKvCache | None = None
+
+
+class TorchOps:
+    """`Ops` over tensors for one step. Weights are tensors [rows, columns], vectors float32 tensors."""
+
+    def __init__(
+        self, step: DeviceStep, device: TorchDevice, product: Product, attention: Attention, group: RankGroup | None, seen: Seen
+    ) -> None:
+        self._step, self._device, self._product, self._attention = step, device, product, attention
+        self._group, self._seen = group, seen
+
+    def embedding(self, table: torch.Tensor, first: int = 0, vocabulary: int | None = None) -> torch.Tensor:
+        """See `Ops.embedding`. ValueError for an id outside the vocabulary."""
+        ids = self._step.ids
+        self._seen.vocabulary = len(table) if vocabulary is None else vocabulary
+        if not self._step.captured:
+            check_ids(self._step.host.ids, self._seen.vocabulary)
+        if vocabulary is None:
+            return table[ids].float()
+        here = (ids >= first) & (ids < first + len(table))
+        rows = table[torch.where(here, ids - first, 0)].float()
+        return torch.where(here.unsqueeze(1), rows, 0)
+
+    def received(self, columns: int) -> torch.Tensor:
+        """See `Ops.received`. ValueError when the step's rows are not so wide, or not there."""
+        self._seen.hidden = columns
+        hidden = self._step.hidden
+        if hidden is None or hidden.shape != (len(self._step.ids), columns):
+            shape = None if hidden is None else tuple(hidden.shape)
+            raise ValueError(f"the rows of the stage before are {shape}; {len(self._step.ids)} of {columns} columns were expected")
+        return hidden
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ops.sum`."""
+        return sum_over_ranks(x, self._group, self._device, self._seen_waiting)
+
+    def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """See `Ops.gather`."""
+        return gather_columns(x, widths, self._group, self._device, self._seen_waiting)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Ops.rms_norm`."""
+        groups = x.reshape(-1, len(weight))
+        scale = torch.rsqrt(groups.square().mean(dim=1, keepdim=True) + eps)
+        return (groups * scale * weight).view(x.shape)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None] = (),
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Ops.linear`."""
+        parts = [self._product(x, weight) for weight in weights]
+        for i, bias in enumerate(biases):
+            if bias is not None:
+                parts[i] = parts[i] + bias
+        product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return product if residual is None else product + residual
+
+    def split(self, x: torch.Tensor, widths: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """See `Ops.split`."""
+        return tuple(x.split(list(widths), dim=1))
+
+    def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> torch.Tensor:
+        """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
+        frequencies = torch.tensor(inverse_frequencies, dtype=torch.float32, device=self._device.device)
+        angles = self._step.positions.float().unsqueeze(1) * frequencies
+        return torch.cat([torch.cos(angles), torch.sin(angles)], dim=1) * scale
+
+    def rope(self, x: torch.Tensor, angles: torch.Tensor, head_dim: int) -> torch.Tensor:
+        """See `Ops.rope`."""
+        half = angles.shape[1] // 2
+        cos, sin = angles[:, None, :half], angles[:, None, half:]
+        heads = x.reshape(len(x), -1, head_dim)
+        left, right = heads[..., :half], heads[..., half : 2 * half]
+        turned = (left * cos - right * sin, right * cos + left * sin, heads[..., 2 * half :])
+        return torch.cat(turned, dim=-1).view(x.shape)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: TorchKvCache,
+        layer: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """See `Ops.attention`."""
+        g, step = cache.geometry, self._step
+        self._seen.cache = cache
+        if "written" not in step.planned:
+            step.planned["written"] = step.slots(step.sequence, step.positions, g.block_size)
+        rows = len(q)
+        cache.store(layer, step.planned["written"], k.reshape(rows, g.kv_heads, g.head_dim), v.reshape(rows, g.kv_heads, g.head_dim))
+        queries = q.reshape(rows, g.kv_heads, -1, g.head_dim)
+        return self._attention(queries, cache, layer, step, Scoring(scale, window, softcap)).reshape(rows, -1)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Ops.silu_mul`."""
+        gate, up = gate_up.chunk(2, dim=1)
+        return silu(gate) * up
+
+    def mixture(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        experts: Experts,
+        chosen: int,
+        normalise: bool,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See `Ops.mixture`. ValueError unless 1 <= chosen <= experts."""
+        self._seen_waiting()
+        inner = lambda rows, i: self.silu_mul(self.linear(rows, (experts.gate[i], experts.up[i])))  # noqa: E731
+        mlp = lambda rows, i: self._product(inner(rows, i), experts.down[i])  # noqa: E731
+        return add_experts(x, logits, experts.ids, mlp, chosen, normalise, residual)
+
+    def add_gated(self, x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """See `Ops.add_gated`."""
+        return x + y / (1 + torch.exp(-gate))
+
+    def select(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ops.select`."""
+        return x[self._step.rows]
+
+    def _seen_waiting(self) -> None:
+        """The host decides something here, or waits for other processes."""
+        self._step.by_values = True
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(x). Not torch's own, which on a CPU computes the last elements of a run in another way than the others: bits would depend on
+    where an element lies."""
+    return x / (1 + torch.exp(-x))

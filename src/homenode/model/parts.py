@@ -1,0 +1,171 @@
+"""Cutting a model into the parts of its workers: a run of layers for each stage, a share of every matrix for each rank. Pure.
+
+What cannot be cut is refused with the setting, the numbers and what would work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
+
+from homenode.errors import UserError
+from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec
+from homenode.model.division import Grain, divide, divide_heads
+from homenode.model.expert_placement import ExpertPlacement, Experts, place_experts
+from homenode.model.part import ModelPart, Span, every_expert
+
+_Share = TypeVar("_Share")
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a model is to be cut.
+
+    `layers`: of each stage; None: evenly, the first stages getting one more. `experts_whole`: each rank has whole experts, by `placement`, instead of
+    a part of each. `accelerators`: numbers of workers, counted stage after stage, that the most used experts go to first.
+    """
+
+    stages: int = 1
+    ranks: int = 1
+    layers: tuple[int, ...] | None = None
+    experts_whole: bool = False
+    placement: ExpertPlacement = "spread"
+    accelerators: Collection[int] = ()
+
+
+def plan_parts(spec: ModelSpec, grains: Mapping[str, Grain], how: Division) -> tuple[ModelPart, ...]:
+    """The part of each worker, stage after stage.
+
+    `grains`: where the dimensions that a parameter table names may be cut (`weights.grains`); one that no matrix of the model has is missing.
+    UserError, naming tensor_parallel_size, pipeline_parallel_size, layer_split or enable_expert_parallel, for what cannot be.
+    """
+    stages = _stages(spec, how)
+    shares = _Shares.of(spec, grains, how)
+    return tuple(shares.part(spec, how, stages, stage, rank) for stage in range(how.stages) for rank in range(how.ranks))
+
+
+def read_layer_split(setting: str) -> tuple[int, ...] | None:
+    """What `--layer-split` says: None for auto, else the layers of each stage. UserError when it says neither."""
+    if setting == "auto":
+        return None
+    words = setting.split(",")
+    if not all(word.strip().isascii() and word.strip().isdigit() and len(word.strip()) < 10 for word in words):
+        raise UserError(
+            f"--layer-split {setting}: give auto, or the layers of each stage joined by commas, such as 12,20", param="layer_split"
+        )
+    return tuple(int(word) for word in words)
+
+
+def _stages(spec: ModelSpec, how: Division) -> tuple[Span, ...]:
+    if how.layers is None:
+        spans = divide(spec.num_layers, how.stages)
+        if spans is None:
+            raise UserError(
+                f"--pipeline-parallel-size {how.stages}: the model has {spec.num_layers} layers and each stage needs one; "
+                f"give {spec.num_layers} or less",
+                param="pipeline_parallel_size",
+            )
+        return spans
+    told = ",".join(map(str, how.layers))
+    if len(how.layers) != how.stages:
+        raise UserError(
+            f"--layer-split {told} has {len(how.layers)} numbers, and --pipeline-parallel-size says {how.stages} stages; give one for each stage",
+            param="layer_split",
+        )
+    if sum(how.layers) != spec.num_layers or min(how.layers) < 1:
+        raise UserError(
+            f"--layer-split {told} adds up to {sum(how.layers)}; the model has {spec.num_layers} layers, and each stage needs one or more",
+            param="layer_split",
+        )
+    return tuple(Span(end - count, count) for count, end in zip(how.layers, accumulate(how.layers), strict=True))
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """What each rank has of every layer."""
+
+    heads: tuple[tuple[Span, Span], ...]
+    vocabulary: tuple[Span, ...]
+    intermediate: tuple[Span, ...]
+    expert: tuple[Span, ...]
+    shared: tuple[Span, ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, grains: Mapping[str, Grain], how: Division) -> _Shares:
+        mixture = spec.mixture or MixtureSpec(0, 0, 0, False)
+        if how.experts_whole:
+            _check_experts(spec, how.ranks)
+
+        def inner(name: str, count: int) -> tuple[Span, ...]:
+            if name not in grains or (how.experts_whole and name == "expert_intermediate"):
+                return (Span(0, count),) * how.ranks
+            what = f"{name.replace('_', ' ')} length of {count}"
+            return _among(spec, how.ranks, what, grains[name], lambda ranks: divide(count, ranks, grains[name]))
+
+        query = grains.get("query", Grain())
+        what = f"{spec.num_heads} query heads of {spec.head_dim} elements with {spec.num_kv_heads} KV heads"
+        return cls(
+            heads=_among(
+                spec, how.ranks, what, query, lambda ranks: divide_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, ranks, query)
+            ),
+            vocabulary=_among(spec, how.ranks, f"vocabulary of {spec.vocab_size}", Grain(), lambda ranks: divide(spec.vocab_size, ranks)),
+            intermediate=inner("intermediate", spec.intermediate_size),
+            expert=inner("expert_intermediate", mixture.intermediate_size),
+            shared=inner("shared_intermediate", mixture.shared_intermediate_size),
+        )
+
+    def part(self, spec: ModelSpec, how: Division, stages: Sequence[Span], stage: int, rank: int) -> ModelPart:
+        layers = stages[stage]
+        heads, kv_heads = self.heads[rank]
+        return ModelPart(
+            layers=layers,
+            stage=stage,
+            stages=how.stages,
+            rank=rank,
+            ranks=how.ranks,
+            heads=heads,
+            kv_heads=kv_heads,
+            intermediate=self.intermediate[rank],
+            vocabulary=self.vocabulary[rank],
+            expert_intermediate=self.expert[rank],
+            shared_intermediate=self.shared[rank],
+            vocabulary_widths=tuple(span.count for span in self.vocabulary),
+            experts=tuple(_experts(spec, how, layer, stage)[rank] for layer in range(layers.first, layers.end)),
+        )
+
+
+def _experts(spec: ModelSpec, how: Division, layer: int, stage: int) -> Experts:
+    experts = every_expert(spec, layer)
+    if not how.experts_whole or not experts:
+        return (experts,) * how.ranks
+    first = stage * how.ranks
+    return place_experts(experts, layer, how.ranks, how.placement, {worker - first for worker in how.accelerators})
+
+
+def _check_experts(spec: ModelSpec, ranks: int) -> None:
+    if spec.mixture is None:
+        raise UserError(
+            f"--enable-expert-parallel: a {spec.architecture} model has no experts to divide; leave it out", param="enable_expert_parallel"
+        )
+    if spec.mixture.num_experts < ranks:
+        raise UserError(
+            f"--enable-expert-parallel with --tensor-parallel-size {ranks}: the model has {spec.mixture.num_experts} experts and each rank needs "
+            f"one; give {spec.mixture.num_experts} ranks or less, or leave --enable-expert-parallel out",
+            param="tensor_parallel_size",
+        )
+
+
+def _among(spec: ModelSpec, ranks: int, what: str, grain: Grain, cut: Callable[[int], tuple[_Share, ...] | None]) -> tuple[_Share, ...]:
+    """The shares of `what`; UserError with the numbers of ranks that would do where it cannot be cut."""
+    shares = cut(ranks)
+    if shares is not None:
+        return shares
+    can = [n for n in range(1, min(ranks, spec.num_heads + 1)) if cut(n) is not None]
+    blocks = f", stored in blocks of {grain.needed}," if grain.needed > 1 else ""
+    raise UserError(
+        f"--tensor-parallel-size {ranks}: {what}{blocks} cannot be divided among {ranks} ranks; give {' or '.join(map(str, can[-4:]))}"
+        + (", or make stages (--pipeline-parallel-size)" if ranks > 1 else ""),
+        param="tensor_parallel_size",
+    )

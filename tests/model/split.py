@@ -1,0 +1,69 @@
+"""A model cut into parts, run in one process: each rank in a thread, the stages one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from homenode.compute.ops import Backend, Logits, Program, StepArrays, StepLimits
+from homenode.compute.reference import ReferenceBackend, ThreadRanks
+from homenode.model.checkpoint.spec import Checkpoint
+from homenode.model.part import ModelPart
+from homenode.model.parts import Division, plan_parts
+from homenode.model.weights.grains import grains_of
+from homenode.model.weights.load import LoadedModel, load_model
+from tests.model.driver import Driver
+
+RANK_TIMEOUT_S = 60.0
+BLOCKS, BLOCK_SIZE = 64, 32
+
+
+class SplitProgram:
+    """`Program` of a whole model, made of the programs of its parts. All ranks of a stage must come to the same bits."""
+
+    def __init__(self, stages: Sequence[Sequence[Program]]) -> None:
+        self._stages = stages
+
+    def run(self, arrays: StepArrays) -> Logits:
+        results: list[Logits] = []
+        for ranks in self._stages:
+            if results:
+                arrays = replace(arrays, hidden=np.array(results[0]))
+            with ThreadPoolExecutor(len(ranks)) as threads:
+                running = [threads.submit(program.run, arrays) for program in ranks]
+                results = [run.result(RANK_TIMEOUT_S) for run in running]
+            assert all(np.array_equal(np.asarray(results[0]), np.asarray(other)) for other in results[1:])
+        return results[0]
+
+
+def plan(checkpoint: Checkpoint, how: Division, quantize: str | None = None) -> tuple[ModelPart, ...]:
+    return plan_parts(checkpoint.spec, grains_of(checkpoint, quantize), how)
+
+
+def split_driver(
+    checkpoint: Checkpoint,
+    how: Division,
+    make_backend: Callable[[], Backend] = ReferenceBackend,
+    *,
+    kv_dtype: str = "auto",
+    **settings: Any,
+) -> Driver:
+    """A driver of the model cut like this, each part on a backend of its own. `settings`: of `load_model`."""
+    stages: list[list[Program]] = []
+    last: tuple[LoadedModel, Backend] | None = None
+    for part in plan(checkpoint, how, settings.get("quantize")):
+        backend = make_backend()
+        model = load_model(checkpoint, backend, part=part, **settings)
+        if part.rank == 0:
+            group = ThreadRanks(how.ranks, RANK_TIMEOUT_S)
+            stages.append([])
+            last = model, backend
+        cache = backend.kv_cache(model.kv_geometry(BLOCK_SIZE, kv_dtype), BLOCKS)
+        limits = StepLimits(512, 16, 512, BLOCKS)
+        stages[-1].append(backend.compile(model.forward(cache), limits, group.ranks[part.rank] if how.ranks > 1 else None))
+    assert last is not None
+    return Driver(*last, block_size=BLOCK_SIZE, blocks=BLOCKS, program=SplitProgram(stages))
