@@ -75,6 +75,7 @@ class TorchBackend:
         """See `Backend.kv_cache`. UserError when the chosen attention cannot read such keys."""
         if problem := attention_problem(self._attention_name, self._device.name, geometry.dtype):
             raise problem
+        self._reader.done()
         cache = TorchKvCache(geometry, blocks, self._device)
         self._kv_bytes += cache.nbytes
         return cache
