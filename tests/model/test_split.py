@@ -13,6 +13,7 @@ import pytest
 
 from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
+from homenode.compute.reference.ops import EagerOps
 from homenode.dtypes import BY_NAME
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
@@ -145,6 +146,22 @@ def test_matrices_quantised_at_load_have_the_values_of_the_whole(tmp_path: Path,
     """Cut at the blocks that are made, so that scales are of the same values."""
     spec = toy_spec(head_dim=32)
     check_same(array_checkpoint(tmp_path / "weights", spec, toy_arrays(spec)), Division(ranks=2), quantize=quantize)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_whole_model_asks_nothing_of_others(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker computes what it did before there were several; two ranks do ask."""
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("there is nobody")
+
+    checkpoint = toy(tmp_path / "weights", architecture)
+    for asked in ("received", "sum", "gather"):
+        monkeypatch.setattr(EagerOps, asked, refuse)
+    assert len(whole_driver(checkpoint).generate(PROMPTS, 2)) == len(PROMPTS)
+    for how in (Division(stages=2), Division(ranks=2)):
+        with pytest.raises(AssertionError, match="nobody"):
+            split_driver(checkpoint, how).prefill([1])
 
 
 def test_ids_outside_the_vocabulary_are_refused_by_every_rank(tmp_path: Path) -> None:
