@@ -56,7 +56,8 @@ class RayLauncher:
         except BaseException:
             self.close()
             raise
-        self._nodes = [table[number] for number in range(len(workers))]
+        self.nodes: list[str] = [table[number] for number in range(len(workers))]
+        # The host of each worker, by Ray's name of it.
         self._here = ray.get_runtime_context().get_node_id()
 
     @property
@@ -125,10 +126,10 @@ class RayLauncher:
 
     def _place(self, number: int) -> str:
         """How a worker is told about its place: `given`, or INDEX/COUNT among those of its host."""
-        node = self._nodes[number]
+        node = self.nodes[number]
         if node == self._here:
             return "given"
-        return f"{self._nodes[:number].count(node)}/{self._nodes.count(node)}"
+        return f"{self.nodes[:number].count(node)}/{self.nodes.count(node)}"
 
 
 class RayWorker:
