@@ -73,7 +73,18 @@ def test_kv_memory_of_the_field(model: Path, monkeypatch: pytest.MonkeyPatch, te
 
 
 def test_a_plan_of_stages_is_printed_before_anything_loads(model: Path) -> None:
-    flags = ["plan", "--stages", str(model), "--pipeline-parallel-size", "2", "--stage-devices", "cpu,cpu", "--layer-split", "1,1", "--json"]
+    flags = [
+        "plan",
+        "--stages",
+        str(model),
+        "--pipeline-parallel-size",
+        "2",
+        "--stage-devices",
+        "cpu,cpu",
+        "--layer-split",
+        "1,1",
+        "--json",
+    ]
     answer = CliRunner().invoke(cli, [*flags, "--from", "1s/2n/8c"])
     assert answer.exit_code == 0, answer.output
     workers = json.loads(answer.output)["workers"]

@@ -22,7 +22,7 @@ from homenode.engine.executor.protocol import StepError, WorkerLostError
 from homenode.engine.executor.worker_process import PROGRAM, WorkerProcess
 from homenode.engine.failures import named_error
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
-from homenode.engine.wire import decode_body
+from homenode.engine.wire import decode_body, encode_frame
 from homenode.engine.workers.channels import Channels, MakeChannels
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import (
@@ -152,10 +152,12 @@ class ProcessExecutor:
             if not self._told or not self._serving:
                 return  # it is lost with those before it, of which the loop is about to hear
             self._flights.submit(step.number, self._clock())
-            behind = False
+            behind, frames = False, {}  # whoever draws is told nothing, and all others the same
             for member in self._members:
                 drawn, member.drawn = member.drawn, []
-                behind |= not member.process.socket.send(Work(step, drawn))
+                if bool(drawn) not in frames:
+                    frames[bool(drawn)] = encode_frame(Work(step, drawn))
+                behind |= not member.process.socket.send_frame(frames[bool(drawn)])
         if behind:
             self._wake()
 
