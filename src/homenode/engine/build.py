@@ -24,7 +24,8 @@ from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
 from homenode.engine.node_room import KvRoom, check_homes, kv_room
-from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
+from homenode.engine.numa_default import auto_is_meant
+from homenode.engine.numa_memory import leave_plan, settle_pages, spread_of, team_memory
 from homenode.engine.pairing import kept_as, require_transfer, transfer_problems
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
@@ -35,7 +36,9 @@ from homenode.engine.workers.layout import executor_kind
 from homenode.engine.workers.there import devices_of
 from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
-from homenode.host.placement.numa_policy import Chosen, Teams
+from homenode.host.binding.ladder import current_policy
+from homenode.host.binding.syscalls import Syscalls
+from homenode.host.placement.numa_policy import Chosen, Decision, Teams
 from homenode.host.placement.variables import kv_cache_memory
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
@@ -55,7 +58,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-_SAMPLED_PAGES = 2048  # a millisecond
 _TYPICAL_CONTEXT = 1024  # tokens of the sequence that --numa auto is to be fast for
 
 
@@ -122,7 +124,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     if config.replica is not None and config.replica.allowed:
         keep_to(config.replica.allowed)  # the front, whose CPUs were inherited, may have moved to a few of them
     host = read_host(LiveSource(), accelerators=False)
-    config = with_variables(config, host)
+    config = settled_numa(with_variables(config, host), checkpoint, host)
     place = _place(config, checkpoint, host)
     if own_process:
         place = alone(place)
@@ -164,9 +166,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         hash_seed=sharing.hash_seed if sharing else None,
     )
     if isinstance(backend, PlacedBackend):
-        # Where there is but one node a sample does: all pages of a large model take seconds to ask for.
-        asked = None if len(host.nodes) > 1 else _SAMPLED_PAGES
-        findings += away_from_home(backend.residency(asked), place, host)
+        findings += settle_pages(backend, place, host)
         if own_process:
             leave_plan(place, backend.planned())
     findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
@@ -201,6 +201,7 @@ def check_config(config: EngineConfig) -> list[UserError]:
     except UserError as error:
         found.append(error)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
+    config = settled_numa(config, checkpoint, host)
     try:
         place = _place(config, checkpoint, host)
     except UserError as error:
@@ -237,11 +238,30 @@ def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) ->
     return place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host))
 
 
+def settled_numa(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineConfig:
+    """With what --numa auto comes to where nobody has said how the engine is placed (`auto_is_meant`). As given where that is not so, or where the
+    nodes by themselves have too little room for what all of them together have room for."""
+    if not auto_is_meant(config, host, current_policy(Syscalls())):
+        return config
+    asked = replace(config, placement=replace(config.placement, numa="auto"))
+    try:
+        place = place_of_engine(asked, checkpoint, host)
+    except UserError:
+        return config
+    if place.numa in (None, "replicate") or _check_model(asked, checkpoint, host, place):
+        return config
+    node = host.cpu_by_id[place.team[0]].node
+    home = (node,) if place.numa == "local" and node is not None else ()
+    return replace(asked, numa_settled=Decision(str(place.numa), place.numa_why, home))
+
+
 def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
     """What settles --numa auto: this model's figures. It is asked where several nodes can compute; elsewhere only the file of speeds is checked."""
     measured = measured_speeds(config.placement.numa_measured)
 
     def choose(teams: Teams) -> Chosen:
+        if config.numa_settled is not None:
+            return config.numa_settled
         backend = make_backend(config.compute, (UNPINNED,))
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
         geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)

@@ -12,6 +12,7 @@ import msgspec
 from homenode.engine.place import Replica
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.errors import UserError
+from homenode.host.placement.numa_policy import Decision
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
 from homenode.transfer.settings import TransferConfig
@@ -153,7 +154,8 @@ class ParallelConfig:
 class EngineConfig:
     """All of it. Fit for msgpack: the front sends it to the engine's process as its first frame.
 
-    `replica`: which of several engines it is for, set by the front; None for an engine that is alone.
+    `replica`: which of several engines it is for, set by the front; None for an engine that is alone. `numa_settled`: what --numa auto has come to,
+    for it to be decided once; None: not yet.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -164,6 +166,7 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     replica: Replica | None = None
+    numa_settled: Decision | None = None
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
 
     @property

@@ -236,10 +236,9 @@ class EngineCore:
     def _obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Emit(output):
-                    self._outputs.append(output)
-                    if output.finish_reason is not None:
-                        self._live.discard(output.id)
+                case Emit(outputs):
+                    self._outputs += outputs
+                    self._live.difference_update([output.id for output in outputs if output.finish_reason is not None])
                 case ToTransfer(told):
                     assert self._agent is not None  # requests with a ticket were refused, and nobody else tells of tickets
                     self._agent.tell(told)
