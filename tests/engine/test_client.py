@@ -26,6 +26,8 @@ from tests.checkpoints import make_folder
 from tests.engine.engines import config_for, greedy
 from tests.paths import ROOT
 
+pytestmark = pytest.mark.alone
+
 PATIENCE_S = 30.0
 
 

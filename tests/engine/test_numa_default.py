@@ -46,6 +46,8 @@ def test_it_is_meant_where_several_nodes_could_compute(nodes: str, policy: Polic
     "settings",
     [
         {"numa": "shard"},
+        {"numa_nodes": "1"},
+        {"numa_strict": True},
         {"numa_bind": True},
         {"cpu_threads_bind": "0-3"},
         {"cpu_threads_bind": "nobind"},

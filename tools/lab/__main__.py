@@ -2,7 +2,7 @@
 
     python -m tools.lab                 all machines
     python -m tools.lab --quick         one machine and the tests that need the least time
-    python -m tools.lab -t 8x2 -k page  one machine, tests whose names hold a word
+    python -m tools.lab -t 8x2 --tests golden   one machine, one of the files tests/lab/test_lab_*.py
     python -m tools.lab --shell 2x2 -- numactl --hardware     any command in a machine
 
 Exit codes: 0 all passed, 1 something failed, 2 the lab cannot run here.

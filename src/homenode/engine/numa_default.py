@@ -22,6 +22,8 @@ def auto_is_meant(config: EngineConfig, host: Host, policy: Policy | None) -> bo
         return False
     if placement.numa is not None or placement.numa_bind or (policy is not None and policy.mode not in _FREE):
         return False
+    if placement.numa_nodes or placement.numa_mirror_tensors or placement.numa_strict or placement.numa_measured:
+        return False  # they say how --numa is meant, and are refused without it
     if threads_bind(placement.cpu_threads_bind, host.variables) or memory_nodes(placement.memory_nodes, host.variables) is not None:
         return False
     nodes = {cpu.node for number in host.allowance.cpus if (cpu := host.cpu_by_id.get(number)) is not None and cpu.node is not None}

@@ -24,6 +24,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Fatal, Loading, ToEngine
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.transfer.inbox import Inbox
 
 if TYPE_CHECKING:
     from homenode.engine.build import Engine
@@ -71,11 +72,13 @@ def serve(front: FrameSocket, config: EngineConfig, build: Build) -> None:
     """Load, say Ready, and work until drained. Raises what loading or the loop raise."""
     from homenode.engine.core import EngineCore
 
-    inbox: SimpleQueue[object] = SimpleQueue()
+    inbox = Inbox() if config.transfer.pd_role is not None else SimpleQueue[object]()
     threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
     engine = build(config, _Progress(front))
     try:
         agent = engine.handing_over.start(inbox.put) if engine.handing_over else None
+        if isinstance(inbox, Inbox) and agent is not None:
+            inbox.work_for(agent)
         front.send(engine.ready)
         EngineCore(engine.scheduler, engine.executor, front.send, inbox=inbox, agent=agent, log_stats=not config.disable_log_stats).run()
     finally:
@@ -98,7 +101,7 @@ class _Progress:
             self._front.send(Loading(done, total))
 
 
-def _read(front: FrameSocket, inbox: SimpleQueue[object]) -> None:
+def _read(front: FrameSocket, inbox: SimpleQueue[object] | Inbox) -> None:
     """Feed the inbox. The end of the stream ends the process at once, in whatever it is doing."""
     try:
         while (body := front.receive()) is not None:

@@ -42,7 +42,7 @@ class Planner:
         `number`: of that step. `prefill_in_flight`: prompt tokens of the steps in flight.
         """
         plan = StepPlan(number, self._config.max_num_batched_tokens, self._max_rows)
-        # All others decode, and have the block for it.
+        # All but these decode, and have a block for it.
         stopped = [s for s in self.running if s.residency.scheduled >= s.residency.until]  # type: ignore[union-attr]
         decoding = self._planned_decodes(plan, stopped)
         plan.decode(decoding, residencies(decoding), self._residents.block_size)
@@ -73,7 +73,7 @@ class Planner:
         if self._pace.waits_for_tokens:
             left = self._pace.share(left)
             able = [s for s in able if s.residency.scheduled < len(s.tokens)]  # type: ignore[union-attr]
-            lacking = [s for s in able[:left] if s in lacking] if lacking else lacking
+            lacking = [s for s in able[:left] if s.residency.scheduled >= s.residency.until]  # type: ignore[union-attr]
         size = self._residents.block_size
         wanted = sum(r.scheduled >= len(r.blocks) * size for r in residencies(lacking))
         if wanted > self._residents.pool.num_free:
@@ -89,8 +89,7 @@ class Planner:
             residency = sequence.residency  # preemption takes some out while we go
             if len(chosen) < left and residency and self._secure_block(sequence, residency, plan):
                 chosen.append(sequence)
-            chosen = [s for s in chosen if s.residency] if plan.short else chosen
-        return chosen
+        return [s for s in chosen if s.residency]
 
     def let_followers_go(self) -> None:
         """Those who waited for another one's KV join the queue, unless they have ended meanwhile."""
