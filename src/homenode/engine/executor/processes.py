@@ -328,9 +328,10 @@ class ProcessExecutor:
         text = f"worker {names} of {len(self._plans)} is being replaced: {text}"
         if fatal:
             text = f"{len(self._losses)} losses of workers in {_WITHIN_S:g} s, the last: {text}"
-        _log.error("%s", text)
         if was_serving or fatal:
             self._tell(WorkerLostError(text, fatal=fatal))
+        else:  # the loop knows that not all are there
+            _log.error("%s", text)
         if fatal:
             for number in why:
                 self._unregister(self._members[number])
