@@ -157,9 +157,10 @@ def test_a_failed_step_loses_those_after_it_and_nobody_else(drive: Callable[...,
     assert driver.pids() == before
 
 
-@pytest.mark.parametrize("stages_ranks", [(2, 1), (1, 2)])
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("moment", ["dies", "stops", "idle"])
+@pytest.mark.parametrize(
+    ("stages_ranks", "victim", "moment"),
+    [((2, 1), 0, "dies"), ((2, 1), 1, "dies"), ((1, 2), 1, "dies"), ((2, 1), 0, "stops"), ((1, 2), 0, "stops"), ((2, 1), 1, "idle")],
+)
 def test_a_lost_worker_is_replaced(
     drive: Callable[..., Driver], tmp_path: Path, stages_ranks: tuple[int, int], victim: int, moment: str
 ) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -46,8 +46,13 @@ def engine_of(model: Path = STORIES, **settings: Any) -> Iterator[LocalEngine]:
     finally:
         engine.close()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "workers are left behind"
-    left = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    assert not [name for name in left if "memfd:homenode r" in name], "shared memory is left behind"
+    assert not [name for name in map(str, open_files()) if "memfd:homenode r" in name], "shared memory is left behind"
+
+
+def open_files() -> Iterator[Path]:
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the folder itself
+            yield descriptor.readlink()
 
 
 def executor_of(engine: LocalEngine) -> ProcessExecutor:

@@ -109,7 +109,7 @@ def _announce(url: str, ready: Any) -> None:
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
     ERR.print(
-        f"[bold green]ready[/] {url}  {_engines(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
+        f"[bold green]ready[/] {url}  {_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
         f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
         f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
         highlight=False,
@@ -119,6 +119,13 @@ def _announce(url: str, ready: Any) -> None:
 def _engines(details: Mapping[str, Any]) -> str:
     """How many engines there are, where there are several: the figures that follow are of all together."""
     return f"{details['engines']} engines, " if "engines" in details else ""
+
+
+def _workers(details: Mapping[str, Any]) -> str:
+    """How many workers an engine has, and in how many stages, where it has several."""
+    workers = details.get("stages", ())
+    stages = len({worker["stage"] for worker in workers})
+    return f"{len(workers)} workers in {stages} stage{'s' if stages > 1 else ''}, " if workers else ""
 
 
 def _huge_pages(compute: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from homenode.engine.executor.protocol import StepError, WorkerLostError
 from homenode.engine.executor.worker_process import PROGRAM, StartedWorker, WorkerProcess
 from homenode.engine.failures import named_error
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
-from homenode.engine.wire import decode_body
+from homenode.engine.wire import decode_body, encode_frame
 from homenode.engine.workers.channels import Channels, MakeChannels
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import (
@@ -158,10 +158,12 @@ class ProcessExecutor:
             if not self._told or not self._serving:
                 return  # it is lost with those before it, of which the loop is about to hear
             self._flights.submit(step.number, self._clock())
-            behind = False
+            behind, frames = False, {}  # whoever draws is told nothing, and all others the same
             for member in self._members:
                 drawn, member.drawn = member.drawn, []
-                behind |= not member.process.socket.send(Work(step, drawn))
+                if bool(drawn) not in frames:
+                    frames[bool(drawn)] = encode_frame(Work(step, drawn))
+                behind |= not member.process.socket.send_frame(frames[bool(drawn)])
         if behind:
             self._wake()
 
@@ -332,9 +334,10 @@ class ProcessExecutor:
         text = f"worker {names} of {len(self._plans)} is being replaced: {text}"
         if fatal:
             text = f"{len(self._losses)} losses of workers in {_WITHIN_S:g} s, the last: {text}"
-        _log.error("%s", text)
         if was_serving or fatal:
             self._tell(WorkerLostError(text, fatal=fatal))
+        else:  # the loop knows that not all are there
+            _log.error("%s", text)
         if fatal:
             for number in why:
                 self._unregister(self._members[number])

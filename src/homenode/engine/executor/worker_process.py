@@ -13,6 +13,7 @@ from typing import Protocol
 from homenode.engine.workers.wire import WorkerSocket
 from homenode.errors import HostError
 
+_KILLED_S = 10.0
 PROGRAM = "homenode.engine.workers.main"
 
 
@@ -61,7 +62,8 @@ class WorkerProcess:
                 self._process.wait(patience_s)
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel cannot end what waits in it for a device
+                self._process.wait(_KILLED_S)
 
     def how_it_ended(self, patience_s: float) -> str:
         """Its end in words; waits a moment for it, as the end of its stream comes first."""

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import NoReturn
 
 from homenode.engine.process import call_itself, die_with_parent, in_words
 from homenode.engine.wire import decode_body
@@ -104,8 +105,8 @@ class _Post:
         self._forgets = 0  # that came; what was said before the last is not done any more
         self._now: tuple[int, float] | None = None  # the step being computed, and since when
 
-    def run(self) -> None:
-        """Load, and work until told to leave."""
+    def run(self) -> NoReturn:
+        """Load, and work until told to leave; does not return."""
         threading.Thread(target=self._read, name="homenode-engine", daemon=True).start()
         self._engine.send(self._worker.load(_Progress(self._engine)))
         failed = False  # a step was; what follows is lost until the engine says that it knows
@@ -126,7 +127,7 @@ class _Post:
                     failed = isinstance(answer, Failed)
                     self._engine.send(answer)
                 case Leave():
-                    return
+                    _leave(0)
 
     def _answer(self, work: Work) -> Done | Failed:
         self._now = (work.step.number, time.monotonic())
@@ -207,8 +208,8 @@ def _failure(work: Work, error: Exception) -> Failed:
     return Failed(work.step.number, kind, told.message, isinstance(error, HostError))
 
 
-def _leave(code: int) -> None:
-    """Exit without waiting for any thread: the step in progress is of use to nobody."""
+def _leave(code: int) -> NoReturn:
+    """Exit without waiting for any thread, or tidying up what the kernel takes back: the step in progress is of use to nobody."""
     logging.shutdown()
     os._exit(code)
 

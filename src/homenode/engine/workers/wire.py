@@ -84,7 +84,10 @@ class WorkerSocket:
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> bool:
         """Send one message, with copies of descriptors; False when some of it has to wait. What cannot arrive any more is dropped: the end of the
         stream tells. CapacityError when it is too large for a frame."""
-        frame = encode_frame(message)
+        return self.send_frame(encode_frame(message), descriptors)
+
+    def send_frame(self, frame: bytes, descriptors: Sequence[int] = ()) -> bool:
+        """The same for a message that is a frame already."""
         with self._lock:
             if self._closed:
                 return True
