@@ -71,18 +71,26 @@ Tensor make_constant(const Array2<float>& values) {
   return take(constant(values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1))));
 }
 
+std::vector<std::tuple<uint64_t, uint64_t, int>> ranges_of(const Program& program) {
+  std::vector<std::tuple<uint64_t, uint64_t, int>> found;
+  for (const Arena::Range& range : program.own_ranges()) {
+    found.emplace_back(reinterpret_cast<uintptr_t>(range.memory.data), range.memory.bytes, range.home);
+  }
+  return found;
+}
+
 void bind_recorder(nb::module_& m) {
   nb::class_<Recorder>(m, "Recorder", "Records the operations of a forward function; see homenode.compute.ops.Ops.")
       .def("__init__",
            [](Recorder* self, std::shared_ptr<Team> team, Level level, int max_tokens, int max_sequences, int max_sampled_rows, int max_blocks, bool fuse,
-              std::shared_ptr<RankGroup> group) {
+              std::shared_ptr<RankGroup> group, const Arena* arena) {
              if (max_tokens < 1 || max_sequences < 1 || max_sampled_rows < 0 || max_blocks < 0 || max_tokens > (1 << 24)) {
                raise({Fault::user, 0, "limits of a program: at least one token and sequence, and at most 2^24 tokens"});
              }
-             new (self) Recorder(std::move(team), level, {max_tokens, max_sequences, max_sampled_rows, max_blocks}, fuse, std::move(group));
+             new (self) Recorder(std::move(team), level, {max_tokens, max_sequences, max_sampled_rows, max_blocks}, fuse, std::move(group), arena ? arena->homes() : nullptr);
            },
            nb::arg("team"), nb::arg("level"), nb::arg("max_tokens"), nb::arg("max_sequences"), nb::arg("max_sampled_rows"),
-           nb::arg("max_blocks_per_sequence"), nb::arg("fuse") = true, nb::arg("group").none() = nb::none())
+           nb::arg("max_blocks_per_sequence"), nb::arg("fuse") = true, nb::arg("group").none() = nb::none(), nb::arg("arena") = nb::none())
       .def("embedding",
            [](Recorder& r, const WeightHandle& table, int64_t first, int64_t vocabulary) { return take(r.embedding(weight_of(table), first, vocabulary)); },
            nb::arg("table"), nb::arg("first") = 0, nb::arg("vocabulary") = 0)
@@ -131,6 +139,7 @@ void bind_program(nb::module_& m) {
       .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"), nb::arg("block_table"),
            nb::arg("sample_rows"), nb::arg("hidden") = nb::none(), nb::keep_alive<0, 1>())
       .def_prop_ro("nbytes", &Program::bytes)
+      .def_prop_ro("ranges", &ranges_of, "Address, bytes and home of what each thread has for itself; nothing where all threads have one home.")
       .def("barriers", &Program::barriers, nb::arg("tokens"), nb::arg("sequences"), "Times the threads wait for each other in such a step.")
       .def("measure_phases", &Program::measure_phases, nb::arg("on"), "Adds up the time of each phase from now on, or forgets it.")
       .def("phase_times", &phase_times, "Name, runs, seconds, and of these seconds at the barrier, for each kind of phase.");

@@ -7,6 +7,11 @@
 #include "kernels/program.h"
 
 namespace homenode {
+namespace {
+
+constexpr size_t kLineBytes = 128;  // lines are fetched in pairs
+
+}  // namespace
 
 Level Lowering::level() const { return program_.level_; }
 int Lowering::threads() const { return program_.team_->size(); }
@@ -22,6 +27,13 @@ Memory* Lowering::scratch(size_t bytes) {
 }
 
 int Lowering::next_phase() const { return static_cast<int>(program_.phases_.size()); }
+
+Memory* Lowering::own_scratch(size_t bytes) {
+  const size_t unit = program_.homes_ ? kSmallPage : kLineBytes, part = (bytes + unit - 1) / unit * unit;
+  Memory* memory = scratch(part * static_cast<size_t>(threads()));
+  memory->own_bytes = part;
+  return memory;
+}
 
 void Lowering::phase(Phase phase, const std::vector<Memory*>& touched) {
   const int number = static_cast<int>(program_.phases_.size());
@@ -41,9 +53,11 @@ void Lowering::phase(Phase phase, const std::vector<Memory*>& touched) {
 std::optional<Error> Lowering::place_memory(const Tensor& output) {
   Memory& result = output.value->memory;
   result.first = std::min(result.first, 0), result.last = std::max(result.last, static_cast<int>(groups_.size()) - 1);
-  auto pages = place(memories_, groups_);
-  if (!pages) return pages.error();
-  program_.memory_ = pages.value();
+  auto placed = place(memories_, groups_, program_.homes_ != nullptr);
+  if (!placed) return placed.error();
+  program_.memory_ = std::move(placed.value().pages);
+  program_.own_ = std::move(placed.value().own);
+  program_.settle_own();
   return {};
 }
 

@@ -61,6 +61,8 @@ class Lowering {
   Memory* scratch(size_t bytes);
   // The number of the phase that is appended next.
   int next_phase() const;
+  // Of which thread t has the part that begins own_bytes * t behind `data`, of at least so many bytes.
+  Memory* own_scratch(size_t bytes);
   // Appends a phase; `touched` is all it reads and writes besides weights, parameters and KV memory.
   void phase(Phase, const std::vector<Memory*>& touched);
 

@@ -33,7 +33,8 @@ void MixtureOperation::lower(Lowering& to) {
   if (norm_) source.norm = View(norm_->weight).row(0), source.eps = norm_->eps;
   plan_ = std::make_unique<MixturePlan>(experts_, source, chosen_, normalise_, to.most_rows(RowKind::tokens), to.level());
   Memory* shared = to.scratch(plan_->shared_bytes);
-  Memory* own = to.scratch(plan_->own_bytes * static_cast<size_t>(to.threads()));
+  Memory* own = to.own_scratch(plan_->own_bytes);
+  plan_->own_bytes = own->own_bytes;
   const Tensor& rows = norm_ ? norm_->x : inputs_.x;
   const auto arguments = [=, plan = plan_.get(), x = View(rows), logits = View(inputs_.logits), residual = View(inputs_.residual),
                           y = View(out_)](const Step& step) {

@@ -1,6 +1,7 @@
 #include "kernels/program.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "host/rank_group.h"
 #include "host/team.h"
@@ -42,6 +43,29 @@ std::optional<Error> Program::compute() {
   team_->compute([this](int thread) { run_phases(thread, team_->size()); });
   if (clock_) clock_->begin(-1);
   return group_ && group_->failed() ? group_->error() : std::nullopt;
+}
+
+std::vector<Arena::Range> Program::own_ranges() const {
+  std::vector<Arena::Range> found;
+  for (const OwnParts& parts : own_) {
+    for (int thread = 0; thread < team_->size(); ++thread) {
+      found.push_back({{parts.data + parts.bytes * static_cast<size_t>(thread), parts.bytes}, homes_->of_member[static_cast<size_t>(thread)]});
+    }
+  }
+  return found;
+}
+
+// Every thread touches its parts first. Values have no owner: rows or columns of them are written by whoever computes them, on the page's first use.
+void Program::settle_own() {
+  for (const Arena::Range& range : own_ranges()) {
+    if (homes_->nodes.empty()) break;
+    const Pages part{nullptr, const_cast<std::byte*>(range.memory.data), range.memory.bytes};
+    prefer_nodes(part, {homes_->nodes[static_cast<size_t>(range.home)]});  // where that is refused the first touch decides
+  }
+  if (own_.empty()) return;
+  team_->run([this](int thread) {
+    for (const OwnParts& parts : own_) std::memset(parts.data + parts.bytes * static_cast<size_t>(thread), 0, parts.bytes);
+  });
 }
 
 Result<Output> Program::run(const StepInput& input) {

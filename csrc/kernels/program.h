@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "base/isa.h"
+#include "host/arena.h"
 #include "host/memory.h"
 #include "kernels/attention.h"
 #include "kernels/linear_share.h"
+#include "kernels/memory_plan.h"
 #include "kernels/operation.h"
 #include "kernels/phase_times.h"
 #include "kernels/step.h"
@@ -36,6 +38,8 @@ class Program {
   Result<Output> run(const StepInput&);
 
   size_t bytes() const { return memory_.bytes; }
+  // What each thread has for itself, and its home; nothing where all have the same.
+  std::vector<Arena::Range> own_ranges() const;
   // Times the threads wait for each other in a step of so many tokens and sequences (one sampled row each), the end not counted.
   int barriers(int tokens, int sequences) const;
 
@@ -49,6 +53,7 @@ class Program {
   friend class Lowering;
   void run_phases(int thread, int threads);
   std::optional<Error> compute();
+  void settle_own();
 
   std::shared_ptr<Team> team_;
   std::shared_ptr<RankGroup> group_;  // or null
@@ -64,6 +69,8 @@ class Program {
   std::unique_ptr<RunClaims> claims_;              // of products and attentions
   std::vector<std::unique_ptr<Memory>> scratch_;   // what phases need besides values
   Pages memory_;                                   // where values and scratch lie
+  std::vector<OwnParts> own_;                      // of it, what threads have for themselves
+  std::shared_ptr<const Homes> homes_;             // of the threads; null: all have the same
   std::vector<std::shared_ptr<const void>> kept_;  // weights, parameters and KV memory the phases point to
   Tensor output_;
   std::shared_ptr<Value> received_;                // or null: what lies where the caller says

@@ -9,11 +9,13 @@ namespace homenode {
 
 using std::to_string;
 
-Recorder::Recorder(std::shared_ptr<Team> team, Level level, const StepLimits& limits, bool fuse, std::shared_ptr<RankGroup> group)
+Recorder::Recorder(std::shared_ptr<Team> team, Level level, const StepLimits& limits, bool fuse, std::shared_ptr<RankGroup> group,
+                   std::shared_ptr<const Homes> homes)
     : program_(std::make_shared<Program>()), home_(std::make_shared<char>()), fuse_(fuse) {
   program_->team_ = std::move(team);
   program_->group_ = std::move(group);
   program_->level_ = level;
+  if (homes && homes->count() > 1) program_->homes_ = std::move(homes);
   program_->bounds_.limits = limits;
 }
 

@@ -13,8 +13,9 @@ namespace homenode {
 class Recorder {
  public:
   // fuse: let operations take over others (see operation.h). The values are the same without.
-  // group: the ranks that sums and gathers are over; null: this one alone.
-  Recorder(std::shared_ptr<Team>, Level, const StepLimits&, bool fuse = true, std::shared_ptr<RankGroup> group = nullptr);
+  // group: the ranks that sums and gathers are over; null: this one alone. homes: of the team's members; null: they have the same.
+  Recorder(std::shared_ptr<Team>, Level, const StepLimits&, bool fuse = true, std::shared_ptr<RankGroup> group = nullptr,
+           std::shared_ptr<const Homes> homes = nullptr);
 
   // The table holds rows `first` on, of `vocabulary` in all (0: it holds all); ids elsewhere give zeros.
   Result<Tensor> embedding(std::shared_ptr<const Weight> table, int64_t first = 0, int64_t vocabulary = 0);

@@ -19,6 +19,7 @@ struct Memory {
   size_t bytes = 0;
   size_t row_bytes = 0;  // where it holds rows of a step: from row to row, else 0
   RowKind rows = RowKind::tokens;
+  size_t own_bytes = 0;       // where each thread has a part of its own: from one to the next, else 0
   int first = -1, last = -1;  // phases; -1: no phase uses it
   bool given = false;         // the caller of each step says where it lies
 };

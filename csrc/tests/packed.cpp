@@ -73,11 +73,38 @@ void check_format(Random& random, Format format) {
   require(!read_packed(*others, file.fd, {place}), "a file that ends early is refused");
 }
 
+// Some columns, whole blocks, of a wider matrix: what the whole one has there, and nothing behind the end of the file.
+void check_columns(Random& random, Format format) {
+  const int heads = random.one_in(3) ? random.between(1, 4) : 0, block = file_block(format).columns;
+  const int64_t rows = heads ? heads * 2 * random.between(1, 20) : random.between(1, 140);
+  const int64_t before = random.between(0, 3) * int64_t(block), columns = random.between(1, 3) * int64_t(block), behind = random.between(0, 3) * int64_t(block);
+  const auto stride = static_cast<uint64_t>(file_row_bytes(format, before + columns + behind));
+  Exact<uint8_t> bytes(static_cast<size_t>(rows) * stride);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(random.bits() >> 32);
+  const File file;
+  const uint64_t offset = static_cast<uint64_t>(random.between(0, 99)), first = offset + static_cast<uint64_t>(file_row_bytes(format, before));
+  require(pwrite(file.fd, bytes.get(), bytes.size(), static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes.size()), "pwrite");
+  const auto team = team_of(random.between(1, 3));
+  const auto read = [&](int64_t n) { return weight_from_file(*team, file.fd, first, format, n, columns, format, heads, nullptr, Spread::split, stride); };
+  const auto whole = taken(weight_from_file(*team, file.fd, offset, format, rows, before + columns + behind, format, heads));
+  const auto some = taken(read(rows));
+  Exact<float> all(static_cast<size_t>(whole->columns)), part(static_cast<size_t>(columns));
+  for (int64_t row = 0; row < rows; ++row) {
+    unpack_row(*whole, row, all.get());
+    unpack_row(*some, row, part.get());
+    require(!std::memcmp(all.get() + before, part.get(), part.size() * sizeof(float)), std::string("columns of a wider matrix, ") + format_name(format));
+  }
+  require(!ftruncate(file.fd, static_cast<off_t>(first + static_cast<uint64_t>(rows - 1) * stride + static_cast<uint64_t>(file_row_bytes(format, columns)) - 1)), "ftruncate");
+  require(!read(rows), "columns that the file ends before are refused");
+}
+
 }  // namespace
 
 void check_packed(Random& random) {
   for (const Format format : {Format::f32, Format::f16, Format::bf16}) check_format(random, format);
   for (const Coding& coding : kCodings) check_format(random, coding.format);
+  for (const Format format : {Format::f32, Format::f16, Format::bf16}) check_columns(random, format);
+  for (const Coding& coding : kCodings) check_columns(random, coding.format);
   require(packing_fingerprint() == packing_fingerprint(), "packing is the same every time");
 }
 

@@ -39,7 +39,10 @@ def values(handle: Any) -> FloatArray:
     """A matrix or a vector as it is kept."""
     if hasattr(handle, "unpack_row"):
         return np.stack([handle.unpack_row(row) for row in range(handle.rows)])
-    return np.asarray(handle.numpy()[0] if hasattr(handle, "numpy") else handle)
+    if hasattr(handle, "numpy"):
+        found = handle.numpy()
+        return np.asarray(found if hasattr(handle, "device") else found[0])  # the native core's vectors have one row
+    return np.asarray(handle)
 
 
 def check_parts(checkpoint: Checkpoint, backend: Backend, how: Division, **settings: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homenode.compute.ops import FloatArray
+from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
+from homenode.compute.reference.ops import EagerOps
 from homenode.dtypes import BY_NAME
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
@@ -146,6 +148,22 @@ def test_matrices_quantised_at_load_have_the_values_of_the_whole(tmp_path: Path,
     check_same(array_checkpoint(tmp_path / "weights", spec, toy_arrays(spec)), Division(ranks=2), quantize=quantize)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_whole_model_asks_nothing_of_others(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker computes what it did before there were several; two ranks do ask."""
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("there is nobody")
+
+    checkpoint = toy(tmp_path / "weights", architecture)
+    for asked in ("received", "sum", "gather"):
+        monkeypatch.setattr(EagerOps, asked, refuse)
+    assert len(whole_driver(checkpoint).generate(PROMPTS, 2)) == len(PROMPTS)
+    for how in (Division(stages=2), Division(ranks=2)):
+        with pytest.raises(AssertionError, match="nobody"):
+            split_driver(checkpoint, how).prefill([1])
+
+
 def test_ids_outside_the_vocabulary_are_refused_by_every_rank(tmp_path: Path) -> None:
     driver = split_driver(toy(tmp_path / "weights", "llama"), Division(ranks=2))
     with pytest.raises(ValueError, match="outside a vocabulary of 80"):
@@ -196,9 +214,9 @@ def test_equal_experts_on_several_ranks_tell_the_dense_models_stories(how: Divis
     check_golden(open_checkpoint(STORIES_MIXTURE), how)
 
 
-def check_golden(checkpoint: Checkpoint, how: Division) -> None:
+def check_golden(checkpoint: Checkpoint, how: Division, make_backend: Callable[[], Backend] = ReferenceBackend) -> None:
     entries: list[dict[str, Any]] = json.loads((STORIES / "golden.json").read_text())[:3]
-    found = split_driver(checkpoint, how).generate([e["prompt_ids"] for e in entries], 24, chunk=5, stagger=2)
+    found = split_driver(checkpoint, how, make_backend).generate([e["prompt_ids"] for e in entries], 24, chunk=5, stagger=2)
     assert [s.tokens for s in found] == [e["prompt_ids"] + e["greedy_ids"][:24] for e in entries]
     for sequence, entry in zip(found, entries, strict=True):
         logprobs = [row[token] for row, token in zip(sequence.logprobs, entry["greedy_ids"], strict=False)]

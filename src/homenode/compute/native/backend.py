@@ -39,6 +39,7 @@ from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
 
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
+_UNEVEN = 1.125  # what a thread may have of the weights, of its even part: rows go in groups
 _SPREADS = {"split": _native.Spread.split, "copied": _native.Spread.copied, "interleaved": _native.Spread.interleaved}
 
 
@@ -73,6 +74,7 @@ class NativeBackend:
         self._memory = memory
         self._arena = self._make_arena()
         self._kv_ranges: list[tuple[int, int, int]] = []
+        self._own_ranges: list[tuple[int, int, int]] = []  # of the last program made
         self._kv_shared = False
         self._pages: dict[str, Any] | None = None  # what the kernel said, as long as nothing was added since
         self._homes: dict[str, list[dict[str, int]] | None] | None = None  # as last seen
@@ -121,6 +123,16 @@ class NativeBackend:
         with host_errors():
             values = np.ascontiguousarray(array, np.float32)
             return self._count(_native.weight_from_rows(self._team, values, self._target(target), self._arena, _SPREADS[spread]))
+
+    def begin_weights(self, size: int) -> None:
+        """See `FittingBackend.begin_weights`."""
+        self._arena.expect(int(size / len(self._team.cpus) * _UNEVEN))
+
+    def end_weights(self) -> None:
+        """See `FittingBackend.end_weights`. Only where memory is bound to nodes: elsewhere some MiB do not count, and huge pages are kept whole."""
+        if self._memory is not None and self._memory.bound:
+            self._arena.trim()
+            self._pages = self._homes = None
 
     @property
     def packing(self) -> str:
@@ -205,12 +217,20 @@ class NativeBackend:
         if group is not None and not isinstance(group, NativeRankGroup):
             raise UnsupportedError(f"programs of the native core sum over ranks of its own kind; seen {type(group).__name__}")
         recorder = _native.Recorder(
-            self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence, fuse,
+            self._team,
+            self._level,
+            limits.max_tokens,
+            limits.max_sequences,
+            limits.max_sampled_rows,
+            limits.max_blocks_per_sequence,
+            fuse,
             None if group is None else group.handle,
-        )  # fmt: skip
+            self._arena,
+        )
         with host_errors():
             program = recorder.finish(forward(RecordingOps(recorder)))
         self._program_bytes += program.nbytes
+        self._own_ranges, self._homes = program.ranges, None
         return NativeProgram(program)
 
     def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
@@ -232,6 +252,7 @@ class NativeBackend:
         `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it did not have its CPU.
         `spin_us`: how long threads watch for each other, less than asked for where there are more of them than CPUs.
         `kv_shared`: whether the last KV memory made lies in a memfd.
+        `scratch_bytes`: of the last program, what threads of several homes have for themselves.
         `weight_pages` and `kv_pages`: bytes of weights and of the last KV memory made that were in memory, `present`, and of them on huge pages,
         `huge`, when this was first asked for after the last of them was made; None where the kernel does not tell. `residency`: see there; at most
         some seconds old, of a sample of the pages.
@@ -248,6 +269,7 @@ class NativeBackend:
             "kv_bytes": self._kv_bytes,
             "kv_shared": self._kv_shared,
             "program_bytes": self._program_bytes,
+            "scratch_bytes": sum(size for _, size, _ in self._own_ranges),
             **self._read_pages(),
             "residency": self._watch_homes(),
         }
@@ -266,17 +288,17 @@ class NativeBackend:
 
     def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
         """See `PlacedBackend.planned`."""
-        parts = {"weights": self._arena.ranges, "kv": self._kv_ranges}
+        parts = {"weights": self._arena.ranges, "kv": self._kv_ranges, "scratch": self._own_ranges}
         return {name: () if self._memory is None else self._memory.planned(ranges) for name, ranges in parts.items()}
 
     def residency(self, most_pages: int | None = None, calls: Syscalls | None = None) -> dict[str, list[dict[str, int]] | None]:
-        """Ask the kernel where every page of weights and KV memory lies: for `weights` and `kv` a line for each planned node.
+        """Ask the kernel where every page of weights, KV memory and threads' own memory lies: for each use a line for each planned node.
 
         See `PlacedBackend.residency`. It costs about 0.4 us a page of 4 KiB; with `most_pages` some pages at even distances stand for the others,
         and other ones each time.
         """
         if self._memory is None:
-            return {"weights": None, "kv": None}
+            return {"weights": None, "kv": None, "scratch": None}
         calls = calls or Syscalls()
         seen = {name: node_residencies(ranges, calls, most_pages) for name, ranges in self.planned().items()}
         return {name: None if lines is None else [asdict(line) for line in lines] for name, lines in seen.items()}
