@@ -34,7 +34,7 @@ class Rank:
         self.rank = rank
         self._format = format
         self._square, self._wide = self.weight(WIDTH, WIDTH, 2), self.weight(2 * WIDTH, WIDTH, 3)
-        self._router, self._head = self.weight(6, WIDTH, 5, shared=True), self.weight(VOCABULARY, WIDTH, 4)
+        self._router, self._head = self.weight(6, WIDTH, 5, shared=True), self.weight(VOCABULARY, WIDTH, 4, shared=True)
         self._norm, self._bias = self.backend.vector(matrix(1, WIDTH, 6) + 1), self.backend.vector(matrix(1, WIDTH, 7 + rank))
         ids = tuple(range(rank, 6, 2)) if rank < 2 else (5,)
         self._experts = Experts(*([self.weight(WIDTH, WIDTH, 20 + 3 * e + i) for e in ids] for i in range(3)), ids)
