@@ -25,13 +25,14 @@ $(VENV)/installed: $(VENV)/pip $(NATIVE)
 	@$(BIN)/python -c 'import homenode._native' || { echo "The native core was not compiled; see above, or run: $(BIN)/pip install -v ."; exit 1; }
 	@touch $@
 
+# Thousands of modules of which a test uses a few: those are compiled when they are imported.
 $(VENV)/tools: $(VENV)/installed pyproject.toml
-	$(BIN)/pip install --quiet --group check --group test
+	$(BIN)/pip install --quiet --no-compile --group check --group test
 	@touch $@
 
 # Torch serves as the yardstick of the parity tests; without it they skip and say so.
 $(VENV)/torch: $(VENV)/tools
-	-$(BIN)/pip install --quiet $(TORCH) && $(BIN)/pip install --quiet --group torch
+	-$(BIN)/pip install --quiet --no-compile $(TORCH) && $(BIN)/pip install --quiet --no-compile --group torch
 	@touch $@
 
 setup: $(VENV)/installed  ## make the virtual environment and compile the native core into it
@@ -48,8 +49,12 @@ check: $(VENV)/tools  ## style, types and floors; nothing is run
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Side by side on up to four CPUs, and then what has to be alone. One thread for each library: every process has its CPU.
 test: $(VENV)/torch  ## all tests that take seconds each
-	$(BIN)/pytest -m "not slow"
+	@failed=0; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not alone" || failed=1; \
+	$(BIN)/pytest -m "alone and not slow" || failed=1; \
+	exit $$failed
 
 test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
 	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest

@@ -56,6 +56,7 @@ void bind_team(nb::module_&);
 void bind_weights(nb::module_&);
 void bind_kv_memory(nb::module_&);
 void bind_program(nb::module_&);
+void bind_ranks(nb::module_&);
 void bind_sampling(nb::module_&);
 void bind_bench(nb::module_&);
 

@@ -114,6 +114,16 @@ void write_words(EpochWords& words, const std::vector<int64_t>& places, const st
   for (size_t i = 0; i < places.size(); ++i) words.store(places[i], epochs[i]);
 }
 
+// Whether nothing was given to others. What was read of the parts before is what they were told of, too.
+bool hold(const EpochWords& words, const std::vector<int64_t>& places, const std::vector<uint64_t>& epochs) {
+  if (places.size() != epochs.size()) raise({Fault::user, 0, std::to_string(epochs.size()) + " epochs for " + std::to_string(places.size()) + " words"});
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (words.load_again(checked(words, places[i])) != epochs[i]) return false;
+  }
+  __atomic_thread_fence(__ATOMIC_ACQUIRE);  // nor are the reads that come after early
+  return true;
+}
+
 }  // namespace
 
 void bind_kv_memory(nb::module_& m) {
@@ -142,6 +152,7 @@ void bind_kv_memory(nb::module_& m) {
       .def_prop_ro("count", &EpochWords::count)
       .def_prop_ro("fd", &EpochWords::fd)
       .def("read", [](const EpochWords& words, int64_t i) { return words.load(checked(words, i)); }, nb::arg("word"))
+      .def("hold", &hold, nb::arg("words"), nb::arg("epochs"), "Whether these words are still what they were.")
       .def("write", &write_words, nb::arg("words"), nb::arg("epochs"));
 }
 

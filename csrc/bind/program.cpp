@@ -5,6 +5,8 @@
 
 #include <cstring>
 
+#include "host/rank_group.h"
+
 namespace homenode {
 namespace {
 
@@ -36,9 +38,14 @@ ExpertWeights experts_of(const std::vector<const WeightHandle*>& gate, const std
 }
 
 Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& positions, const Array1<int32_t>& query_start,
-           const Array1<int32_t>& context_len, const Array2<int32_t>& block_table, const Array1<int32_t>& sample_rows) {
-  const StepInput input{span_of(ids), span_of(positions), span_of(query_start), span_of(context_len),
+           const Array1<int32_t>& context_len, const Array2<int32_t>& block_table, const Array1<int32_t>& sample_rows,
+           const std::optional<Array2<float>>& hidden) {
+  StepInput input{span_of(ids), span_of(positions), span_of(query_start), span_of(context_len),
                         {block_table.data(), block_table.size()}, static_cast<int64_t>(block_table.shape(1)), span_of(sample_rows)};
+  if (hidden) {
+    input.hidden = hidden->data();
+    input.hidden_rows = static_cast<int64_t>(hidden->shape(0)), input.hidden_columns = static_cast<int64_t>(hidden->shape(1));
+  }
   auto output = [&] {
     nb::gil_scoped_release unlocked;
     return program.run(input);
@@ -64,18 +71,32 @@ Tensor make_constant(const Array2<float>& values) {
   return take(constant(values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1))));
 }
 
+std::vector<std::tuple<uint64_t, uint64_t, int>> ranges_of(const Program& program) {
+  std::vector<std::tuple<uint64_t, uint64_t, int>> found;
+  for (const Arena::Range& range : program.own_ranges()) {
+    found.emplace_back(reinterpret_cast<uintptr_t>(range.memory.data), range.memory.bytes, range.home);
+  }
+  return found;
+}
+
 void bind_recorder(nb::module_& m) {
   nb::class_<Recorder>(m, "Recorder", "Records the operations of a forward function; see homenode.compute.ops.Ops.")
       .def("__init__",
-           [](Recorder* self, std::shared_ptr<Team> team, Level level, int max_tokens, int max_sequences, int max_sampled_rows, int max_blocks, bool fuse) {
+           [](Recorder* self, std::shared_ptr<Team> team, Level level, int max_tokens, int max_sequences, int max_sampled_rows, int max_blocks, bool fuse,
+              std::shared_ptr<RankGroup> group, const Arena* arena) {
              if (max_tokens < 1 || max_sequences < 1 || max_sampled_rows < 0 || max_blocks < 0 || max_tokens > (1 << 24)) {
                raise({Fault::user, 0, "limits of a program: at least one token and sequence, and at most 2^24 tokens"});
              }
-             new (self) Recorder(std::move(team), level, {max_tokens, max_sequences, max_sampled_rows, max_blocks}, fuse);
+             new (self) Recorder(std::move(team), level, {max_tokens, max_sequences, max_sampled_rows, max_blocks}, fuse, std::move(group), arena ? arena->homes() : nullptr);
            },
            nb::arg("team"), nb::arg("level"), nb::arg("max_tokens"), nb::arg("max_sequences"), nb::arg("max_sampled_rows"),
-           nb::arg("max_blocks_per_sequence"), nb::arg("fuse") = true)
-      .def("embedding", [](Recorder& r, const WeightHandle& table) { return take(r.embedding(weight_of(table))); })
+           nb::arg("max_blocks_per_sequence"), nb::arg("fuse") = true, nb::arg("group").none() = nb::none(), nb::arg("arena") = nb::none())
+      .def("embedding",
+           [](Recorder& r, const WeightHandle& table, int64_t first, int64_t vocabulary) { return take(r.embedding(weight_of(table), first, vocabulary)); },
+           nb::arg("table"), nb::arg("first") = 0, nb::arg("vocabulary") = 0)
+      .def("received", [](Recorder& r, int64_t columns) { return take(r.received(columns)); })
+      .def("sum", [](Recorder& r, const Tensor& x) { return take(r.sum(x)); })
+      .def("gather", [](Recorder& r, const Tensor& x, std::vector<int64_t> widths) { return take(r.gather(x, std::move(widths))); })
       .def("rms_norm", [](Recorder& r, const Tensor& x, const Tensor& weight, float eps) { return take(r.rms_norm(x, weight, eps)); })
       .def("linear", &linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("residual").none())
       .def("split", [](Recorder& r, const Tensor& x, const std::vector<int64_t>& widths) { return take(r.split(x, widths)); })
@@ -91,9 +112,11 @@ void bind_recorder(nb::module_& m) {
       .def("silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); })
       .def("mixture",
            [](Recorder& r, const Tensor& x, const Tensor& logits, const std::vector<const WeightHandle*>& gate, const std::vector<const WeightHandle*>& up,
-              const std::vector<const WeightHandle*>& down, int chosen, bool normalise, const Tensor& residual) {
-             return take(r.mixture(x, logits, experts_of(gate, up, down), chosen, normalise, residual));
-           })
+              const std::vector<const WeightHandle*>& down, int chosen, bool normalise, const std::optional<Tensor>& residual,
+              const std::vector<int32_t>& ids) { return take(r.mixture(x, logits, experts_of(gate, up, down), chosen, normalise, residual ? &*residual : nullptr, ids));
+           },
+           nb::arg("x"), nb::arg("logits"), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("chosen"), nb::arg("normalise"),
+           nb::arg("residual").none(), nb::arg("ids"))
       .def("add_gated", [](Recorder& r, const Tensor& x, const Tensor& y, const Tensor& gate) { return take(r.add_gated(x, y, gate)); })
       .def("select", [](Recorder& r, const Tensor& x) { return take(r.select(x)); })
       .def("finish", [](Recorder& r, const Tensor& output) { return take(r.finish(output)); });
@@ -114,8 +137,9 @@ void bind_program(nb::module_& m) {
       .def("__array__", [](const Output& o, nb::args, nb::kwargs) { return copy_output(o); });
   nb::class_<Program>(m, "Program", "A recorded forward function.")
       .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"), nb::arg("block_table"),
-           nb::arg("sample_rows"), nb::keep_alive<0, 1>())
+           nb::arg("sample_rows"), nb::arg("hidden") = nb::none(), nb::keep_alive<0, 1>())
       .def_prop_ro("nbytes", &Program::bytes)
+      .def_prop_ro("ranges", &ranges_of, "Address, bytes and home of what each thread has for itself; nothing where all threads have one home.")
       .def("barriers", &Program::barriers, nb::arg("tokens"), nb::arg("sequences"), "Times the threads wait for each other in such a step.")
       .def("measure_phases", &Program::measure_phases, nb::arg("on"), "Adds up the time of each phase from now on, or forgets it.")
       .def("phase_times", &phase_times, "Name, runs, seconds, and of these seconds at the barrier, for each kind of phase.");

@@ -162,6 +162,8 @@ void bind_weights(nb::module_& m) {
   nb::class_<Arena>(m, "Arena", "Memory that the weights of one team share.")
       .def("__init__", &make_arena, nb::arg("team"), nb::arg("homes") = nb::list(), nb::arg("nodes") = nb::list(),
            "homes: for each member the number of its home, from 0; nodes: of each home the NUMA node to take memory from, or none at all.")
+      .def("expect", &Arena::expect, nb::arg("nbytes"), "That about so many bytes will be taken for every member at each of its homes.")
+      .def("trim", &Arena::trim, "Give back most of what huge pages hold behind the weights; for when the last weight was made.")
       .def_prop_ro("ranges", &ranges_of, "Address, bytes and home (-1: all of them in turn) of the chunks it has mapped.")
       .def_prop_ro("refused", &Arena::refused, "The errno with which the kernel last refused to take a chunk from its home, or 0.");
   nb::class_<WeightHandle>(m, "Weight", "A packed matrix.")

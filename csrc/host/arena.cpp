@@ -6,8 +6,9 @@
 namespace homenode {
 namespace {
 
-// A chunk is as large as all that was taken for its member before: much memory needs few chunks, and little memory no large one.
+// A chunk is as large as all that was taken for its member before, or what is still expected: much memory needs few chunks, little memory no large one.
 constexpr size_t kLargestChunk = size_t(64) << 20;
+constexpr size_t kWastedPart = 100;  // one of so many bytes
 
 size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -21,13 +22,19 @@ Homes::Turn Homes::turn(int member) const {
   return {std::count(first, first + member, home), std::count(first, of_member.end(), home)};
 }
 
+void Arena::expect(size_t bytes) {
+  const std::lock_guard<std::mutex> turn(lock_);
+  expected_ = bytes;
+}
+
 Result<Arena::Piece> Arena::take(int member, int home, size_t bytes) {
   if (bytes > SIZE_MAX / 4) return Error{Fault::user, 0, "a piece of " + std::to_string(bytes) + " bytes is more than an address space"};
   const std::lock_guard<std::mutex> turn(lock_);
   Stream& stream = streams_[{home, member}];
   const size_t at = stream.chunk ? rounded(stream.chunk->used, kAlignment) : 0;
   if (!stream.chunk || at > stream.chunk->pages.bytes || bytes > stream.chunk->pages.bytes - at || kExactPages) {
-    auto chunk = map_chunk(home, kExactPages ? bytes : std::max(bytes, std::min(stream.taken, kLargestChunk)));
+    const size_t coming = std::max(stream.taken, expected_ - std::min(expected_, stream.taken));
+    auto chunk = map_chunk(home, kExactPages ? bytes : std::max(bytes, std::min(coming, kLargestChunk)));
     if (!chunk) return chunk.error();
     stream.chunk = chunk.value();
   }
@@ -50,6 +57,25 @@ Result<std::shared_ptr<Arena::Chunk>> Arena::map_chunk(int home, size_t bytes) {
   std::erase_if(chunks_, [](const std::weak_ptr<Chunk>& known) { return known.expired(); });
   chunks_.push_back(chunk);
   return chunk;
+}
+
+void Arena::trim() {
+  const std::lock_guard<std::mutex> turn(lock_);
+  std::vector<std::pair<size_t, std::shared_ptr<Chunk>>> rests;
+  size_t wasted = 0, used = 0;
+  for (const std::weak_ptr<Chunk>& known : chunks_) {
+    std::shared_ptr<Chunk> chunk = known.lock();
+    if (!chunk) continue;
+    const size_t rest = chunk->pages.huge ? rounded(chunk->used, kHugePage) - rounded(chunk->used, kSmallPage) : 0;
+    wasted += rest, used += chunk->used;
+    rests.emplace_back(rest, std::move(chunk));
+  }
+  std::sort(rests.begin(), rests.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (const auto& [rest, chunk] : rests) {
+    if (wasted <= used / kWastedPart) break;
+    shrink(chunk->pages, chunk->used);
+    wasted -= rest;
+  }
 }
 
 std::vector<Arena::Range> Arena::ranges() const {

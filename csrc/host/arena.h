@@ -46,8 +46,14 @@ class Arena {
     std::byte* data;
     std::shared_ptr<void> owner;  // keeps the chunk
   };
+  // That about so many bytes will be taken for every member at each of its homes: its chunks are then large from the first.
+  void expect(size_t bytes);
   // `bytes` zeroed bytes at a home that follow the piece last taken for this member there, where its chunk has room. From any thread.
   Result<Piece> take(int member, int home, size_t bytes);
+
+  // Gives back what huge pages hold behind the pieces, of the chunks with most of it, until it is at most 1 % of all pieces. For when the last one
+  // was taken and filled; others may still follow, in chunks of their own.
+  void trim();
 
   struct Range {
     MemoryRange memory;
@@ -74,6 +80,7 @@ class Arena {
   mutable std::mutex lock_;
   std::map<std::pair<int, int>, Stream> streams_;  // of a home and a member
   std::vector<std::weak_ptr<Chunk>> chunks_;
+  size_t expected_ = 0;
   int refused_ = 0;
 };
 

@@ -20,6 +20,16 @@ namespace {
 constexpr int kPreferred = 1, kInterleave = 3;
 constexpr int kMostNodes = 1024;  // of any kernel
 
+struct Mapping {
+  Mapping(void* at, size_t size) : base(static_cast<std::byte*>(at)), bytes(size) {}
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping() { munmap(base, bytes); }
+
+  std::byte* base;
+  size_t bytes;
+};
+
 [[maybe_unused]] Result<Pages> allocate_exactly(size_t bytes) {
   void* memory = nullptr;
   if (const int code = posix_memalign(&memory, kSmallPage, bytes)) return Error{Fault::host, code, "posix_memalign of " + std::to_string(bytes) + " bytes failed"};
@@ -44,9 +54,24 @@ Result<Pages> allocate_pages(size_t bytes) {
   Pages pages;
   pages.data = reinterpret_cast<std::byte*>((address + alignment - 1) / alignment * alignment);
   pages.bytes = size;
-  pages.owner = std::shared_ptr<void>(base, [mapped](void* p) { munmap(p, mapped); });
+  pages.owner = std::make_shared<Mapping>(base, mapped);
   pages.huge = alignment == kHugePage && madvise(pages.data, size, MADV_HUGEPAGE) == 0;
   return pages;
+}
+
+void shrink(Pages& pages, size_t bytes) {
+  const size_t kept = (bytes + kSmallPage - 1) / kSmallPage * kSmallPage;
+  if (kExactPages || kept >= pages.bytes) return;
+  auto* mapping = static_cast<Mapping*>(pages.owner.get());
+  const auto ahead = static_cast<size_t>(pages.data - mapping->base);
+  if (munmap(pages.data + kept, mapping->bytes - ahead - kept)) return;
+  mapping->bytes = ahead + kept;
+  pages.bytes = kept;
+}
+
+void keep_small(Pages& pages) {
+  if (!kExactPages) madvise(pages.data, pages.bytes, MADV_NOHUGEPAGE);  // refused where there are no huge pages, which is as good
+  pages.huge = false;
 }
 
 int prefer_nodes(const Pages& pages, const std::vector<int>& nodes) {

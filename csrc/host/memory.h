@@ -35,6 +35,12 @@ struct Pages {
 // At least `bytes` bytes; on a 2 MiB boundary and huge pages asked for when that large. An Error names the size and errno.
 Result<Pages> allocate_pages(size_t bytes);
 
+// Gives back all of such pages behind their first `bytes` bytes, where nothing lies any more. A huge page that ends there becomes small ones.
+void shrink(Pages&, size_t bytes);
+
+// Has the kernel take small pages for them, so that neighbours may lie on different nodes.
+void keep_small(Pages&);
+
 // Asks the kernel to take pages that are not touched yet from one NUMA node, as long as it has any, or in turn from several. 0, or the errno of
 // a refusal (containers often forbid mbind(2)): they then come from the node of the thread that touches them first.
 // Another node's memory is better than the end of the process, which a stricter policy would be answered with: whoever cares asks afterwards.

@@ -173,6 +173,10 @@ void Team::run_raw(void (*f)(int, void*), void* context, bool computes) {
 
 void Team::barrier(int member) { state_->meet(member); }
 
+void Team::slept(int member, int64_t ns) {
+  if (ns) state_->crowding.slept(member, ns);
+}
+
 std::vector<double> Team::lost_shares() const { return state_->crowding.lost_shares(); }
 int Team::spin_us() const { return static_cast<int>(state_->spin_ns / 1000); }
 

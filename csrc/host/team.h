@@ -34,6 +34,8 @@ class Team {
     run_raw([](int member, void* p) { (*static_cast<std::remove_reference_t<F>*>(p))(member); }, &f, true);
   }
   void barrier(int member);
+  // Inside: a member was asleep so long for somebody who is not of the team.
+  void slept(int member, int64_t ns);
 
   // Of the time each member recently computed or watched for the others, the share in which it did not have its CPU (see crowding.h).
   std::vector<double> lost_shares() const;

@@ -82,16 +82,19 @@ class AttentionPlan {
 // Work space of attention: a part for each thread, and the partial results of divided tiles.
 class AttentionScratch {
  public:
-  static size_t bytes(int threads, int partials, int head_dim);
-  AttentionScratch(std::byte* memory, int threads, int head_dim) : memory_(memory), threads_(threads), head_dim_(head_dim) {}
+  static size_t thread_bytes(int head_dim);
+  static size_t partial_bytes(int head_dim);
+  // own: a part of thread_bytes for each thread, from one to the next `own_bytes`; partials: what several threads share.
+  AttentionScratch(std::byte* own, size_t own_bytes, std::byte* partials, int head_dim)
+      : own_(own), own_bytes_(own_bytes), partials_(partials), head_dim_(head_dim) {}
   float* thread_part(int thread) const;
   float* partial(int index) const;  // [rows largest][rows sum][rows, padded head]
 
  private:
-  static size_t thread_floats(int head_dim);
-  static size_t partial_floats(int head_dim);
-  std::byte* memory_;
-  int threads_, head_dim_;
+  std::byte* own_;
+  size_t own_bytes_;
+  std::byte* partials_;
+  int head_dim_;
 };
 
 struct AttentionCall {

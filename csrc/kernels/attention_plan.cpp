@@ -102,23 +102,17 @@ void AttentionPlan::divide(const Step& step) {
   }
 }
 
-size_t AttentionScratch::partial_floats(int head_dim) { return static_cast<size_t>(kQueryRows * (2 + padded_head(head_dim))); }
+size_t AttentionScratch::partial_bytes(int head_dim) { return sizeof(float) * static_cast<size_t>(kQueryRows * (2 + padded_head(head_dim))); }
 
 // Queries, scores, and two results: the chunk's and the merged one.
-size_t AttentionScratch::thread_floats(int head_dim) {
-  return static_cast<size_t>(kQueryRows * padded_head(head_dim) + kQueryRows * kChunkKeys) + 2 * partial_floats(head_dim);
+size_t AttentionScratch::thread_bytes(int head_dim) {
+  return sizeof(float) * static_cast<size_t>(kQueryRows * padded_head(head_dim) + kQueryRows * kChunkKeys) + 2 * partial_bytes(head_dim);
 }
 
-size_t AttentionScratch::bytes(int threads, int partials, int head_dim) {
-  return sizeof(float) * (static_cast<size_t>(threads) * thread_floats(head_dim) + static_cast<size_t>(partials) * partial_floats(head_dim));
-}
-
-float* AttentionScratch::thread_part(int thread) const {
-  return reinterpret_cast<float*>(memory_) + static_cast<size_t>(thread) * thread_floats(head_dim_);
-}
+float* AttentionScratch::thread_part(int thread) const { return reinterpret_cast<float*>(own_ + static_cast<size_t>(thread) * own_bytes_); }
 
 float* AttentionScratch::partial(int index) const {
-  return thread_part(threads_) + static_cast<size_t>(index) * partial_floats(head_dim_);
+  return reinterpret_cast<float*>(partials_ + static_cast<size_t>(index) * partial_bytes(head_dim_));
 }
 
 }  // namespace homenode

@@ -64,6 +64,9 @@ Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shap
   }
   if (!whole) cache->head_groups_ = groups_of(*homes, ends);
   cache->clear(team, whole ? nullptr : homes);
+  if (!cache->file_.fd) {
+    for (Region& region : cache->regions_) shrink(region.pages, cache->region_bytes(region.past_head - region.first_head));
+  }
   return cache;
 }
 

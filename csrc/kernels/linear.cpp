@@ -55,9 +55,13 @@ void unpack_row(const Weight& w, int64_t row, float* out, int thread) {
   unpack_group_row(w.format, group, w.columns, int(inside % kGroupRows), out);
 }
 
-void embedding_rows(const Weight& table, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads) {
+void embedding_rows(const Weight& table, int64_t first, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads) {
   const int64_t end = tokens * (thread + 1) / threads;
-  for (int64_t i = tokens * thread / threads; i < end; ++i) unpack_row(table, ids[i], out + i * out_stride, thread);
+  for (int64_t i = tokens * thread / threads; i < end; ++i) {
+    const int64_t row = ids[i] - first;
+    if (row >= 0 && row < table.rows) unpack_row(table, row, out + i * out_stride, thread);
+    else std::fill_n(out + i * out_stride, table.columns, 0.0f);
+  }
 }
 
 }  // namespace homenode

@@ -102,7 +102,7 @@ bool can_gate(const Weight& gate, const Weight& up);
 // The product with two weights, gate and up, and then silu(gate) * up: what linear_multiply into a buffer and silu_mul of it would give.
 void linear_multiply_gated(const LinearArgs&, const GatedRows&, int thread, int threads);
 
-// out[i] = row ids[i] of the table; tokens are divided among the threads.
-void embedding_rows(const Weight& table, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads);
+// out[i] = row ids[i] - first of the table, zeros where it has none; tokens are divided among the threads.
+void embedding_rows(const Weight& table, int64_t first, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads);
 
 }  // namespace homenode

@@ -95,7 +95,8 @@ void mixture_logits(const MixtureArgs& a, int thread, int threads) {
 void mixture_gather(const MixtureArgs& a, int thread, int threads) {
   MixtureMemory m = memory_of(a, thread);
   m.list.sort(m.indices, a.routes());
-  MixtureInput(a, m).gather(a.routes() * thread / threads, a.routes() * (thread + 1) / threads);
+  const int64_t slots = m.list.slots();
+  MixtureInput(a, m).gather(slots * thread / threads, slots * (thread + 1) / threads);
 }
 
 void mixture_gate_up(const MixtureArgs& a, int thread, int threads) {
@@ -105,7 +106,7 @@ void mixture_gate_up(const MixtureArgs& a, int thread, int threads) {
     choose_all(a, m, 0, a.tokens);
     m.list.sort(m.indices, a.routes());
     if (!a.plan->source.router) input.prepare(0, 1);
-    if (a.tokens > 1) input.gather(0, a.routes());
+    if (a.tokens > 1) input.gather(0, m.list.slots());
   }
   const LinearTable& table = linear_table(current_level());
   const Experts& experts = a.plan->experts;
@@ -129,7 +130,9 @@ void mixture_down(const MixtureArgs& a, int thread, int threads) {
   for (size_t p = static_cast<size_t>(thread); p < pieces.size(); p += static_cast<size_t>(threads)) {
     const int64_t row = pieces[p].row_begin, rows = pieces[p].row_end - row;
     for (int64_t t = 0; t < a.tokens && rows > 0; ++t) {
-      std::memcpy(a.out + t * a.out_stride + row, a.residual + t * a.residual_stride + row, static_cast<size_t>(rows) * sizeof(float));
+      float* to = a.out + t * a.out_stride + row;
+      if (a.residual) std::memcpy(to, a.residual + t * a.residual_stride + row, static_cast<size_t>(rows) * sizeof(float));
+      else std::fill_n(to, rows, 0.0f);
     }
     for (size_t e = 0; e < experts.down.size(); ++e) {
       const int64_t begin = m.list.begin(static_cast<int>(e)), end = m.list.end(static_cast<int>(e));

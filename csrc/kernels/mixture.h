@@ -29,7 +29,9 @@ constexpr int64_t kMixtureFew = 8;
 // One gated MLP for each expert. `check_experts` says whether they fit together.
 struct Experts {
   std::vector<const Weight*> gate, up, down;  // [inner, columns], [inner, columns], [columns, inner]
+  std::vector<int32_t> here;  // for each expert that has logits its place in these lists, or their length where it is elsewhere; empty: as they are
   int count() const { return static_cast<int>(gate.size()); }
+  int total() const { return here.empty() ? count() : static_cast<int>(here.size()); }
   int64_t columns() const { return gate[0]->columns; }
   int64_t inner() const { return gate[0]->rows; }
 };
@@ -48,7 +50,7 @@ struct MixturePlan {
 
   Experts experts;
   MixtureSource source;
-  int chosen;          // experts of a token, at most as many as there are
+  int chosen;          // experts of a token, at most as many as there are in all
   bool normalise;      // their weights add up to 1
   int64_t max_tokens;
   size_t gate_row, up_row;  // bytes of a gathered row; up_row is 0 where gate and up take the same rows
@@ -61,7 +63,7 @@ struct MixtureArgs {
   int64_t tokens;
   const float* x; int64_t x_stride;        // [tokens, columns]
   float* logits; int64_t logits_stride;    // [tokens, experts]
-  const float* residual; int64_t residual_stride;  // [tokens, columns]
+  const float* residual; int64_t residual_stride;  // [tokens, columns], or null for zeros
   float* out; int64_t out_stride;          // [tokens, columns], not the residual
   std::byte* shared;                       // as the phase before left it, like `own`
   std::byte* own;                          // [threads] own_bytes

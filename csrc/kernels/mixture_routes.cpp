@@ -92,9 +92,9 @@ MixtureMemory memory_of(const MixtureArgs& a, int thread) {
 }
 
 void RouteList::sort(const int32_t* indices, int64_t routes) {
-  std::fill(ends_, ends_ + experts_, 0);
+  std::fill(ends_, ends_ + experts_ + 1, 0);
   for (int64_t r = 0; r < routes; ++r) ++ends_[indices[r]];
-  for (int32_t e = 0, begin = 0; e < experts_; ++e) {  // now where each expert's next route goes; at last where its routes end
+  for (int32_t e = 0, begin = 0; e <= experts_; ++e) {  // now where each expert's next route goes; at last where its routes end
     const int32_t count = ends_[e];
     ends_[e] = begin;
     begin += count;
@@ -131,7 +131,9 @@ void choose_all(const MixtureArgs& a, const MixtureMemory& m, int64_t begin, int
   const MixturePlan& plan = *a.plan;
   for (int64_t t = begin; t < end; ++t) {
     const int64_t first = t * plan.chosen;
-    choose_experts(a.logits + t * a.logits_stride, plan.experts.count(), plan.chosen, plan.normalise, m.indices + first, m.weights + first);
+    choose_experts(a.logits + t * a.logits_stride, plan.experts.total(), plan.chosen, plan.normalise, m.indices + first, m.weights + first);
+    if (plan.experts.here.empty()) continue;
+    for (int64_t r = first; r < first + plan.chosen; ++r) m.indices[r] = plan.experts.here[static_cast<size_t>(m.indices[r])];
   }
 }
 

@@ -6,25 +6,26 @@
 namespace homenode {
 
 // The routes in the order of their experts, those of one expert in the order of tokens. The place of a route in it is its slot.
-// Every thread makes its own list, which is less work than waiting for another's.
+// Every thread makes its own list, which is less work than waiting for another's. Routes to experts that are elsewhere come last and have no slot.
 class RouteList {
  public:
-  RouteList(int32_t* memory, int experts) : ends_(memory), routes_(memory + experts), experts_(experts) {}
-  static size_t length(int experts, int64_t routes) { return static_cast<size_t>(experts + routes); }
+  RouteList(int32_t* memory, int experts) : ends_(memory), routes_(memory + experts + 1), experts_(experts) {}
+  static size_t length(int experts, int64_t routes) { return static_cast<size_t>(experts + 1 + routes); }
   void sort(const int32_t* indices, int64_t routes);
   int64_t begin(int expert) const { return expert ? ends_[expert - 1] : 0; }
   int64_t end(int expert) const { return ends_[expert]; }
   int32_t route(int64_t slot) const { return routes_[slot]; }
+  int64_t slots() const { return ends_[experts_ - 1]; }
 
  private:
-  int32_t* ends_;    // [experts] after `sort`
+  int32_t* ends_;    // [experts + 1] after `sort`
   int32_t* routes_;  // [slots]
   int experts_;
 };
 
 // The memory of a mixture as one thread uses it in a step.
 struct MixtureMemory {
-  int32_t* indices;    // [routes] experts
+  int32_t* indices;    // [routes] places of experts, the number of those that are here for any other
   float* weights;      // [routes]
   uint8_t* prepared;   // scratch memory of gate's and up's product
   uint8_t* gathered;   // [routes, gate_row]

@@ -19,6 +19,7 @@ class AttentionPlan;
 struct AttentionShape;
 class Program;
 class RunClaims;
+class Team;
 
 // What one thread does in a phase.
 using Work = std::function<void(const Step&, int thread, int threads)>;
@@ -30,6 +31,7 @@ struct Phase {
   bool by_rows = false;  // thread t touches rows rows_of(t) only
   Needed needed{};       // empty: always
   bool barrier_before = true;
+  bool exchanges = false;  // with other processes, which may fail: what follows it is done only if it did not
 };
 
 // The rows of a phase that works by rows: an equal share for each thread, in order.
@@ -51,11 +53,16 @@ class Lowering {
 
   Level level() const;
   int threads() const;
+  Team* team() const;
   const StepLimits& limits() const;
   int most_rows(RowKind) const;
 
   // Memory besides values.
   Memory* scratch(size_t bytes);
+  // The number of the phase that is appended next.
+  int next_phase() const;
+  // Of which thread t has the part that begins own_bytes * t behind `data`, of at least so many bytes.
+  Memory* own_scratch(size_t bytes);
   // Appends a phase; `touched` is all it reads and writes besides weights, parameters and KV memory.
   void phase(Phase, const std::vector<Memory*>& touched);
 

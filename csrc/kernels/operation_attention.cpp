@@ -48,7 +48,8 @@ void AttentionOperation::lower(Lowering& to) {
   const AttentionShape key{kv_heads, static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)), head_dim, window, cache->head_groups()};
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();
-  Memory* scratch = to.scratch(AttentionScratch::bytes(to.threads(), plan->partials(), head_dim));
+  Memory* own = to.own_scratch(AttentionScratch::thread_bytes(head_dim));
+  Memory* partials = to.scratch(AttentionScratch::partial_bytes(head_dim) * static_cast<size_t>(plan->partials()));
   const Kernels* table = &kernels(to.level());
   std::vector<Memory*> touched = {memory_of(v)};
   k.add_to(touched);
@@ -58,13 +59,13 @@ void AttentionOperation::lower(Lowering& to) {
             }, true, [=](const Step& step) { return !plan->writes_alone(step); }},
            touched);
   q.add_to(touched);
-  touched.insert(touched.end(), {memory_of(out), scratch});
-  to.phase({"attention", [=, this, y = View(out)](const Step& step, int thread, int threads) {
+  touched.insert(touched.end(), {memory_of(out), own, partials});
+  to.phase({"attention", [=, this, y = View(out)](const Step& step, int thread, int) {
               const KvWrite fresh = write();
               const View queries(q.x);
               const AttentionCall call{queries.row(0), queries.stride(), y.row(0), y.stride(), cache.get(), layer, scale, softcap, q.transform(),
                                        plan->writes_alone(step) ? &fresh : nullptr};
-              attend(call, step, *plan, AttentionScratch(scratch->data, threads, head_dim), *table, claims, thread);
+              attend(call, step, *plan, AttentionScratch(own->data, own->own_bytes, partials->data, head_dim), *table, claims, thread);
             }},
            touched);
 }

@@ -10,8 +10,6 @@ namespace {
 // Up to so many rows every thread prepares them all for itself: less work than waiting for each other.
 constexpr int kFewRows = 8;
 
-size_t whole_lines(size_t bytes) { return (bytes + 127) / 128 * 128; }
-
 }  // namespace
 
 LinearOperation::LinearOperation(Tensor from, std::vector<std::shared_ptr<const Weight>> with, const std::vector<Tensor>& plus, const Tensor* residual,
@@ -81,8 +79,7 @@ void LinearOperation::lower_as(Lowering& to, Multiply multiply, std::vector<Memo
     return;
   }
   const RowKind kind = out.rows;
-  const size_t own_bytes = whole_lines(scratch_bytes(std::min(kFewRows, to.most_rows(kind))));
-  Memory* own = to.scratch(own_bytes * static_cast<size_t>(to.threads()));
+  Memory* own = to.own_scratch(scratch_bytes(std::min(kFewRows, to.most_rows(kind))));
   std::string preparing = name;
   preparing.append(" rows");
   to.phase({preparing, [=, this](const Step& step, int thread, int threads) { linear_prepare(arguments(step, rows), thread, threads); }, !select_,
@@ -92,7 +89,7 @@ void LinearOperation::lower_as(Lowering& to, Multiply multiply, std::vector<Memo
   to.phase({name, [=, this](const Step& step, int thread, int threads) {
               LinearArgs args = arguments(step, rows);
               if (args.tokens <= kFewRows) {
-                args.scratch = reinterpret_cast<uint8_t*>(own->data) + own_bytes * static_cast<size_t>(thread);
+                args.scratch = reinterpret_cast<uint8_t*>(own->data) + own->own_bytes * static_cast<size_t>(thread);
                 linear_prepare(args, 0, 1);
               }
               multiply(args, step, thread, threads);

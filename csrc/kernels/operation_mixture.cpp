@@ -33,12 +33,14 @@ void MixtureOperation::lower(Lowering& to) {
   if (norm_) source.norm = View(norm_->weight).row(0), source.eps = norm_->eps;
   plan_ = std::make_unique<MixturePlan>(experts_, source, chosen_, normalise_, to.most_rows(RowKind::tokens), to.level());
   Memory* shared = to.scratch(plan_->shared_bytes);
-  Memory* own = to.scratch(plan_->own_bytes * static_cast<size_t>(to.threads()));
+  Memory* own = to.own_scratch(plan_->own_bytes);
+  plan_->own_bytes = own->own_bytes;
   const Tensor& rows = norm_ ? norm_->x : inputs_.x;
   const auto arguments = [=, plan = plan_.get(), x = View(rows), logits = View(inputs_.logits), residual = View(inputs_.residual),
                           y = View(out_)](const Step& step) {
-    return MixtureArgs{plan,         step.tokens,       x.row(0), x.stride(), logits.row(0), logits.stride(), residual.row(0), residual.stride(), y.row(0),
-                       y.stride(), shared->data, own->data};
+    const bool adds = residual.exists();
+    return MixtureArgs{plan, step.tokens, x.row(0), x.stride(), logits.row(0), logits.stride(), adds ? residual.row(0) : nullptr, adds ? residual.stride() : 0,
+                       y.row(0), y.stride(), shared->data, own->data};
   };
   enum class When { many, few, always };
   const auto add = [&](const char* name, void (*work)(const MixtureArgs&, int, int), When when, bool by_rows, std::vector<Memory*> touched) {
@@ -53,7 +55,9 @@ void MixtureOperation::lower(Lowering& to) {
   if (router_) add("router", mixture_logits, When::few, false, {x, logits});
   add("experts_gather", mixture_gather, When::many, false, {x});
   add("experts_gate_up", mixture_gate_up, When::always, false, {x, logits});
-  add("experts_down", mixture_down, When::always, false, {memory_of(inputs_.residual), memory_of(out_)});
+  std::vector<Memory*> rows_of_sum = {memory_of(out_)};
+  if (inputs_.residual.value) rows_of_sum.insert(rows_of_sum.begin(), memory_of(inputs_.residual));
+  add("experts_down", mixture_down, When::always, false, rows_of_sum);
 }
 
 void AddGatedOperation::lower(Lowering& to) {

@@ -20,7 +20,7 @@ class RmsNormOperation;
 class MixtureOperation : public Operation {
  public:
   struct Inputs {
-    Tensor x, logits, residual;
+    Tensor x, logits, residual;  // residual: may be empty
   };
   MixtureOperation(Inputs from, ExpertWeights with, const Experts& experts, int per_token, bool sum_to_one, Tensor to)
       : inputs_(std::move(from)), owned_(std::move(with)), experts_(experts), chosen_(per_token), normalise_(sum_to_one), out_(std::move(to)) {}

@@ -10,8 +10,8 @@
 namespace homenode {
 
 void EmbeddingOperation::lower(Lowering& to) {
-  to.phase({"embedding", [table = table.get(), y = View(out)](const Step& step, int thread, int threads) {
-              embedding_rows(*table, step.ids.data(), step.tokens, y.row(0), y.stride(), thread, threads);
+  to.phase({"embedding", [table = table.get(), first = first, y = View(out)](const Step& step, int thread, int threads) {
+              embedding_rows(*table, first, step.ids.data(), step.tokens, y.row(0), y.stride(), thread, threads);
             }, true},
            {memory_of(out)});
 }

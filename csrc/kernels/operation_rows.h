@@ -12,10 +12,11 @@ class LinearOperation;
 
 class EmbeddingOperation : public Operation {
  public:
-  EmbeddingOperation(std::shared_ptr<const Weight> from, Tensor to) : table(std::move(from)), out(std::move(to)) {}
+  EmbeddingOperation(std::shared_ptr<const Weight> from, int64_t first_row, Tensor to) : table(std::move(from)), first(first_row), out(std::move(to)) {}
   void lower(Lowering&) override;
 
   std::shared_ptr<const Weight> table;
+  int64_t first;  // id of its first row; ids that are not in it give zeros
   Tensor out;
 };
 

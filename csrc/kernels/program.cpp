@@ -1,7 +1,9 @@
 #include "kernels/program.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "host/rank_group.h"
 #include "host/team.h"
 #include "kernels/linear.h"
 
@@ -11,6 +13,7 @@ void Program::run_phases(int thread, int threads) {
   const LevelScope scope(level_);
   PhaseClock* clock = thread == 0 ? clock_.get() : nullptr;
   bool work_done = false, barrier = false;
+  int exchanged = -1;  // the last phase that others took part in
   for (size_t i = 0; i < phases_.size(); ++i) {
     const Phase& phase = phases_[i];
     barrier |= phase.barrier_before;  // a phase that follows one left out needs the barrier before that one
@@ -18,13 +21,51 @@ void Program::run_phases(int thread, int threads) {
     if (work_done && barrier) {
       if (clock) clock->end_work();
       team_->barrier(thread);
+      if (exchanged >= 0 && group_->failed(exchanged)) break;  // all threads see the same here
+      exchanged = -1;
     }
     if (clock) clock->begin(static_cast<int>(i));
     phase.work(step_, thread, threads);
     work_done = true, barrier = false;
+    if (phase.exchanges) exchanged = static_cast<int>(i);
   }
   if (clock) clock->end_work();
   linear_finish();
+}
+
+std::optional<Error> Program::compute() {
+  std::unique_lock<std::mutex> turn;
+  if (group_) {
+    turn = group_->turn();
+    if (auto error = group_->error()) return error;
+  }
+  if (clock_) clock_->begin_step();
+  team_->compute([this](int thread) { run_phases(thread, team_->size()); });
+  if (clock_) clock_->begin(-1);
+  return group_ && group_->failed() ? group_->error() : std::nullopt;
+}
+
+std::vector<Arena::Range> Program::own_ranges() const {
+  std::vector<Arena::Range> found;
+  for (const OwnParts& parts : own_) {
+    for (int thread = 0; thread < team_->size(); ++thread) {
+      found.push_back({{parts.data + parts.bytes * static_cast<size_t>(thread), parts.bytes}, homes_->of_member[static_cast<size_t>(thread)]});
+    }
+  }
+  return found;
+}
+
+// Every thread touches its parts first. Values have no owner: rows or columns of them are written by whoever computes them, on the page's first use.
+void Program::settle_own() {
+  for (const Arena::Range& range : own_ranges()) {
+    if (homes_->nodes.empty()) break;
+    const Pages part{nullptr, const_cast<std::byte*>(range.memory.data), range.memory.bytes};
+    prefer_nodes(part, {homes_->nodes[static_cast<size_t>(range.home)]});  // where that is refused the first touch decides
+  }
+  if (own_.empty()) return;
+  team_->run([this](int thread) {
+    for (const OwnParts& parts : own_) std::memset(parts.data + parts.bytes * static_cast<size_t>(thread), 0, parts.bytes);
+  });
 }
 
 Result<Output> Program::run(const StepInput& input) {
@@ -33,9 +74,8 @@ Result<Output> Program::run(const StepInput& input) {
   for (const KvCache* cache : bounds_.caches) reading.emplace_back(*cache);
   if (auto error = step_.assign(input, bounds_)) return *error;
   for (auto& plan : plans_) plan->divide(step_);
-  if (clock_) clock_->begin_step();
-  team_->compute([this](int thread) { run_phases(thread, team_->size()); });
-  if (clock_) clock_->begin(-1);
+  if (received_) received_->memory.data = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(input.hidden));  // only read
+  if (auto error = compute()) return *error;
   const Value& value = *output_.value;
   const int64_t rows = value.rows == RowKind::fixed ? value.fixed_rows : rows_in(value.rows, step_);
   return Output{value.data() + output_.begin, rows, output_.columns, value.stride};
@@ -49,7 +89,7 @@ int Program::barriers(int tokens, int sequences) const {
   for (const Phase& phase : phases_) {
     barrier |= phase.barrier_before;
     if (phase.needed && !phase.needed(step)) continue;
-    count += work_done && barrier;
+    count += (work_done && barrier) + phase.exchanges;
     work_done = true, barrier = false;
   }
   return count;

@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "base/isa.h"
+#include "host/arena.h"
 #include "host/memory.h"
 #include "kernels/attention.h"
 #include "kernels/linear_share.h"
+#include "kernels/memory_plan.h"
 #include "kernels/operation.h"
 #include "kernels/phase_times.h"
 #include "kernels/step.h"
@@ -20,6 +22,7 @@
 
 namespace homenode {
 
+class RankGroup;
 class Team;
 
 // The result of a program: [rows, columns], valid until its next run.
@@ -30,10 +33,13 @@ struct Output {
 
 class Program {
  public:
-  // Blocks until the step is done; callers take turns. The input is copied first, and refused with an Error if it breaks the bounds.
+  // Blocks until the step is done; callers take turns. The input is copied first, but for hidden, and refused with an Error if it breaks the bounds.
+  // An Error ECONNABORTED: the group of ranks failed, as it will in every later run.
   Result<Output> run(const StepInput&);
 
   size_t bytes() const { return memory_.bytes; }
+  // What each thread has for itself, and its home; nothing where all have the same.
+  std::vector<Arena::Range> own_ranges() const;
   // Times the threads wait for each other in a step of so many tokens and sequences (one sampled row each), the end not counted.
   int barriers(int tokens, int sequences) const;
 
@@ -46,8 +52,11 @@ class Program {
   friend class Recorder;
   friend class Lowering;
   void run_phases(int thread, int threads);
+  std::optional<Error> compute();
+  void settle_own();
 
   std::shared_ptr<Team> team_;
+  std::shared_ptr<RankGroup> group_;  // or null
   Level level_ = Level::scalar;
   StepBounds bounds_;
   std::mutex one_run_;
@@ -60,8 +69,11 @@ class Program {
   std::unique_ptr<RunClaims> claims_;              // of products and attentions
   std::vector<std::unique_ptr<Memory>> scratch_;   // what phases need besides values
   Pages memory_;                                   // where values and scratch lie
+  std::vector<OwnParts> own_;                      // of it, what threads have for themselves
+  std::shared_ptr<const Homes> homes_;             // of the threads; null: all have the same
   std::vector<std::shared_ptr<const void>> kept_;  // weights, parameters and KV memory the phases point to
   Tensor output_;
+  std::shared_ptr<Value> received_;                // or null: what lies where the caller says
 };
 
 }  // namespace homenode

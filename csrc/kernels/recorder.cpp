@@ -9,10 +9,13 @@ namespace homenode {
 
 using std::to_string;
 
-Recorder::Recorder(std::shared_ptr<Team> team, Level level, const StepLimits& limits, bool fuse)
+Recorder::Recorder(std::shared_ptr<Team> team, Level level, const StepLimits& limits, bool fuse, std::shared_ptr<RankGroup> group,
+                   std::shared_ptr<const Homes> homes)
     : program_(std::make_shared<Program>()), home_(std::make_shared<char>()), fuse_(fuse) {
   program_->team_ = std::move(team);
+  program_->group_ = std::move(group);
   program_->level_ = level;
+  if (homes && homes->count() > 1) program_->homes_ = std::move(homes);
   program_->bounds_.limits = limits;
 }
 
@@ -47,10 +50,14 @@ std::optional<Error> Recorder::check_input(const Tensor& x, const char* operatio
   return {};
 }
 
-Result<Tensor> Recorder::embedding(std::shared_ptr<const Weight> table) {
+Result<Tensor> Recorder::embedding(std::shared_ptr<const Weight> table, int64_t first, int64_t vocabulary) {
+  const int64_t rows = vocabulary ? vocabulary : table->rows;
+  if (first < 0 || rows < table->rows || first > rows - table->rows) {
+    return misuse("embedding: a table of " + to_string(table->rows) + " rows from row " + to_string(first) + " in a vocabulary of " + to_string(rows));
+  }
   const Tensor out = make(table->columns, RowKind::tokens);
-  program_->bounds_.vocabulary = std::min(program_->bounds_.vocabulary, table->rows);
-  return append(std::make_unique<EmbeddingOperation>(std::move(table), out), out, {});
+  program_->bounds_.vocabulary = std::min(program_->bounds_.vocabulary, rows);
+  return append(std::make_unique<EmbeddingOperation>(std::move(table), first, out), out, {});
 }
 
 Result<Tensor> Recorder::rms_norm(const Tensor& x, const Tensor& weight, float eps) {
@@ -97,6 +104,7 @@ Result<Tensor> Recorder::select(const Tensor& x) {
 
 Result<std::shared_ptr<Program>> Recorder::finish(const Tensor& output) {
   if (auto error = check_input(output, "the result of the forward function")) return *error;
+  if (output.value->memory.given) return misuse("the result of the forward function is what it received");
   ++output.value->uses;
   if (fuse_) {
     for (auto& operation : program_->operations_) operation->take_over();

@@ -13,9 +13,15 @@ namespace homenode {
 class Recorder {
  public:
   // fuse: let operations take over others (see operation.h). The values are the same without.
-  Recorder(std::shared_ptr<Team>, Level, const StepLimits&, bool fuse = true);
+  // group: the ranks that sums and gathers are over; null: this one alone. homes: of the team's members; null: they have the same.
+  Recorder(std::shared_ptr<Team>, Level, const StepLimits&, bool fuse = true, std::shared_ptr<RankGroup> group = nullptr,
+           std::shared_ptr<const Homes> homes = nullptr);
 
-  Result<Tensor> embedding(std::shared_ptr<const Weight> table);
+  // The table holds rows `first` on, of `vocabulary` in all (0: it holds all); ids elsewhere give zeros.
+  Result<Tensor> embedding(std::shared_ptr<const Weight> table, int64_t first = 0, int64_t vocabulary = 0);
+  Result<Tensor> received(int64_t columns);
+  Result<Tensor> sum(const Tensor& x);
+  Result<Tensor> gather(const Tensor& x, std::vector<int64_t> widths);
   Result<Tensor> rms_norm(const Tensor& x, const Tensor& weight, float eps);
   // biases: one for each weight (empty handles for none), or none at all.
   Result<Tensor> linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights, const std::vector<Tensor>& biases, const Tensor* residual);
@@ -25,7 +31,9 @@ class Recorder {
   Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window,
                            float softcap);
   Result<Tensor> silu_mul(const Tensor& gate_up);
-  Result<Tensor> mixture(const Tensor& x, const Tensor& logits, ExpertWeights, int chosen, bool normalise, const Tensor& residual);
+  // residual: may be null. ids: which of the experts that have logits these are, ascending; empty: all.
+  Result<Tensor> mixture(const Tensor& x, const Tensor& logits, ExpertWeights, int chosen, bool normalise, const Tensor* residual,
+                         const std::vector<int32_t>& ids = {});
   Result<Tensor> add_gated(const Tensor& x, const Tensor& y, const Tensor& gate);
   Result<Tensor> select(const Tensor& x);
 

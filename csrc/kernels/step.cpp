@@ -28,6 +28,9 @@ std::optional<Error> check_counts(const StepInput& in, const StepBounds& bounds)
   if (in.block_table_width < 0 || in.block_table.size() != s * static_cast<size_t>(in.block_table_width)) {
     return wrong("block_table has another number of rows than context_len");
   }
+  if (bounds.received_columns && (in.hidden_rows != static_cast<int64_t>(n) || in.hidden_columns != bounds.received_columns)) {
+    return wrong("hidden is " + to_string(in.hidden_rows) + " x " + to_string(in.hidden_columns) + "; wanted " + to_string(n) + " x " + to_string(bounds.received_columns));
+  }
   return {};
 }
 

@@ -22,6 +22,7 @@ struct StepBounds {
   int64_t blocks = 0;              // of the KV memory; 0: the program has none
   int block_size = 0;
   int64_t fixed_rows = INT32_MAX;  // rows of the shortest constant input
+  int64_t received_columns = 0;    // of the rows that a step brings; 0: none
   std::vector<const KvCache*> caches = {};  // may have other memory attached, whose blocks are only read
 };
 
@@ -30,6 +31,8 @@ struct StepInput {
   std::span<const int32_t> ids, positions, query_start, context_len, block_table;
   int64_t block_table_width;
   std::span<const int32_t> sample_rows;
+  const float* hidden = nullptr;  // [hidden_rows, hidden_columns], without a gap
+  int64_t hidden_rows = 0, hidden_columns = 0;
 };
 
 struct Step {

@@ -19,7 +19,9 @@ struct Memory {
   size_t bytes = 0;
   size_t row_bytes = 0;  // where it holds rows of a step: from row to row, else 0
   RowKind rows = RowKind::tokens;
+  size_t own_bytes = 0;       // where each thread has a part of its own: from one to the next, else 0
   int first = -1, last = -1;  // phases; -1: no phase uses it
+  bool given = false;         // the caller of each step says where it lies
 };
 
 // What an operation makes, or a constant: float32 [rows, columns], row-major with `stride` floats from row to row.
@@ -58,6 +60,7 @@ class View {
   explicit View(const Tensor& t) : value_(t.value.get()), begin_(t.begin), columns_(t.columns) {}
   float* row(int64_t i) const { return value_->data() + i * value_->stride + begin_; }
   int64_t columns() const { return columns_; }
+  bool exists() const { return value_; }
   int64_t stride() const { return value_->stride; }
 
  private:

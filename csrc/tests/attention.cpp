@@ -46,11 +46,13 @@ Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& qu
   AttentionPlan plan(layer.shape, {kBlocks * layer.block_size, 1, 1, kBlocks}, layer.block_size, threads);
   plan.divide(layer.step);
   require(plan.share_begin(0) == 0 && plan.share_begin(threads) == static_cast<int>(plan.items().size()), "shares are all items");
-  Exact<std::byte> memory(AttentionScratch::bytes(threads, plan.partials(), layer.shape.head_dim));
+  const size_t own_bytes = AttentionScratch::thread_bytes(layer.shape.head_dim);
+  Exact<std::byte> own(own_bytes * static_cast<size_t>(threads));
+  Exact<std::byte> partials(AttentionScratch::partial_bytes(layer.shape.head_dim) * static_cast<size_t>(plan.partials()));
   RunClaims claims(threads);
   const int64_t width = layer.query_width();
   const AttentionCall call{queries.get(), width, out.get(), width, &cache, 0, 0.2f, 0, transform};
-  const AttentionScratch scratch(memory.get(), threads, layer.shape.head_dim);
+  const AttentionScratch scratch(own.get(), own_bytes, partials.get(), layer.shape.head_dim);
   for (int times = 0; times < 2; ++times) {
     team.run([&](int thread) { attend(call, layer.step, plan, scratch, table, threads > 1 ? &claims : nullptr, thread); });
   }

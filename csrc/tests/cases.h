@@ -98,6 +98,7 @@ void check_copy(Random&);      // KV memory from one layout into another, and la
 void check_elements(Random&);  // the kernels of kernels.h, one by one
 void check_packed(Random&);    // weights read, packed, written and read again
 void check_program(Random&);   // a layer of a model, its KV memory included
+void check_ranks(Random&);     // sums, gathers and rings of several processes, here threads
 void check_sampling(Random&);
 void check_team(Random&);
 void check_levels(Random&);    // every kernel at every level against the scalar level

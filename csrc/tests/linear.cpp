@@ -9,11 +9,14 @@ namespace {
 void check_embedding(Random& random, Team& team, const Matrix& table) {
   const int64_t tokens = random.between(1, 9), columns = table.weight->columns, stride = columns + random.between(0, 5);
   Exact<int32_t> ids(static_cast<size_t>(tokens));
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = random.between(0, static_cast<int>(table.weight->rows) - 1);
+  const auto rows = static_cast<int>(table.weight->rows), elsewhere = random.of<int>({0, 3});  // rows before and after those of the table
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = random.between(0, rows + 2 * elsewhere - 1);
   Exact<float> out(static_cast<size_t>((tokens - 1) * stride + columns));
-  team.run([&](int member) { embedding_rows(*table.weight, ids.get(), tokens, out.get(), stride, member, team.size()); });
+  team.run([&](int member) { embedding_rows(*table.weight, elsewhere, ids.get(), tokens, out.get(), stride, member, team.size()); });
   for (int64_t t = 0; t < tokens; ++t) {
-    const float* wanted = table.values.data() + ids[static_cast<size_t>(t)] * columns;
+    const int row = ids[static_cast<size_t>(t)] - elsewhere;
+    const std::vector<float> zeros(static_cast<size_t>(columns));
+    const float* wanted = row >= 0 && row < rows ? table.values.data() + row * columns : zeros.data();
     require(!std::memcmp(out.get() + t * stride, wanted, static_cast<size_t>(columns) * sizeof(float)),
             std::string("an embedded row is the stored one, ") + format_name(table.weight->format));
   }

@@ -14,6 +14,7 @@ int main(int count, char** words) {
       {"linear", check_linear},
       {"packed", check_packed},
       {"program", check_program},
+      {"ranks", check_ranks},
       {"sampling", check_sampling},
       {"team", check_team},
   };

@@ -90,7 +90,7 @@ class Model {
     const Tensor logits = taken(r.linear(normed, {weight(shape_.experts, shape_.hidden)}, {}, nullptr));
     const Tensor gate = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
     const Tensor shared = taken(r.add_gated(x, normed, gate));
-    return taken(r.mixture(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, shared));
+    return taken(r.mixture(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, &shared));
   }
 
   Shape shape_;

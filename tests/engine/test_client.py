@@ -19,12 +19,14 @@ import pytest
 
 from homenode.engine.client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
-from homenode.engine.messages import Output
+from homenode.engine.messages import Output, Serving
 from homenode.engine.request import Request
 from homenode.errors import CapacityError, PeerError, UserError
 from tests.checkpoints import make_folder
 from tests.engine.engines import config_for, greedy
 from tests.paths import ROOT
+
+pytestmark = pytest.mark.alone
 
 PATIENCE_S = 30.0
 
@@ -90,6 +92,15 @@ async def test_start_stream_and_figures(toy: Path) -> None:
         finally:
             await client.close(timeout=PATIENCE_S)
         assert client.exit_code == 0  # it went by itself when its stream ended
+
+
+def test_a_client_knows_what_hinders_its_engine(toy: Path) -> None:
+    client = AsyncEngineClient(config_for(toy))
+    assert client.hindrance is None
+    client._take(Serving(False, "worker 1 of 2 is being replaced"))
+    assert client.hindrance == "worker 1 of 2 is being replaced"
+    client._take(Serving(True))
+    assert client.hindrance is None
 
 
 @sync

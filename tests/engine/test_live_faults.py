@@ -21,9 +21,12 @@ from tests.engine.transfer_pair import MODES, PATIENCE_S, Live, Pair, tokens_of,
 from tests.paths import ROOT
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
-pytestmark = pytest.mark.skipif(
-    not LiveServer.possible(), reason="needs the built-in model or the data folder ../shared/data, and this clone has neither"
-)
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(
+        not LiveServer.possible(), reason="needs the built-in model or the data folder ../shared/data, and this clone has neither"
+    ),
+]
 _TOKENS = 12
 _LISTENING = re.compile(rb"listening\S*\s+\S*?(http://[\d.:]+)")
 
@@ -87,6 +90,8 @@ class Proxy:
         self.process.send_signal(number)
         self.process.wait(PATIENCE_S)
         self._reader.join()
+        if self.http is not None and number == signal.SIGTERM:  # a killed one's clients are still waiting
+            self.http.close()
         return self.process.returncode
 
 

@@ -21,6 +21,7 @@ from tests.paths import STORIES, needs_data
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [
+    pytest.mark.alone,
     needs_data,
     pytest.mark.skipif(len(Allowance.of_process().physical_cpus) < 2, reason="two engines need two cores"),
 ]

@@ -21,6 +21,8 @@ from tests.engine.live import LiveServer
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 
+pytestmark = pytest.mark.alone
+
 OPENINGS = ("Once upon a time", "The little dog", "One day, Tom", "She was happy because")
 NOISE = " qx zzv 93 jk#"
 

@@ -13,9 +13,12 @@ from tests.engine.live import LiveServer
 from tests.engine.transfer_pair import MODES, Live, Pair, prompts, tokens_of, wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
-pytestmark = pytest.mark.skipif(
-    not LiveServer.possible(), reason="needs the built-in model or the data folder ../shared/data, and this clone has neither"
-)
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(
+        not LiveServer.possible(), reason="needs the built-in model or the data folder ../shared/data, and this clone has neither"
+    ),
+]
 
 PROMPTS = prompts(20)
 slow = pytest.mark.slow  # each starts two servers; the others show the same on the way

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import pytest
 
 from homenode.compute.team_memory import TeamMemory
 from homenode.engine.node_room import KvRoom, kv_room, kv_shares
-from homenode.engine.numa_memory import away_from_home, spread_of, team_memory
+from homenode.engine.numa_memory import away_from_home, settle_pages, spread_of, team_memory
 from homenode.engine.placement import EnginePlace
 from homenode.errors import CapacityError, HostError
+from homenode.host.binding.residency import PlannedRange, node_residencies
+from homenode.host.binding.syscalls import Syscalls
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
@@ -71,6 +74,48 @@ def test_pages_elsewhere_are_a_finding_and_under_strict_a_refusal(host: Host) ->
     assert "8GiB of weights planned for NUMA node 1, 2GiB lie elsewhere" in finding.message
     with pytest.raises(HostError, match="--numa-strict: of 8GiB of weights"):
         away_from_home(seen(8 << 30, 6 << 30), place("shard", strict=True), host)
+
+
+class Placed(Syscalls):
+    """A backend with one range planned for node 1, of which some pages lie on node 0; and the kernel that moves them, as many as fit."""
+
+    def __init__(self, away: int, room: int) -> None:
+        super().__init__()
+        self.nodes, self.room = [0] * away + [1] * (16 - away), room
+
+    def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
+        return {"weights": (PlannedRange(1 << 20, 16 * 4096, (1,)),), "kv": ()}
+
+    def residency(self, most_pages: int | None = None) -> Lines:
+        seen = node_residencies(self.planned()["weights"], self, most_pages)
+        return {"weights": [asdict(line) for line in seen or ()], "kv": None}
+
+    def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+        pages = [(address - (1 << 20)) // 4096 for address in addresses]
+        for page, node in zip(pages, nodes or (), strict=False):
+            if self.nodes[page] != node and self.room:
+                self.nodes[page], self.room = node, self.room - 1
+        return tuple(self.nodes[page] for page in pages)
+
+
+def test_pages_that_the_kernel_put_elsewhere_are_brought_home(host: Host) -> None:
+    backend = Placed(away=5, room=16)
+    assert settle_pages(backend, place("shard", strict=True), host, backend) == ()
+    assert backend.nodes == [1] * 16
+
+
+def test_what_does_not_fit_at_home_is_told_and_strictly_refused(host: Host) -> None:
+    backend = Placed(away=5, room=2)
+    (finding,) = settle_pages(backend, place("shard"), host, backend)
+    assert "64KiB of weights planned for NUMA node 1, 12KiB lie elsewhere" in finding.message
+    with pytest.raises(HostError, match="--numa-strict"):
+        settle_pages(backend, place("shard", strict=True), host, backend)
+
+
+def test_nothing_is_moved_where_no_node_was_chosen(host: Host) -> None:
+    backend = Placed(away=5, room=16)
+    assert settle_pages(backend, place(None), host, backend)
+    assert backend.nodes.count(0) == 5
 
 
 def homes(weights: dict[int, int], room: dict[int, int | None]) -> WeightHomes:

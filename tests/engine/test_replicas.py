@@ -27,6 +27,8 @@ from tests.engine.test_client import collect, sync
 from tests.paths import ROOT
 from tests.pure.schedule_bench import expected
 
+pytestmark = pytest.mark.alone
+
 PATIENCE_S = 240.0
 QUICK = Patience(look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S, first_delay_s=0.01, longest_delay_s=0.05)
 LONG = 2000  # tokens of a request that is there for a while

@@ -22,6 +22,8 @@ from tests.engine.live import LiveServer
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 
+pytestmark = pytest.mark.alone
+
 SECONDS = float(os.environ.get("HOMENODE_SOAK_S", "6"))
 CLIENTS = 32
 WORDS = (

@@ -9,21 +9,24 @@ import pytest
 
 pytest.importorskip("homenode._native", reason="the native core is not built")
 
-from homenode.bench.transfer import Plan, _HandOver, _OtherProcess, measure
+from homenode.bench.handing_over import HandOff, HandOver
+from homenode.bench.other_process import OtherProcess
+from homenode.bench.transfer import Plan, measure
 
 
 def test_rows_of_small_pages() -> None:
     rows = measure(Plan((16 << 10,), 80 * (16 << 10), rounds=1, channels=("shm",)))
     by_name = {row.what: row for row in rows}
     assert {f"shm, control, pages: {n}" for n in (1, 64, 80)} <= by_name.keys()
-    assert all(seconds > 0 for row in rows for seconds in row.seconds)
+    assert all(seconds > 0 for row in rows for seconds in row.seconds if "hand-off" not in row.what)  # of which digests are taken off
+    assert {f"hand-off, pages: {n}" for n in (1, 64, 80)} | {"hand-back, pages: 80", "two bare round trips, paused"} <= by_name.keys()
     assert by_name["shm, whole hand-over"].nbytes == 80 * (16 << 10)
     assert by_name["shm, control, pages: 80"].nbytes == 0
 
 
 def test_control_moves_one_page_of_many() -> None:
-    peer = _OtherProcess()
-    hand_over = _HandOver(peer, "shm", "pull-eager", 16 << 10, 32)
+    peer = OtherProcess()
+    hand_over = HandOver(peer, "shm", "pull-eager", 16 << 10, 32)
     try:
         hand_over.control(32)
         deadline = time.monotonic() + 10
@@ -33,4 +36,31 @@ def test_control_moves_one_page_of_many() -> None:
         assert (figures.pages, figures.held_pages) == (20, 20 * 31)
     finally:
         hand_over.side.close()
+        peer.end()
+
+
+def test_a_hand_off_is_in_place_and_of_the_last_page_alone() -> None:
+    peer = OtherProcess()
+    hand_off = HandOff(peer, 16 << 10, 32)
+    try:
+        _, _, with_digests = hand_off.next(32)
+        assert with_digests > 0
+        figures = peer.ask(do="figures")
+        assert figures["in_place_pages"] >= figures["pages"] > 0 and not figures["digest_mismatches"]
+    finally:
+        hand_off.side.close()
+        peer.end()
+
+
+def test_the_agent_works_on_when_the_scheduler_does_not() -> None:
+    peer = OtherProcess()
+    hand_off = HandOff(peer, 16 << 10, 4)
+    try:
+        hand_off.side.send("t", hand_off.document, 4, late=[4])
+        deadline = time.monotonic() + 20  # nobody takes what the sender's agent has to say
+        while hand_off.side.agent.figures().peers == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        hand_off.side.close()
         peer.end()

@@ -52,7 +52,9 @@ def outcomes(found: EnginePlan) -> dict[str, str]:
 
 
 def test_a_plan_comes_back_as_it_was_left(state: State) -> None:
-    left = EnginePlan("mirror", (0, 3), {"weights": (PlannedRange(4096, 8192, (1,)), PlannedRange(1 << 40, 1, (0, 1))), "kv": ()})
+    left = EnginePlan(
+        "mirror", (0, 3), {"weights": (PlannedRange(4096, 8192, (1,)), PlannedRange(1 << 40, 1, (0, 1))), "kv": (), "scratch": ()}
+    )
     record_plan(state, left)
     assert recorded_plans(state, os.getpid()) == {os.getpid(): left}
     assert recorded_plans(state, os.getppid()) == {os.getpid(): left}  # as of its front

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range, read_memory_map
-from homenode.host.binding.pages import BATCH, Moves, move_private_pages
+from homenode.host.binding.pages import BATCH, Moves, bring_home, move_private_pages
+from homenode.host.binding.residency import PlannedRange
 from homenode.host.binding.syscalls import NOT_TRIED, Syscalls
 from tests.host.children import child, numa
 
@@ -252,3 +253,38 @@ class Recorder(Syscalls):
             return super().move_pages(pid, addresses, None, flags)
         self.touched.update(addresses)
         return tuple(nodes)
+
+
+def planned(start: int, nodes: Sequence[int], home: tuple[int, ...]) -> tuple[PlannedRange, dict[int, int]]:
+    part, pages = block(start, nodes)
+    return PlannedRange(part.start, part.end - part.start, home), pages
+
+
+def test_planned_pages_come_home_and_nothing_else_moves() -> None:
+    ours, theirs = planned(0x10000000, [1, 0, -1, 1, 2], (1,)), planned(0x20000000, [0, 1, 2], (0, 1))
+    calls = SimulatedNodes({**ours[1], **theirs[1]})
+    moves = bring_home([ours[0], theirs[0]], calls)
+    assert (moves.moved, moves.wanted, moves.stopped, moves.stay) == (3 * PAGE, 3 * PAGE, "", {})
+    assert [calls.pages[address] for address in ours[1]] == [1] * 4
+    assert [calls.pages[address] for address in theirs[1]] == [0, 1, 0]
+    assert calls.touched == {0x10000000 + PAGE, 0x10000000 + 4 * PAGE, 0x20000000 + 2 * PAGE}
+
+
+def test_what_has_no_room_at_home_stays_and_is_told() -> None:
+    part, pages = planned(0x10000000, [0] * 3000, (1,))
+    calls = SimulatedNodes(pages, room={1: 1000})
+    moves = bring_home([part], calls)
+    assert (moves.moved, moves.wanted) == (1000 * PAGE, 3000 * PAGE)
+    assert moves.stay == {"no free memory on the node": 2000 * PAGE}
+
+
+def test_a_kernel_that_does_not_tell_is_not_asked_again() -> None:
+    class Forbidden(SimulatedNodes):
+        def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+            self.asked.append(len(addresses))
+            raise OSError(errno.EPERM, "move_pages")
+
+    parts = [planned(start, [0, 0], (1,))[0] for start in (0x10000000, 0x20000000)]
+    calls = Forbidden({})
+    assert bring_home(parts, calls).stopped.startswith("EPERM")
+    assert len(calls.asked) == 1

@@ -7,8 +7,8 @@ take long to start on emulated processors, so much is asked of each.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
+import os
 import re
 import time
 import urllib.request
@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine.live import LiveServer
-from tests.host.children import child, eventually
 from tests.lab.heavy import MATRIX_BYTES, PROMPTS, SAID, make_heavy
-from tests.lab.machine import BARE, EMPTY, WHOLE, cpuset, homenode, own_machine, several_nodes, start
+from tests.lab.machine import BARE, EMPTY, WHOLE, cpuset, homenode, own_machine, several_nodes
 from tests.lab.residency import PAGE, PlacedMemory, move, nodes_of, placed_memory, ranges_of
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
@@ -29,18 +28,13 @@ KV, SLACK = 4 << 20, 0.02
 AWAY = 256 << 10
 FLAGS = ("--kv-cache-memory", KV, "--max-num-batched-tokens", 64)
 _LOOK_S = 120.0
-_THP_DISABLE = 41  # prctl(2): programs started from here on have small pages only, of which no unused rest is ever counted
-COPIES = {"local": 1, "interleave": 1, "shard": 1, "mirror": len(WHOLE), "replicate": len(WHOLE) + len(EMPTY)}
+COPIES = {"shard": 1, "mirror": len(WHOLE), "replicate": len(WHOLE) + len(EMPTY)}  # the others: test_lab_golden.py
 
 
 @pytest.fixture(autouse=True)
-def small_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """And a state folder of their own: `verify` reads there what the engines have left."""
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify` reads there what the engines have left."""
     monkeypatch.setenv("HOMENODE_STATE_DIR", str(tmp_path / "state"))
-    libc = ctypes.CDLL(None)
-    libc.prctl(_THP_DISABLE, 1, 0, 0, 0)
-    yield
-    libc.prctl(_THP_DISABLE, 0, 0, 0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -103,33 +97,39 @@ def verified(server: LiveServer) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("policy", COPIES)
 def test_every_policy_says_the_same_with_every_page_at_home(model: Path, policy: str) -> None:
-    with serving(model, "--numa", policy) as server:
+    with serving(model, "--numa", policy, "--reserve-cpus", 0) as server:
         assert said(server, 2) == list(SAID)
         found = memory_of(server)
         assert len(found) == (COPIES[policy] if policy == "replicate" else 1)
         assert sum(one.remote for one in found) == 0, found
-        wanted, kv = COPIES[policy] * MATRIX_BYTES, len(found) * KV
+        wanted, others = COPIES[policy] * MATRIX_BYTES, len(found) * KV + scratch_bytes()
         total = sum(one.total for one in found)
-        assert wanted <= total <= (1 + SLACK) * wanted + kv + rounding(found), (total, wanted, kv)
+        assert wanted <= total <= (1 + SLACK) * wanted + others + rounding(found), (total, wanted, others)
         check_share(policy, found)
         assert ratios(server) and set(ratios(server)) == {1.0}
         assert verified(server) == (0, [])
         if policy in ("shard", "mirror"):
             check_drift(server)
+        if policy == "shard" and "HOMENODE_LAB" in os.environ:
+            check_offline(server)
+
+
+def scratch_bytes() -> int:
+    """What the engines say that their threads have for themselves."""
+    plans = [json.loads(file.read_text()) for file in Path(os.environ["HOMENODE_STATE_DIR"]).glob("**/*.json")]
+    return sum(part["size"] for plan in plans for part in plan.get("ranges", ()) if part["use"] == "scratch")
 
 
 def rounding(found: Sequence[PlacedMemory]) -> int:
-    """A page at each end of what an engine has on each node."""
-    return 2 * PAGE * sum(len(one.found) for one in found)
+    """A page for each run of rows and node, and for each node's KV memory."""
+    return PAGE * len(found) * (len(os.sched_getaffinity(0)) + 1) * len(WHOLE)
 
 
 def check_share(policy: str, found: Sequence[PlacedMemory]) -> None:
     """What each node holds, as the policy has it."""
     held = {node.id: sum(one.on(node.id) for one in found) for node in (*WHOLE, *BARE)}
     near = [held[node.id] for node in WHOLE]
-    if policy == "local":
-        assert sum(size > 0 for size in held.values()) == 1, held
-    elif policy in ("shard", "interleave"):
+    if policy == "shard":
         assert min(near) > 0 and max(near) < 0.75 * sum(held.values()), held
     else:
         assert min(near) >= MATRIX_BYTES, held
@@ -141,7 +141,7 @@ def check_drift(server: LiveServer) -> None:
     (engine,) = engines(server)
     block = of_weights(engine, home)
     move(engine, block, other)
-    assert placed_memory(engine).remote == AWAY
+    assert placed_memory(engine).remote >= AWAY  # a huge page moves as a whole
     assert verified(server) == (1, ["pages_off_plan"])
     deadline = time.monotonic() + _LOOK_S
     while min(ratios(server)) == 1.0:  # a sample that is at most some seconds old, sent on with the next answer
@@ -151,35 +151,25 @@ def check_drift(server: LiveServer) -> None:
     assert verified(server) == (0, [])
 
 
+def check_offline(server: LiveServer) -> None:
+    """A CPU that goes offline while serving is drift, and answers go on."""
+    gone = WHOLE[-1].cpus[-1]
+    switch = Path(f"/sys/devices/system/cpu/cpu{gone}/online")
+    assert len(WHOLE[-1].cpus) > 1 and switch.exists(), f"CPU {gone} cannot be taken offline"
+    try:
+        switch.write_text("0")
+        assert said(server) == list(SAID[:1])
+        assert verified(server) == (1, ["thread_off_plan"])
+    finally:
+        switch.write_text("1")
+    assert said(server) == list(SAID[:1])
+
+
 def of_weights(pid: int, node: int) -> tuple[int, int]:
     """Some pages of the largest range that was planned for a node."""
     part = max((part for part in ranges_of(pid) if part.policy == f"prefer:{node}"), key=lambda part: part.present)
     assert set(nodes_of(pid, (part.start, AWAY))) == {node}
     return part.start, AWAY
-
-
-def test_auto_serves_as_well(model: Path) -> None:
-    with serving(model, "--numa", "auto") as server:
-        assert said(server) == list(SAID[:1])
-        assert sum(one.remote for one in memory_of(server)) == 0
-        assert verified(server) == (0, [])
-
-
-@own_machine
-def test_a_cpu_that_goes_offline_while_serving_is_drift_and_answers_go_on(model: Path) -> None:
-    gone = WHOLE[-1].cpus[-1]
-    switch = Path(f"/sys/devices/system/cpu/cpu{gone}/online")
-    if len(WHOLE[-1].cpus) < 2 or not switch.exists():
-        pytest.skip(f"CPU {gone} is the only one of its node, or cannot be taken offline")
-    with serving(model, "--numa", "shard", "--reserve-cpus", 0) as server:
-        assert verified(server) == (0, [])
-        try:
-            switch.write_text("0")
-            assert said(server) == list(SAID[:1])
-            assert verified(server) == (1, ["thread_off_plan"])
-        finally:
-            switch.write_text("1")
-        assert said(server) == list(SAID[:1])
 
 
 @own_machine
@@ -199,71 +189,3 @@ def test_strict_refuses_where_one_node_would_compute(model: Path) -> None:
     done = homenode(*flags, "--numa-nodes", WHOLE[-1].id)
     assert done.code == 2 and "--numa shard needs several nodes" in " ".join(done.err.split())
     assert homenode(*flags).code == 0
-
-
-def free(node: int) -> int:
-    """Bytes of a node that nobody has."""
-    found = re.search(r"MemFree: +(\d+) kB", Path(f"/sys/devices/system/node/node{node}/meminfo").read_text())
-    assert found
-    return int(found[1]) << 10
-
-
-def drop_page_cache() -> None:
-    Path("/proc/sys/vm/drop_caches").write_text("3")
-
-
-@contextlib.contextmanager
-def filled(node: int, left: int) -> Iterator[None]:
-    """Another program holds memory of a node until about `left` bytes are free, less than the kernel usually keeps for itself."""
-    if free(node) > 2 << 30:
-        pytest.skip(f"node {node} has {free(node) >> 20} MiB free; filling it would take long")
-    kept = Path("/proc/sys/vm/min_free_kbytes")
-    before = kept.read_text()
-    drop_page_cache()
-    try:
-        kept.write_text("4096")
-        with child() as other:
-            assert other.tell("placed", (free(node) - left) // PAGE * PAGE, node), f"node {node} could not be filled"
-            yield
-    finally:
-        kept.write_text(before)
-
-
-@own_machine
-def test_a_full_node_is_named_with_what_was_wanted_and_what_is_free(model: Path) -> None:
-    full = WHOLE[-1].id
-    with filled(full, MATRIX_BYTES // 4):
-        check_refusal(" ".join(homenode("serve", model, "--numa", "mirror", "--check-config", *FLAGS).err.split()), "mirror", full)
-        done = start("serve", model, "--port", 0, "--numa", "replicate", *FLAGS)
-        assert done.code == 2
-        check_refusal(" ".join(done.err.split()), "replicate", full)
-        assert eventually(lambda: not engines_anywhere()), "the engine of another node was left behind"
-
-
-def engines_anywhere() -> list[str]:
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
-            found += [file.parent.name] if b"homenode.engine" in file.read_bytes() else []
-    return found
-
-
-def check_refusal(told: str, policy: str, full: int) -> None:
-    """Weights, or KV memory where what the kernel can drop of the page cache leaves room for weights just so: node, wanted and free."""
-    if "left beside its weights" in told:
-        assert re.search(rf"--kv-cache-memory 4MiB is more than .*NUMA node {full} has \S+ left", told), told
-        return
-    assert re.search(rf"memory of NUMA node {full} under --numa {policy}", told), told
-    assert re.search(rf"free: \S+ on node {full}; wanted: \S+ on node {full}", told), told
-    assert "--numa local" in told, told  # what would fit
-
-
-@own_machine
-def test_kv_memory_that_one_node_does_not_have_is_refused_before_it_spills_over(model: Path) -> None:
-    full, kv = WHOLE[-1].id, 64 * len(WHOLE) << 20
-    flags = ("serve", model, "--numa", "shard", "--check-config", "--max-num-batched-tokens", 64, "--kv-cache-memory")
-    with filled(full, MATRIX_BYTES // len(WHOLE) + (48 << 20)):
-        done = homenode(*flags, kv)
-        told = " ".join(done.err.split())
-        assert done.code == 2 and re.search(rf"NUMA node {full} has \S+ left beside its weights, for \d+% of the KV memory", told), told
-        assert homenode(*flags, KV).code == 0

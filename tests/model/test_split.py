@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homenode.compute.ops import FloatArray
+from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.reference.ops import EagerOps
 from homenode.dtypes import BY_NAME
@@ -213,9 +214,9 @@ def test_equal_experts_on_several_ranks_tell_the_dense_models_stories(how: Divis
     check_golden(open_checkpoint(STORIES_MIXTURE), how)
 
 
-def check_golden(checkpoint: Checkpoint, how: Division) -> None:
+def check_golden(checkpoint: Checkpoint, how: Division, make_backend: Callable[[], Backend] = ReferenceBackend) -> None:
     entries: list[dict[str, Any]] = json.loads((STORIES / "golden.json").read_text())[:3]
-    found = split_driver(checkpoint, how).generate([e["prompt_ids"] for e in entries], 24, chunk=5, stagger=2)
+    found = split_driver(checkpoint, how, make_backend).generate([e["prompt_ids"] for e in entries], 24, chunk=5, stagger=2)
     assert [s.tokens for s in found] == [e["prompt_ids"] + e["greedy_ids"][:24] for e in entries]
     for sequence, entry in zip(found, entries, strict=True):
         logprobs = [row[token] for row, token in zip(sequence.logprobs, entry["greedy_ids"], strict=False)]

@@ -10,6 +10,7 @@ import pytest
 
 from homenode import _native
 from homenode.compute.native import NativeBackend
+from homenode.compute.native.backend import NativeProgram
 from homenode.compute.ops import KvGeometry, Ops, Spread, StepArrays, StepLimits, Tensor
 from homenode.compute.team_memory import TeamMemory
 from homenode.model.weights.homes import GROUP_ROWS, member_rows
@@ -26,6 +27,13 @@ def backend(homes: tuple[int, ...] = HOMES, *, bound: bool = True, interleaved: 
 
 
 def products(backend: NativeBackend, weight: _native.Weight, rows: np.ndarray) -> np.ndarray:
+    program, arrays = compiled(backend, weight, rows)
+    values: np.ndarray = program.run(arrays).numpy()
+    return values
+
+
+def compiled(backend: NativeBackend, weight: _native.Weight, rows: np.ndarray) -> tuple[NativeProgram, StepArrays]:
+    """A program that multiplies these rows, and a step of it."""
     constant = backend.constant(rows)
 
     def forward(ops: Ops) -> Tensor:
@@ -42,8 +50,7 @@ def products(backend: NativeBackend, weight: _native.Weight, rows: np.ndarray) -
         block_table=np.zeros((n, 1), np.int32),
         sample_rows=numbers,
     )
-    values: np.ndarray = backend.compile(lambda ops: ops.select(forward(ops)), limits).run(arrays).numpy()
-    return values
+    return backend.compile(lambda ops: ops.select(forward(ops)), limits), arrays
 
 
 @pytest.mark.parametrize("form", ["Q8_0", "Q4_K", "BF16", "F32"])
@@ -117,7 +124,7 @@ def test_the_kernel_is_asked_for_every_page() -> None:
     assert weights["node"] == kv["node"] == NODE
     assert kept[0].nbytes <= weights["local"] == weights["present"]
     assert kept[1].nbytes <= kv["local"] == kv["present"]
-    assert NativeBackend([-1], spin_us=20).residency() == {"weights": None, "kv": None}
+    assert NativeBackend([-1], spin_us=20).residency() == {"weights": None, "kv": None, "scratch": None}
 
 
 @pytest.mark.parametrize("rows", [1, 31, 32, 33, 320, 1000])
@@ -127,3 +134,21 @@ def test_rows_are_cut_where_the_plan_says(rows: int) -> None:
     cut = [(begin, max(begin, end)) for begin, end, _ in weight.pieces]
     assert cut == [(min(begin, rows), end) for begin, end in member_rows(rows, 5)]
     assert all(begin % GROUP_ROWS == 0 for begin, end in cut if begin < end)
+
+
+@pytest.mark.parametrize("homes", [HOMES, (0, 0, 0)])
+def test_threads_of_several_homes_compute_in_memory_of_their_own(tmp_path: Path, homes: tuple[int, ...]) -> None:
+    over = backend(homes)
+    weight = load(over, tmp_path / "w", stored("Q8_0", 300, 256))
+    program, arrays = compiled(over, weight, np.ones((5, 256), np.float32))
+    assert len(program.run(arrays).numpy()) == 5
+    parts = over.planned()["scratch"]
+    if max(homes) == 0:  # nothing is set apart where it lies no nearer
+        assert parts == ()
+        return
+    assert parts and len(parts) % len(homes) == 0
+    assert all(part.address % 4096 == 0 and part.size % 4096 == 0 and part.size > 0 for part in parts)
+    spans = sorted((part.address, part.address + part.size) for part in parts)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+    seen = over.residency()["scratch"]
+    assert seen is None or [(line["node"], line["present"]) for line in seen] == [(NODE, sum(part.size for part in parts))]

@@ -14,7 +14,7 @@ from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import KvGeometry
 from homenode.engine.huge_pages import on_small_pages, residence_of
-from homenode.host.binding.huge_pages import Residence
+from homenode.host.binding.huge_pages import Residence, residences
 from tests.native.weights import load, stored, unpacked
 
 HUGE = 2 << 20
@@ -70,6 +70,45 @@ def test_memory_goes_with_the_last_matrix_in_it() -> None:
     del kept[:7]
     assert kept[0].unpack_row(63).sum() == 16384
     assert 0 < sum(size for _, size, _ in arena.ranges) < most
+
+
+@given
+@pytest.mark.parametrize("threads", [1, 3])
+def test_memory_that_was_expected_lies_in_one_piece_for_each_thread(threads: int) -> None:
+    backend = NativeBackend([-1] * threads, spin_us=20)
+    values = np.ones((96, 1024), np.float32)
+    backend.begin_weights(100 * values.nbytes)
+    kept = [backend.weight_from_array(values, "F32") for _ in range(100)]
+    backend.end_weights()
+    size = sum(weight.nbytes for weight in kept)
+    pages = backend.statistics()["weight_pages"]
+    assert size <= pages["present"] <= size + threads * HUGE
+    assert pages["huge"] >= 0.95 * pages["present"]
+
+
+@given
+@pytest.mark.parametrize("told", [True, False], ids=["expected", "a surprise"])
+def test_what_huge_pages_hold_behind_the_weights_is_given_back(told: bool) -> None:
+    team = _native.Team([-1] * 5, 0, False)
+    arena = _native.Arena(team, [0, 0, 1, 1, 2])
+    values = np.random.default_rng(3).standard_normal((400, 1024)).astype(np.float32)
+    if told:
+        arena.expect(12 * values.nbytes // 5 * 9 // 8)
+    kept = [_native.weight_from_rows(team, values, 0, arena, _native.Spread.copied) for _ in range(12)]
+
+    def present() -> int:
+        found = residences([(address, size) for address, size, _ in arena.ranges])
+        assert found
+        return found[0].present
+
+    size, before = sum(weight.nbytes for weight in kept), present()
+    arena.trim()
+    after = present()
+    assert before > 1.1 * size  # five threads and three homes, with a huge page for each begun
+    assert size <= after <= 1.01 * size + 4096 * len(arena.ranges)
+    assert all(np.array_equal(weight.unpack_row(row), values[row]) for weight in kept for row in (0, 399))
+    later = _native.weight_from_rows(team, values, 0, arena)
+    assert np.array_equal(later.unpack_row(399), values[399])
 
 
 def test_an_arena_of_another_team_is_refused() -> None:

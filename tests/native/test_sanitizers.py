@@ -28,13 +28,14 @@ CHECKS = [
             ("linear", 10),
             ("packed", 10),
             ("program", 8),
+            ("ranks", 30),
             ("sampling", 20),
             ("team", 20),
         )
     ),
     *(
         ("thread", check, rounds)
-        for check, rounds in (("copy", 20), ("linear", 5), ("packed", 5), ("program", 10), ("sampling", 10), ("team", 30))
+        for check, rounds in (("copy", 20), ("linear", 5), ("packed", 5), ("program", 10), ("ranks", 60), ("sampling", 10), ("team", 30))
     ),
 ]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from homenode.engine.messages import Output
 from homenode.engine.schedule.config import SchedulerConfig
 from homenode.engine.schedule.events import Emit, Instruction, ToTransfer, Warn
 from homenode.engine.schedule.step import Step
@@ -32,16 +33,17 @@ def _of_step(step: Step) -> object:
     return "step", step.number, list(step.ends), starts, items
 
 
-def _of_instruction(instruction: Instruction) -> object:
-    match instruction:
-        case Emit(o):
-            ends = (o.finish_reason, o.stop_token, o.error, o.error_kind, o.retry_after_s, o.num_preemptions)
-            return "output", o.id, list(o.tokens), len(o.logprobs), o.prompt_logprobs is not None, o.cached_tokens, ends
-        case Warn(message):
-            return "warn", message
-        case ToTransfer(message):
-            return "tell", repr(message)
-    raise AssertionError(instruction)
+def _of_output(o: Output) -> object:
+    ends = (o.finish_reason, o.stop_token, o.error, o.error_kind, o.retry_after_s, o.num_preemptions)
+    return "output", o.id, list(o.tokens), len(o.logprobs), o.prompt_logprobs is not None, o.cached_tokens, ends
+
+
+def _of_told(told: list[Instruction]) -> list[object]:
+    """Outputs, warnings and messages, each kind in its order."""
+    outputs = [output for instruction in told if isinstance(instruction, Emit) for output in instruction.outputs]
+    warnings = [instruction.message for instruction in told if isinstance(instruction, Warn)]
+    messages = [repr(instruction.message) for instruction in told if isinstance(instruction, ToTransfer)]
+    return [*map(_of_output, outputs), *warnings, *messages]
 
 
 class _Record:
@@ -55,7 +57,7 @@ class _Record:
         bench = self._bench
         steps, told = bench.steps[self._steps :], bench.instructions[self._instructions :]
         self._steps, self._instructions = len(bench.steps), len(bench.instructions)
-        for what in (*map(_of_step, steps), *map(_of_instruction, told)):
+        for what in (*map(_of_step, steps), *_of_told(told)):
             self._sum = zlib.crc32(repr(what).encode(), self._sum)
         return self._sum
 

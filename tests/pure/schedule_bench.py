@@ -215,7 +215,8 @@ class Bench:
         self.instructions += told
         for instruction in told:
             if isinstance(instruction, Emit):
-                self._take(instruction.output)
+                for output in instruction.outputs:
+                    self._take(output)
 
     # What came out
 
@@ -305,7 +306,9 @@ class Bench:
 
     def _is_held_up(self, residency: Residency) -> bool:
         """A step in flight draws its token, or brings back the block that it needs."""
-        return bool(residency.in_flight) or residency.scheduled == len(residency.blocks) * self.limits.block_size
+        return (
+            residency.last_step > self.scheduler._residents.landed or residency.scheduled == len(residency.blocks) * self.limits.block_size
+        )
 
     def _check_blocks(self, step: Step) -> None:
         """Cached blocks come from sequences with the same salt; fresh ones are not in use by a step in flight."""

@@ -135,9 +135,9 @@ def test_a_plan_for_640_cpus_takes_less_than_20_ms_inside() -> None:
     source, demand = synthetic(A3), Demand(before_start=True)
 
     def once() -> float:
-        begin = time.perf_counter()
+        begin = time.process_time()
         make_plan("ascend", read_host(source), demand)
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     assert min(once() for _ in range(5)) < 0.020
 

@@ -70,8 +70,9 @@ class Engine:
     def _obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Emit(output):
-                    self.outputs.setdefault(output.id, []).append(output)
+                case Emit(outputs):
+                    for output in outputs:
+                        self.outputs.setdefault(output.id, []).append(output)
                 case ToTransfer(message):
                     self.process.engine(message)
 

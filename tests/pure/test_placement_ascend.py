@@ -98,9 +98,9 @@ def test_640_cpus_and_16_npus_take_milliseconds(device_type: str) -> None:
     host = npu_host(nodes, single_chips({npu: nodes[npu // 2] for npu in range(16)}))
     took = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         ascend.plan(host, Demand(device_type=device_type))
-        took.append(time.perf_counter() - start)
+        took.append(time.process_time() - start)
     assert min(took) < 0.02
 
 

@@ -17,7 +17,7 @@ from tests.pure.handover_bench import HandoverBench
 from tests.pure.schedule_bench import Bench, limits_of
 
 _MANY = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=32)
-_ROOM = limits_of(num_blocks=2000, max_model_len=400, max_sampled_rows=64)
+_ROOM = limits_of(num_blocks=450, block_size=32, max_model_len=400, max_sampled_rows=64)
 
 
 def _decoding(count: int, stages: int, max_tokens: int = 300, micro_batches: int = 0) -> Bench:
@@ -77,7 +77,7 @@ def test_nobody_is_left_behind(stages: int) -> None:
     rng = random.Random(stages)
     bench = _decoding(12, stages)
     drawn: dict[int, int] = {}
-    for step in range(600):
+    for step in range(300):
         if rng.random() < 0.1:
             bench.submit([rng.randrange(40)] * rng.randrange(1, 60), max_tokens=rng.choice([1, 5, 40, 200]), ignore_eos=True)
         for sent in _turn(bench):

@@ -64,7 +64,7 @@ def test_the_queue_is_served_by_priority_then_arrival_and_nobody_overtakes() -> 
     for priority in (1, 0, 1, 0):
         bench.submit([3, 4], max_tokens=1, priority=priority)
     bench.run()
-    finished = [i.output.id for i in bench.instructions if isinstance(i, Emit)]
+    finished = [output.id for i in bench.instructions if isinstance(i, Emit) for output in i.outputs]
     assert finished == [1, 3, 0, 2]
 
 
@@ -107,24 +107,25 @@ def test_a_prompt_lies_in_adjacent_blocks_and_the_worker_hears_of_them_as_it_nee
     assert [block for blocks in new for block in blocks] == list(range(5))
 
 
-def test_a_dropped_item_gives_its_tokens_and_rows_back() -> None:
-    plan = StepPlan(10, 4)
+def test_what_is_planned_takes_its_tokens_and_rows() -> None:
+    plan = StepPlan(0, 10, 4)
     bench = Bench()
     bench.submit([1] * 6, max_tokens=1)
     sequence = bench.scheduler._live[0]
-    residency = Residency(seq=0, blocks=[], scheduled=0, goal=6, score_base=6)
-    plan.add(sequence, residency, 6)
-    assert (plan.tokens_left, plan.rows_left) == (4, 3)
-    plan.drop(residency)
-    plan.drop(residency)
-    assert (plan.tokens_left, plan.rows_left, plan.items) == (10, 4, {})
+    plan.add(sequence, Residency(seq=0, blocks=[], scheduled=0, goal=6, score_base=6), 6)
+    assert (plan.tokens_left, plan.rows_left, plan.prefill) == (4, 3, 6)
+    decoding = Residency(seq=1, blocks=[0, 1], scheduled=7, goal=6, score_base=6, sent_blocks=1, last=20)
+    plan.decode([sequence], [decoding], 4)
+    plan.decode([sequence], [decoding], 4)
+    assert (plan.tokens_left, plan.rows_left, decoding.scheduled, decoding.until) == (2, 1, 9, 8)
+    assert [(item.start, item.new_blocks) for item in plan.decodes] == [(7, [1]), (8, [])]
 
 
 def test_positions_scored_before_a_preemption_cost_no_rows() -> None:
     bench = Bench()
     bench.submit([1] * 20, max_tokens=1, prompt_logprobs=0)
     again = Residency(seq=0, blocks=[], scheduled=0, goal=20, score_base=9)
-    assert prefill_count(bench.scheduler._live[0], again, StepPlan(32, 4), max_tokens=32, chunked=True) == 13
+    assert prefill_count(bench.scheduler._live[0], again, StepPlan(0, 32, 4), max_tokens=32, chunked=True) == 13
 
 
 # The prefix cache

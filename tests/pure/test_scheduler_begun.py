@@ -23,8 +23,9 @@ def outputs_of(bench: Bench, asked: Request) -> list[int]:
     bench.requests.clear()
     instructions = bench.scheduler.apply(Arrived(0.0, asked))
     for _ in range(200):
-        found += [token for told in instructions if isinstance(told, Emit) for token in told.output.tokens]
-        ended = [told.output for told in instructions if isinstance(told, Emit) and told.output.finish_reason]
+        outputs = [output for told in instructions if isinstance(told, Emit) for output in told.outputs]
+        found += [token for output in outputs for token in output.tokens]
+        ended = [output for output in outputs if output.finish_reason]
         if ended:
             return found if ended[0].error is None else [-1]
         bench.step()
@@ -61,5 +62,5 @@ def test_one_that_has_grown_too_long_for_this_engine_is_refused() -> None:
     whole = request(max_tokens=50, ignore_eos=True)
     bench.scheduler.apply(Arrived(0.0, msgspec.structs.replace(whole, id=7, begun=[1] * 2)))
     told = bench.scheduler.apply(Arrived(0.0, msgspec.structs.replace(whole, begun=[1] * 9)))
-    (refused,) = (instruction.output for instruction in told if isinstance(instruction, Emit))
+    (refused,) = (output for instruction in told if isinstance(instruction, Emit) for output in instruction.outputs)
     assert refused.error_kind == "CapacityError" and bench.scheduler.next_step() is not None

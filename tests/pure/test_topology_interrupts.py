@@ -80,13 +80,13 @@ def test_any_words_in_any_order_are_read(words: list[str]) -> None:
 
 def test_thousands_of_interrupts_of_640_cpus_take_no_time() -> None:
     text = text_of(*(f"{irq}: ITS-MSI {irq} Edge      dev{irq}" for irq in range(1000)), cpus=640)
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(list(parse_interrupts(text))) == 1000
-    assert time.perf_counter() - start < 1.0  # some 30 ms; the bound only catches what grows with the square
+    assert time.process_time() - start < 1.0  # some 30 ms; the bound only catches what grows with the square
 
 
 def test_a_hostile_line_takes_no_time() -> None:
     text = "CPU0\n" + "1: 0 " + "a " * 100_000 + "\n2: 0 " + "a" * 200_000
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(list(parse_interrupts(text))) == 2
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0

@@ -167,9 +167,9 @@ def test_640_cpus_are_read_in_no_time() -> None:
     source = RecordedSource("aarch64", files)
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         assert len(read_host(source, accelerators=False).cpus) == 640
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.1  # some 5 ms; the bound leaves room for a slow machine
 
 

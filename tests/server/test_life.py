@@ -116,6 +116,17 @@ def test_metrics(start: Start) -> None:
     assert 'homenode:admission_rejections_total{model_name="story-teller",reason="queue_full"} 5.0' in text
 
 
+def test_figures_of_stages_and_workers(start: Start) -> None:
+    client = ScriptedClient()
+    stages = [{"stage": 0, "busy_s": 1.5, "wait_s": 0.5}, {"stage": 1, "busy_s": 1.0, "wait_s": 1.0}]
+    client.statistics = Statistics(compute={"stages": stages, "workers": [{"state": "ready"}, {"state": "starting"}], "restarts": 2})
+    text = start(client).http.get("/metrics").text
+    assert 'homenode:stage_busy_seconds_total{model_name="story-teller",stage="0"} 1.5' in text
+    assert 'homenode:stage_wait_seconds_total{model_name="story-teller",stage="1"} 1.0' in text
+    assert 'homenode:workers{model_name="story-teller",state="starting"} 1.0' in text
+    assert 'homenode:worker_restarts_total{model_name="story-teller"} 2.0' in text
+
+
 def test_figures_of_several_engines_and_what_became_of_them(start: Start) -> None:
     client = ScriptedClient()
     figures = [Statistics(num_running=2, prefix_hits=4, rejected={"queue_full": 5}), Statistics(num_running=3, prefix_hits=5)]

@@ -2,7 +2,7 @@
 
     python -m tools.lab                 all machines
     python -m tools.lab --quick         one machine and the tests that need the least time
-    python -m tools.lab -t 8x2 -k page  one machine, tests whose names hold a word
+    python -m tools.lab -t 8x2 --tests golden   one machine, one of the files tests/lab/test_lab_*.py
     python -m tools.lab --shell 2x2 -- numactl --hardware     any command in a machine
 
 Exit codes: 0 all passed, 1 something failed, 2 the lab cannot run here.
@@ -19,11 +19,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 
+from tools.lab.bytecode import make_bytecode
 from tools.lab.folder import ARCHITECTURES, DEFAULT, LabError, LabFolder
 from tools.lab.guest import Guest
 from tools.lab.prepare import prepare
 from tools.lab.report import Lanes, as_json, show
-from tools.lab.suite import JOBS, QUICK, Job, JobResult, run_job, summary
+from tools.lab.suite import JOBS, OPTIONS, QUICK, Job, JobResult, run_job, summary
 from tools.lab.topologies import TOPOLOGIES
 
 _INTERRUPTED = 130
@@ -106,6 +107,7 @@ def main(words: Sequence[str] | None = None) -> int:
         prepare(folder, arm64=any(job.arch == "aarch64" for job in jobs) or given.arch == "aarch64")
         if given.shell:
             return shell(given, folder)
+        make_bytecode(OPTIONS)
         results = run_all(jobs, folder, given.guests)
     except (LabError, OSError) as error:
         print(f"lab: {error}", file=sys.stderr)

@@ -23,6 +23,7 @@ from tools.lab.topologies import Topology
 BOOT_S = 300.0  # on a host that is busy with other things; alone it takes 2 to 5 seconds
 _POWER_OFF_S = 3.0  # that a guest may take once its command has ended
 _LOOK_S = 0.25  # between two looks at the output of a running command
+_DATA = ROOT.parent / "shared" / "data"  # inputs of tests, which a clone may lack
 _ARM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -80,12 +81,15 @@ class Guest:
         if self.arch == "x86_64":
             return (Share("root", Path("/")), Share("out", out, False))
         (out / "tree").write_text(str(ROOT))
-        return (
+        if _DATA.is_dir():
+            (out / "data").write_text(str(_DATA))
+        shares = (
             Share("root", self.folder.arm_root),
             Share("out", out, False),
             Share("tree", ROOT),
             Share("native", self.folder.arm_package),
         )
+        return (*shares, Share("data", _DATA.resolve())) if _DATA.is_dir() else shares
 
     def _path(self) -> dict[str, str]:
         """Where programs and packages are: the host's own in guests whose root it is."""
@@ -181,7 +185,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _outcome(out: Path, console: str, seconds: float, timed_out: bool) -> Outcome:
-    known = {"command.sh", "now", "tree", "stdout", "stderr", "code"}
+    known = {"command.sh", "now", "tree", "data", "stdout", "stderr", "code"}
     files = {file.name: file.read_bytes() for file in out.iterdir() if file.is_file() and file.name not in known}
     code = _read(out / "code").strip()
     return Outcome(int(code) if code else None, _read(out / "stdout"), _read(out / "stderr"), console, seconds, timed_out, files)

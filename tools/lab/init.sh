@@ -38,6 +38,11 @@ if [ -e /new/run/lab/tree ]; then # the repository where the root is not the hos
   $B mkdir -p /native "/new$tree"
   share tree "/new$tree" ro,cache=loose
   share native /native ro,cache=loose
+  if [ -e /new/run/lab/data ]; then # beside it, inputs of tests
+    data=$($B cat /new/run/lab/data)
+    $B mkdir -p "/new$data"
+    share data "/new$data" ro,cache=loose
+  fi
   $B mount -t overlay -o "ro,lowerdir=/native:/new$package" core "/new$package" || die core
 fi
 $B date -s "@$($B cat /new/run/lab/now)" >/dev/null

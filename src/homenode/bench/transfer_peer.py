@@ -9,6 +9,7 @@ import socket
 import sys
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from homenode.bench.transfer_side import Side
@@ -25,12 +26,22 @@ class Peer:
         """Do as an order says; the answer."""
         match order["do"]:
             case "side":
-                self._side = Side("receiver", order["channel"], order["mode"], order["page_bytes"], order["pages"], order["holds"])
+                self._side = Side(
+                    "receiver", order["channel"], order["mode"], order["page_bytes"], order["pages"], order["holds"], order["in_place"]
+                )
                 return {"document": base64.b64encode(self._side.document).decode()}
             case "close":
                 if self._side is not None:
                     self._side.close()
                     self._side = None
+            case "arrivals":
+                assert self._side is not None
+                at = [self._side.arrival(ticket, pages, 60.0) for ticket, pages in order["tickets"]]
+                return {"at": at, "unused": [self._side.unused_at.pop(ticket, 0.0) for ticket, _ in order["tickets"]]}
+            case "figures":
+                assert self._side is not None
+                figures: dict[str, Any] = msgspec.to_builtins(self._side.agent.figures())
+                return figures
             case "copy seconds":
                 return {"seconds": self._side.agent.statistics().copy_seconds if self._side is not None else 0.0}
             case "echo":

@@ -1,16 +1,22 @@
-"""One end of a measured hand-over: real agent, machine and memory; a scheduler that answers at once and computes nothing."""
+"""One end of a measured hand-over: real agent, machine and memory; a scheduler on a thread of its own, as an engine's, that answers at once and
+computes nothing."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import Empty
 from typing import Literal
 
 from homenode.compute.native.backend import NativeBackend
 from homenode.compute.ops import KvGeometry
 from homenode.transfer import published
+from homenode.transfer.buffers import InPlace
+from homenode.transfer.inbox import Inbox
 from homenode.transfer.native_kv import NativeKv
 from homenode.transfer.opening import open_agent
 from homenode.transfer.seam import (
@@ -27,12 +33,15 @@ from homenode.transfer.seam import (
     SendRefused,
     SendWanted,
     ToScheduler,
+    Unused,
 )
 from homenode.transfer.settings import TransferConfig
 
 Mode = Literal["push", "pull-eager", "pull-delay"]
 _FINGERPRINT = {"measured by": "homenode bench transfer"}
 _LARGE_PAGE = 16 << 20
+_LOOK_S = 0.01  # between looks at what no event tells
+_USED_S = 200e-6  # a receiver reads in place for so long
 MOSTLY_HELD = "held-"  # tickets that begin so: the receiver says that it holds all pages but the last
 
 
@@ -52,7 +61,8 @@ class Ended:
 
 @dataclass
 class Side:
-    """A sender or receiver of `pages` pages. A sender's KV counts as computed the moment it is admitted; a receiver with `holds` never claims."""
+    """A sender or receiver of `pages` pages. A sender's KV counts as computed the moment it is admitted, but for what is kept back; a receiver with
+    `holds` never claims, one that is `in_place` reads pages where they are."""
 
     role: str
     channel: str
@@ -60,17 +70,30 @@ class Side:
     page_bytes: int
     pages: int
     holds: bool = False
+    in_place: bool = False
     _ends: dict[str, Ended] = field(default_factory=dict)
     _pages: dict[str, int] = field(default_factory=dict)  # of each ticket
+    _late: dict[str, list[int]] = field(default_factory=dict)  # blocks of a ticket's last pages, computed when `finish` says so
+    _arrivals: dict[str, tuple[int, float]] = field(
+        default_factory=dict
+    )  # tokens that have arrived (sender: that were computed), since when
+    _inbox: Inbox = field(default_factory=Inbox)
+    _used: deque[tuple[float, str]] = field(default_factory=deque)  # tickets that are read in place, until when
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
+        self.unused_at: dict[str, float] = {}  # when the scheduler said that a ticket's pages are read no more
         self.told_last = False  # all pages of a ticket were named as computed
         backend = NativeBackend((-1,))
         geometry = page_geometry(self.page_bytes)
         self.block_size = geometry.block_size
-        writable = self.role == "receiver" and self.mode == "push"
-        self.memory = backend.kv_pool(geometry, self.pages, others_write=writable)
+        if self.in_place:  # what steps read, and other engines' memory beside it
+            cache = backend.kv_cache(geometry, self.pages, shared=True)
+            self.memory = backend.kv_memory(cache)
+            in_place = InPlace(lambda memory: backend.attach_kv(cache, memory), lambda first: backend.detach_kv(cache, first))  # type: ignore[arg-type]
+        else:
+            self.memory = backend.kv_pool(geometry, self.pages, others_write=self.role == "receiver" and self.mode == "push")
+            in_place = None
         self.incarnation = os.urandom(16)
         config = TransferConfig(
             pd_role=self.role,
@@ -78,10 +101,24 @@ class Side:
             pd_buffer_size=4 * self.pages * self.page_bytes,
             pd_pull_mode=self.mode != "push",
             pd_delay_pull=self.mode == "pull-delay",
+            pd_in_place=self.in_place,
         )
-        kv = NativeKv(backend.map_kv)
-        self.agent = open_agent(config, _FINGERPRINT, self.memory, None, kv, self._take, incarnation=self.incarnation)
+        self.agent = open_agent(
+            config,
+            _FINGERPRINT,
+            self.memory,
+            None,
+            NativeKv(backend.map_kv),
+            self._inbox.put,
+            incarnation=self.incarnation,
+            in_place=in_place,
+        )
         self.agent.start()
+        self._thread = threading.Thread(target=self._schedule, name="scheduler", daemon=True) if self.role == "receiver" else None
+        if self._thread is not None:
+            self._thread.start()
+        else:
+            self._inbox.work_for(self.agent)
 
     @property
     def document(self) -> bytes:
@@ -100,44 +137,103 @@ class Side:
             )
         )
 
-    def send(self, ticket: str, peer: bytes, pages: int) -> None:
-        """Hand the first pages over; `wait` tells when they are back."""
-        self._pages[ticket] = pages
+    def send(self, ticket: str, peer: bytes, pages: int, late: list[int] | None = None) -> None:
+        """Hand the first pages over; `wait` tells when they are back. `late`: the last ones lie in these blocks, once `finish` says that they are
+        computed."""
+        late = late or []
+        self._pages[ticket], self._late[ticket] = pages, late
         identities = [page.to_bytes(16, "little") for page in range(pages)]
         self.agent.tell(SendWanted(ticket, peer, pages * self.block_size, identities))
 
+    def finish(self, ticket: str) -> None:
+        """What was kept back is computed: said on the caller's thread, as a scheduler's."""
+        late = self._late.pop(ticket)
+        self.agent.tell(Computed(ticket, self._pages[ticket] - len(late), late, True))
+
     def wait(self, ticket: str, timeout: float) -> Ended:
         """The end of a ticket. TimeoutError when it does not come."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: ticket in self._ends, timeout):
-                raise TimeoutError(f"{self.role}: ticket {ticket} did not end within {timeout} s")
-            return self._ends.pop(ticket)
+        self.attend(lambda: ticket in self._ends, timeout, f"the end of ticket {ticket}")
+        self._pages.pop(ticket, None)
+        return self._ends.pop(ticket)
+
+    def arrival(self, ticket: str, pages: int, timeout: float) -> float:
+        """When so many pages of a ticket had arrived, or were computed but for its late ones (time.perf_counter). TimeoutError when they do not."""
+        wanted = pages * self.block_size
+        self.attend(lambda: self._arrivals.get(ticket, (-1, 0.0))[0] >= wanted, timeout, f"{pages} pages of ticket {ticket}")
+        return self._arrivals[ticket][1]
+
+    def attend(self, done: Callable[[], bool], timeout: float, what: str) -> None:
+        """Wait until something is so; a sender's scheduler works on the caller's thread meanwhile. TimeoutError when it is not in time."""
+        ends = time.monotonic() + timeout
+        while not done():
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{self.role}: {what} did not come within {timeout} s")
+            if self._thread is None:
+                self._next(min(left, _LOOK_S))
+            else:
+                with self._changed:
+                    self._changed.wait_for(done, left)
 
     def close(self) -> None:
         """End agent and connections."""
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join(5.0)
         self.agent.close(5.0)
+        self._inbox.close()
 
-    def _take(self, event: ToScheduler) -> None:
-        """On the agent's thread: what a scheduler would say, without one."""
+    def _schedule(self) -> None:
+        self._inbox.work_for(self.agent)
+        while self._next(self._used[0][0] - time.perf_counter() if self._used else None):
+            pass
+
+    def _next(self, timeout: float | None) -> bool:
+        """Take an event; say what pages are read no more. Whether there is more to come."""
+        try:
+            event = self._inbox.get(timeout)
+        except Empty:
+            while self._used and self._used[0][0] <= time.perf_counter():
+                ticket = self._used.popleft()[1]
+                self.unused_at[ticket] = time.perf_counter()
+                self.agent.tell(Unused(ticket))
+            return True
+        if event is not None:
+            self._take(event, time.perf_counter())  # type: ignore[arg-type]
+        return event is not None
+
+    def _take(self, event: ToScheduler, now: float) -> None:
+        """What a scheduler would say, without one."""
         match event:
             case SendAdmitted(_, ticket, held):
-                self.agent.tell(Computed(ticket, held, list(range(held, self._pages[ticket])), True))
+                late = self._late[ticket]
+                past = self._pages[ticket] - len(late)
+                if held < past or not late:
+                    self.agent.tell(Computed(ticket, held, list(range(held, past)), not late))
                 self.told_last = True
-            case Offered(_, ticket, tokens, _, _, reserve):
-                self._pages[ticket] = tokens // self.block_size
-                blocks = list(range(self._pages[ticket]))
+                if late:
+                    self._arrive(ticket, past * self.block_size, now)
+            case Offered(_, ticket, tokens, _, _, reserve, in_place):
+                self._pages[ticket] = pages = tokens // self.block_size
+                blocks = [-1] * pages if in_place else list(range(pages))
                 if reserve:
                     self.agent.tell(Room(ticket, blocks, len(blocks) - 1 if ticket.startswith(MOSTLY_HELD) else 0))
+                    self._arrive(ticket, 0, now)
                 elif not self.holds:
                     self.agent.tell(Fetch(ticket, blocks, 0))
             case Arrived(_, ticket, tokens):
                 if tokens == self._pages[ticket] * self.block_size:
                     self.agent.tell(Claimed(ticket, tokens))
-                    self._end(ticket, event)
+                    self._pages.pop(ticket)
+                    if self.in_place:
+                        self._used.append((now + _USED_S, ticket))
+                self._arrive(ticket, tokens, now)
             case Returned(_, ticket) | SendRefused(_, ticket) | Failed(_, ticket) | Forgotten(_, ticket):
-                self._end(ticket, event)
+                with self._changed:
+                    self._ends[ticket] = Ended(now, event)
+                    self._changed.notify_all()
 
-    def _end(self, ticket: str, event: ToScheduler) -> None:
+    def _arrive(self, ticket: str, tokens: int, now: float) -> None:
         with self._changed:
-            self._ends[ticket] = Ended(time.perf_counter(), event)
+            self._arrivals[ticket] = (tokens, now)
             self._changed.notify_all()

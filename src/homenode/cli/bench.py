@@ -7,6 +7,7 @@ import click
 from homenode.cli.bench_kernels import kernels
 from homenode.cli.bench_model import model
 from homenode.cli.bench_nodes import nodes
+from homenode.cli.bench_ranks import ranks
 from homenode.cli.bench_serve import serve
 from homenode.cli.bench_step import step
 from homenode.cli.bench_transfer import transfer
@@ -20,6 +21,7 @@ def bench() -> None:
 bench.add_command(model)
 bench.add_command(kernels)
 bench.add_command(nodes)
+bench.add_command(ranks)
 bench.add_command(serve)
 bench.add_command(step)
 bench.add_command(transfer)

@@ -63,14 +63,18 @@ def _print(rows: Sequence[Row]) -> None:
             f"{row.best_us:.0f}",
             f"{row.gb_s:.2f}" if row.nbytes else "",
             _ratio(row, same.get("memcpy")) if row.nbytes else "",
-            _ratio(row, same.get("two bare round trips" if ", control" in row.what else "tcp, bare")) if _has_bare(row) else "",
+            _ratio(row, same.get(_bare(row))),
         )
     OUT.print(table)
 
 
-def _has_bare(row: Row) -> bool:
-    """Whether it is measured bare, too."""
-    return row.what.startswith("tcp, whole") or ", control" in row.what
+def _bare(row: Row) -> str:
+    """What does the same with bare calls; empty: nothing does."""
+    if row.what.startswith("tcp, whole"):
+        return "tcp, bare"
+    return (
+        "two bare round trips" + (", paused" if ", paused" in row.what else "") if "control" in row.what or "hand-off" in row.what else ""
+    )
 
 
 def _ratio(row: Row, other: Row | None) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags, demand_from_flags, plan_for, with_plan_flags
+from homenode.cli.plan_stages import plan_stages, stage_flags, with_stage_flags
 from homenode.cli.plan_weights import plan_weights, weight_flags, with_weight_flags
 from homenode.cli.report import json_errors, print_json
 
@@ -22,18 +23,22 @@ if TYPE_CHECKING:
 @click.option("--before-start", is_flag=True, help="Plan for the visible devices although nothing runs on them yet.")
 @click.option("--explain", is_flag=True, help="Say for each worker where its CPUs and its memory lie, and why.")
 @with_weight_flags
+@with_stage_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def plan(ctx: click.Context, /, requirements: bool, before_start: bool, explain: bool, as_json: bool, **values: Any) -> None:
-    """Plan who runs where on this host, or on a recorded one; with --weights, where a model's weights lie.
+    """Plan who runs where on this host, or on a recorded one; with --weights, where a model's weights lie; with --stages, who has which layers.
 
     Exit code 0: a plan without trouble; 1: a plan with findings of severity error; 2: no plan, and the reason.
     """
     from homenode.host.topology.finding import worst
 
     with json_errors(as_json):
-        weights = weight_flags(ctx, values)
+        stages = stage_flags(ctx, values)
+        weights = weight_flags(ctx, values, with_stages=stages is not None)
         flags = PlanFlags.taken_from(values)
+        if stages is not None:
+            sys.exit(plan_stages(flags, stages, as_json))
         if weights is not None:
             sys.exit(plan_weights(flags, weights, as_json))
         host, demand = demand_from_flags(flags, before_start=before_start)

@@ -44,12 +44,15 @@ def with_weight_flags(command: Any) -> Any:
     return command
 
 
-def weight_flags(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any] | None:
-    """The values of these flags, taken out of `values`; None where no weights are planned. UserError for flags that do not go together."""
+def weight_flags(ctx: click.Context, values: dict[str, Any], with_stages: bool = False) -> dict[str, Any] | None:
+    """The values of these flags, taken out of `values`; None where no weights are planned. UserError for flags that do not go together.
+
+    `with_stages`: they are for --stages, which looks at some of them itself.
+    """
     mine = {name: values.pop(name) for name in ("weights", *NUMA_SETTINGS, *_OWN_FLAGS)}
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if mine["weights"] is None:
-        if extra := sorted(given.intersection(mine)):
+        if not with_stages and (extra := sorted(given.intersection(mine))):
             raise UserError(f"{_flag(ctx, extra[0])} is about weights: name the model with --weights MODEL", param=_flag(ctx, extra[0]))
         return None
     others = sorted(given - set(mine) - set(_SHARED_FLAGS) - {"as_json"})

@@ -85,6 +85,9 @@ class EpochWords(Protocol):
     def read(self, block: int) -> int:
         """The word of a block."""
 
+    def hold(self, blocks: Sequence[int], epochs: Sequence[int]) -> bool:
+        """Whether the words of these blocks are those. What was read of the blocks before is what they were then, what is read after it, too."""
+
     def write(self, blocks: Sequence[int], epochs: Sequence[int]) -> None:
         """Set the words of some blocks; seen by others before anything that is written or sent afterwards."""
 

@@ -272,6 +272,17 @@ class Backend(Protocol):
         """Frozen figures of the backend: ISA level, threads and their CPUs, bytes of weights and KV, huge-page share."""
 
 
+@runtime_checkable
+class FittingBackend(Protocol):
+    """A backend whose memory fits weights better when it is told how much of them is coming, and that no more is."""
+
+    def begin_weights(self, size: int) -> None:
+        """About `size` bytes of matrices, counted once each, are about to be made."""
+
+    def end_weights(self) -> None:
+        """The last one was made: memory that none of them needs may be given back."""
+
+
 class PackedPlace(NamedTuple):
     """Where a [rows, columns] matrix kept as `target` is in a file: its first byte; and how it is to lie in memory."""
 
@@ -310,10 +321,10 @@ class PlacedBackend(Protocol):
     """A backend that can prove where its memory lies."""
 
     def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
-        """The ranges of `weights` and `kv`, with the nodes they are planned for; none of either where no nodes were planned."""
+        """The ranges of `weights`, `kv` and `scratch` (what threads compute in), with the nodes they are planned for; none where none were planned."""
 
     def residency(self, most_pages: int | None = None) -> dict[str, list[dict[str, int]] | None]:
-        """For `weights` and `kv` a line for each planned node: `node` (-1: several in turn), bytes `present`, bytes of them `local`, where planned.
+        """For `weights`, `kv` and `scratch` a line for each planned node: `node` (-1: several in turn), bytes `present`, bytes of them `local`, where planned.
 
         None where no nodes were planned or the kernel does not tell. `most_pages`: how many pages to ask for, at even distances; None: all.
         """

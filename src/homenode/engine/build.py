@@ -19,20 +19,27 @@ from homenode.cpuset import format_cpu_list
 from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.engine.crowding import spin_us, too_many_threads
 from homenode.engine.executor.inline import InlineExecutor
+from homenode.engine.executor.protocol import Executor
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
 from homenode.engine.node_room import KvRoom, check_homes, kv_room
-from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
+from homenode.engine.numa_default import auto_is_meant
+from homenode.engine.numa_memory import leave_plan, settle_pages, spread_of, team_memory
 from homenode.engine.pairing import kept_as, require_transfer, transfer_problems
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
 from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
+from homenode.engine.workers.layout import executor_kind
+from homenode.engine.workers.there import devices_of
 from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
-from homenode.host.placement.numa_policy import Chosen, Teams
+from homenode.host.binding.ladder import current_policy
+from homenode.host.binding.syscalls import Syscalls
+from homenode.host.placement.numa_policy import Chosen, Decision, Teams
+from homenode.host.placement.variables import kv_cache_memory
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
@@ -51,7 +58,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-_SAMPLED_PAGES = 2048  # a millisecond
 _TYPICAL_CONTEXT = 1024  # tokens of the sequence that --numa auto is to be fast for
 
 
@@ -60,7 +66,7 @@ class Engine:
     """The parts of an engine that is ready to run; `core.EngineCore` runs it."""
 
     scheduler: Scheduler
-    executor: InlineExecutor
+    executor: Executor
     ready: Ready
     handing_over: HandingOver | None = None
 
@@ -109,10 +115,16 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     """
     begin = time.monotonic()
     config = located(config)
+    devices = devices_of(config)
+    if executor_kind(config, devices) != "inline":
+        from homenode.engine.workers.build import build_engine_of_workers  # built on this module
+
+        return build_engine_of_workers(config, devices, progress, lookahead, own_process)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     if config.replica is not None and config.replica.allowed:
         keep_to(config.replica.allowed)  # the front, whose CPUs were inherited, may have moved to a few of them
     host = read_host(LiveSource(), accelerators=False)
+    config = settled_numa(with_variables(config, host), checkpoint, host)
     place = _place(config, checkpoint, host)
     if own_process:
         place = alone(place)
@@ -154,9 +166,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
         hash_seed=sharing.hash_seed if sharing else None,
     )
     if isinstance(backend, PlacedBackend):
-        # Where there is but one node a sample does: all pages of a large model take seconds to ask for.
-        asked = None if len(host.nodes) > 1 else _SAMPLED_PAGES
-        findings += away_from_home(backend.residency(asked), place, host)
+        findings += settle_pages(backend, place, host)
         if own_process:
             leave_plan(place, backend.planned())
     findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
@@ -174,10 +184,24 @@ def check_config(config: EngineConfig) -> list[UserError]:
     Raises what opening the model raises: without its figures nothing can be said.
     """
     config = located(config)
+    try:
+        devices = devices_of(config)
+        inline = executor_kind(config, devices) == "inline"
+    except UserError as error:
+        return [error]
+    if not inline:
+        from homenode.engine.workers.build import check_engine_of_workers  # built on this module
+
+        return check_engine_of_workers(config, devices)
     host = read_host(LiveSource(), accelerators=False)
     found: list[UserError] = []
     place = EnginePlace(())
+    try:
+        config = with_variables(config, host)
+    except UserError as error:
+        found.append(error)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
+    config = settled_numa(config, checkpoint, host)
     try:
         place = _place(config, checkpoint, host)
     except UserError as error:
@@ -199,9 +223,36 @@ def _room(config: EngineConfig, place: EnginePlace, taken: int = 0) -> MemoryRoo
     return replace(room, size=min(room.size, max(0, config.replica.memory - taken)))
 
 
+def with_variables(config: EngineConfig, host: Host) -> EngineConfig:
+    """The config with the size of KV memory that a variable gives, where the settings give none. UserError for a variable that says no such thing."""
+    return replace(config, kv=replace(config.kv, kv_cache_memory=kv_cache_memory(config.kv.kv_cache_memory, host.variables)))
+
+
+def memory_left(config: EngineConfig, place: EnginePlace, taken: int = 0) -> int:
+    """Bytes that a worker in this place may still take, of which it has `taken` some."""
+    return _room(config, place, taken).size
+
+
 def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:
     """Where an engine of this model runs. Raises what `place_engine` raises."""
     return place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host))
+
+
+def settled_numa(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineConfig:
+    """With what --numa auto comes to where nobody has said how the engine is placed (`auto_is_meant`). As given where that is not so, or where the
+    nodes by themselves have too little room for what all of them together have room for."""
+    if not auto_is_meant(config, host, current_policy(Syscalls())):
+        return config
+    asked = replace(config, placement=replace(config.placement, numa="auto"))
+    try:
+        place = place_of_engine(asked, checkpoint, host)
+    except UserError:
+        return config
+    if place.numa in (None, "replicate") or _check_model(asked, checkpoint, host, place):
+        return config
+    node = host.cpu_by_id[place.team[0]].node
+    home = (node,) if place.numa == "local" and node is not None else ()
+    return replace(asked, numa_settled=Decision(str(place.numa), place.numa_why, home))
 
 
 def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
@@ -209,6 +260,8 @@ def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Cal
     measured = measured_speeds(config.placement.numa_measured)
 
     def choose(teams: Teams) -> Chosen:
+        if config.numa_settled is not None:
+            return config.numa_settled
         backend = make_backend(config.compute, (UNPINNED,))
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
         geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)

@@ -165,7 +165,7 @@ class AsyncEngineClient:
         """Start the process; our end of the connection. HostError when the machine refuses."""
         try:
             ours, theirs = socket.socketpair()
-            name = [self._config.replica.name] if self._config.replica else []
+            name = [self._config.process_name] if self._config.process_name else []
             with theirs:
                 descriptor = theirs.fileno()
                 self._process = subprocess.Popen(

@@ -12,6 +12,7 @@ import msgspec
 from homenode.engine.place import Replica
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.errors import UserError
+from homenode.host.placement.numa_policy import Decision
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
 from homenode.transfer.settings import TransferConfig
@@ -153,7 +154,8 @@ class ParallelConfig:
 class EngineConfig:
     """All of it. Fit for msgpack: the front sends it to the engine's process as its first frame.
 
-    `replica`: which of several engines it is for, set by the front; None for an engine that is alone.
+    `replica`: which of several engines it is for, set by the front; None for an engine that is alone. `numa_settled`: what --numa auto has come to,
+    for it to be decided once; None: not yet.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -164,12 +166,20 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     replica: Replica | None = None
+    numa_settled: Decision | None = None
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
 
     @property
     def model_name(self) -> str:
         """The model as it is called in public: what the user named, or its path."""
         return self.model.model or self.model.path or ""
+
+    @property
+    def process_name(self) -> str | None:
+        """What the engine's process is called; None for one that is alone. One of several with one worker is that worker (see `workers.layout`)."""
+        if self.replica is None:
+            return None
+        return self.replica.name if self.parallel.workers == 1 else f"homenode-engine-{self.replica.number}"
 
     @classmethod
     def of(cls, model: str | None, settings: Mapping[str, Any]) -> EngineConfig:

@@ -32,6 +32,7 @@ from homenode.engine.schedule.events import (
 )
 from homenode.engine.schedule.step import Step
 from homenode.errors import CapacityError, InternalError
+from homenode.transfer.inbox import Inbox
 from homenode.transfer.seam import Released, ToScheduler
 
 _log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class EngineCore:
         executor: Executor,
         send: Callable[[ToFront], None],
         *,
-        inbox: SimpleQueue[object] | None = None,
+        inbox: SimpleQueue[object] | Inbox | None = None,
         agent: Agent | None = None,
         log_stats: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -84,7 +85,7 @@ class EngineCore:
         or from other engines, and leaves its events in the inbox; whoever made it closes it."""
         self._scheduler, self._executor, self._send, self._clock = scheduler, executor, send, clock
         self._agent = agent
-        self._inbox: SimpleQueue[object] = SimpleQueue() if inbox is None else inbox
+        self._inbox: SimpleQueue[object] | Inbox = SimpleQueue() if inbox is None else inbox
         self._log_stats = log_stats
         self._outputs: list[Output] = []
         self._live: set[int] = set()
@@ -236,10 +237,9 @@ class EngineCore:
     def _obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Emit(output):
-                    self._outputs.append(output)
-                    if output.finish_reason is not None:
-                        self._live.discard(output.id)
+                case Emit(outputs):
+                    self._outputs += outputs
+                    self._live.difference_update([output.id for output in outputs if output.finish_reason is not None])
                 case ToTransfer(told):
                     assert self._agent is not None  # requests with a ticket were refused, and nobody else tells of tickets
                     self._agent.tell(told)

@@ -76,7 +76,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     at: float
 
 
-class Output(msgspec.Struct, frozen=True, omit_defaults=True):
+class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """New tokens of a request, or its end. `finish_reason`: stop, length, abort, error; the stopping EOS or stop token is included in tokens."""
 
     id: int

@@ -5,20 +5,24 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
-from homenode.compute.ops import Spread
+from homenode.compute.ops import PlacedBackend, Spread
 from homenode.compute.team_memory import TeamMemory
 from homenode.engine.placement import EnginePlace
 from homenode.errors import HostError, UserError
 from homenode.host.binding.engine_plan import EnginePlan, record_plan
+from homenode.host.binding.pages import bring_home
 from homenode.host.binding.residency import PlannedRange
 from homenode.host.binding.state import open_state
+from homenode.host.binding.syscalls import Syscalls
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.model.weights.read import SpreadOf
 from homenode.units import format_bytes
 
+_SAMPLED_PAGES = 2048  # a millisecond
 _SPREADS: Mapping[str | None, Spread] = {"mirror": "copied", "interleave": "interleaved"}
 
 
@@ -32,8 +36,12 @@ def team_memory(place: EnginePlace, host: Host) -> TeamMemory | None:
         return None
     different = tuple(dict.fromkeys(nodes))
     homes = tuple(different.index(node) for node in nodes)
-    bound = place.numa is not None and len(host.nodes) > 1
-    return TeamMemory(homes, different, bound, interleaved=place.numa == "interleave")
+    return TeamMemory(homes, different, _bound(place, host), interleaved=place.numa == "interleave")
+
+
+def _bound(place: EnginePlace, host: Host) -> bool:
+    """Whether the kernel is asked to take memory from nodes that were chosen."""
+    return place.numa is not None and len(host.nodes) > 1
 
 
 def _touched_on(place: EnginePlace, host: Host) -> tuple[int, ...] | None:
@@ -55,6 +63,23 @@ def spread_of(place: EnginePlace) -> SpreadOf:
         return "copied" if mirrored else usual
 
     return spread
+
+
+def settle_pages(backend: PlacedBackend, place: EnginePlace, host: Host, calls: Syscalls | None = None) -> tuple[Finding, ...]:
+    """Ask where all weights and KV memory lie, bring home what the kernel has put elsewhere, and tell what stays away: see `away_from_home`.
+
+    Where there is but one node a sample does: all pages of a large model take seconds to ask for.
+    """
+    asked = None if len(host.nodes) > 1 else _SAMPLED_PAGES
+    seen = backend.residency(asked)
+    if _bound(place, host) and any(_strays(lines) for lines in seen.values()):
+        bring_home(chain(*backend.planned().values()), calls or Syscalls())
+        seen = backend.residency(asked)
+    return away_from_home(seen, place, host)
+
+
+def _strays(lines: Sequence[Mapping[str, Any]] | None) -> int:
+    return sum(line["present"] - line["local"] for line in lines or ())
 
 
 def away_from_home(seen: Mapping[str, Sequence[Mapping[str, Any]] | None], place: EnginePlace, host: Host) -> tuple[Finding, ...]:
@@ -80,7 +105,7 @@ def leave_plan(place: EnginePlace, planned: Mapping[str, Sequence[PlannedRange]]
 
 
 def _elsewhere(use: str, node: int, away: int, planned: int, host: Host) -> Finding:
-    names = {"weights": "weights", "kv": "KV memory"}
+    names = {"weights": "weights", "kv": "KV memory", "scratch": "threads' own memory"}
     home = host.node_by_id.get(node)
     free = f"; node {node} had {format_bytes(home.free)} free before" if home is not None and home.free is not None else ""
     where = f"NUMA node {node}" if node >= 0 else "the nodes planned"

@@ -194,14 +194,14 @@ def _path(host: Host, cpu: int) -> tuple[int, ...]:
     return (known.node if known.node is not None else 0, known.l3 if known.l3 is not None else -1)
 
 
-def too_few_cores(host: Host, place: EnginePlace, engines: int = 1) -> tuple[Finding, ...]:
+def too_few_cores(host: Host, place: EnginePlace, engines: int = 1, what: str = "engine") -> tuple[Finding, ...]:
     """A warning when the front, the scheduler and the compute threads of all engines have to share physical cores."""
     needed = requirements(host, Demand(workers=engines)).homenode
     if needed.met:
         return ()
     cores = len(host.allowance.physical_cpus)
     message = (
-        f"{needed.physical_cores} physical cores are the least for {'this engine' if engines == 1 else f'{engines} engines'} "
+        f"{needed.physical_cores} physical cores are the least for {f'this {what}' if engines == 1 else f'{engines} {what}s'} "
         f"({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and this process may use {cores}"
     )
     remedy = f"Allow more CPUs, or expect the {len(place.team)} compute threads to be interrupted by HTTP and scheduling."

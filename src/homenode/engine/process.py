@@ -24,6 +24,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Fatal, Loading, ToEngine
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.transfer.inbox import Inbox
 
 if TYPE_CHECKING:
     from homenode.engine.build import Engine
@@ -45,7 +46,7 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:])
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s {name or 'engine'}: %(message)s", datefmt="%H:%M:%S")
     if name:
-        _call_itself(name)
+        call_itself(name)
     front = FrameSocket(socket.socket(fileno=descriptor))
     try:
         die_with_parent(parent)
@@ -71,11 +72,13 @@ def serve(front: FrameSocket, config: EngineConfig, build: Build) -> None:
     """Load, say Ready, and work until drained. Raises what loading or the loop raise."""
     from homenode.engine.core import EngineCore
 
-    inbox: SimpleQueue[object] = SimpleQueue()
+    inbox = Inbox() if config.transfer.pd_role is not None else SimpleQueue[object]()
     threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
     engine = build(config, _Progress(front))
     try:
         agent = engine.handing_over.start(inbox.put) if engine.handing_over else None
+        if isinstance(inbox, Inbox) and agent is not None:
+            inbox.work_for(agent)
         front.send(engine.ready)
         EngineCore(engine.scheduler, engine.executor, front.send, inbox=inbox, agent=agent, log_stats=not config.disable_log_stats).run()
     finally:
@@ -98,7 +101,7 @@ class _Progress:
             self._front.send(Loading(done, total))
 
 
-def _read(front: FrameSocket, inbox: SimpleQueue[object]) -> None:
+def _read(front: FrameSocket, inbox: SimpleQueue[object] | Inbox) -> None:
     """Feed the inbox. The end of the stream ends the process at once, in whatever it is doing."""
     try:
         while (body := front.receive()) is not None:
@@ -115,19 +118,23 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _tell(front: FrameSocket, error: BaseException) -> None:
-    kind, text = "InternalError", f"{type(error).__name__}: {error}"
+def in_words(error: BaseException) -> tuple[str, str]:
+    """What ended an engine or a worker, as a class name of homenode.errors and a text."""
     if isinstance(error, HomenodeError):
-        kind, text = type(error).__name__, error.message
-    elif isinstance(error, MemoryError):
-        kind, text = "HostError", "memory ran out while the engine was being laid out; lower --kv-cache-memory or --max-num-batched-tokens"
+        return type(error).__name__, error.message
+    if isinstance(error, MemoryError):
+        return "HostError", "memory ran out while the engine was being laid out; lower --kv-cache-memory or --max-num-batched-tokens"
+    return "InternalError", f"{type(error).__name__}: {error}"
+
+
+def _tell(front: FrameSocket, error: BaseException) -> None:
     try:
-        front.send(Fatal(kind, text))
+        front.send(Fatal(*in_words(error)))
     except HomenodeError:
         pass  # nobody listens any more
 
 
-def _call_itself(name: str) -> None:
+def call_itself(name: str) -> None:
     """Be found under this name; the kernel keeps 15 bytes of it. Nothing depends on it."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
 

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from homenode.engine.messages import EngineFigures, EngineState, Statistics
 from homenode.server.engine import EngineClient
 from homenode.server.transfer_metrics import transfer_metrics
+from homenode.server.worker_metrics import worker_metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -87,6 +88,7 @@ class _EngineCollector(Collector):
         yield self._rejections([now for _, now in parts])
         if self._client.ready.details.get("kv_transfer"):
             yield from transfer_metrics(names, parts)
+        yield from worker_metrics(names, parts)
         yield from self._lives(names)
 
     def _parts(self) -> tuple[tuple[str, ...], list[tuple[tuple[str, ...], Statistics]]]:

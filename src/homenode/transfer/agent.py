@@ -21,13 +21,16 @@ from homenode.transfer.links import LinkLimits, Links
 from homenode.transfer.machine import FromEngine, Own
 from homenode.transfer.mailbox import Mailbox
 from homenode.transfer.performing import Machine, Performer
-from homenode.transfer.seam import ToAgent, ToScheduler
+from homenode.transfer.seam import Computed, ToAgent, ToScheduler, Unused
 from homenode.transfer.staging import StagingMemory
 
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
 _REPORT_S = 0.05
 _WATCH_S = 200e-6  # for what follows, after anything happened, before the thread sleeps: to be woken takes about as long
+_BOOKS_S = 1e-3  # before the books are kept of what was done at once: those who were told of it need the interpreter, and perhaps this CPU
+_RELIEF_S = 1.0  # between looks whether the thread that leads does what there is to do
+_AT_ONCE = (Computed, Unused)  # what another engine waits for: said on the scheduler's own thread, where that can be
 _MOST_MAIL = 16  # rounds of it, before connections have their turn
 _LONGEST_WAIT_S = 3600.0
 _JOIN_S = 5.0
@@ -79,6 +82,7 @@ class TransferAgent:
         self._local = [cache] if pool is None else [cache, pool]
         self._written_by_peers = push and not sends and carrier.reaches_memory
         self._mailbox: Mailbox[ToAgent | _Closing] = Mailbox()
+        self._working = threading.Lock()  # everything below is for who holds it
         self._tickets = Tickets()
         self._bound = _bind(carrier, ports)
         self.addresses = {name: [one.address for one in listening] for name, listening in self._bound.items()}
@@ -103,6 +107,9 @@ class TransferAgent:
         self._figures = self._machine.figures()
         self._broken = ""
         self._ends: float | None = None
+        self._started = False
+        self._leader: int | None = None  # the thread that works while it waits, see `inbox.Worker`
+        self._relief = threading.Event()
         self._sweep_at: float | None = None
         self._tick_at: float | None = None
         self._awake_until = 0.0
@@ -117,13 +124,34 @@ class TransferAgent:
             self._links.listen(listening)
         self._links.watch(self._mailbox.fd, lambda _events, _now: self._mailbox.seen())
         self._copies.start()
+        self._started = True
         self._thread.start()
 
     def tell(self, message: ToAgent) -> None:
-        """Give the agent a message; never waits."""
-        self._mailbox.put(message)
+        """Give the agent a message; never waits. What another engine waits for is done before this returns, if the agent is at rest."""
+        if type(message) not in _AT_ONCE or not self._done_at_once(message):
+            self._mailbox.leave(message)
+            if threading.get_ident() != self._leader:  # else it looks by itself before it sleeps
+                self._mailbox.wake()
         if self._broken:
             self._answer_mail()
+
+    def _done_at_once(self, message: ToAgent) -> bool:
+        """On the thread of who tells: to wake the agent's would take longer than the rest. The machine hears of it when that wakes."""
+        if not self._working.acquire(blocking=False):
+            return False
+        try:
+            at_rest = self._started and not self._mailbox.waiting and not self._broken
+            if not at_rest or not self._performer.answer_ahead(FromEngine(message)):
+                return False
+            self._links.flush(self._clock())
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._working.release()
+        if threading.get_ident() != self._leader:
+            self._mailbox.wake()
+        return True
 
     def figures(self) -> TransferFigures:
         """The machine's counters, at most 50 ms old, with what connections add to them."""
@@ -149,56 +177,107 @@ class TransferAgent:
             self._release()
             return not self._broken
         self._mailbox.put(_Closing(self._clock() + timeout_s))
+        self._leader = None
+        self._relief.set()
         self._thread.join(timeout_s + _JOIN_S)
         return not self._thread.is_alive() and not self._broken
+
+    # For the thread that leads, see `inbox.Worker`
+
+    def lead(self) -> int:
+        """The caller's thread does the work from now on; a descriptor that can be read from when there is some."""
+        self._leader = threading.get_ident()
+        self._mailbox.wake()
+        return self._links.fileno()
+
+    def rest(self) -> float:
+        """Seconds until something is due, negative: nothing is; 0: there is work now. To be followed by `roused`."""
+        if not self._working.acquire(blocking=False):
+            return 0.0
+        try:
+            if not self._started or self._broken:
+                return -1.0
+            return self._patience() if not self._performer.behind and self._mailbox.may_sleep() else 0.0
+        finally:
+            self._working.release()
+
+    def roused(self) -> None:
+        """It sleeps no more."""
+        self._mailbox.awake()
+
+    def work(self) -> None:
+        """Do what there is to do."""
+        if not self._working.acquire(blocking=False):
+            os.sched_yield()  # the agent's own thread is at it
+            return
+        try:
+            if self._started and not self._broken:
+                self._turn(self._links.poll(0))
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._working.release()
 
     # The thread
 
     def _run(self) -> None:
         try:
-            while not self._over():
-                self._turn()
+            while True:
+                with self._working:
+                    if self._over() or self._broken:
+                        break
+                    patience = self._patience()
+                self._wait(patience)
+                with self._working:
+                    if self._broken:
+                        break
+                    self._turn(self._links.poll(0))
         except Exception as error:
-            _log.critical("KV transfer has failed and is off from here on; requests are computed without it", exc_info=True)
-            self._break(f"KV transfer is off after an internal error: {error}")
+            with self._working:
+                self._fail(error)
         finally:
-            self._release()
+            with self._working:
+                self._release()
 
-    def _turn(self) -> None:
-        links, mailbox = self._links, self._mailbox
-        events = self._wait()
+    def _turn(self, events: list[tuple[int, int]]) -> None:
+        links, mailbox, performer = self._links, self._mailbox, self._performer
         now = self._clock()
-        busy = bool(events) or mailbox.waiting
+        busy, behind = bool(events) or mailbox.waiting, performer.behind
+        if busy:
+            self._awake_until = now + _WATCH_S
         for fd, mask in events:
             links.handle(fd, mask, now)
         links.flush(now)  # the other side waits for it, perhaps; mail may take a while
+        if performer.behind and not behind:
+            return  # somebody was told something a moment ago: the books are kept when he has seen to it
         for _ in range(_MOST_MAIL):
             if not mailbox.waiting:
                 break
             self._take_mail(now)
-        self._look_at_the_clock(now)
+        self._look_at_the_clock(now)  # and catches up
         links.flush(now)
-        if busy:
-            self._awake_until = self._clock() + _WATCH_S
-            if self._sweep_at is None:
-                self._sweep_at = now + _SWEEP_S
+        if busy and self._sweep_at is None:
+            self._sweep_at = now + _SWEEP_S
 
-    def _wait(self) -> list[tuple[int, int]]:
-        """Events of connections; none when there is mail, or when something is due.
+    def _wait(self, patience: float) -> None:
+        """Until connections have something, or there is mail, or something is due.
 
         After anything happened the thread looks for a moment for what probably follows, and lets others run meanwhile.
         """
+        if self._leader is not None:
+            self._relief.wait(_RELIEF_S)
+            return
         links, mailbox, clock = self._links, self._mailbox, self._clock
-        while True:
-            events = links.poll(0)
-            if events or mailbox.waiting:
-                return events
+        behind = self._performer.behind
+        while not behind:
+            if links.poll(0) or mailbox.waiting:
+                return
             if clock() >= self._awake_until:
                 break
             os.sched_yield()
-        patience = self._patience()
         try:
-            return links.poll(patience) if mailbox.may_sleep() else []
+            if mailbox.may_sleep():
+                links.poll(_BOOKS_S if behind else patience)
         finally:
             mailbox.awake()
 
@@ -214,6 +293,7 @@ class TransferAgent:
                 self._performer.feed(FromEngine(message))
 
     def _look_at_the_clock(self, now: float) -> None:
+        self._performer.catch_up()
         if self._tick_at is not None and self._tick_at <= now:
             self._performer.perform_all(self._machine.tick(now))
         self._links.look_at_the_clock(now)
@@ -251,6 +331,12 @@ class TransferAgent:
 
     # Ends
 
+    def _fail(self, error: Exception) -> None:
+        _log.critical("KV transfer has failed and is off from here on; requests are computed without it", exc_info=error)
+        self._break(f"KV transfer is off after an internal error: {error}")
+        self._leader = None
+        self._relief.set()
+
     def _break(self, reason: str) -> None:
         """End every ticket in hand. Readers of memory that was handed out notice by its epochs."""
         self._performer.off = True
@@ -260,7 +346,7 @@ class TransferAgent:
             words = buffer.words
             if words is not None:
                 words.write(range(len(words)), [words.read(block) + 1 for block in range(len(words))])
-        kept = self._machine.lent()
+        kept = self._machine.lent() | self._performer.announced
         for event in self._tickets.endings(self._clock(), reason, written_by_others=self._written_by_peers, kept=kept):
             self._post_event(event)
         self._broken = reason
@@ -275,6 +361,7 @@ class TransferAgent:
 
     def _release(self) -> None:
         """Close what is open."""
+        self._started = False
         self._performer.off = True
         self._links.close_all()
         for listening in self._bound.values():

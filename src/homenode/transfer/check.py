@@ -41,10 +41,10 @@ def named(setting: str) -> str:
 
 def check_transfer(config: TransferConfig, here: Surroundings, engine: EngineFacts) -> list[UserError]:
     """Everything wrong with these settings, each naming the settings and what to do. Empty: KV can be handed over, or is not asked to be."""
-    found = list(_parallel(engine))
     if not config.on:
-        return found + list(_off(config))
+        return list(_off(config))
     checks = (
+        _parallel(engine),
         _role(config),
         _modes(config),
         _numbers(config),
@@ -55,14 +55,14 @@ def check_transfer(config: TransferConfig, here: Surroundings, engine: EngineFac
         _sizes(config, engine),
         _engine(engine),
     )
-    return [*found, *(problem for check in checks for problem in check)]
+    return [problem for check in checks for problem in check]
 
 
 def _parallel(engine: EngineFacts) -> Iterator[UserError]:
     if engine.tensor_parallel_size > 1:
         yield UnsupportedError(
-            f"tensor_parallel_size (--tensor-parallel-size) is {engine.tensor_parallel_size}: so far an engine has one worker; more comes with "
-            "worker processes",
+            f"tensor_parallel_size (--tensor-parallel-size) is {engine.tensor_parallel_size}: KV is handed over by engines with one "
+            "worker, so far",
             param="tensor_parallel_size",
         )
 

@@ -87,9 +87,9 @@ class Connection:
             data = self.sock.recv(min(missing, _READ_MORE))
             self._parser.feed(data)
             return len(data)
-        count = self.sock.recv_into(self._scratch)
-        self._parser.feed(self._scratch[:count])
-        return count
+        data = self.sock.recv(_READ)
+        self._parser.feed(data)
+        return len(data)
 
     def _receive_payload(self, incoming: Incoming) -> int:
         total = incoming.receive(self.sock)

@@ -135,7 +135,7 @@ class CopyThread:
 
     def submit(self, job: CopyJob) -> tuple[CopyJob, Copied] | None:
         """Do a job: a small one at once, when nothing is before it, and its result is returned; else None, and it will be among `results`."""
-        if not self._open and job.nbytes <= INLINE_BYTES:
+        if self.takes_at_once(job.nbytes):
             answer = perform(job, self._copier, lambda: "")
             if job.ended is None:
                 return job, answer
@@ -143,6 +143,17 @@ class CopyThread:
         self._open.add(job)
         self._jobs.put(job)
         return None
+
+    def takes_at_once(self, nbytes: int) -> bool:
+        """Whether so much is small enough, and nothing is before it."""
+        return not self._open and nbytes <= INLINE_BYTES
+
+    def at_once(self, source: LocalBuffer | PeerBuffer, target: LocalBuffer | PeerBuffer | None, chunk: Chunk) -> list[bytes] | None:
+        """The digests of pages that `takes_at_once` was asked about; None if the copy came to nothing."""
+        try:
+            return _copy(source, target, chunk, self._copier)
+        except PeerError:
+            return None
 
     def results(self) -> list[tuple[CopyJob, Copied]]:
         """What was done since."""

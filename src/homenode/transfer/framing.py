@@ -93,11 +93,12 @@ class FrameParser:
         self.limit = limit
         self.mac: FrameMac | None = None
         self._buffer = bytearray()
+        self._alone = b""  # a frame that came by itself, as most do: it is cut from nothing
 
     @property
     def held(self) -> int:
         """Bytes that have come and were not taken."""
-        return len(self._buffer)
+        return len(self._buffer) + len(self._alone)
 
     @property
     def missing(self) -> int:
@@ -108,10 +109,19 @@ class FrameParser:
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take what came."""
+        if self._alone:
+            self._buffer += self._alone
+            self._alone = b""
+        elif self._is_one(data):
+            self._alone = bytes(data)
+            return
         self._buffer += data
 
     def next(self) -> bytes | None:
         """The body of the next frame if all of it is there. FrameError for one that is too large, or whose MAC is wrong."""
+        if self._alone:
+            body, self._alone = self._alone[HEADER_BYTES:], b""
+            return body
         held = len(self._buffer)
         if held < HEADER_BYTES:
             return None
@@ -129,12 +139,20 @@ class FrameParser:
 
     def take(self, target: memoryview) -> int:
         """Move raw bytes from the beginning of what came into `target` (bytes); how many."""
+        if self._alone:
+            self.feed(b"")
         count = min(len(target), len(self._buffer))
         if count:
             with memoryview(self._buffer) as came:
                 target[:count] = came[:count]
             del self._buffer[:count]
         return count
+
+    def _is_one(self, data: bytes | memoryview) -> bool:
+        """Whether this is a frame, all of it, and nothing waits."""
+        if self._buffer or self.mac is not None or not HEADER_BYTES <= len(data) <= self.limit:
+            return False
+        return HEADER_BYTES + int(_HEADER.unpack_from(data)[0]) == len(data)
 
     def _frame_bytes(self) -> int:
         size: int = _HEADER.unpack_from(self._buffer)[0]

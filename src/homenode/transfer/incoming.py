@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from homenode.transfer.ledger import PageState
-from homenode.transfer.machine import Copy, Receive
-from homenode.transfer.message import Cancel, Data, Offer, PageRef, Read, Ready, Stored
+from homenode.transfer.machine import Copy, Foreseen, Receive, Send, Tell
+from homenode.transfer.message import Cancel, Data, Done, Offer, Places, Read, Ready, Stored, places_of
 from homenode.transfer.pages import chunk_pages, first_target, page_count, span_bytes
 from homenode.transfer.processes import Process
 from homenode.transfer.receiving import Receiving
@@ -46,8 +47,11 @@ class Incoming:
     in_place: bool = False  # full pages may be read where they are
     placed: int = 0  # pages that are: until the scheduler says `Unused` the sender must keep them, however the ticket ended
     parted: bool = False  # with the scheduler's end of it; only its pages are still read
-    refs: list[PageRef] = field(default_factory=list)
-    seen: set[int] = field(default_factory=set)  # pages in refs
+    buffer: bytes = b""  # of the sender; its pages, and their epochs, of pages first_told, first_told + 1, ...
+    places: list[int] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)  # those in places
+    chunk: int = 0  # pages that are asked for at once
     digests: list[bytes] = field(default_factory=list)  # of pages first_told, first_told + 1, ...
     first_told: int = 0
     good: bytearray = field(default_factory=bytearray)
@@ -97,6 +101,7 @@ class Incoming:
         if len(blocks) < page_count(self.offer.tokens, size) or not 0 <= held <= self.pages:
             return False
         self.blocks, self.held, self.verified = list(blocks), held, held
+        self.chunk = chunk_pages(self.with_.layout, self.offer.page_tokens, self.with_.limits.chunk)
         self.good = bytearray(b"\1" * held + b"\0" * (self.pages - held))
         self.asked = held
         if not self.with_.delay:
@@ -108,43 +113,106 @@ class Incoming:
 
     def objection(self, said: Ready | Data) -> str | None:
         """What is wrong with it; None: nothing."""
-        count = len(said.digests)
         if self.stage != "open":
             return "pages of a hand-over that was not accepted"
-        if said.first != self.told or count == 0 or said.first + count > self.pages:
-            return f"pages {said.first} to {said.first + count} of {self.pages} were announced where page {self.told} was due"
-        if said.last != (said.first + count == self.pages):
+        if isinstance(said, Ready):
+            count, wrong_digests = said.count, len(said.digests) != said.count * self.with_.digest_bytes
+        else:
+            count, wrong_digests = len(said.digests), not {self.with_.digest_bytes}.issuperset(map(len, said.digests))
+        past = said.first + count
+        if said.first != self.told or count == 0 or past > self.pages:
+            return f"pages {said.first} to {past} of {self.pages} were announced where page {self.told} was due"
+        if said.last != (past == self.pages):
             return "the last page is not marked as the last, or another one is"
-        if set(map(len, said.digests)) != {self.with_.digest_bytes}:
+        if wrong_digests:
             return f"digests that are not {self.with_.digest_bytes} bytes long"
         if isinstance(said, Data):
             nbytes = self._bytes(said.first, count)
             return None if said.count == count and said.nbytes == nbytes else f"{said.nbytes} bytes for pages that have {nbytes}"
-        return self._bad_pages(said.pages, count)
+        return self._misplaced(said)
 
-    def _bad_pages(self, pages: list[PageRef], count: int) -> str | None:
+    def _misplaced(self, said: Ready) -> str | None:
+        count = said.count
         if self.with_.push:
-            return "pages to be read in push mode" if pages else None
-        if len(pages) != count:
-            return f"{len(pages)} pages with {count} digests"
-        buffer = (self.refs or pages)[0].buffer
-        numbers = {ref.page for ref in pages}
-        layout = self.process.buffers.get(buffer)
+            return "pages to be read in push mode" if said.pages or said.epochs or said.buffer else None
+        if len(said.pages) != 4 * count or len(said.epochs) != 8 * count:
+            return f"{len(said.pages)} bytes of places and {len(said.epochs)} of epochs for {count} pages"
+        numbers, _ = places_of(said)
+        layout = self.process.buffers.get(said.buffer)
         if layout is None or max(numbers) >= layout.blocks:
             return "a page that is in no registered buffer"
-        if layout.block_size != self.offer.page_tokens or {ref.buffer for ref in pages} != {buffer}:
+        if layout.block_size != self.offer.page_tokens or (self.places and said.buffer != self.buffer):
             return "pages of another size, or in several buffers"
-        if len(numbers) != count or not numbers.isdisjoint(self.seen):
+        if (count > 1 and len(set(numbers)) != count) or not self.seen.isdisjoint(numbers):
             return "one page for two places"
         return None
 
     def ready(self, said: Ready) -> None:
         """More pages can be read (or verified), found unobjectionable."""
-        self.refs.extend(said.pages)
-        self.seen.update([ref.page for ref in said.pages])
-        self.digests.extend(said.digests)
-        self.told += len(said.digests)
+        places, epochs = places_of(said)
+        self.buffer = said.buffer
+        self.places.extend(places)
+        self.epochs.extend(epochs)
+        self.seen.update(places)
+        size = self.with_.digest_bytes
+        self.digests.extend([said.digests[at : at + size] for at in range(0, len(said.digests), size)])
+        self.told += said.count
         self.pump()
+
+    def foresee(self, said: Ready, now: float) -> Foreseen | None:
+        """What `ready` will lead to, where these pages can be verified, or copied, at once; see `machine.Foreseen`."""
+        state, first, blocks = self.with_, said.first, self.blocks
+        if blocks is None or self.over or self.ending or self.copies or self.again or not state.shared or state.push:
+            return None
+        if not first == self.asked == self.told == self.verified or self.objection(said) is not None:
+            return None
+        spans, at, past = [], first, first + said.count
+        while at < past:
+            count = self._alike(at, min(self.chunk, past - at))
+            spans.append((at, count))
+            at += count
+        if len(spans) > state.limits.in_flight:
+            return None
+        places = places_of(said)
+
+        def then(digests: list[list[bytes]]) -> list[Send | Tell] | None:
+            found = b"".join([digest for each in digests for digest in each])
+            return self._told_of(said, places[0], spans, now) if found == said.digests else None
+
+        return Foreseen(tuple([self._foreseen_copy(said, places, *span) for span in spans]), then)
+
+    def _foreseen_copy(self, said: Ready, places: Places, first: int, count: int) -> Copy:
+        assert self.blocks is not None
+        size, at = self.offer.page_tokens, first - said.first
+        table, epochs = list(places[0][at : at + count]), list(places[1][at : at + count])
+        where_it_is, cache = self.in_place and self.blocks[first] < 0, self.with_.own.cache.id
+        tokens = self.offer.tokens
+        if size == self.with_.layout.block_size:  # where pages are blocks only theirs are needed
+            blocks, rest = self.blocks[first : first + count], min(tokens - first * size, count * size)
+            return Copy(0, said.buffer, table, cache, blocks, 0, count, rest, size, epochs, where_it_is)
+        table = [-1] * first + table + [-1] * (self.pages - first - count)
+        return Copy(0, said.buffer, table, cache, self.blocks, first, count, tokens, size, epochs, where_it_is)
+
+    def _told_of(self, said: Ready, places: Sequence[int], spans: list[tuple[int, int]], now: float) -> list[Send | Tell]:
+        """Of pages that proved good: as `_advance` tells of them."""
+        assert self.blocks is not None
+        told: list[Send | Tell] = []
+        for first, count in spans:
+            past = first + count
+            if self.in_place and self.blocks[first] < 0:
+                base, at = self.process.bases[said.buffer], first - said.first
+                told.append(Tell(Placed(now, self.ticket, first, [base + page for page in places[at : at + count]])))
+            told.append(Tell(Arrived(now, self.ticket, min(past * self.offer.page_tokens, self.offer.tokens))))
+        if past == self.pages and not self.placed and len(told) == len(spans):
+            done = self._done_foreseen(True, self.offer.lease_s)
+            told += [done] if done is not None else []
+        return told
+
+    def _done_foreseen(self, ok: bool, lease: float) -> Send | None:
+        peer = self.process.by_made
+        if peer is None or self.process.dead or (self.process.banned and lease < math.inf):
+            return None
+        return Send(peer, Done(self.offer.pull_id, ok))
 
     def data(self, peer: int, data: Data) -> None:
         """Push: bytes follow, found unobjectionable."""
@@ -183,7 +251,7 @@ class Incoming:
             if self.again:
                 first, count = self.again[0], 1
             elif self.asked < self.told:
-                first, count = self.asked, self._alike(self.asked, min(self._chunk(), self.told - self.asked))
+                first, count = self.asked, self._alike(self.asked, min(self.chunk, self.told - self.asked))
             else:
                 break
             if not self._ask(first, count):
@@ -264,8 +332,8 @@ class Incoming:
         if past > before:
             self.placed += past - before
             self.with_.tally.in_place_pages += past - before
-            refs = self.refs[before - self.first_told : past - self.first_told]
-            blocks = [self.process.bases[ref.buffer] + ref.page for ref in refs]
+            base = self.process.bases[self.buffer]
+            blocks = [base + page for page in self.places[before - self.first_told : past - self.first_told]]
             self.with_.tell(Placed(self.with_.now, self.ticket, before, blocks))
 
     def unused(self) -> None:
@@ -273,6 +341,11 @@ class Incoming:
         if self.placed:
             self.placed = 0
             self.with_.say_done(self.process, self.offer.pull_id, self.complete, math.inf)
+
+    def foresee_unused(self) -> Foreseen | None:
+        """What `unused` will lead to."""
+        done = self._done_foreseen(self.complete, math.inf) if self.placed else None
+        return None if done is None else Foreseen((), lambda _: [done])
 
     def begin(self) -> None:
         """Blocks are known: what is held has arrived; the rest is asked for as far as it was announced."""
@@ -299,13 +372,13 @@ class Incoming:
             )
             return True
         where_it_is = self.blocks[first] < 0 if self.in_place else False
-        refs = self.refs[first - self.first_told : first - self.first_told + count]
+        at = first - self.first_told
         table = [-1] * self.pages
-        table[first : first + count] = [ref.page for ref in refs]
-        epochs = [ref.epoch for ref in refs]
+        table[first : first + count] = self.places[at : at + count]
+        epochs = self.epochs[at : at + count]
         self._fill(first, count)
         state.act(
-            Copy(token, refs[0].buffer, table, own, list(self.blocks), first, count, offer.tokens, offer.page_tokens, epochs, where_it_is)
+            Copy(token, self.buffer, table, own, list(self.blocks), first, count, offer.tokens, offer.page_tokens, epochs, where_it_is)
         )
         return True
 
@@ -417,11 +490,11 @@ class Incoming:
         if not self.in_place:
             return count
         assert self.blocks is not None
-        kinds = [block < 0 for block in self.blocks[first : first + count]]
+        blocks = self.blocks[first : first + count]
+        if max(blocks) < 0:
+            return count
+        kinds = [block < 0 for block in blocks]
         return next((i for i, kind in enumerate(kinds) if kind != kinds[0]), count)
-
-    def _chunk(self) -> int:
-        return chunk_pages(self.with_.layout, self.offer.page_tokens, self.with_.limits.chunk)
 
     def _blocks_of(self, first: int, count: int = 1) -> list[int]:
         assert self.blocks is not None

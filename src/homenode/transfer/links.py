@@ -113,6 +113,10 @@ class Links:
             self._listening.append(one)
             self.watch(one.sock.fileno(), lambda _events, now, sock=one.sock: self._accept(sock, now))  # type: ignore[misc]
 
+    def fileno(self) -> int:
+        """A descriptor that can be read from when `poll` has something."""
+        return self._epoll.fileno()
+
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         """Wait; descriptors and events."""
         return self._epoll.poll(timeout)

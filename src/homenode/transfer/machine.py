@@ -1,12 +1,16 @@
 """What goes into a sending or receiving machine (`sender.SenderMachine`, `receiver.ReceiverMachine`), and what comes out. No I/O, no clock.
 
     machine.handle(input, now) -> list[Action]        machine.next_deadline() -> float | None        machine.tick(now) -> list[Action]
+    machine.foresee(input, now) -> Foreseen | None    changes nothing: what others wait for can be done before the books are kept
 
 `peer` numbers a connected process for the agent: a new number for each connection made, so that nothing of an old one is mistaken for the new.
 The agent answers every `Connect`, `Copy`, `Send...` in the end with the input named there, or with `PeerLost`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -155,6 +159,17 @@ class Close(msgspec.Struct, frozen=True):
 
 
 Action = Connect | Send | SendPages | Copy | Receive | Epochs | Tell | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What `handle` will answer to an input in the usual case: these copies first; and when they have been made with these digests (of each copy's
+    pages), then these `Send` and `Tell` actions, in this order, among others. `then` gives None where the digests are not those of the usual case.
+
+    The tables of the copies may be cut to what they need; they read and write the same bytes as those that `handle` asks for."""
+
+    copies: tuple[Copy, ...]
+    then: Callable[[list[list[bytes]]], list[Send | Tell] | None]
 
 
 class Own(msgspec.Struct, frozen=True):

@@ -29,6 +29,11 @@ class Mailbox(Generic[T]):
         self._items.append(item)
         self.wake()
 
+    def leave(self, item: T) -> None:
+        """The same without waking the reader."""
+        self._items.append(item)
+        self.waiting = True
+
     def wake(self) -> None:
         """Wake the reader without one."""
         self.waiting = True  # before the look at `_asleep`: the reader writes and looks the other way round, so one of the two notices
@@ -54,6 +59,13 @@ class Mailbox(Generic[T]):
             os.eventfd_read(self.fd)
         except BlockingIOError:
             pass
+
+    def look(self) -> bool:
+        """Whether there are messages; a bare `wake` has been heard."""
+        self.waiting = False
+        if self._items:
+            self.waiting = True
+        return self.waiting
 
     def take(self) -> list[T]:
         """All messages, oldest first. What comes from here on sets `waiting` again."""

@@ -7,6 +7,8 @@ Times on the wire are durations. `pull_id` names a hand-over within the sender's
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -39,6 +41,7 @@ class PageRef(msgspec.Struct, frozen=True, array_like=True):
     epoch: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
+Places = tuple[Sequence[int], Sequence[int]]
 Pages = Annotated[list[PageRef], Meta(max_length=MOST_PAGES)]
 
 
@@ -116,13 +119,34 @@ class OfferReply(msgspec.Struct, frozen=True, tag="offer-reply"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Sender, pull modes: pages first, first + 1, ... can be read. Push: they were written into their targets; `pages` is empty."""
+    """Sender, pull modes: `count` pages from `first` on can be read. Push: they were written into their targets; nothing is said of places.
+
+    What there is of each page lies packed, little-endian, so that many pages cost little more than one: this is what a receiver waits for.
+    """
 
     pull_id: PullId
     first: Index
-    pages: Pages
-    digests: Digests
+    count: Annotated[int, Meta(ge=0, le=MOST_PAGES)]
+    digests: Annotated[bytes, Meta(max_length=MAX_FRAME)]  # of each page, 8 bytes a KV head
     last: bool
+    buffer: Annotated[bytes, Meta(max_length=16)] = b""
+    pages: Annotated[bytes, Meta(max_length=4 * MOST_PAGES)] = b""  # of that buffer: uint32 each
+    epochs: Annotated[bytes, Meta(max_length=8 * MOST_PAGES)] = b""  # uint64 each
+
+
+def ready(pull_id: int, first: int, digests: Sequence[bytes], last: bool, buffer: bytes = b"", places: Places = ((), ())) -> Ready:
+    """`places`: pages of the buffer, and their epochs."""
+    pages, epochs = places
+    packed = struct.pack(f"<{len(pages)}I", *pages), struct.pack(f"<{len(epochs)}Q", *epochs)
+    return Ready(pull_id, first, len(digests), b"".join(digests), last, buffer, *packed)
+
+
+def places_of(said: Ready) -> Places:
+    """Its pages and their epochs, as many as there are of each."""
+    return (
+        struct.unpack(f"<{len(said.pages) // 4}I", said.pages[: len(said.pages) // 4 * 4]),
+        struct.unpack(f"<{len(said.epochs) // 8}Q", said.epochs[: len(said.epochs) // 8 * 8]),
+    )
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored"):

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 from homenode.transfer.ended import End
 from homenode.transfer.ledger import PageState
-from homenode.transfer.machine import Copy, SendPages
-from homenode.transfer.message import Abandon, Data, Drained, Message, OfferReply, PageRef, Read, Ready
+from homenode.transfer.machine import Copy, Foreseen, Send, SendPages, Tell
+from homenode.transfer.message import Abandon, Data, Drained, Message, OfferReply, Read, Ready, ready
 from homenode.transfer.pages import first_target, page_count, span_bytes, tokens_in
 from homenode.transfer.processes import Process
-from homenode.transfer.seam import Returned
+from homenode.transfer.seam import Computed, Returned
 from homenode.transfer.sending import Sending
 
 _MOST_AT_ONCE = 4096  # pages in one Ready
@@ -133,6 +133,27 @@ class Outgoing:
             self.with_.leases.grant(self.pull_id, self.with_.now)
         self.computing = self.computing and not last
         self.pump()
+
+    def foresee(self, computed: Computed) -> Foreseen | None:
+        """What `add` will lead to, where these pages can be announced as soon as their digests are known; see `machine.Foreseen`."""
+        state, first, count, process = self.with_, computed.first, len(computed.blocks), self.process
+        lies_still = state.shared and not state.push and state.pool is None
+        caught_up = first == self.computed == self.told and not self.copies and not self.over and not self.read
+        if not (
+            lies_still and caught_up and 0 < count <= min(state.chunk, _MOST_AT_ONCE) and process is not None and process.made is not None
+        ):
+            return None
+        past, size = first + count, state.page_tokens
+        if past > self.pages or computed.last != (past == self.pages):
+            return None
+        peer, blocks = process.made, computed.blocks
+        tokens = min(self.tokens - first * size, count * size)
+        copy = Copy(0, state.own.cache.id, blocks, state.own.cache.id, [], 0, count, tokens, size, digest_only=True)
+
+        def then(digests: list[list[bytes]]) -> list[Send | Tell] | None:
+            return [Send(peer, ready(self.pull_id, first, digests[0], computed.last, state.buffer, (blocks, state.ledger.epochs(blocks))))]
+
+        return Foreseen((copy,), then)
 
     def pump(self) -> None:
         """Keep the copy thread at work, and settle what can be settled."""
@@ -281,15 +302,16 @@ class Outgoing:
                 for at in range(first, past, self.with_.chunk):
                     self._send_pages(peer, at, min(self.with_.chunk, past - at))
             else:
-                refs = [] if self.with_.push else self._refs(first, past)
                 digests = [digest for digest in self.digests[first:past] if digest is not None]
-                self.with_.send(peer, Ready(self.pull_id, first, refs, digests, past == self.pages))
+                self.with_.send(peer, self._ready(first, past, digests))
                 self.with_.leases.grant(self.pull_id, self.with_.now)
 
-    def _refs(self, first: int, past: int) -> list[PageRef]:
-        pages = (self.table if self.with_.pool is None else self.pool)[first:past]
-        buffer = self.with_.buffer
-        return [PageRef(buffer, page, epoch) for page, epoch in zip(pages, self.with_.ledger.epochs(pages), strict=True)]
+    def _ready(self, first: int, past: int, digests: list[bytes]) -> Ready:
+        state, last = self.with_, past == self.pages
+        if state.push:
+            return ready(self.pull_id, first, digests, last)
+        pages = (self.table if state.pool is None else self.pool)[first:past]
+        return ready(self.pull_id, first, digests, last, state.buffer, (pages, state.ledger.epochs(pages)))
 
     def _send_pages(self, peer: int, first: int, count: int) -> None:
         token, state = self.with_.token(), self.with_

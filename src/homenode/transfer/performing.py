@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 import msgspec
@@ -25,6 +27,8 @@ from homenode.transfer.machine import (
     Copied,
     Copy,
     Epochs,
+    Foreseen,
+    FromEngine,
     FromPeer,
     Input,
     PeerLost,
@@ -47,6 +51,8 @@ class Machine(Protocol):
 
     def handle(self, given: Input, now: float, /) -> list[Action]: ...
 
+    def foresee(self, given: Input, now: float, /) -> Foreseen | None: ...
+
     def tick(self, now: float) -> list[Action]: ...
 
     def next_deadline(self) -> float | None: ...
@@ -59,6 +65,17 @@ class Machine(Protocol):
 
     @property
     def idle(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """An input that was answered before the machine has heard of it: what was done, of which the machine will say that it is to be done."""
+
+    given: Input
+    now: float
+    digests: deque[list[bytes]]  # of each copy
+    done: deque[Action] = field(default_factory=deque)
+    answers: deque[Copied] = field(default_factory=deque)
 
 
 class Performer:
@@ -85,8 +102,10 @@ class Performer:
         self._machine, self._buffers, self._copies, self._staging = machine, buffers, copies, staging
         self._post, self._clock = post, clock
         self._takes_buffers, self._writable = takes_buffers, writable
+        self._layout = next(iter(buffers.local.values())).buffer.layout
         self._inputs: deque[Input] = deque()
         self._feeding = False
+        self._ahead: _Ahead | None = None
         self._receipts: dict[int, CopyJob] = {}  # what is to be done when a payload is there
         self._fitting = False  # the header just taken has a Receive
         self._header: tuple[int, Data] | None = None
@@ -96,12 +115,105 @@ class Performer:
 
     def feed(self, given: Input) -> None:
         """Give the machine an input, and do what it says; later, if that is what is going on already."""
+        if self._ahead is not None and not self._feeding:
+            self.catch_up()
         self._inputs.append(given)
         if not self._feeding:
             self._feed_all([])
 
+    @property
+    def behind(self) -> bool:
+        """Whether the machine has not heard yet of something that was answered already."""
+        return self._ahead is not None
+
+    @property
+    def announced(self) -> frozenset[str]:
+        """The ticket whose pages were announced though the machine does not know."""
+        given = self._ahead.given if self._ahead is not None else None
+        return frozenset((given.message.ticket,)) if isinstance(given, FromEngine) else frozenset()
+
+    def answer_ahead(self, given: Input) -> bool:
+        """Where the machine's answer is known before it is asked: do what others wait for, and let it keep its books later (`catch_up`). False:
+        nothing was done."""
+        if self._feeding or self.off:
+            return False
+        self.catch_up()
+        now = self._clock()
+        foreseen = self._machine.foresee(given, now)
+        if foreseen is None:
+            return False
+        digests: list[list[bytes]] = []
+        for copy in foreseen.copies:
+            found = self._copy_at_once(copy, now)
+            if found is None:
+                return False
+            digests.append(found)
+        actions = foreseen.then(digests)
+        if actions is None:
+            return False
+        self._ahead = ahead = _Ahead(given, now, deque(digests))
+        for action in actions:
+            ahead.done.append(action)
+            self._perform_now(action, now)
+        return True
+
+    def _perform_now(self, action: Action, now: float) -> None:
+        if type(action) is Tell:
+            self._post(action.event)
+        elif type(action) is Send and (connection := self.links.find(action.peer)) is not None:
+            self.links.send(connection, action.message, now)
+
+    def _copy_at_once(self, copy: Copy, now: float) -> list[bytes] | None:
+        """None if it is too large for that, or came to nothing: it is then asked for again."""
+        nbytes = copy.pages * self._layout.block_bytes
+        if not self._copies.takes_at_once(nbytes):
+            return None
+        source = self._buffers.borrow(copy.source, now)
+        target = None if copy.digest_only or source is None else self._buffers.borrow(copy.target, now)
+        begun, digests = time.perf_counter(), None
+        if source is not None and (target is not None or copy.digest_only):
+            digests = self._copies.at_once(source, target, chunk_of(copy))
+        self.copy_seconds += time.perf_counter() - begun
+        for buffer_id, found in ((copy.source, source), (copy.target, target)):
+            if found is not None:
+                self._buffers.give_back(buffer_id, now)
+        if digests is not None and target is not None:
+            self.bytes_copied += nbytes
+        return digests
+
+    def catch_up(self) -> None:
+        """Tell the machine of what was answered without it. InternalError when it would have answered otherwise."""
+        ahead = self._ahead
+        if ahead is None or self._feeding or self.off:
+            return
+        self._feeding = True
+        try:
+            self._handle(ahead.given, ahead.now)
+            while ahead.answers:
+                self._handle(ahead.answers.popleft(), ahead.now)
+        finally:
+            self._feeding = False
+            self._ahead = None
+        if ahead.done or ahead.digests:
+            raise InternalError(f"the transfer machine answers {type(ahead.given).__name__} otherwise than was foreseen")
+        if self._inputs:
+            self._feed_all([])
+
+    def _was_done(self, action: Action) -> bool:
+        """Whether an action was done already, ahead of the machine's word."""
+        ahead = self._ahead
+        if ahead is None:
+            return False
+        if type(action) is Copy and ahead.digests:
+            ahead.answers.append(Copied(action.token, ahead.digests.popleft()))
+            return True
+        if ahead.done and action == ahead.done[0]:
+            ahead.done.popleft()
+            return True
+        return False
+
     def perform_all(self, actions: list[Action]) -> None:
-        """Do what the machine said at another occasion (`tick`, `drain`)."""
+        """Do what the machine said at another occasion (`tick`, `drain`), which was not `behind`."""
         self.changed = True
         self._feed_all(actions)
 
@@ -117,10 +229,10 @@ class Performer:
         finally:
             self._feeding = False
 
-    def _handle(self, given: Input) -> None:
+    def _handle(self, given: Input, now: float | None = None) -> None:
         self.changed = True
         try:
-            actions = self._machine.handle(given, self._clock())
+            actions = self._machine.handle(given, self._clock() if now is None else now)
         except Exception as error:
             self.failures += 1
             if not isinstance(given, FromPeer | Connected):
@@ -136,7 +248,8 @@ class Performer:
         """InternalError if one fails: the machine believes it and those after it done, so nothing of what it knows would be true."""
         try:
             for action in actions:
-                self._perform(action)
+                if self._ahead is None or not self._was_done(action):
+                    self._perform(action)
         except InternalError:
             raise
         except Exception as error:
@@ -171,8 +284,8 @@ class Performer:
             self._header = None
             if not self._fitting:
                 connection.discard_payload(message.nbytes)
-        else:
-            self.feed(FromPeer(connection.number, message))
+        elif not self.answer_ahead(given := FromPeer(connection.number, message)):
+            self.feed(given)
 
     def on_payload(self, connection: Connection, incoming: Incoming) -> None:
         """See `links.Listener`."""
@@ -229,7 +342,14 @@ class Performer:
                 assert_never(action)
 
     def _copy(self, action: Copy) -> None:
-        now = self._clock()
+        job = self._job(action, self._clock())
+        if job is None:
+            self.feed(Copied(action.token, None, "the peer's memory is not in reach any more"))
+        else:
+            self._submit(job)
+
+    def _job(self, action: Copy, now: float) -> CopyJob | None:
+        """None when memory is not in reach any more; else it is borrowed."""
         source = self._buffers.borrow(action.source, now)
         target = None if action.digest_only else self._buffers.borrow(action.target, now)
         borrowed = [action.source] if action.digest_only else [action.source, action.target]
@@ -237,13 +357,9 @@ class Performer:
             for buffer_id, found in zip(borrowed, (source, target), strict=False):
                 if found is not None:
                     self._buffers.give_back(buffer_id, now)
-            self.feed(Copied(action.token, None, "the peer's memory is not in reach any more"))
-            return
+            return None
         layout = source.memory.layout if isinstance(source, LocalBuffer) else source.layout
-        work = Chunk(
-            action.source_table, action.target_table, action.first_page, action.pages, action.tokens, action.page_tokens, action.epochs
-        )
-        self._submit(CopyJob(action.token, source, target, work, page_nbytes(layout, action.page_tokens), borrowed))
+        return CopyJob(action.token, source, target, chunk_of(action), page_nbytes(layout, action.page_tokens), borrowed)
 
     def _receive(self, action: Receive) -> None:
         if self._header is None or self._header[0] != action.peer or self._fitting:
@@ -298,6 +414,12 @@ class Performer:
     def _drop_receipt(self, token: int, reason: str) -> None:
         self._receipts.pop(token, None)
         self.feed(Copied(token, None, reason))
+
+
+def chunk_of(action: Copy) -> Chunk:
+    """The pages, without whose they are."""
+    where = (action.first_page, action.pages, action.tokens, action.page_tokens)
+    return Chunk(action.source_table, action.target_table, *where, action.epochs)
 
 
 def page_span_nbytes(action: Receive, local: LocalBuffer) -> int:

@@ -12,13 +12,15 @@ from homenode.transfer.machine import (
     Connected,
     ConnectFailed,
     Copied,
+    Foreseen,
     FromEngine,
     FromPeer,
     Input,
     PeerLost,
     Sent,
 )
-from homenode.transfer.message import Renew
+from homenode.transfer.message import Ready, Renew
+from homenode.transfer.seam import Unused
 from homenode.transfer.senders import Senders
 
 
@@ -48,6 +50,19 @@ class ReceiverMachine(Senders):
             case Sent():
                 pass
         return self._end()
+
+    def foresee(self, input: Input, now: float) -> Foreseen | None:
+        """Pages that were announced, and pages that nobody reads any more."""
+        if type(input) is FromPeer and type(input.message) is Ready:
+            process = self._state.processes.of(input.peer)
+            if process is None or input.peer not in process.live or process.banned:
+                return None
+            incoming = self._pulls.get((process.incarnation, input.message.pull_id))
+            return incoming.foresee(input.message, now) if incoming is not None else None
+        if type(input) is FromEngine and type(input.message) is Unused:
+            incoming = self._tickets.get(input.message.ticket)
+            return incoming.foresee_unused() if incoming is not None else None
+        return None
 
     def tick(self, now: float) -> list[Action]:
         """Whatever is due by now."""

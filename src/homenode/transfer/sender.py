@@ -12,6 +12,7 @@ from homenode.transfer.machine import (
     Connected,
     ConnectFailed,
     Copied,
+    Foreseen,
     FromEngine,
     FromPeer,
     Input,
@@ -51,6 +52,13 @@ class SenderMachine(Receivers):
                     outgoing.sent(token, ok)
                     self._look(outgoing)
         return self._end()
+
+    def foresee(self, input: Input, now: float) -> Foreseen | None:
+        """Pages that were computed."""
+        if type(input) is not FromEngine or type(input.message) is not Computed:
+            return None
+        outgoing = self._tickets.get(input.message.ticket)
+        return outgoing.foresee(input.message) if outgoing is not None and outgoing.admitted else None
 
     def tick(self, now: float) -> list[Action]:
         """Whatever is due by now."""

@@ -36,6 +36,7 @@ from homenode.transfer.message import (
     Stored,
     decode,
     encode,
+    ready,
 )
 from tests.host.transfer.rig import FINGERPRINT, PATIENCE_S
 
@@ -147,6 +148,13 @@ def hostile_messages(rng: random.Random, buffer: bytes) -> Iterator[Message]:
         ids = (buffer, bytes(16), rng.randbytes(16), b"" if wild else buffer)
         return [PageRef(rng.choice(ids), number(), number()) for _ in range(rng.choice((0, 1, 2, 3)))]
 
+    def packed(size: int) -> bytes:
+        return rng.randbytes(rng.choice((0, 1, 2)) * size + rng.choice((0, 0, 0, 1)))
+
+    def places() -> tuple[list[int], list[int]]:
+        count = rng.choice((0, 1, 2, 3))
+        return [rng.randrange(9) for _ in range(count)], [rng.randrange(2) for _ in range(count)]
+
     def digests() -> list[bytes]:
         return [rng.randbytes(7 if wild else rng.choice((8, 16, 16, 24))) for _ in range(rng.choice((0, 1, 2)))]
 
@@ -160,8 +168,8 @@ def hostile_messages(rng: random.Random, buffer: bytes) -> Iterator[Message]:
         lambda: Offer(number(), text(), number(), rng.choice((*NUMBERS, 16, 32, 48)), identities(), text(), rng.random()),
         lambda: Offer(rng.randrange(5), f"t{rng.randrange(9)}", 64, 32, [rng.randbytes(16)] * 2, text(), 1.0),
         lambda: OfferReply(number(), some(), pages(), rng.random() < 0.3, rng.random() < 0.3, number(), number(), text()),
-        lambda: Ready(number(), number(), pages(), digests(), rng.random() < 0.5),
-        lambda: Ready(rng.randrange(5), rng.randrange(3), pages(), digests(), rng.random() < 0.5),
+        lambda: Ready(number(), number(), number(), packed(16), rng.random() < 0.5, rng.choice((b"", buffer)), packed(4), packed(8)),
+        lambda: ready(rng.randrange(5), rng.randrange(3), digests(), rng.random() < 0.5, rng.choice((buffer, bytes(16))), places()),
         lambda: Stored(number(), number(), rng.random() < 0.5, text()),
         lambda: Abandon(number(), text()),
         lambda: Cancel(number()),

@@ -19,7 +19,7 @@ from homenode.transfer import opening
 from homenode.transfer.agent import TransferAgent
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.limits import Limits
-from homenode.transfer.machine import Action, Input
+from homenode.transfer.machine import Action, Foreseen, Input
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.seam import (
     Arrived,
@@ -169,6 +169,18 @@ class Interrupted:
     def handle(self, given: Input, now: float) -> Iterator[Action]:
         self._step()
         return self._in_steps(self._machine.handle(given, now))
+
+    def foresee(self, given: Input, now: float) -> Foreseen | None:
+        foreseen: Foreseen | None = self._machine.foresee(given, now)
+        if foreseen is None:
+            return None
+        self._step()
+
+        def then(digests: list[list[bytes]]) -> Iterator[Action] | None:
+            actions = foreseen.then(digests)
+            return None if actions is None else self._in_steps(list(actions))
+
+        return Foreseen(foreseen.copies, then)  # type: ignore[arg-type]
 
     def tick(self, now: float) -> Iterator[Action]:
         return self._in_steps(self._machine.tick(now))

@@ -22,12 +22,12 @@ from homenode.transfer.carriers.tcp import TcpCarrier
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.greeting import Admission, Identity
 from homenode.transfer.links import LinkLimits
-from homenode.transfer.machine import Action, FromEngine, Input, Own
+from homenode.transfer.machine import Action, Foreseen, FromEngine, Input, Own
 from homenode.transfer.memory import KvLayout
 from homenode.transfer.staging import contiguous
 
 T = TypeVar("T")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 FINGERPRINT = {"model": "toy", "dtype": "f16", "rope": "10000"}
 
 
@@ -98,6 +98,9 @@ class PythonWords:
 
     def read(self, block: int) -> int:
         return self._words[block]
+
+    def hold(self, blocks: Sequence[int], epochs: Sequence[int]) -> bool:
+        return all(self._words[block] == epoch for block, epoch in zip(blocks, epochs, strict=True))
 
     def write(self, blocks: Sequence[int], epochs: Sequence[int]) -> None:
         for block, epoch in zip(blocks, epochs, strict=True):
@@ -200,6 +203,9 @@ class ScriptedMachine:
         if self.keeps:
             self.inputs.put(given)
         return actions
+
+    def foresee(self, given: Input, now: float) -> Foreseen | None:
+        return None
 
     def tick(self, now: float) -> list[Action]:
         self.ticks.append(now)

@@ -21,6 +21,8 @@ from homenode.transfer.seam import Failed, Forgotten, Offered, Quarantined, Retu
 from tests.host.transfer.pair import Engine, compute, content, hand_over, running_engine, want
 from tests.host.transfer.rig import running
 
+pytestmark = pytest.mark.alone
+
 _FORK = multiprocessing.get_context("fork")
 NOTICED_S = 0.1
 

@@ -15,6 +15,8 @@ from tests.host.transfer.pair import MODES
 from tests.host.transfer.players import Child, Part, Player, children, playing, true_content
 from tests.host.transfer.rig import eventually
 
+pytestmark = pytest.mark.alone
+
 IN_TIME_S = 15.0
 PATIENT = Limits(chunk=4096)
 QUICK = Limits(
@@ -101,7 +103,7 @@ def test_whatever_happens_after_any_step(channel: str, mode: str, role: str, fau
         for child in them:
             if fault == "raise" and role == "receiver":
                 continue  # it may never hear of its ticket
-            eventually(partial(stands_still, child), f"{child.part} comes to its step or its end", 30)
+            eventually(partial(stands_still, child), f"{child.part} comes to its step or its end")
         begun = time.monotonic()
         here.ends(IN_TIME_S)
         may_be_written = [ticket for ticket, outcome in here.outcomes.items() if outcome.end == "Quarantined"]

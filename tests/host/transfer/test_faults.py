@@ -27,8 +27,10 @@ from tests.host.transfer.hostile import RawPeer, say_last
 from tests.host.transfer.pair import MODES, Engine, compute, content, running_engine, want
 from tests.host.transfer.players import Outcome, Part, Player, children, playing, true_content
 from tests.host.transfer.relay import as_it_is, cut, flipped, relaying
-from tests.host.transfer.rig import PythonKv, copy_pages, eventually
+from tests.host.transfer.rig import PATIENCE_S, PythonKv, copy_pages, eventually
 from tests.host.transfer.test_every_step import PATIENT, QUICK
+
+pytestmark = pytest.mark.alone
 
 OFFSETS = 24
 
@@ -128,6 +130,9 @@ class LosesDones(ReceiverMachine):
     """The first two are not sent."""
 
     lost = 0
+
+    def foresee(self, input: Input, now: float) -> None:
+        """Nothing is sent past `handle`."""
 
     def handle(self, input: Input, now: float) -> list[Action]:
         return self._without(super().handle(input, now))
@@ -249,7 +254,7 @@ def one_plays(part: Part) -> None:
         child.pipe.send(here.document if other == "receiver" else b"")
         if other == "sender":
             here.want("t", child.document)
-        assert child.hear(20) and child.outcome is not None
+        assert child.hear(PATIENCE_S) and child.outcome is not None
         ends = here.ends()["t"]
         arrived, sent = (ends, child.outcome) if other == "receiver" else (child.outcome, ends)
         assert (arrived.end, sent.end) == ("all arrived", "Returned")

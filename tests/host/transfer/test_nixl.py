@@ -18,9 +18,12 @@ from tests.host.transfer.test_deaths import _Document as Document
 from tests.host.transfer.test_deaths import _receiver_until as receiver_until
 from tests.host.transfer.test_deaths import _sender_until as sender_until
 
-pytestmark = pytest.mark.skipif(
-    all(importlib.util.find_spec(name) is None for name in BUILDS), reason="nixl is not installed (pip install 'homenode[nixl]')"
-)
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(
+        all(importlib.util.find_spec(name) is None for name in BUILDS), reason="nixl is not installed (pip install 'homenode[nixl]')"
+    ),
+]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -39,6 +39,11 @@ def document(alloc: str = ALLOC, mode: str = "pull-eager") -> bytes:
     )
 
 
+def ready_of(pull: int, first: int, refs: list[PageRef], digests: list[bytes], last: bool) -> m.Ready:
+    """Of pages of one buffer: the first one's."""
+    return m.ready(pull, first, digests, last, refs[0].buffer if refs else b"", ([ref.page for ref in refs], [ref.epoch for ref in refs]))
+
+
 def sent(actions: list[Any], kind: type | None = None) -> list[Any]:
     return [a.message for a in actions if isinstance(a, Send) and (kind is None or isinstance(a.message, kind))]
 
@@ -156,4 +161,4 @@ class ReceiverBench(Bench):
 
     def ready(self, first: int, count: int, last: bool, pull: int = 0, name: bytes = THEIRS, epoch: int = 0) -> m.Ready:
         refs = [] if self.mode == "push" else [PageRef(name, 50 + first + n, epoch) for n in range(count)]
-        return m.Ready(pull, first, refs, [DIGEST] * count, last)
+        return ready_of(pull, first, refs, [DIGEST] * count, last)

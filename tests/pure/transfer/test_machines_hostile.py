@@ -12,7 +12,7 @@ from homenode.transfer import message as m
 from homenode.transfer import seam as s
 from homenode.transfer.machine import Close, Copied, Copy, FromPeer, Receive, SendPages, Sent
 from homenode.transfer.message import PageRef
-from tests.pure.transfer.bench import BLOCK, DIGEST, MINE, THEIRS, ReceiverBench, SenderBench, of, sent, told
+from tests.pure.transfer.bench import BLOCK, DIGEST, MINE, THEIRS, ReceiverBench, SenderBench, of, ready_of, sent, told
 
 OTHER = b"o" * 16
 
@@ -49,17 +49,17 @@ def test_offers_that_do_not_fit_end_the_connection_before_anything_is_taken(offe
 @pytest.mark.parametrize(
     "ready",
     [
-        m.Ready(0, 1, [PageRef(THEIRS, 1, 0)], [DIGEST], False),  # not the next page
-        m.Ready(0, 0, [PageRef(THEIRS, 256, 0)], [DIGEST], False),  # out of range
-        m.Ready(0, 0, [PageRef(MINE, 1, 0)], [DIGEST], False),  # not its buffer
-        m.Ready(0, 0, [PageRef(THEIRS, 1, 0)] * 2, [DIGEST] * 2, False),  # one page twice
-        m.Ready(0, 0, [PageRef(THEIRS, 1, 0)], [DIGEST] * 2, False),
-        m.Ready(0, 0, [PageRef(THEIRS, 1, 0)], [b"d" * 8], False),  # a digest too short
-        m.Ready(0, 0, [PageRef(THEIRS, 1, 0)], [DIGEST], True),  # not the last
-        m.Ready(0, 0, [PageRef(THEIRS, n, 0) for n in range(3)], [DIGEST] * 3, False),  # the last
-        m.Ready(0, 0, [PageRef(THEIRS, n, 0) for n in range(4)], [DIGEST] * 4, True),  # too many
-        m.Ready(0, 0, [], [], False),
-        m.Ready(7, 0, [PageRef(THEIRS, 1, 0)], [DIGEST], False),  # never offered
+        ready_of(0, 1, [PageRef(THEIRS, 1, 0)], [DIGEST], False),  # not the next page
+        ready_of(0, 0, [PageRef(THEIRS, 256, 0)], [DIGEST], False),  # out of range
+        ready_of(0, 0, [PageRef(MINE, 1, 0)], [DIGEST], False),  # not its buffer
+        ready_of(0, 0, [PageRef(THEIRS, 1, 0)] * 2, [DIGEST] * 2, False),  # one page twice
+        ready_of(0, 0, [PageRef(THEIRS, 1, 0)], [DIGEST] * 2, False),
+        ready_of(0, 0, [PageRef(THEIRS, 1, 0)], [b"d" * 8], False),  # a digest too short
+        ready_of(0, 0, [PageRef(THEIRS, 1, 0)], [DIGEST], True),  # not the last
+        ready_of(0, 0, [PageRef(THEIRS, n, 0) for n in range(3)], [DIGEST] * 3, False),  # the last
+        ready_of(0, 0, [PageRef(THEIRS, n, 0) for n in range(4)], [DIGEST] * 4, True),  # too many
+        ready_of(0, 0, [], [], False),
+        ready_of(7, 0, [PageRef(THEIRS, 1, 0)], [DIGEST], False),  # never offered
         m.Data(0, 0, 1, 512, [DIGEST], False),  # bytes, where memory is shared
         m.OfferReply(0),
         m.Done(0),
@@ -98,7 +98,7 @@ def test_pages_that_are_not_what_was_agreed_poison_that_peer_only(ready: Any) ->
         m.Read(0, 0, 1),
         m.Cancel(0),
         m.Offer(0, "x", 32, 32, names(1), "d", 1.0),
-        m.Ready(0, 0, [], [DIGEST], False),
+        ready_of(0, 0, [], [DIGEST], False),
         m.Drained(0),
         m.Renewed(1.0),
         m.Abandon(0, ""),
@@ -200,6 +200,7 @@ def test_a_million_done_signals_grow_nothing() -> None:
 ids = st.sampled_from([0, 1, 2, 3, 9])
 small = st.integers(0, 5)
 refs = st.builds(PageRef, st.sampled_from([THEIRS, MINE, OTHER]), st.sampled_from([0, 1, 2, 3, 60, 255, 256, 1 << 30]), st.integers(0, 2))
+packed = st.sampled_from([b"", b"\1\0\0\0", b"\2" * 8, DIGEST, DIGEST * 2, b"\0" * 3, b"\xff" * 12])
 digests = st.lists(st.sampled_from([DIGEST, b"d" * 8, b"e" * 16]), max_size=4)
 texts = st.sampled_from(["", "x", "unix:@d", f"unix:@done{THEIRS.hex()}"])
 tickets = st.sampled_from(["t", "u", "v", "w"])
@@ -219,7 +220,8 @@ frames = st.one_of(
         st.booleans(),
         texts,
     ),
-    st.builds(m.Ready, ids, small, st.lists(refs, max_size=4), digests, st.booleans()),
+    st.builds(ready_of, ids, small, st.lists(refs, max_size=4), digests, st.booleans()),
+    st.builds(m.Ready, ids, small, small, packed, st.booleans(), st.sampled_from([THEIRS, MINE, b""]), packed, packed),
     st.builds(m.Stored, ids, small, st.booleans(), texts),
     st.builds(m.Abandon, ids, texts),
     st.builds(m.Cancel, ids),

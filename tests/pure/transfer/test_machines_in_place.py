@@ -107,7 +107,7 @@ class TestReceiver:
         bench = receiver()
         placed(bench)
         bench.engine(s.Claimed("t", 3 * BLOCK))
-        assert not of(bench.frame(1, m.Ready(99, 0, [], [DIGEST], True)), Close)
+        assert not of(bench.frame(1, m.ready(99, 0, [DIGEST], True)), Close)
         actions = bench.engine(s.Unused("t"))
         assert sent(actions, m.Done) and len(of(actions, Close)) == 2
 

@@ -190,7 +190,7 @@ class TestSender:
         actions = bench.copies(bench.engine(s.Computed("t", 0, [10, 11, 12], True)))
         assert kinds(actions) == [s.Returned]
         (ready,) = sent(actions, m.Ready)
-        assert {ref.buffer for ref in ready.pages} == {b"p" * 16} and bench.machine.figures().pinned_pages == 3
+        assert ready.buffer == b"p" * 16 and bench.machine.figures().pinned_pages == 3
         assert kinds(bench.frame(101, m.Done(0))) == [] and bench.machine.idle and bench.machine.figures().pinned_pages == 0
 
     def test_a_ticket_twice_is_refused_by_name_and_a_released_one_too(self) -> None:

@@ -15,8 +15,9 @@ from homenode.compute.kv_memory import KvLayout
 from homenode.compute.native.capability import available_levels, choose_level
 from homenode.compute.native.kv_memory import NativeKvMemory, kv_type, map_memory, pool
 from homenode.compute.native.meter import NativeMeter
+from homenode.compute.native.ranks import NativeRankGroup
 from homenode.compute.native.recorder import RecordingOps
-from homenode.compute.native.refusals import host_errors
+from homenode.compute.native.refusals import host_errors, peer_errors
 from homenode.compute.ops import (
     IntArray,
     KvGeometry,
@@ -29,6 +30,7 @@ from homenode.compute.ops import (
     StepLimits,
     Tensor,
 )
+from homenode.compute.ranks import RankGroup
 from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import UnsupportedError, UserError
@@ -37,6 +39,7 @@ from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
 
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
+_UNEVEN = 1.125  # what a thread may have of the weights, of its even part: rows go in groups
 _SPREADS = {"split": _native.Spread.split, "copied": _native.Spread.copied, "interleaved": _native.Spread.interleaved}
 
 
@@ -71,6 +74,7 @@ class NativeBackend:
         self._memory = memory
         self._arena = self._make_arena()
         self._kv_ranges: list[tuple[int, int, int]] = []
+        self._own_ranges: list[tuple[int, int, int]] = []  # of the last program made
         self._kv_shared = False
         self._pages: dict[str, Any] | None = None  # what the kernel said, as long as nothing was added since
         self._homes: dict[str, list[dict[str, int]] | None] | None = None  # as last seen
@@ -110,7 +114,7 @@ class NativeBackend:
                 permuted_heads,
                 self._arena,
                 _SPREADS[spread],
-                *((row_bytes,) if row_bytes else ()),
+                row_bytes,
             )
         return self._count(packed)
 
@@ -119,6 +123,16 @@ class NativeBackend:
         with host_errors():
             values = np.ascontiguousarray(array, np.float32)
             return self._count(_native.weight_from_rows(self._team, values, self._target(target), self._arena, _SPREADS[spread]))
+
+    def begin_weights(self, size: int) -> None:
+        """See `FittingBackend.begin_weights`."""
+        self._arena.expect(int(size / len(self._team.cpus) * _UNEVEN))
+
+    def end_weights(self) -> None:
+        """See `FittingBackend.end_weights`. Only where memory is bound to nodes: elsewhere some MiB do not count, and huge pages are kept whole."""
+        if self._memory is not None and self._memory.bound:
+            self._arena.trim()
+            self._pages = self._homes = None
 
     @property
     def packing(self) -> str:
@@ -193,17 +207,30 @@ class NativeBackend:
         """Another process's KV memory: see `compute.native.kv_memory.map_memory`."""
         return map_memory(fd, layout, self._level, writable=writable)
 
-    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, *, fuse: bool = True) -> NativeProgram:
-        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other.
+    def compile(
+        self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None, *, fuse: bool = True
+    ) -> NativeProgram:
+        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other, UnsupportedError for a group that is not native.
 
         fuse: let operations be computed on the way into or out of others. Without it every result goes through memory; the values are the same.
         """
+        if group is not None and not isinstance(group, NativeRankGroup):
+            raise UnsupportedError(f"programs of the native core sum over ranks of its own kind; seen {type(group).__name__}")
         recorder = _native.Recorder(
-            self._team, self._level, limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence, fuse
+            self._team,
+            self._level,
+            limits.max_tokens,
+            limits.max_sequences,
+            limits.max_sampled_rows,
+            limits.max_blocks_per_sequence,
+            fuse,
+            None if group is None else group.handle,
+            self._arena,
         )
         with host_errors():
             program = recorder.finish(forward(RecordingOps(recorder)))
         self._program_bytes += program.nbytes
+        self._own_ranges, self._homes = program.ranges, None
         return NativeProgram(program)
 
     def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
@@ -225,6 +252,7 @@ class NativeBackend:
         `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it did not have its CPU.
         `spin_us`: how long threads watch for each other, less than asked for where there are more of them than CPUs.
         `kv_shared`: whether the last KV memory made lies in a memfd.
+        `scratch_bytes`: of the last program, what threads of several homes have for themselves.
         `weight_pages` and `kv_pages`: bytes of weights and of the last KV memory made that were in memory, `present`, and of them on huge pages,
         `huge`, when this was first asked for after the last of them was made; None where the kernel does not tell. `residency`: see there; at most
         some seconds old, of a sample of the pages.
@@ -241,6 +269,7 @@ class NativeBackend:
             "kv_bytes": self._kv_bytes,
             "kv_shared": self._kv_shared,
             "program_bytes": self._program_bytes,
+            "scratch_bytes": sum(size for _, size, _ in self._own_ranges),
             **self._read_pages(),
             "residency": self._watch_homes(),
         }
@@ -259,17 +288,17 @@ class NativeBackend:
 
     def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
         """See `PlacedBackend.planned`."""
-        parts = {"weights": self._arena.ranges, "kv": self._kv_ranges}
+        parts = {"weights": self._arena.ranges, "kv": self._kv_ranges, "scratch": self._own_ranges}
         return {name: () if self._memory is None else self._memory.planned(ranges) for name, ranges in parts.items()}
 
     def residency(self, most_pages: int | None = None, calls: Syscalls | None = None) -> dict[str, list[dict[str, int]] | None]:
-        """Ask the kernel where every page of weights and KV memory lies: for `weights` and `kv` a line for each planned node.
+        """Ask the kernel where every page of weights, KV memory and threads' own memory lies: for each use a line for each planned node.
 
         See `PlacedBackend.residency`. It costs about 0.4 us a page of 4 KiB; with `most_pages` some pages at even distances stand for the others,
         and other ones each time.
         """
         if self._memory is None:
-            return {"weights": None, "kv": None}
+            return {"weights": None, "kv": None, "scratch": None}
         calls = calls or Syscalls()
         seen = {name: node_residencies(ranges, calls, most_pages) for name, ranges in self.planned().items()}
         return {name: None if lines is None else [asdict(line) for line in lines] for name, lines in seen.items()}
@@ -321,10 +350,11 @@ class NativeProgram:
     def run(self, arrays: StepArrays) -> _native.Output:
         """See `Program.run`. ValueError, naming the value, when the arrays contradict each other, the limits, the vocabulary or the KV memory.
 
-        The result is overwritten by the next run; `numpy()` copies it.
+        The result is overwritten by the next run; `numpy()` copies it. After a PeerError, every further run fails at once.
         """
         a = arrays
-        return self._program.run(a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows)
+        with peer_errors():
+            return self._program.run(a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows, a.hidden)
 
     def barriers(self, tokens: int = 1, sequences: int = 1) -> int:
         """Times the threads wait for each other in a step of so many tokens and sequences, one sampled row each; its end is not counted."""

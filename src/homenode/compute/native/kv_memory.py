@@ -96,6 +96,10 @@ class NativeEpochWords:
         """See `EpochWords.read`. ValueError for a block that is not there."""
         return self._words.read(block)
 
+    def hold(self, blocks: Sequence[int], epochs: Sequence[int]) -> bool:
+        """See `EpochWords.hold`. ValueError for a block that is not there."""
+        return self._words.hold(blocks, epochs)
+
     def write(self, blocks: Sequence[int], epochs: Sequence[int]) -> None:
         """See `EpochWords.write`. ValueError for a block that is not there, and for words of another process."""
         self._words.write(blocks, epochs)

@@ -19,9 +19,23 @@ class RecordingOps:
     def __init__(self, recorder: _native.Recorder) -> None:
         self._recorder = recorder
 
-    def embedding(self, table: _native.Weight) -> _native.Tensor:
+    def embedding(self, table: _native.Weight, first: int = 0, vocabulary: int | None = None) -> _native.Tensor:
         """See `Ops.embedding`."""
-        return self._recorder.embedding(table)
+        if vocabulary is None and first:
+            raise ValueError(f"embedding: a table from row {first} of a vocabulary that is not said")
+        return self._recorder.embedding(table, first, vocabulary or 0)
+
+    def received(self, columns: int) -> _native.Tensor:
+        """See `Ops.received`. They are read where the caller of the step has them."""
+        return self._recorder.received(columns)
+
+    def sum(self, x: _native.Tensor) -> _native.Tensor:
+        """See `Ops.sum`. x itself where the program has no group, or a group of one."""
+        return self._recorder.sum(x)
+
+    def gather(self, x: _native.Tensor, widths: Sequence[int]) -> _native.Tensor:
+        """See `Ops.gather`. x itself where the program has no group, or a group of one."""
+        return self._recorder.gather(x, list(widths))
 
     def rms_norm(self, x: _native.Tensor, weight: _native.Tensor, eps: float) -> _native.Tensor:
         """See `Ops.rms_norm`."""
@@ -72,11 +86,13 @@ class RecordingOps:
         return self._recorder.silu_mul(gate_up)
 
     def mixture(
-        self, x: _native.Tensor, logits: _native.Tensor, experts: Experts, chosen: int, normalise: bool, residual: _native.Tensor
+        self, x: _native.Tensor, logits: _native.Tensor, experts: Experts, chosen: int, normalise: bool, residual: _native.Tensor | None
     ) -> _native.Tensor:
         """See `Ops.mixture`."""
         gate, up, down = list(experts.gate), list(experts.up), list(experts.down)
-        return self._recorder.mixture(x, logits, gate, up, down, chosen, normalise, residual)
+        if experts.ids is not None and not experts.ids:
+            raise ValueError("mixture: none of the experts; leave it out where there are none")
+        return self._recorder.mixture(x, logits, gate, up, down, chosen, normalise, residual, list(experts.ids or ()))
 
     def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
         """See `Ops.add_gated`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from homenode.errors import HostError
+from homenode.errors import HostError, PeerError
 
 
 @contextlib.contextmanager
@@ -15,3 +15,12 @@ def host_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise HostError(error.strerror or str(error), errno=error.errno) from error
+
+
+@contextlib.contextmanager
+def peer_errors() -> Iterator[None]:
+    """Processes that went away or did not come in time become PeerError."""
+    try:
+        yield
+    except (ConnectionAbortedError, TimeoutError) as error:
+        raise PeerError(error.strerror or str(error)) from error

@@ -18,6 +18,7 @@ from homenode.compute.ops import FloatArray
 from homenode.compute.torch.device import TorchDevice
 from homenode.errors import HostError, PeerError
 
+_LOOK_UP = timedelta(milliseconds=50)  # how often somebody who waits looks whether it is over
 _OTHERS_SAY_SO_S = 1.0  # after a failure, for the ranks that are there to tell
 
 
@@ -65,11 +66,11 @@ class GlooGroup:
 
     def leave(self) -> None:
         """See `RankGroup.leave`."""
-        self._meeting.leave(self._group)
+        self._meeting.leave()
 
     def _all(self, mine: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(mine) for _ in range(self.size)]
-        self._meeting.call(lambda: self._group.allgather([parts], [mine]).wait())
+        self._meeting.call(lambda: self._meeting.wait_for(self._group.allgather([parts], [mine])))
         return parts
 
 
@@ -111,7 +112,8 @@ class NcclGroup:
 
     def leave(self) -> None:
         """See `RankGroup.leave`."""
-        self._meeting.leave(self._group)
+        self._meeting.leave()
+        self._group.abort()
 
 
 class _Meeting:
@@ -122,6 +124,19 @@ class _Meeting:
         self.rank, self.size = rank, size
         self._over: PeerError | None = None
         store.set(f"here/{rank}", "1")
+
+    def wait_for(self, work: Any) -> None:
+        """Until the exchange is done. RuntimeError when it fails, or when it is over for anybody: gloo, whose connections stay open until its group is
+        taken apart, would notice that at the deadline only."""
+        while True:
+            try:
+                work.wait(_LOOK_UP)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise  # it has failed
+                if self._store.check(["over"]):
+                    raise RuntimeError("the group is over") from None
 
     def call(self, exchange: Callable[[], object]) -> None:
         """Do it. PeerError, now and from then on, when it fails or this group was left."""
@@ -134,15 +149,12 @@ class _Meeting:
                 self._over = self._explain(error)
             raise PeerError(self._over.message, **self._over.facts) from error
 
-    def leave(self, group: Any) -> None:
+    def leave(self) -> None:
         """End it for everybody: those who wait for this rank fail, as their connection closes."""
         if self._over is None:
             self._over = PeerError(f"rank {self.rank} left the group of {self.size} ranks", ranks=[self.rank])
         self._store.set(f"left/{self.rank}", "1")
-        try:
-            group.abort()
-        except RuntimeError:  # it may be over already
-            pass
+        self._store.set("over", "1")
 
     def absent(self) -> list[int]:
         """Ranks that never came."""
@@ -150,6 +162,7 @@ class _Meeting:
 
     def _explain(self, error: RuntimeError) -> PeerError:
         self._store.set(f"stuck/{self.rank}", "1")
+        self._store.set("over", "1")
         until = time.monotonic() + _OTHERS_SAY_SO_S
         while True:
             # Who neither left nor noticed the failure is the one all others waited for.

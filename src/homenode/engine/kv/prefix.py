@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from array import array
+import struct
 from collections.abc import Sequence
 
 from homenode.engine.kv.blocks import BlockPool
@@ -26,29 +26,39 @@ class HashChain:
         self._seed = seed
         self._block_size = block_size
         self._root = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), key=seed, person=b"salt", digest_size=_DIGEST_BYTES).digest()
+        self._block = hashlib.blake2b(key=seed, person=b"block", digest_size=_DIGEST_BYTES)
         self._digests: list[bytes] = []
 
     def of(self, tokens: Sequence[int], count: int) -> list[bytes]:
         """Hashes of the first `count` blocks of `tokens`, which must begin with the tokens seen by earlier calls."""
+        return self.between(tokens, 0, count)
+
+    def between(self, tokens: Sequence[int], first: int, count: int) -> list[bytes]:
+        """The same without the first `first`."""
         size = self._block_size
         while len(self._digests) < count:
             at = len(self._digests) * size
             parent = self._digests[-1] if self._digests else self._root
-            content = array("q", tokens[at : at + size]).tobytes()
-            block_hash = hashlib.blake2b(parent + content, key=self._seed, person=b"block", digest_size=_DIGEST_BYTES)
+            block_hash = self._block.copy()
+            block_hash.update(parent + _bytes_of(tokens[at : at + size]))
             self._digests.append(block_hash.digest())
-        return self._digests[:count]
+        return self._digests[first:count]
 
     def identities(self, tokens: Sequence[int], positions: int) -> list[bytes]:
         """What each block of the first `positions` positions is known by where it is handed over: its hash, and for a partly filled last one
         that of what is in it."""
         full = positions // self._block_size
         identities = self.of(tokens, full)
-        rest = array("q", tokens[full * self._block_size : positions]).tobytes()
+        rest = _bytes_of(tokens[full * self._block_size : positions])
         if rest:
             parent = identities[-1] if identities else self._root
             identities.append(hashlib.blake2b(parent + rest, key=self._seed, person=b"tail", digest_size=_DIGEST_BYTES).digest())
         return identities
+
+
+def _bytes_of(tokens: Sequence[int]) -> bytes:
+    """Eight bytes each."""
+    return struct.pack(f"{len(tokens)}q", *tokens)
 
 
 class PrefixCache:
@@ -79,6 +89,6 @@ class PrefixCache:
         full = min(computed, len(tokens)) // self._block_size
         if not self.enabled or full <= first:
             return first
-        for index, digest in enumerate(chain.of(tokens, full)[first:], first):
+        for index, digest in enumerate(chain.between(tokens, first, full), first):
             self._pool.publish(blocks[index], digest)
         return full

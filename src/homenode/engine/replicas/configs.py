@@ -12,7 +12,7 @@ from homenode.engine.placement import reserved_cores
 from homenode.engine.replicas.places import memory_shares, replica_places, team_places
 from homenode.engine.settle import memory_room
 from homenode.errors import UserError
-from homenode.host.placement.numa_policy import Chosen, Teams, numa_plan
+from homenode.host.placement.numa_policy import Chosen, Decision, NumaPlan, Teams, numa_plan
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
@@ -40,15 +40,29 @@ def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
     host = read_host(LiveSource(), accelerators=False)
     if count > 1:
         return configs_in(config, host, replica_places(host, config, count))
-    places = node_places(config, host)
-    return configs_in(config, host, places) if len(places) > 1 else (config,)
+    plan = _plan(config, host)
+    places = node_places(config, host, plan)
+    return configs_in(config, host, places) if len(places) > 1 else (_settled(config, plan),)
 
 
-def node_places(config: EngineConfig, host: Host) -> tuple[EnginePlace, ...]:
-    """The places of the engines of --numa replicate, or of --numa auto where that comes to the same; empty otherwise."""
+def _plan(config: EngineConfig, host: Host) -> NumaPlan:
+    reserve = reserved_cores(config.placement, host)
+    return numa_plan(host, config.placement.demand(config.compute.threads, reserve), lambda teams: _choice(config, host)(teams))
+
+
+def _settled(config: EngineConfig, plan: NumaPlan) -> EngineConfig:
+    """With what --numa auto has come to: its engine need not decide again, perhaps differently as other memory is free then."""
+    if config.placement.numa != "auto":
+        return config
+    home = (plan.teams[0].node,) if plan.policy == "local" else ()
+    return replace(config, numa_settled=Decision(plan.policy, plan.why, home))
+
+
+def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) -> tuple[EnginePlace, ...]:
+    """The places of the engines of --numa replicate, or of --numa auto where that comes to the same; empty otherwise. plan: what was settled
+    already, None to settle it."""
     placement = config.placement
-    reserve = reserved_cores(placement, host)
-    plan = numa_plan(host, placement.demand(config.compute.threads, reserve), lambda teams: _choice(config, host)(teams))
+    plan = plan or _plan(config, host)
     if plan.policy != "replicate" or len(plan.teams) < 2:
         return ()
     return tuple(

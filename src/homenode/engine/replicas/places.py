@@ -7,7 +7,7 @@ engine is a worker of the plan that `homenode plan` would print.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -26,6 +26,17 @@ from homenode.host.topology.host import Host
 _FLAG = "--data-parallel-size"
 
 
+@dataclass(frozen=True)
+class _Words:
+    """What runs in the places, and the flags that say how many."""
+
+    what: str
+    flags: str
+
+
+_ENGINES = _Words("engine", _FLAG)
+
+
 class Team(Protocol):
     """CPUs of one node, one for each compute thread, and the node their memory comes from."""
 
@@ -38,22 +49,27 @@ class Team(Protocol):
 
 def replica_places(host: Host, config: EngineConfig, count: int) -> tuple[EnginePlace, ...]:
     """A place for each of `count` engines. UserError and PlacementError for what this host cannot meet, naming the flag and the numbers."""
-    threads = config.compute.threads
+    return divided_places(host, config, count, "engine", _FLAG)
+
+
+def divided_places(host: Host, config: EngineConfig, count: int, what: str, flags: str) -> tuple[EnginePlace, ...]:
+    """The same for whatever there are `count` of: `what`, because of `flags`."""
+    threads, words = config.compute.threads, _Words(what, flags)
     plan, reserve = plan_workers(config.placement, host, workers=count), reserved_cores(config.placement, host)
     if plan is None:
-        places = _settled(host, [(cpus, _memory(host, cpus)) for cpus in _divided(host, threads, count, reserve)])
+        places = _settled(host, [(cpus, _memory(host, cpus)) for cpus in _divided(host, threads, count, reserve, words)])
     else:
         wanted = threads if plan.workers[0].bound else threads or max(1, host.allowance.usable_threads // count)
         places = tuple(place_worker(plan, worker, wanted, host, reserve) for worker in plan.workers)
-    _check_apart(places)
-    return _with_warning(host, places)
+    _check_apart(places, words)
+    return _with_warning(host, places, words)
 
 
 def team_places(host: Host, teams: Sequence[Team]) -> tuple[EnginePlace, ...]:
     """A place for an engine on each of these nodes: its threads on the team's CPUs, all its memory on the team's node."""
     places = _settled(host, [(team.cpus, (team.memory_node,) if host.nodes else ()) for team in teams])
-    _check_apart(places)
-    return _with_warning(host, places)
+    _check_apart(places, _ENGINES)
+    return _with_warning(host, places, _ENGINES)
 
 
 def memory_shares(rooms: Sequence[tuple[int, tuple[int, ...]]], total: int) -> tuple[int, ...]:
@@ -71,10 +87,10 @@ def _meet(nodes: tuple[int, ...], others: tuple[int, ...]) -> bool:
     return not nodes or not others or not set(nodes).isdisjoint(others)
 
 
-def _divided(host: Host, threads: int | None, count: int, reserve: int | None) -> list[tuple[int, ...]]:
+def _divided(host: Host, threads: int | None, count: int, reserve: int | None, words: _Words) -> list[tuple[int, ...]]:
     """The CPUs of the compute threads of each engine, out of the whole allowance."""
-    pools = dict(enumerate(_pools(allowed_cores(host), count)))
-    left, _ = set_aside(pools, _kept(sum(map(len, pools.values())), count, reserve))
+    pools = dict(enumerate(_pools(allowed_cores(host), count, words)))
+    left, _ = set_aside(pools, _kept(sum(map(len, pools.values())), count, reserve, words))
     quota = host.allowance.cpu_quota
     allowance = replace(host.allowance, cpu_quota=None if quota is None else quota / count)
     teams = []
@@ -82,7 +98,7 @@ def _divided(host: Host, threads: int | None, count: int, reserve: int | None) -
         own = cut(host, allowance, cpus_of(pool))
         if threads is not None and threads > len(own.cpus):
             raise UserError(
-                f"--threads {threads}: of {count} engines ({_FLAG}) engine {number} has {len(own.cpus)} CPUs, "
+                f"--threads {threads}: of {count} {words.what}s ({words.flags}) {words.what} {number} has {len(own.cpus)} CPUs, "
                 f"{format_cpu_list(own.cpus)}; give {min(len(cpus_of(p)) for p in left.values())} or less",
                 param="threads",
             )
@@ -90,14 +106,14 @@ def _divided(host: Host, threads: int | None, count: int, reserve: int | None) -
     return teams
 
 
-def _pools(cores: Mapping[int, Sequence[Core]], count: int) -> list[list[Core]]:
+def _pools(cores: Mapping[int, Sequence[Core]], count: int, words: _Words) -> list[list[Core]]:
     """Every node divided among its engines where there are as many as nodes; else to each engine its run of whole nodes."""
     nodes = list(cores.values())
     total = sum(map(len, nodes))
     if total < count:
         raise UserError(
-            f"{_FLAG} {count}: this process may use {total} physical cores, and each engine computes on one at least; give {total} or less",
-            param="data_parallel_size",
+            f"{words.flags} {count}: this process may use {total} physical cores, and each {words.what} computes on one at least; give {total} or less",
+            param=words.flags.removeprefix("--").replace("-", "_"),
         )
     if count >= len(nodes):
         seats = ranks_on_nodes([len(node) for node in nodes], count)
@@ -106,13 +122,13 @@ def _pools(cores: Mapping[int, Sequence[Core]], count: int) -> list[list[Core]]:
     return [[core for node in nodes[begin:end] for core in node] for begin, end in pairwise(bounds)]
 
 
-def _kept(total: int, count: int, reserve: int | None) -> int:
+def _kept(total: int, count: int, reserve: int | None, words: _Words) -> int:
     """Cores without a compute thread: as many as is said, else one where that leaves all engines something and there are more than two."""
     if reserve is None:
         return 1 if total > max(2, count) else 0
     if total - reserve < count:
         raise UserError(
-            f"--reserve-cpus {reserve}: this process may use {total} physical cores, and {_FLAG} {count} computes on {count} at least; "
+            f"--reserve-cpus {reserve}: this process may use {total} physical cores, and {words.flags} {count} computes on {count} at least; "
             f"give {max(0, total - count)} or less",
             param="reserve_cpus",
         )
@@ -139,21 +155,21 @@ def _memory(host: Host, cpus: tuple[int, ...]) -> tuple[int, ...]:
     return memory_of_cpus(host, cpus) if len(host.nodes) > 1 else ()
 
 
-def _check_apart(places: Sequence[EnginePlace]) -> None:
+def _check_apart(places: Sequence[EnginePlace], words: _Words) -> None:
     owner: dict[int, int] = {}
     for number, place in enumerate(places):
         for cpu in place.team:
             other = owner.setdefault(cpu, number)
             if cpu != UNPINNED and other != number:
                 raise UserError(
-                    f"engines {other} and {number} would both compute on CPU {cpu}; give each of them CPUs of its own "
+                    f"{words.what}s {other} and {number} would both compute on CPU {cpu}; give each of them CPUs of its own "
                     "(--cpu-threads-bind LIST|LIST, or --numa-bind-cpus), or leave the lists out",
                     param="cpu_threads_bind",
                 )
 
 
-def _with_warning(host: Host, places: tuple[EnginePlace, ...]) -> tuple[EnginePlace, ...]:
+def _with_warning(host: Host, places: tuple[EnginePlace, ...], words: _Words) -> tuple[EnginePlace, ...]:
     """With what is to be said of all of them together."""
     everybody = EnginePlace(tuple(cpu for place in places for cpu in place.team))
-    said = too_few_cores(host, everybody, engines=len(places))
+    said = too_few_cores(host, everybody, len(places), words.what)
     return tuple(replace(place, findings=(*place.findings, *said)) for place in places)

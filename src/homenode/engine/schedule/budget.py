@@ -3,41 +3,61 @@
 from __future__ import annotations
 
 from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.step import StepItem
+
+_NO_BLOCKS: list[int] = []
 
 
 class StepPlan:
-    """The items of a step to be: a number of positions for each sequence, within the token and row budgets.
+    """The items of a step to be: one position for each sequence that decodes, then parts of prompts, within the token and row budgets.
 
     A row is a position whose logits are wanted: to draw a token, or to score the prompt token after it.
     """
 
-    def __init__(self, max_tokens: int, max_rows: int) -> None:
+    def __init__(self, number: int, max_tokens: int, max_rows: int) -> None:
+        self.number = number  # of the step
         self.tokens_left = max_tokens
         self.rows_left = max_rows
-        self.items: dict[int, tuple[Sequence, Residency, int]] = {}  # by handle, in the order planned
-        self.prefill = 0  # tokens of prompts among them
+        self.decoding: list[Sequence] = []
+        self.residencies: list[Residency] = []  # of those
+        self.decodes: list[StepItem] = []  # of those
+        self.parts: list[tuple[Sequence, Residency, int]] = []  # prompts and how many positions of each, in the order planned
+        self.prefill = 0  # tokens of all parts
         self.claims = 0  # sequences that wait for a block some step in flight brings back
         self.short = False  # blocks ran out: nobody new is admitted in this step
 
+    @property
+    def empty(self) -> bool:
+        """There is nothing to compute."""
+        return not (self.decodes or self.parts)
+
+    def decode(self, sequences: list[Sequence], residencies: list[Residency], block_size: int) -> None:
+        """Compute the next position of these sequences, which have a block for it."""
+        number, add = self.number, self.decodes.append
+        self.decoding, self.residencies = sequences, residencies
+        for residency in residencies:
+            at = residency.scheduled
+            residency.scheduled = at + 1
+            residency.last_step = number
+            if at < residency.until:
+                add(StepItem(residency.seq, at, 1, _NO_BLOCKS, True))
+            else:
+                add(StepItem(residency.seq, at, 1, residency.blocks[residency.sent_blocks :], True))
+                residency.sent_blocks = len(residency.blocks)
+                residency.until = min(residency.sent_blocks * block_size, residency.last - 1)
+        self.tokens_left -= len(sequences)
+        self.rows_left -= len(sequences)
+
     def add(self, sequence: Sequence, residency: Residency, count: int) -> None:
-        """Compute the next `count` positions of a sequence."""
-        self.items[residency.seq] = (sequence, residency, count)
+        """Compute the next `count` positions of a prompt."""
+        self.parts.append((sequence, residency, count))
         self.tokens_left -= count
-        if not residency.decoding:
-            self.prefill += count
         self.rows_left -= rows_of(sequence, residency, count)
+        self.prefill += count
 
     def keep_prefill_to(self, count: int) -> None:
         """What is added from here on has so many tokens at most."""
         self.tokens_left = min(self.tokens_left, count)
-
-    def drop(self, residency: Residency) -> None:
-        """Take a decoding sequence out again, if it is in."""
-        planned = self.items.pop(residency.seq, None)
-        if planned:
-            sequence, _, count = planned
-            self.tokens_left += count
-            self.rows_left += rows_of(sequence, residency, count)
 
 
 def rows_of(sequence: Sequence, residency: Residency, count: int) -> int:

@@ -71,9 +71,9 @@ Event = Arrived | Aborted | StepDone | StepFailed | WorkersLost | WorkersBack | 
 
 
 class Emit(msgspec.Struct, frozen=True, tag=True):
-    """Send this to the client. An output with a finish reason is a request's last."""
+    """Send these to the clients. An output with a finish reason is a request's last."""
 
-    output: Output
+    outputs: list[Output]
 
 
 class Warn(msgspec.Struct, frozen=True, tag=True):

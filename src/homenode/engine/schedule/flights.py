@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.engine.schedule.sequence import Residency, Sequence
@@ -11,12 +12,33 @@ from homenode.engine.schedule.step import Step, StepItem
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step the worker has not answered yet. `prefill`: how many of its tokens are of prompts; `draws`: it brings back tokens."""
+    """A step the worker has not answered yet: first the decodes, then parts of prompts. `prefill`: tokens of those."""
 
     step: Step
-    members: list[tuple[Sequence, Residency, StepItem]]
+    decoding: list[Sequence]
+    residencies: list[Residency]  # of those
+    parts: list[tuple[Sequence, Residency, StepItem]]
     prefill: int
-    draws: bool
+
+    @property
+    def draws(self) -> bool:
+        """It brings back tokens."""
+        return bool(self.decoding) or any(item.sample for _, _, item in self.parts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions it computes."""
+        return len(self.decoding) + self.prefill
+
+    def drawing(self) -> list[int]:
+        """The handles of those it draws a token for, in order."""
+        handles = [residency.seq for residency in self.residencies]
+        return handles + [item.seq for _, _, item in self.parts if item.sample] if self.parts else handles
+
+    def members(self) -> Iterator[tuple[Sequence, Residency]]:
+        """All it computes, in order."""
+        yield from zip(self.decoding, self.residencies, strict=True)
+        yield from ((sequence, residency) for sequence, residency, _ in self.parts)
 
 
 class Flights:
@@ -24,8 +46,6 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: deque[Flight] = deque()
-        self.prefill = 0  # prompt tokens of all
-        self._drawing = 0  # how many draw
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -38,23 +58,23 @@ class Flights:
     @property
     def draw(self) -> bool:
         """Whether any of them brings back a token."""
-        return self._drawing > 0
+        return any(flight.draws for flight in self._flights)
+
+    @property
+    def prefill(self) -> int:
+        """Prompt tokens of all."""
+        return sum(flight.prefill for flight in self._flights)
 
     def add(self, flight: Flight) -> None:
         """The newest."""
         self._flights.append(flight)
-        self.prefill += flight.prefill
-        self._drawing += flight.draws
 
     def take(self) -> Flight:
         """The oldest, which is in flight no more."""
-        flight = self._flights.popleft()
-        self.prefill -= flight.prefill
-        self._drawing -= flight.draws
-        return flight
+        return self._flights.popleft()
 
     def take_all(self) -> list[Flight]:
         """All of them, oldest first."""
         flights = list(self._flights)
-        self.__init__()  # type: ignore[misc]
+        self._flights.clear()
         return flights

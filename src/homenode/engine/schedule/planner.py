@@ -36,46 +36,60 @@ class Planner:
         self.nothing_left: list[Sequence] = []  # admitted, but all it is to compute is in the cache; the scheduler ends it
         self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
-    def plan(self, prefill_in_flight: int = 0) -> StepPlan:
+    def plan(self, number: int, prefill_in_flight: int = 0) -> StepPlan:
         """Choose what the next step computes. Sequences that are admitted or preempted on the way change places at once.
 
-        `prefill_in_flight`: prompt tokens of the steps in flight.
+        `number`: of that step. `prefill_in_flight`: prompt tokens of the steps in flight.
         """
-        plan = StepPlan(self._config.max_num_batched_tokens, self._max_rows)
-        self._plan_decodes(plan)
+        plan = StepPlan(number, self._config.max_num_batched_tokens, self._max_rows)
+        # All but these decode, and have a block for it.
+        stopped = [s for s in self.running if s.residency.scheduled >= s.residency.until]  # type: ignore[union-attr]
+        decoding = self._planned_decodes(plan, stopped)
+        plan.decode(decoding, residencies(decoding), self._residents.block_size)
+        prompts = [s for s in stopped if (r := s.residency) and not r.decoding]
         if self._config.enable_chunked_prefill and self._pace.stages > 1:
-            waiting = self.waiting.num_prompt_tokens + sum(
-                r.goal - r.scheduled for s in self.running if (r := s.residency) and not r.decoding
-            )
+            waiting = self.waiting.num_prompt_tokens + sum(r.goal - r.scheduled for r in residencies(prompts))
             plan.keep_prefill_to(self._pace.prefill(waiting, prefill_in_flight, plan.tokens_left))
-        for sequence in self.running:
-            residency = sequence.residency
-            if residency and not residency.decoding:
-                count = self._prefill_count(sequence, residency, plan)
-                if count > 0:
-                    plan.add(sequence, residency, count)
+        for sequence, residency in zip(prompts, residencies(prompts), strict=True):
+            count = self._prefill_count(sequence, residency, plan)
+            if count > 0:
+                plan.add(sequence, residency, count)
         if not plan.short:
             self._admit(plan)
         return plan
 
-    def _plan_decodes(self, plan: StepPlan) -> None:
+    def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
         """A micro-batch's share of the decoding sequences, the first of those whose last token is known; with one stage, all of them.
 
         Who is left out goes first with those that come back next, unless they are before it in order; as long as nobody joins or leaves, none is
         left out any more once each micro-batch was filled anew.
         """
-        wait = self._pace.waits_for_tokens
-        decoding = [
-            s for s in self.running if (r := s.residency) and r.decoding and not s.exhausted
-        ]  # preemption takes some out while we go
-        left = self._pace.share(len(decoding)) if wait else len(decoding)
-        for sequence in decoding:
-            if not left:
-                return
-            residency = sequence.residency
-            if residency and not (wait and sequence.pending) and self._secure_block(sequence, residency, plan):
-                plan.add(sequence, residency, 1)
-                left -= 1
+        able = self.running
+        lacking = [s for s in stopped if (r := s.residency) and r.decoding and not s.exhausted]
+        left = len(able) - len(stopped) + len(lacking)
+        if len(stopped) > len(lacking):
+            out = {s.id for s in stopped} - {s.id for s in lacking}
+            able = [s for s in able if s.id not in out]
+        if self._pace.waits_for_tokens:
+            left = self._pace.share(left)
+            able = [s for s in able if s.residency.scheduled < len(s.tokens)]  # type: ignore[union-attr]
+            lacking = [s for s in able[:left] if s.residency.scheduled >= s.residency.until]  # type: ignore[union-attr]
+        size = self._residents.block_size
+        wanted = sum(r.scheduled >= len(r.blocks) * size for r in residencies(lacking))
+        if wanted > self._residents.pool.num_free:
+            return self._squeezed_decodes(able.copy(), left, plan)
+        for residency in residencies(lacking):
+            self._residents.grow(residency)
+        return able[:left]
+
+    def _squeezed_decodes(self, able: list[Sequence], left: int, plan: StepPlan) -> list[Sequence]:
+        """As above, when blocks are short: somebody may have to give way, perhaps one that was chosen already."""
+        chosen: list[Sequence] = []
+        for sequence in able:
+            residency = sequence.residency  # preemption takes some out while we go
+            if len(chosen) < left and residency and self._secure_block(sequence, residency, plan):
+                chosen.append(sequence)
+        return [s for s in chosen if s.residency]
 
     def let_followers_go(self) -> None:
         """Those who waited for another one's KV join the queue, unless they have ended meanwhile."""
@@ -133,7 +147,7 @@ class Planner:
     def _start(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Admit the first of the queue. False: not now."""
         # One that was preempted from a step in flight is to start again with the token that step draws, or it would be drawn twice.
-        if sequence.in_flight:
+        if self._residents.flies(sequence):
             return False
         if sequence.delivery is not None:
             return self._start_fetching(sequence)
@@ -201,7 +215,7 @@ class Planner:
                 if sequence is self.running[0] and self._take_from_ready():
                     continue
                 return False
-            self._preempt(victim, sequence, plan)
+            self._preempt(victim, sequence)
             if victim is sequence:
                 return False
         return True
@@ -224,12 +238,15 @@ class Planner:
         last = (s.residency for s in self.running if s.pending and s.exhausted)
         return self._residents.num_returning() + sum(self._residents.num_exclusive(r) for r in last if r)
 
-    def _preempt(self, victim: Sequence, needy: Sequence, plan: StepPlan) -> None:
-        assert victim.residency is not None  # it runs
+    def _preempt(self, victim: Sequence, needy: Sequence) -> None:
         cost = self._residents.recompute_cost(victim)
-        plan.drop(victim.residency)
         self.requeue(victim)
         victim.preemptions += 1
         self._tally.preemptions += 1
         num_blocks = self._residents.pool.num_blocks
         self.warnings.append(preemption_warning(victim, needy, num_blocks, cost, self._tally.preemptions))
+
+
+def residencies(running: list[Sequence]) -> list[Residency]:
+    """Of sequences that run, and so have one."""
+    return [sequence.residency for sequence in running]  # type: ignore[misc]

@@ -22,6 +22,7 @@ class Residents:
         self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
         self.unused: list[str] = []  # tickets whose pages nobody here reads in place any more; the agent has yet to be told
         self.ends: list[int] = []  # handles the worker has yet to be told are gone
+        self.landed = -1  # the number of the newest step that is not in flight any more
         self._next_seq = 0
         self._leaving: dict[int, Residency] = {}  # ended, but in a step in flight
 
@@ -68,6 +69,7 @@ class Residents:
     def settle_in(self, sequence: Sequence, residency: Residency) -> None:
         """Begin a stay whose blocks are there already."""
         residency.seq = self._next_seq
+        residency.last = sequence.last
         self._next_seq += 1
         sequence.residency = residency
 
@@ -89,17 +91,21 @@ class Residents:
         residency.ended = True
         if residency.started:
             self.ends.append(residency.seq)
-        if residency.in_flight:
+        sequence.last_step = residency.last_step
+        if residency.last_step > self.landed:
             self._leaving[residency.seq] = residency
         else:
             self._release(residency)
 
     def settle(self, residency: Residency) -> None:
-        """A step that contained it is done. Takes the blocks back if that was what its end waited for."""
-        residency.in_flight -= 1
-        if residency.ended and not residency.in_flight:
+        """The step that landed contained it. Takes the blocks back if that was what its end waited for."""
+        if residency.ended and residency.last_step <= self.landed and residency.seq in self._leaving:
             del self._leaving[residency.seq]
             self._release(residency)
+
+    def flies(self, sequence: Sequence) -> bool:
+        """Whether a sequence that waits is in a step in flight, from before it had to."""
+        return sequence.last_step > self.landed
 
     def _release(self, residency: Residency) -> None:
         self.pool.release(self.pool.own(residency.blocks))

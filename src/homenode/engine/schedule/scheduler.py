@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from homenode.engine.messages import Output, Statistics
-from homenode.engine.request import Request, TokenLogprob
+from homenode.engine.request import Request, SamplingParams, TokenLogprob
 from homenode.engine.schedule.admission import Throughput, longest_sequence, overload, refusal
 from homenode.engine.schedule.budget import StepPlan
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
@@ -54,6 +54,7 @@ from homenode.engine.schedule.tally import Tally
 from homenode.errors import CapacityError, HomenodeError, InternalError, OverloadedError, UserError
 from homenode.transfer.seam import ToAgent, Unused
 
+_NO_TOKENS: frozenset[int] = frozenset()
 _MOST_LOSSES = 3  # a request that was running when workers were lost more often than this may be why they are
 
 
@@ -103,6 +104,7 @@ class Scheduler:
         self._arrivals = 0
         self._next_number = 0
         self._instructions: list[Instruction] = []
+        self._outputs: list[Output] = []
 
     def apply(self, event: Event) -> list[Instruction]:
         """Take in what happened. Returns everything to be told since the last call.
@@ -137,6 +139,9 @@ class Scheduler:
     def instructions(self) -> list[Instruction]:
         """What is to be told and was not yet, such as because of `next_step`. Empties the list."""
         instructions, self._instructions = self._instructions, []
+        if self._outputs:
+            instructions.append(Emit(self._outputs))
+            self._outputs = []
         self._messages += [Unused(ticket) for ticket in self._residents.unused]
         self._residents.unused.clear()
         if self._planner.warnings or self._messages:
@@ -149,9 +154,9 @@ class Scheduler:
         """The next step to send, or None: nothing to do, no workers, or the results of steps in flight must come first."""
         if self._lost or not self._pace.may_send(len(self._flights), self._flights.draw):
             return None
-        plan = self._planner.plan(self._flights.prefill)
+        plan = self._planner.plan(self._next_number, self._flights.prefill)
         ended = self._planner.nothing_left and self._end_with_nothing_left()
-        if plan.items:
+        if not plan.empty:
             return self._send(plan)
         if self._live and not self._flights and not ended and not self._handover.awaits():
             ended = self._end_stuck()
@@ -254,7 +259,13 @@ class Scheduler:
             chain=self._residents.cache.chain(request.cache_salt),
             tokens=[*request.prompt_ids, *request.begun],
             deadline=min(times, default=None),
+            stops=self._stops(params),
         )
+
+    def _stops(self, params: SamplingParams) -> frozenset[int]:
+        """Tokens that may end a request: one set for all who add nothing to it."""
+        stops = _NO_TOKENS if params.ignore_eos else self._eos
+        return stops.union(params.stop_token_ids) if params.stop_token_ids else stops
 
     def _enqueue(self, sequence: Sequence) -> None:
         self._live[sequence.id] = sequence
@@ -313,41 +324,39 @@ class Scheduler:
         self._emit(Output(id=sequence.id, **output))
 
     def _emit(self, output: Output) -> None:
-        self._instructions.append(Emit(output))
+        self._outputs.append(output)
 
     # Steps
 
     def _send(self, plan: StepPlan) -> Step:
         """Turn a plan into the step and note it as in flight."""
         starts: list[StartSequence] = []
-        members = []
-        for sequence, residency, count in plan.items.values():
+        parts = []
+        for sequence, residency, count in plan.parts:
             if not residency.started:
                 residency.started = True
                 starts.append(StartSequence(residency.seq, sequence.tokens.copy(), sequence.num_prompt, sequence.params))
-            members.append((sequence, residency, self._item(sequence, residency, count)))
-        step = Step(self._next_number, self._residents.ends, starts, [item for _, _, item in members])
+            parts.append((sequence, residency, self._part(sequence, residency, count)))
+        items = [*plan.decodes, *[item for _, _, item in parts]] if parts else plan.decodes
+        step = Step(plan.number, self._residents.ends, starts, items)
         self._residents.ends = []
         self._next_number += 1
-        self._flights.add(Flight(step, members, plan.prefill, any(item.sample for item in step.items)))
+        self._flights.add(Flight(step, plan.decoding, plan.residencies, parts, plan.prefill))
         return step
 
-    def _item(self, sequence: Sequence, residency: Residency, count: int) -> StepItem:
+    def _part(self, sequence: Sequence, residency: Residency, count: int) -> StepItem:
         start, end = residency.scheduled, residency.scheduled + count
-        sample = sequence.samples and end >= residency.goal
         first_scored = max(start, residency.score_base)
         known = residency.sent_blocks
         residency.sent_blocks = self._residents.blocks_for(end)
         residency.scheduled = end
-        residency.in_flight += 1
-        sequence.in_flight += 1
-        sequence.pending += sample
+        residency.last_step = self._next_number
         return StepItem(
             seq=residency.seq,
             start=start,
             count=count,
             new_blocks=residency.blocks[known : residency.sent_blocks],
-            sample=sample,
+            sample=sequence.samples and end >= residency.goal,
             score_from=first_scored if first_scored < min(end, sequence.num_prompt - 1) else -1,
         )
 
@@ -355,24 +364,52 @@ class Scheduler:
         if self._flights.oldest != result.number:
             raise InternalError(f"result of step {result.number} came back, which is not the oldest in flight", number=result.number)
         flight = self._flights.take()
-        tokens = flight.step.num_tokens
+        self._residents.landed = result.number
         self._tally.steps += 1
-        self._tally.step_tokens += tokens
-        self._throughput.add(tokens, result.seconds)
-        sampled = {s.seq: s for s in result.sampled}
-        scored = {s.seq: s for s in result.scored}
-        if sampled.keys() != {item.seq for item in flight.step.items if item.sample}:
+        self._tally.step_tokens += flight.num_tokens
+        self._throughput.add(flight.num_tokens, result.seconds)
+        if [s.seq for s in result.sampled] != flight.drawing():
             raise InternalError(f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number)
-        for sequence, residency, item in flight.members:
+        tokens = [s.token for s in result.sampled]
+        if tokens and (min(tokens) < 0 or max(tokens) >= self._limits.vocab_size):
+            raise InternalError(f"step {result.number}: the worker drew a token that is not in the vocabulary", number=result.number)
+        self._take_decodes(flight, result.sampled, tokens)
+        if flight.parts:
+            self._take_parts(flight, result)
+
+    def _take_decodes(self, flight: Flight, sampled: list[Sampled], tokens: list[int]) -> None:
+        """Pass on the tokens of those that decode. Only few of them end, or have filled a block: this is what a token costs."""
+        outputs = self._outputs
+        for sequence, residency, token, drawn in zip(flight.decoding, flight.residencies, tokens, sampled):  # noqa: B905
+            if residency.ended:
+                self._take_late(sequence, residency, drawn)
+                continue
+            known = sequence.tokens
+            known.append(token)
+            if token in sequence.stops or len(known) >= sequence.look:
+                self._take_token(sequence, residency, drawn)
+            else:
+                outputs.append(Output(sequence.id, [token]))
+        self._tally.generation_tokens += len(flight.decoding)
+
+    def _take_late(self, sequence: Sequence, residency: Residency, sampled: Sampled) -> None:
+        """A token came after its sequence's stay had ended. If it was preempted the token counts all the same."""
+        if sequence.finished:
+            self._tally.generation_tokens -= 1
+        else:
+            sequence.tokens.append(sampled.token)
+            self._take_token(sequence, residency, sampled)
+        self._residents.settle(residency)
+
+    def _take_parts(self, flight: Flight, result: StepResult) -> None:
+        """What came of the parts of prompts."""
+        sampled = {s.seq: s for s in result.sampled[len(flight.decoding) :]}
+        scored = {s.seq: s for s in result.scored}
+        for sequence, residency, item in flight.parts:
             residency.computed = item.start + item.count
-            self._leave_flight(sequence, item)
             if not sequence.finished:
                 self._take_results(sequence, residency, item, sampled.get(item.seq), scored.get(item.seq))
             self._residents.settle(residency)
-
-    def _leave_flight(self, sequence: Sequence, item: StepItem) -> None:
-        sequence.in_flight -= 1
-        sequence.pending -= item.sample
 
     def _take_results(
         self, sequence: Sequence, residency: Residency, item: StepItem, sampled: Sampled | None, scored: PromptScores | None
@@ -387,17 +424,24 @@ class Scheduler:
             if not sequence.samples and residency.computed >= residency.goal:
                 self._end_prefill(sequence)
             return
-        if not 0 <= sampled.token < self._limits.vocab_size:
-            raise InternalError(f"request {sequence.id}: the worker drew token {sampled.token}, which is not in the vocabulary")
-        reason, stop_token = sequence.take_token(sampled.token, self._eos)
-        self._residents.publish(sequence, residency)
+        sequence.tokens.append(sampled.token)
         self._tally.generation_tokens += 1
+        self._take_token(sequence, residency, sampled)
+
+    def _take_token(self, sequence: Sequence, residency: Residency, sampled: Sampled) -> None:
+        """See to all that may follow from a token that was just added."""
+        reason, stop_token = sequence.end()
+        residency.computed = len(sequence.tokens) - 1
+        self._residents.publish(sequence, residency)
+        sequence.look_again(self._residents.block_size)
         if sequence.num_outputs == 1:
             self._tally.prompt_tokens += sequence.num_prompt
         logprobs = [] if sampled.logprob is None else [sampled.logprob]
         if reason:
             self._warn_if_cut_short(sequence, reason)
             self._finish(sequence, tokens=[sampled.token], logprobs=logprobs, finish_reason=reason, stop_token=stop_token)
+        elif sequence.answered:
+            self._emit(Output(sequence.id, [sampled.token], logprobs))
         else:
             self._answer(sequence, tokens=[sampled.token], logprobs=logprobs)
 
@@ -465,10 +509,10 @@ class Scheduler:
 
     def _land(self, flight: Flight) -> dict[int, Sequence]:
         """Take back what a step that will not come back holds. Its unfinished sequences, by request."""
-        for sequence, residency, item in flight.members:
-            self._leave_flight(sequence, item)
+        self._residents.landed = flight.step.number
+        for _, residency in flight.members():
             self._residents.settle(residency)
-        return {sequence.id: sequence for sequence, _, _ in flight.members if not sequence.finished}
+        return {sequence.id: sequence for sequence, _ in flight.members() if not sequence.finished}
 
     def _forget_kv(self) -> None:
         """Nothing that was computed is of use any more: everybody who runs goes back into the queue."""

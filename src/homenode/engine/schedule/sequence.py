@@ -31,7 +31,9 @@ class Residency:
     sent_blocks: int = 0  # blocks the worker knows
     published: int = 0  # blocks the prefix cache has seen
     computed: int = 0  # positions whose step came back, which were found in the cache, or which were handed over
-    in_flight: int = 0  # steps in flight that contain it
+    last: int = 0  # tokens there will be at most
+    last_step: int = -1  # the number of the newest step that contains it
+    until: int = -1  # while it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end
     placed: str = ""  # the ticket whose pages it reads where another engine has them
 
     @property
@@ -53,8 +55,8 @@ class Sequence:
     deadline: float | None = None
     scores: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # of the prompt tokens known so far; the first has none
     residency: Residency | None = None
-    in_flight: int = 0  # steps in flight that contain it, under any handle
-    pending: int = 0  # tokens being drawn by steps in flight
+    last_step: int = -1  # the number of the newest step that contained it under an earlier handle
+    look: int = 0  # once there are so many tokens there is more to do than to pass the newest on
     loan: Loan | None = None  # its KV goes to another engine
     delivery: Delivery | None = None  # KV that comes from another engine, until it is taken over
     preemptions: int = 0
@@ -63,11 +65,13 @@ class Sequence:
     admitted: bool = False  # was running at least once
     answered: bool = False  # an output was sent
     finished: bool = False
+    id: int = field(init=False)  # the client's number
+    last: int = field(init=False)  # tokens, prompt included, that there will be at most
+    stops: frozenset[int] = frozenset()  # tokens that may end it
 
-    @property
-    def id(self) -> int:
-        """The client's number."""
-        return self.request.id
+    def __post_init__(self) -> None:
+        self.id = self.request.id
+        self.last = min(self.num_prompt + self.params.max_tokens, self.max_len)
 
     @property
     def num_prompt(self) -> int:
@@ -95,19 +99,27 @@ class Sequence:
         return len(self.tokens) - (0 if self.samples else 1)
 
     @property
+    def pending(self) -> int:
+        """Tokens being drawn by steps in flight, while it runs."""
+        residency = self.residency
+        return residency.scheduled + 1 - len(self.tokens) if residency and residency.decoding and self.samples else 0
+
+    @property
     def exhausted(self) -> bool:
         """The tokens known and being drawn are all there will be, so nothing more needs to be scheduled."""
-        return self.num_outputs + self.pending >= self.params.max_tokens or len(self.tokens) + self.pending >= self.max_len
+        return len(self.tokens) + self.pending >= self.last
 
-    def take_token(self, token: int, eos_token_ids: frozenset[int]) -> tuple[str | None, int | None]:
-        """Append a drawn token. Returns the finish reason, or None to go on, and the token that stopped it, if one did.
+    def end(self) -> tuple[str | None, int | None]:
+        """Why its newest token is its last, or None if it goes on, and the token that stopped it, if one did.
 
         A token that would stop the sequence is an ordinary one until `min_tokens` others were drawn; the worker does not draw it before.
         """
-        self.tokens.append(token)
-        stops = token in self.params.stop_token_ids or (not self.params.ignore_eos and token in eos_token_ids)
-        if stops and self.num_outputs > self.params.min_tokens:
+        token = self.tokens[-1]
+        if token in self.stops and self.num_outputs > self.params.min_tokens:
             return "stop", token
-        if self.num_outputs >= self.params.max_tokens or len(self.tokens) >= self.max_len:
-            return "length", None
-        return None, None
+        return ("length", None) if len(self.tokens) >= self.last else (None, None)
+
+    def look_again(self, block_size: int) -> None:
+        """Set `look` anew: to when it ends or another block is full; at once if its log-probabilities are wanted."""
+        if self.params.logprobs is None:
+            self.look = min(self.last, (len(self.tokens) - 1) // block_size * block_size + block_size + 1)

@@ -20,7 +20,7 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
     params: SamplingParams  # with seed set
 
 
-class StepItem(msgspec.Struct, frozen=True, array_like=True):
+class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Compute positions start .. start + count - 1 of a sequence, after appending `new_blocks` to its block table.
 
     The first item of a sequence may start above 0: what lies before was found in the prefix cache, or came from another engine. The row after the last prompt token is
@@ -53,7 +53,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
         return sum(item.count for item in self.items)
 
 
-class Sampled(msgspec.Struct, frozen=True, array_like=True):
+class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The token drawn for a sequence."""
 
     seq: int
@@ -70,7 +70,7 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a step produced; results come back in step order."""
+    """What a step produced; results come back in step order, and what is sampled in the order of the items that asked for it."""
 
     number: int
     sampled: list[Sampled]

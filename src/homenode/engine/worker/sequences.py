@@ -102,6 +102,10 @@ class SequenceTable:
         except KeyError:
             raise ValueError(f"sequence {seq} was not started here or has ended") from None
 
+    def find(self, seq: int) -> int | None:
+        """The slot of a sequence; None if it was not started here or has ended."""
+        return self._slots.get(seq)
+
     def start(self, start: StartSequence) -> None:
         """Take a sequence in. ValueError if the handle is in use or the tokens make no sense."""
         if start.seq in self._slots:

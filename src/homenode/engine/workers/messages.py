@@ -76,14 +76,14 @@ class Laid(msgspec.Struct, frozen=True, tag=True):
     compute: dict[str, object]
 
 
-class Work(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Work(msgspec.Struct, frozen=True, tag=True):
     """Engine to worker: a step. `drawn`: (sequence, token) of the steps before it that this worker was not told yet, because it did not draw itself."""
 
     step: Step
     drawn: list[tuple[int, int]] = []
 
 
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Done(msgspec.Struct, frozen=True, tag=True):
     """Worker to engine: a step is done. Only rank 0 of the last stage gives tokens and scores. `waited`: seconds it waited for the stage before it."""
 
     result: StepResult

@@ -26,13 +26,13 @@ from homenode.host.topology.finding import Finding
 from homenode.units import format_bytes
 
 _FORMAT = "homenode-engine/1"
-_NAMES = {"weights": "weights", "kv": "KV memory"}
+_NAMES = {"weights": "weights", "kv": "KV memory", "scratch": "threads' own memory"}
 _REMEDY = "Start the engine again; `homenode doctor` tells what moves pages and threads on this host."
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """`policy`: of --numa, empty where none was asked for. `cpus`: of the compute threads that are pinned. `ranges`: by use, `weights` and `kv`."""
+    """`policy`: of --numa, empty where none was asked for. `cpus`: of the compute threads that are pinned. `ranges`: by use, `weights`, `kv` and `scratch`."""
 
     policy: str
     cpus: tuple[int, ...]

@@ -21,6 +21,7 @@ ENOUGH_SHARE = 0.9
 TELLING_BYTES = 64 << 20
 COST = "loading takes longer so, and decoding was measured up to 6 % slower on two CPUs of a virtual machine"
 _RANGE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ")
+_COUNTED = ("Rss:", "AnonHugePages:", "ShmemPmdMapped:")  # of two dozen lines for each range
 _SMAPS, _STATUS = Path("/proc/self/smaps"), Path("/proc/self/status")
 
 
@@ -76,6 +77,8 @@ def parse_smaps(text: str) -> Iterator[MappedRange]:
         if match := _RANGE.match(line):
             yield from _entry(start, end, figures)
             start, end, figures = int(match[1], 16), int(match[2], 16), {}
+            continue
+        if not line.startswith(_COUNTED):
             continue
         name, _, rest = line.partition(":")
         words = rest.split()

@@ -11,10 +11,11 @@ import errno
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from homenode.host.binding.memory_map import MemoryMap, Range
+from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
+from homenode.host.binding.residency import PAGE, PlannedRange, pages_by_node
 from homenode.host.binding.syscalls import Syscalls
 
 BATCH = 1024  # pages a call: 4 MiB of small pages, during which their users may have to wait
@@ -76,6 +77,29 @@ def move_private_pages(
         if moves.stopped:
             break
         mover.move_range(part)
+    return moves
+
+
+def bring_home(planned: Iterable[PlannedRange], calls: Syscalls, *, deadline_s: float = 300.0) -> Moves:
+    """Move pages of planned ranges of this process that lie on none of their nodes to the first of them, or to the next where that is full.
+
+    Where page cache fills a node the kernel gives a new page of another one rather than drop some of that cache; for a page that is to be moved
+    there it makes room. At most about `deadline_s` seconds; what the kernel refuses as a whole is told in `stopped`.
+    """
+    moves, end, movers = Moves(), time.monotonic() + deadline_s, dict[tuple[int, ...], _Mover]()
+    for part in planned:
+        try:
+            seen = pages_by_node(part, calls)
+        except OSError as error:
+            moves.stopped = f"{errno.errorcode.get(error.errno or 0, '?')}, {os.strerror(error.errno or 0)}"
+        if moves.stopped:
+            break
+        start = part.address // PAGE * PAGE
+        lying = Range(start, part.address + part.size, "private", Placement(Policy("prefer", part.nodes), dict(seen), PAGE))
+        if away := lying.away(part.nodes) * PAGE:
+            moves.wanted += away
+            mover = movers.setdefault(part.nodes, _Mover(0, part.nodes, calls, moves, BATCH, end, None))
+            mover.move_range(lying)
     return moves
 
 

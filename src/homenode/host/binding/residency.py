@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from homenode.host.binding.syscalls import Syscalls
 
-_PAGE = 4096
+PAGE = 4096
 _BATCH = 1 << 16  # pages asked for in one call: answers of a quarter of a GiB
 
 
@@ -47,25 +47,25 @@ def node_residencies(
 
     `most_pages`: about how many pages to ask for, at even distances and drawn anew each time; each stands for its neighbours. None: all.
     """
-    pages = sum(part.size for part in ranges) // _PAGE
+    pages = sum(part.size for part in ranges) // PAGE
     stride = 1 if most_pages is None else max(1, -(-pages // most_pages))
     present: Counter[int] = Counter()
     local: Counter[int] = Counter()
     for part in ranges:
         node = part.nodes[0] if len(part.nodes) == 1 else -1
         try:
-            seen = _pages_on(part, calls, stride, pid)
+            seen = pages_by_node(part, calls, stride, pid)
         except OSError:
             return None
-        present[node] += seen.total() * stride * _PAGE
-        local[node] += sum(count for at, count in seen.items() if at in part.nodes) * stride * _PAGE
+        present[node] += seen.total() * stride * PAGE
+        local[node] += sum(count for at, count in seen.items() if at in part.nodes) * stride * PAGE
     return tuple(NodeResidency(node, present[node], local[node]) for node in sorted(present))
 
 
-def _pages_on(part: PlannedRange, calls: Syscalls, stride: int, pid: int) -> Counter[int]:
-    """How many of every `stride`-th page of the range are on each node."""
-    first_page = part.address // _PAGE + random.randrange(stride)
-    pages: Sequence[int] = range(first_page * _PAGE, part.address + part.size, stride * _PAGE)
+def pages_by_node(part: PlannedRange, calls: Syscalls, stride: int = 1, pid: int = 0) -> Counter[int]:
+    """How many of every `stride`-th page of the range are on each node. OSError where the kernel does not tell."""
+    first_page = part.address // PAGE + random.randrange(stride)
+    pages: Sequence[int] = range(first_page * PAGE, part.address + part.size, stride * PAGE)
     seen: Counter[int] = Counter()
     for first in range(0, len(pages), _BATCH):
         seen.update(node for node in calls.move_pages(pid, pages[first : first + _BATCH], None) if node >= 0)

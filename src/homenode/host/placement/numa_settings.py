@@ -12,12 +12,14 @@ from homenode.options import option
 
 @dataclass(frozen=True)
 class NumaSettings:
-    """`numa` None: threads go where the other settings say, and each page of weights lies where the thread that uses it first touched it."""
+    """`numa` None: where the other settings say nothing either and several nodes could compute, auto; else threads go where those settings say, and
+    each page of weights lies where the thread that uses it first touched it."""
 
     numa: str | None = option(
         None,
         "Where weights lie on a host with several NUMA nodes: shard (each row with its thread, one copy), mirror (a copy on each node), replicate "
-        "(an engine for each node), interleave (page by page), local (one node), or auto (what is predicted to be fastest).",
+        "(an engine for each node), interleave (page by page), local (one node), or auto (what is predicted to be fastest). Default: auto, unless "
+        "other flags or programs have placed threads or memory.",
         choices=NUMA_POLICIES,
     )
     numa_nodes: str | None = option(

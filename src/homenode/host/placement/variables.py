@@ -47,6 +47,21 @@ def reserve_cpus(given: int | None, env: Mapping[str, str], *, cpu_workers: bool
     return int(env[name])
 
 
+def kv_cache_memory(given: int | None, env: Mapping[str, str]) -> int | None:
+    """Bytes of a CPU worker's KV memory: VLLM_CPU_KVCACHE_SPACE, in GiB; 0 there means the default, as in the field. None when nobody says."""
+    text = env.get("VLLM_CPU_KVCACHE_SPACE", "")
+    if given is not None or not text:
+        return given
+    try:
+        size = float(text[:20])
+    except ValueError:
+        size = -1.0
+    if not 0 <= size <= 1 << 20:
+        name = "VLLM_CPU_KVCACHE_SPACE"
+        raise UserError(f"the variable {name} is {text[:40]!r}; it must be a number of GiB, such as 4, or 0 for the default", param=name)
+    return int(size * 2**30) or None
+
+
 def rank_of_environment(env: Mapping[str, str]) -> int | None:
     """The local rank that a launcher has put into the variables; None when there is none."""
     told = (env.get(name, "") for name in RANK_VARIABLES)

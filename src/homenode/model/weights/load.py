@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.compute.ops import KV_DTYPES, Backend, KvCache, KvGeometry, Ops, Tensor
+from homenode.compute.ops import KV_DTYPES, Backend, FittingBackend, KvCache, KvGeometry, Ops, Tensor
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import Architecture, Forward, Parameters
 from homenode.model.architectures.registry import architecture_of
@@ -104,8 +104,12 @@ def load_model(
     plan = _plan(checkpoint, backend, quantize, dtype, part)
     with ExitStack() as stack:
         cache = stack.enter_context(_cache(packed_cache, checkpoint, plan, backend, spread_of)) if packed_cache else None
+        if isinstance(backend, FittingBackend):
+            backend.begin_weights(sum(matrix.target_bytes for matrix in plan.layout.matrices))
         parameters = read_parameters(plan.tensors, plan.layout, backend, plan.part.layers, progress, cache, spread_of)
         notes = tuple(cache.notes) if cache else ()
+    if isinstance(backend, FittingBackend):
+        backend.end_weights()
     return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, plan.part, length, notes)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from homenode.transfer.memory import Copier, EpochWords, KvLayout, KvMemory
 from homenode.transfer.message import Buffer
 
@@ -81,8 +83,7 @@ class PeerBuffer(Protocol):
         """Give the mapping back."""
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """A part of a copy: pages first_page .. first_page + pages - 1 of a sequence of `tokens` positions; tables are of the whole sequence, `epochs` of
     these pages."""
 

@@ -77,8 +77,11 @@ def _epochs_hold(words: EpochWords | None, job: Chunk) -> bool:
     """Whether the source's words are what they must be for the pages of this chunk."""
     if job.epochs is None or words is None:
         return True
-    blocks = job.source_table[job.first_page : job.first_page + job.pages]
-    return all(words.read(block) == epoch for block, epoch in zip(blocks, job.epochs, strict=True) if block >= 0)
+    blocks, epochs = job.source_table[job.first_page : job.first_page + job.pages], job.epochs
+    if min(blocks, default=0) < 0:
+        there = [(block, epoch) for block, epoch in zip(blocks, epochs, strict=True) if block >= 0]
+        blocks, epochs = [block for block, _ in there], [epoch for _, epoch in there]
+    return words.hold(blocks, epochs)
 
 
 def check_layout(layout: KvLayout, own: KvLayout) -> None:

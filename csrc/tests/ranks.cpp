@@ -1,0 +1,172 @@
+// Ranks and stages as threads: they map the same memory at the same place, so that ThreadSanitizer sees who waits for whom.
+#include "host/rank_group.h"
+
+#include <cmath>
+#include <thread>
+
+#include "host/shared_ring.h"
+#include "tests/cases.h"
+
+namespace homenode::checks {
+namespace {
+
+constexpr double kWaitS = 60;
+
+template <class Work>
+void in_threads(int count, Work&& work) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) threads.emplace_back([&work, i] { work(i); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+struct Call {
+  bool gathers;
+  int64_t rows, columns, gap;
+  std::vector<int64_t> widths;
+};
+
+std::vector<Call> random_calls(Random& random, int ranks) {
+  std::vector<Call> calls;
+  for (int i = random.between(1, 12); i > 0; --i) {
+    Call call{random.one_in(3), random.between(1, 12), random.between(1, random.one_in(4) ? 3000 : 90), random.between(0, 9), {}};
+    for (int r = 0; r < ranks; ++r) call.widths.push_back(random.between(r ? 0 : 1, 70));
+    calls.push_back(call);
+  }
+  return calls;
+}
+
+float value(int rank, size_t call, int64_t row, int64_t column) { return std::sin(static_cast<float>(rank * 7 + static_cast<int>(call) * 31 + row * 13 + column)); }
+
+int64_t width_of(const Call& call, int rank) { return call.gathers ? call.widths[static_cast<size_t>(rank)] : call.columns; }
+
+Exact<float> values_of(const Call& call, int rank, size_t number) {
+  const int64_t width = width_of(call, rank);
+  Exact<float> x(static_cast<size_t>(call.rows * (width + call.gap)));
+  for (int64_t r = 0; r < call.rows; ++r) {
+    for (int64_t c = 0; c < width; ++c) x[static_cast<size_t>(r * (width + call.gap) + c)] = value(rank, number, r, c);
+  }
+  return x;
+}
+
+void require_result(const Call& call, const FloatRows& out, int ranks, size_t number) {
+  for (int64_t r = 0; r < call.rows; ++r) {
+    for (int rank = 0, column = 0; rank < (call.gathers ? ranks : 1); ++rank) {
+      for (int64_t c = 0; c < width_of(call, rank); ++c, ++column) {
+        float wanted = value(rank, number, r, c);
+        for (int other = 1; !call.gathers && other < ranks; ++other) wanted += value(other, number, r, c);
+        require(out.data[r * out.stride + column] == wanted, "a sum is that of all ranks in their order, a gather their columns");
+      }
+    }
+  }
+}
+
+// Every rank is a team; a barrier stands before and after each call, as in a program.
+void exchange(RankGroup& group, Team& team, const std::vector<Call>& calls) {
+  const auto ranks = group.size();
+  std::vector<Exact<float>> xs, outs;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    int64_t total = 0;
+    for (const int64_t width : calls[i].widths) total += width;
+    xs.push_back(values_of(calls[i], group.rank(), i));
+    outs.emplace_back(static_cast<size_t>(calls[i].rows * (calls[i].gathers ? total : calls[i].columns)));
+  }
+  const auto turn = group.turn();
+  team.compute([&](int member) {
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const Call& call = calls[i];
+      const int64_t width = width_of(call, group.rank()), columns = static_cast<int64_t>(outs[i].size()) / call.rows;
+      const FloatRows x{xs[i].get(), width + call.gap, call.rows, width}, out{outs[i].get(), columns, call.rows, columns};
+      Caller caller{member, team.size()};
+      const bool done = call.gathers ? group.gather(x, out, call.widths, caller) : group.sum(x, out, caller);
+      require(done, "a call of all ranks succeeds");
+      team.slept(member, caller.slept_ns);
+      team.barrier(member);
+      if (member == team.size() - 1) require_result(call, out, ranks, i);
+    }
+  });
+}
+
+void check_exchanges(Random& random) {
+  const int ranks = random.between(1, 4), spin_us = random.of<int>({0, 20});
+  const auto memory = taken(RankMemory::create(ranks, random.of<int64_t>({1024, 4096, 1 << 20})));
+  const std::vector<Call> calls = random_calls(random, ranks);
+  std::vector<int> members;
+  for (int r = 0; r < ranks; ++r) members.push_back(random.between(1, 3));
+  in_threads(ranks, [&](int rank) {
+    const auto group = taken(RankGroup::join(memory, rank, kWaitS, spin_us));
+    exchange(*group, *team_of(members[static_cast<size_t>(rank)]), calls);
+    const FloatRows nothing{nullptr, 0, 0, 1};
+    Caller caller;
+    require(group->sum(nothing, nothing, caller), "a sum of no rows");
+    float last = 1;  // nobody leaves before all are done
+    require(group->sum({&last, 1, 1, 1}, {&last, 1, 1, 1}, caller) && last == static_cast<float>(ranks), "a sum of ones");
+  });
+}
+
+// One rank leaves in the middle, or somebody ends the group: nobody waits for long, every member of every team comes out, and finds it failed.
+void check_leaving(Random& random) {
+  const int ranks = random.between(2, 4), leaves = random.between(0, ranks - 1), after = random.between(0, 3);
+  const bool outside = random.one_in(2);
+  const auto memory = taken(RankMemory::create(ranks, 4096));
+  in_threads(ranks, [&](int rank) {
+    const auto group = taken(RankGroup::join(memory, rank, kWaitS, rank % 2 ? 30 : 0));
+    const auto team = team_of(1 + rank % 3);
+    std::vector<float> x(100), out(100);
+    team->run([&](int member) {
+      for (int i = 0; i < 50; ++i) {
+        if (rank == leaves && i == after) {
+          if (member == 0) outside ? memory->end({leaves}, RankMemory::Fate::left) : group->leave();
+          break;
+        }
+        Caller caller{member, team->size(), i};
+        group->sum({x.data(), 100, 1, 100}, {out.data(), 100, 1, 100}, caller);
+        team->barrier(member);
+        if (group->failed(i)) break;
+      }
+    });
+    require(rank == leaves || group->failed(), "who waits for a rank that has left is told so");
+    require(group->error() && group->error()->message.find("rank " + std::to_string(leaves)) == 0, "it is named");
+  });
+}
+
+void check_ring(Random& random) {
+  const int readers = random.between(1, 3), columns = random.between(1, 50), steps = random.between(1, 40), ends_after = random.between(0, 2) ? steps : steps / 2;
+  const auto memory = taken(RingMemory::create({random.between(1, 4), readers, 9, columns}));
+  const int spin_us = random.of<int>({0, 20});
+  const auto rows_in_step = [](int step) { return 1 + step * 5 % 9; };
+  std::vector<std::unique_ptr<RingReader>> ends;
+  for (int r = 0; r < readers; ++r) ends.push_back(taken(RingReader::join(memory, r, spin_us)));
+  const auto writer = taken(RingWriter::join(memory, spin_us));
+  in_threads(readers + 1, [&](int i) {
+    for (int step = 0; step < steps; ++step) {
+      const int rows = rows_in_step(step);
+      if (i == 0) {
+        if (step == ends_after) return writer->leave();
+        const Exact<float> values(static_cast<size_t>(rows * (columns + 3)));
+        for (size_t v = 0; v < values.size(); ++v) values[v] = static_cast<float>(step * 1000) + static_cast<float>(v);
+        require(!writer->write(static_cast<uint64_t>(step), values.get(), columns + 3, rows, columns, kWaitS), "rows that fit are written");
+        continue;
+      }
+      const auto found = ends[static_cast<size_t>(i - 1)]->read(static_cast<uint64_t>(step), columns, kWaitS);
+      require(static_cast<bool>(found) == (step < ends_after), "what was written before the end is read");
+      if (!found) return;
+      auto got = found;
+      require(got.value().rows == rows, "as many rows as were written");
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < columns; ++c) {
+          require(got.value().data[r * columns + c] == static_cast<float>(step * 1000) + static_cast<float>(r * (columns + 3) + c), "the rows that were written");
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void check_ranks(Random& random) {
+  check_exchanges(random);
+  check_leaving(random);
+  check_ring(random);
+}
+
+}  // namespace homenode::checks

@@ -1,0 +1,127 @@
+"""Hand-overs that are measured: the whole thing, and what is left to do of one when its last page has been computed."""
+
+from __future__ import annotations
+
+import base64
+import statistics
+import time
+
+from homenode.bench.other_process import PATIENCE_S, OtherProcess, compute_for
+from homenode.bench.transfer_side import MOSTLY_HELD, Mode, Side
+from homenode.errors import PeerError
+from homenode.transfer.seam import Returned
+
+_CONTROLS = 20  # hand-overs of which one row's time is the mean
+_HAND_OFFS = 20  # of which one row's time is the median
+
+
+class HandOver:
+    """The whole thing: two agents."""
+
+    def __init__(self, peer: OtherProcess, channel: str, mode: Mode, page_bytes: int, pages: int, holds: bool = False) -> None:
+        reply = peer.ask(do="side", channel=channel, mode=mode, page_bytes=page_bytes, pages=pages, holds=holds, in_place=False)
+        self.document = base64.b64decode(reply["document"])
+        self.side = Side("sender", channel, mode, page_bytes, pages)
+        self._peer, self._pages, self._tickets = peer, pages, 0
+
+    def all_pages(self) -> float:
+        """From the wish to the return of the pages."""
+        return self._hand_over(self._pages)
+
+    def one_page(self) -> float:
+        """The same with one."""
+        return self._hand_over(1)
+
+    def control(self, pages: int) -> float:
+        """What a hand-over of so many pages costs when no page has to be moved: the mean of a row of them, in seconds.
+
+        In it: the scheduler's wish, the offer with all identities and its answer, Computed, the digest, epoch and place of one page announced, Done
+        and the return of the pages; encoding, both machines, both agents, every system call and wake-up. The receiver holds all pages but the
+        last, so that Ready is said; the time both sides spent in the copy loop over that page (`copy_seconds`: the sender's digest, the receiver's
+        copy and check) is taken off. Not in it: connecting. The next hand-over begins right after the last one, so both agents are awake.
+        """
+        before = self._copy_seconds()
+        total = sum(self._hand_over(pages, MOSTLY_HELD) for _ in range(_CONTROLS))
+        return (total - (self._copy_seconds() - before)) / _CONTROLS
+
+    def _copy_seconds(self) -> float:
+        return self.side.agent.statistics().copy_seconds + float(self._peer.ask(do="copy seconds")["seconds"])
+
+    def _hand_over(self, pages: int, kind: str = "bench-") -> float:
+        self._tickets += 1
+        ticket = f"{kind}{self._tickets}"
+        begin = time.perf_counter()
+        self.side.send(ticket, self.document, pages)
+        ended = self.side.wait(ticket, PATIENCE_S)
+        if not isinstance(ended.event, Returned):
+            raise PeerError(f"a hand-over of the benchmark failed: {ended.event}")
+        return ended.at - begin
+
+
+class HandOff:
+    """What is left of a hand-over when its last page has been computed: the KV is read where it lies, by a receiver of the same host.
+
+    All that can be said before was said before: the offer and its answer, and the pages before the last, as in a server, whose chunks are told of
+    while the next is computed. `next` are the times of the rows in `whats`, one for each.
+    """
+
+    def __init__(self, peer: OtherProcess, page_bytes: int, pages: int, pause_s: float = 0.0) -> None:
+        """`pause_s`: before each hand-off; a prompt takes its time."""
+        self._count, self._pause_s = min(_HAND_OFFS, pages), pause_s
+        reply = peer.ask(do="side", channel="shm", mode="pull-eager", page_bytes=page_bytes, pages=pages, holds=False, in_place=True)
+        self.document = base64.b64decode(reply["document"])
+        self.side = Side("sender", "shm", "pull-eager", page_bytes, pages + self._count)
+        self._peer, self._pages, self._tickets = peer, pages, 0
+
+    def whats(self, pages: int) -> tuple[str, str, str]:
+        """From the sender's scheduler to the receiver's, which may read then; from the receiver's, which has read, to the sender's, whose pages are
+        free then; and the first with what it is without: the time that both sides need to read the last page for its digest."""
+        paused = ", paused" if self._pause_s else ""
+        return f"hand-off{paused}, pages: {pages}", f"hand-back{paused}, pages: {pages}", f"hand-off{paused} + digests, pages: {pages}"
+
+    def next(self, pages: int) -> tuple[float, float, float]:
+        """The medians of a row of hand-offs, one right after the other but for the pause."""
+        at_once = min(self._count, (self._pages + self._count) // pages)
+        found = [times for _ in range(self._count // at_once) for times in self._several(at_once, pages)]
+        digests = statistics.mean(copied for _, _, copied in found)
+        whole = statistics.median(there for there, _, _ in found)
+        return whole - digests, statistics.median(back for _, back, _ in found), whole
+
+    def _several(self, count: int, pages: int) -> list[tuple[float, float, float]]:
+        """As many as the sender has room for are prepared together. For each: until the receiver knew, until the sender had its pages back, and the
+        seconds of digests, both sides' together."""
+        tickets = [f"hand-off-{self._tickets + number}" for number in range(count)]
+        self._tickets += count
+        for number, ticket in enumerate(tickets):
+            self.side.send(ticket, self.document, pages, late=[self._pages + number])
+        for ticket in tickets:
+            self.side.arrival(ticket, pages - 1, PATIENCE_S)
+        self._arrivals(tickets, pages - 1)
+        before = self._copy_seconds()
+        times = [self._one(ticket) for ticket in tickets]
+        digests = (self._copy_seconds() - before) / count
+        answer = self._arrivals(tickets, pages)
+        return [
+            (there - begun, ended - unused, digests)
+            for there, unused, (begun, ended) in zip(answer["at"], answer["unused"], times, strict=True)
+        ]
+
+    def _one(self, ticket: str) -> tuple[float, float]:
+        """When it began, and when its pages were back."""
+        compute_for(self._pause_s)
+        begin = time.perf_counter()
+        self.side.finish(ticket)
+        ended = self.side.wait(ticket, PATIENCE_S)
+        if not isinstance(ended.event, Returned):
+            raise PeerError(f"a hand-over of the benchmark failed: {ended.event}")
+        return begin, ended.at
+
+    def _arrivals(self, tickets: list[str], pages: int) -> dict[str, list[float]]:
+        """When so many pages were there, and when they were read no more; the sender's scheduler goes on meanwhile."""
+        self._peer.order(do="arrivals", tickets=[[ticket, pages] for ticket in tickets])
+        self.side.attend(self._peer.has_answered, PATIENCE_S, "the other side's answer")
+        return self._peer.answer()
+
+    def _copy_seconds(self) -> float:
+        """Of both sides."""
+        return self.side.agent.statistics().copy_seconds + float(self._peer.ask(do="copy seconds")["seconds"])

@@ -1,0 +1,115 @@
+"""`homenode plan --stages MODEL`: which worker would have which layers, on what, and how much; headers are read, no weight is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from homenode.cli.report import print_json
+from homenode.errors import UserError
+
+if TYPE_CHECKING:
+    from homenode.cli.placement_options import PlanFlags
+    from homenode.engine.workers.build import Planned
+
+_SETTINGS = ("stage_devices", "layer_split", "enable_expert_parallel", "expert_placement")
+_KEPT = ("threads", "quantize", "dtype", "kv_cache_dtype")  # as for --weights
+_PLACED = ("cpu_threads_bind", "memory_nodes", "reserve_cpus", "numa_bind", "numa_bind_nodes", "numa_bind_cpus")
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
+
+
+def with_stage_flags(command: Any) -> Any:
+    """Decorator: --stages and what goes with it."""
+    for add in reversed(
+        [
+            click.option("--stages", metavar="MODEL", help="Plan the workers of an engine for this model: --pipeline-parallel-size stages of --tensor-parallel-size ranks. `builtin`: the model that comes along."),
+            click.option("--stage-devices", envvar="HOMENODE_STAGE_DEVICES", default="auto", metavar="auto|DEVICE,...", help="As for `homenode serve`."),
+            click.option("--layer-split", envvar="HOMENODE_LAYER_SPLIT", default="auto", metavar="auto|N,...", help="As for `homenode serve`."),
+            click.option("--enable-expert-parallel", envvar="HOMENODE_ENABLE_EXPERT_PARALLEL", is_flag=True, help="As for `homenode serve`."),
+            click.option("--expert-placement", envvar="HOMENODE_EXPERT_PLACEMENT", default="spread", metavar="spread|packed|FILE", help="As for `homenode serve`."),
+        ]
+    ):  # fmt: skip
+        command = add(command)
+    return command
+
+
+def stage_flags(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any] | None:
+    """The values of these flags, taken out of `values`; None where no stages are planned. UserError for flags that go with nothing else."""
+    mine = {name: values.pop(name) for name in ("stages", *_SETTINGS)}
+    given = [name for name in _SETTINGS if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if mine["stages"] is not None:
+        return mine | {name: values[name] for name in (*_KEPT, *_PLACED, *_SIZES)}
+    if given:
+        flag = f"--{given[0].replace('_', '-')}"
+        raise UserError(f"{flag} is about the stages of a model: name it with --stages MODEL", param=flag)
+    return None
+
+
+def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
+    """Print the workers. The result is the exit code. Raises what reading the host and the model and planning raise."""
+    planned = _planned(flags, asked)
+    if as_json:
+        print_json({"workers": [_line(planned, n) for n in range(len(planned.layout.workers))], "findings": _findings(planned)})
+        return 0
+    from rich.table import Table
+
+    from homenode.cli.report import OUT
+    from homenode.units import format_bytes
+
+    table = Table("worker", "device", "stage", "rank", "layers", "weights", "KV of a token", "CPUs", "memory nodes")
+    for n in range(len(planned.layout.workers)):
+        line = _line(planned, n)
+        first, last = line["layers"]
+        table.add_row(
+            str(n), line["device"], str(line["stage"]), str(line["rank"]), f"{first}-{last} ({last - first + 1})",
+            format_bytes(line["weight_bytes"]), format_bytes(line["kv_bytes_per_token"]), line["cpus"] or "-", line["memory_nodes"] or "any",
+        )  # fmt: skip
+    OUT.print(table)
+    for finding in planned.layout.findings:
+        OUT.print(f"[yellow]{finding.severity}:[/] {finding.text}", highlight=False)
+    return 0
+
+
+def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
+    from homenode.cli.placement_options import open_source
+    from homenode.engine.config import EngineConfig
+    from homenode.engine.workers.build import plan_engine
+    from homenode.engine.workers.devices import is_accelerator, worker_devices
+    from homenode.host.topology.read import read_host
+    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.locate import BUILTIN_NAME, locate
+
+    model = asked.pop("stages")
+    settings = {name: tuple(v) if isinstance(v, list) else v for name, v in asked.items() if v not in (None, (), False)}
+    config = EngineConfig.of(model, settings)
+    checkpoint = open_checkpoint(locate(None if model in ("builtin", BUILTIN_NAME) else model, offline=True))
+    host = read_host(open_source(flags.source), accelerators=config.parallel.stage_devices.strip() != "cpu")
+    there = [f"torch:{'cuda' if chip.kind == 'rocm' else chip.kind}:{chip.id}" for chip in host.accelerators.chips]
+    parallel = config.parallel
+    devices = worker_devices(parallel.stage_devices, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, there)
+    if missing := [device for device in devices if is_accelerator(device) and device not in there]:
+        raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
+    return plan_engine(config, checkpoint, host, devices)
+
+
+def _line(planned: Planned, number: int) -> dict[str, Any]:
+    from homenode.cpuset import format_cpu_list
+
+    worker, geometry = planned.layout.workers[number], planned.geometries[number]
+    cpus = sorted(cpu for cpu in worker.place.team or worker.place.others if cpu >= 0)
+    return {
+        "name": worker.name,
+        "device": worker.device.removeprefix("torch:") if worker.device != "torch:cpu" else worker.device,
+        "stage": worker.stage,
+        "rank": worker.rank,
+        "layers": [worker.part.layers.first, worker.part.layers.end - 1],
+        "weight_bytes": planned.weights[number].target_bytes,
+        "kv_bytes_per_token": geometry.block_bytes // geometry.block_size,
+        "cpus": format_cpu_list(cpus),
+        "memory_nodes": format_cpu_list(worker.place.memory_nodes),
+    }
+
+
+def _findings(planned: Planned) -> list[dict[str, Any]]:
+    return [finding.to_dict() for finding in planned.layout.findings]

@@ -1,0 +1,97 @@
+"""Ranks of one host that sum and gather through shared memory: the native `RankGroup`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from homenode import _native
+from homenode.compute.native.refusals import host_errors, peer_errors
+from homenode.compute.ops import FloatArray
+from homenode.errors import UserError
+
+
+class RankMemory:
+    """The memory of a group of ranks, as its maker has it, who may be none of them."""
+
+    def __init__(self, memory: _native.RankMemory) -> None:
+        self._memory = memory
+
+    @property
+    def fd(self) -> int:
+        """The memfd, sealed against shrinking, to be given to every rank; open as long as this object."""
+        return self._memory.fd
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self._memory.ranks
+
+    def leave(self, gone: Sequence[int] = ()) -> None:
+        """End every wait in the group, now and later. `gone`: the ranks that are known to be lost, whom the others' PeerError will name."""
+        self._memory.end(list(gone))
+
+
+class NativeRankGroup:
+    """`RankGroup` over a memfd: for the native backend's programs, whose threads all take part, and for arrays.
+
+    Values that do not fit into half of a rank's memory cross in pieces. One call at a time: a program's step keeps the group to itself.
+    """
+
+    def __init__(self, group: _native.RankGroup) -> None:
+        self._group = group
+        self.rank = group.rank
+        self.size = group.size
+
+    @staticmethod
+    def make(size: int, bytes_per_rank: int = 4 << 20) -> RankMemory:
+        """Memory for a group of `size` ranks, of which nothing is taken until the ranks join. UserError for impossible sizes, HostError when
+        the machine refuses.
+        """
+        with host_errors():
+            try:
+                return RankMemory(_native.RankMemory.create(size, bytes_per_rank))
+            except ValueError as error:
+                raise UserError(str(error)) from error
+
+    @classmethod
+    def attach(cls, fd: int, rank: int, timeout_s: float, spin_us: int = 0) -> NativeRankGroup:
+        """Become `rank` of the group that the memfd is of; the descriptor is not kept.
+
+        Call it on a CPU of the rank's own NUMA node, whose memory is then taken. Every call waits at most `timeout_s`, the first `spin_us` of it
+        watching, which must be 0 where ranks share CPUs. UserError when the memory is not what it should be, or has such a rank already;
+        HostError when the machine refuses.
+        """
+        with host_errors():
+            try:
+                return cls(_native.join_ranks(_native.RankMemory.attach(fd), rank, timeout_s, spin_us))
+            except ValueError as error:
+                raise UserError(f"the shared memory of a group of ranks: {error}") from error
+
+    @property
+    def handle(self) -> _native.RankGroup:
+        """The native core's own."""
+        return self._group
+
+    def sum(self, values: FloatArray) -> None:
+        """See `RankGroup.sum`. ValueError for an array that is not C-contiguous float32."""
+        if values.dtype != np.float32 or not values.flags.c_contiguous:
+            raise ValueError(f"a sum over ranks takes C-contiguous float32 arrays; seen {values.dtype} with strides {values.strides}")
+        if values.size:
+            with peer_errors():
+                self._group.sum(values.reshape(1 if values.ndim < 2 else values.shape[0], -1))
+
+    def gather(self, values: FloatArray, widths: Sequence[int]) -> FloatArray:
+        """See `RankGroup.gather`. ValueError for widths that are not those of the ranks."""
+        with peer_errors():
+            return self._group.gather(np.ascontiguousarray(values, np.float32), list(widths))
+
+    def time_sums(self, cpus: Sequence[int], spin_us: int, rows: int, columns: int, rounds: int) -> tuple[list[float], list[float]]:
+        """Seconds of each of `rounds` sums of [rows, columns] by a team on these CPUs, and of as many copies; all ranks measure at once."""
+        with host_errors(), peer_errors():
+            return _native.time_sums(self._group, _native.Team(list(cpus), spin_us, True), rows, columns, rounds)
+
+    def leave(self) -> None:
+        """See `RankGroup.leave`."""
+        self._group.leave()

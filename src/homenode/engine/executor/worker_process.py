@@ -1,0 +1,60 @@
+"""A worker as a child of the engine's process: started with a connection, watched by it, ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from homenode.engine.workers.wire import WorkerSocket
+from homenode.errors import HostError
+
+PROGRAM = "homenode.engine.workers.main"
+
+
+class WorkerProcess:
+    """To be started by a thread that lives as long as the worker should: the kernel ends the worker with it."""
+
+    def __init__(self, name: str, program: str = PROGRAM) -> None:
+        """HostError when the machine refuses."""
+        self.name = name
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", program, str(theirs.fileno()), str(os.getpid()), name],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # a terminal's Ctrl-C is for the front
+                )
+        except OSError as error:
+            raise HostError(f"{name} could not be started: {error.strerror}", errno=error.errno) from error
+        self.socket = WorkerSocket(ours)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def end(self, patience_s: float) -> None:
+        """Close the connection, at which it ends by itself; kill it when it has not after `patience_s` seconds (0: at once)."""
+        self.socket.close()
+        if patience_s > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience_s)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def how_it_ended(self, patience_s: float) -> str:
+        """Its end in words; waits a moment for it, as the end of its stream comes first."""
+        try:
+            code = self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if code == -signal.SIGKILL:
+            return "was killed (signal 9); the kernel does that when memory runs out"
+        return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,236 @@
+"""Puts an engine of several workers together: who computes what and where, the workers themselves, and the scheduler over them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from homenode.compute.ops import KvGeometry
+from homenode.engine.build import Engine, Progress, make_backend, with_variables
+from homenode.engine.config import EngineConfig
+from homenode.engine.executor.processes import ProcessExecutor
+from homenode.engine.executor.worker_process import PROGRAM
+from homenode.engine.location import located
+from homenode.engine.messages import Ready
+from homenode.engine.placement import UNPINNED
+from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.settle import keep_to, memory_room
+from homenode.engine.sizing import Sizes, problems, resolve
+from homenode.engine.workers.channels import Channels, MakeChannels
+from homenode.engine.workers.cost import stage_costs
+from homenode.engine.workers.devices import is_accelerator
+from homenode.engine.workers.layers import balanced_layers
+from homenode.engine.workers.layout import Layout, WorkerPlan, config_of, executor_kind, lay_out, setting_problems, with_memory
+from homenode.engine.workers.messages import Fits, Join
+from homenode.engine.workers.places import worker_places
+from homenode.errors import UnsupportedError, UserError
+from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.host import Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import LiveSource
+from homenode.model.checkpoint import Checkpoint, open_checkpoint
+from homenode.model.expert_placement import read_placement
+from homenode.model.parts import Division, plan_parts, read_layer_split
+from homenode.model.weights.grains import grains_of
+from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.load import kv_geometry_of, plan_model
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An engine of several workers before any of them is there. `weights`: how each one's matrices are kept; `geometries`: of their KV memory."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    layout: Layout
+    weights: tuple[WeightLayout, ...]
+    geometries: tuple[KvGeometry, ...]
+    kv_memory: int | None  # bytes of each CPU worker's KV memory, where set
+
+    def left(self, worker: WorkerPlan) -> int | None:
+        """Bytes for the buffers and the KV memory of a worker; None on a device with memory of its own."""
+        return None if worker.memory is None else max(0, worker.memory - self.weights[worker.number].target_bytes)
+
+    def problems(self) -> list[UserError]:
+        """What keeps these settings from working, beside what `plan_engine` raises."""
+        found: dict[str, UserError] = {}
+        for worker in self.layout.workers:
+            left = self.left(worker)
+            if left is not None:
+                config = replace(self.config, kv=replace(self.config.kv, kv_cache_memory=self.kv_memory))
+                for problem in problems(config, self.checkpoint.spec, self.geometries[worker.number], left):
+                    found.setdefault(problem.param or problem.message, problem)
+        return list(found.values())
+
+
+def plan_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host, devices: Sequence[str]) -> Planned:
+    """Decide everything. UserError, naming the setting, for what the model cannot be cut into or the host cannot hold."""
+    if problem := next(iter(setting_problems(config)), None):
+        raise problem
+    memory = with_variables(config, host).kv.kv_cache_memory
+    if executor_kind(config, devices) == "ray":
+        raise UnsupportedError("--executor ray is not there yet; take processes, which are of this host", param="executor")
+    places = worker_places(host, config, devices)
+    backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
+    whole = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
+    layers = read_layer_split(config.parallel.layer_split)
+    if layers is None:
+        ranks = config.parallel.tensor_parallel_size
+        costs = stage_costs(checkpoint.spec, whole, devices, places.places, ranks)
+        layers = balanced_layers(costs, checkpoint.spec.num_layers)
+    parts = plan_parts(checkpoint.spec, grains_of(checkpoint, kept.quantize), _division(config, checkpoint, layers, devices))
+    weights = tuple(plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part) for part in parts)
+    geometries = tuple(
+        kv_geometry_of(checkpoint.spec, kept_as, config.kv.block_size, config.kv.kv_cache_dtype, part)
+        for part, kept_as in zip(parts, weights, strict=True)
+    )
+    return Planned(config, checkpoint, lay_out(config, parts, devices, places), weights, geometries, memory)
+
+
+def with_room(planned: Planned) -> Planned:
+    """The plan with the memory that each worker may take of what is free on this host now."""
+    config, layout = planned.config, planned.layout
+    rooms = [memory_room(worker.place) for worker in layout.workers]
+    total = Allowance.of_process().memory_available
+    if config.replica is not None and config.replica.memory is not None:
+        total = min(total, config.replica.memory)
+    needs = [kept_as.target_bytes for kept_as in planned.weights]
+    return replace(planned, layout=with_memory(layout, needs, [(room.size, room.nodes) for room in rooms], total))
+
+
+def build_engine_of_workers(
+    config: EngineConfig, devices: Sequence[str], progress: Progress | None, lookahead: int, own_process: bool
+) -> Engine:
+    """`build.build_engine` for an engine with these devices. Raises what that raises, and what a worker could not start for, under its own name."""
+    begin = time.monotonic()
+    config = located(config)
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    if config.replica is not None and config.replica.allowed:
+        keep_to(config.replica.allowed)
+    host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
+    planned = with_room(plan_engine(config, checkpoint, host, devices))
+    if found := planned.problems():
+        raise found[0]
+    if own_process and planned.layout.loop:
+        keep_to(planned.layout.loop)
+    executor = make_executor(planned)
+    try:
+        fits = executor.start(progress)
+        sizes = _sizes(planned, fits)
+        executor.lay(sizes.worker_limits())
+        return _engine(planned, executor, sizes, fits, lookahead, time.monotonic() - begin)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def check_engine_of_workers(config: EngineConfig, devices: Sequence[str]) -> list[UserError]:
+    """Everything wrong with these settings, as `build.check_config` finds it for one worker."""
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
+    try:
+        return with_room(plan_engine(config, checkpoint, host, devices)).problems()
+    except UserError as error:
+        return [error]
+
+
+def make_executor(planned: Planned, make_channels: MakeChannels | None = None, program: str = PROGRAM) -> ProcessExecutor:
+    """The workers of a plan, not started yet. `make_channels` and `program`: what they have in place of shared memory, and run."""
+    config, layout = planned.config, planned.layout
+
+    def join_of(worker: WorkerPlan) -> Join:
+        own = config_of(config, layout, worker)
+        memory = config.kv.kv_cache_memory if is_accelerator(worker.device) else planned.kv_memory
+        return Join(worker.number, 0, own, worker.device, worker.part, worker.place, [], memory)
+
+    def shared(generation: int) -> Channels:
+        from homenode.engine.workers.shared import SharedChannels  # maps memory by the native core
+
+        return SharedChannels(layout.workers, planned.checkpoint.spec.hidden_size, config.scheduler.max_num_batched_tokens)
+
+    return ProcessExecutor(layout.workers, join_of, make_channels or shared, config.parallel.worker_timeout, program)
+
+
+def _division(config: EngineConfig, checkpoint: Checkpoint, layers: tuple[int, ...], devices: Sequence[str]) -> Division:
+    parallel = config.parallel
+    return Division(
+        stages=parallel.pipeline_parallel_size,
+        ranks=parallel.tensor_parallel_size,
+        layers=layers,
+        experts_whole=parallel.enable_expert_parallel,
+        placement=read_placement(parallel.expert_placement, checkpoint.spec),
+        accelerators=[number for number, device in enumerate(devices) if is_accelerator(device)],
+    )
+
+
+def _sizes(planned: Planned, fits: Sequence[Fits]) -> Sizes:
+    """What the engine is laid out for: the fewest blocks over all workers."""
+    spec, geometry = planned.checkpoint.spec, planned.geometries[0]
+    blocks = min(fit.num_blocks for fit in fits)
+    enough = replace(planned.config, kv=replace(planned.config.kv, kv_cache_memory=blocks * geometry.block_bytes))
+    sizes = resolve(enough, spec, geometry, 2 * blocks * geometry.block_bytes + _MANY)
+    return replace(sizes, num_blocks=blocks)
+
+
+_MANY = 1 << 62  # bytes: that there is memory enough was looked at by each worker
+
+
+def _engine(planned: Planned, executor: ProcessExecutor, sizes: Sizes, fits: Sequence[Fits], lookahead: int, seconds: float) -> Engine:
+    config, checkpoint = planned.config, planned.checkpoint
+    stages = planned.layout.workers[-1].stage + 1
+    scheduler = Scheduler(
+        config.scheduler,
+        config.kv,
+        executor.limits(),
+        checkpoint.spec.eos_token_ids,
+        lookahead=lookahead if stages == 1 else 0,
+        stages=stages,
+        seeds=None if config.model.seed is None else random.Random(config.model.seed),
+    )
+    return Engine(scheduler, executor, _ready(planned, executor, sizes, fits, seconds))
+
+
+def _ready(planned: Planned, executor: ProcessExecutor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> Ready:
+    config, layout = planned.config, planned.layout
+    notes = dict.fromkeys(note for fit in fits for note in fit.notes)
+    notes |= dict.fromkeys(finding.text for finding in layout.findings if finding.severity != "info")
+    return Ready(
+        model=config.model_name,
+        max_model_len=sizes.max_model_len,
+        vocab_size=sizes.vocab_size,
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_num_seqs=sizes.max_num_seqs,
+        chunked_prefill=config.scheduler.enable_chunked_prefill,
+        sampling_defaults=dict(planned.checkpoint.spec.generation),
+        details={
+            "architecture": planned.checkpoint.spec.architecture,
+            "load_seconds": round(seconds, 3),
+            "weight_bytes": sum(fit.weight_bytes for fit in fits),
+            "notes": list(notes),
+            "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries),
+            "kv_dtype": planned.geometries[0].dtype,
+            "compute": executor.statistics(),
+            "numa": None,
+            "free_cpus": list(layout.loop),
+            "stages": [_stage(worker) for worker in layout.workers],
+        },
+    )
+
+
+def _stage(worker: WorkerPlan) -> dict[str, Any]:
+    part, place = worker.part, worker.place
+    layers = [part.layers.first, part.layers.end - 1]
+    return {
+        "worker": worker.number,
+        "stage": part.stage,
+        "rank": part.rank,
+        "device": worker.device,
+        "layers": layers,
+        "cpus": list(place.team),
+    }

@@ -1,0 +1,43 @@
+"""What a layer costs on each stage's devices, by bytes and bandwidth: a step of few tokens reads every weight once. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from homenode.engine.place import EnginePlace
+from homenode.engine.workers.devices import is_accelerator
+from homenode.engine.workers.layers import StageCost
+from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.weights.layout import WeightLayout
+
+_LAYER = re.compile(r"\.layers\.\d+\.")
+_EMBEDDING = "model.embed_tokens.weight"
+# Bytes a second, typical: what one core reads, what a node's memory gives all of its cores, and what an accelerator's own memory gives.
+_CORE, _NODE, _ACCELERATOR = 12e9, 100e9, 1000e9
+
+
+def stage_costs(
+    spec: ModelSpec, layout: WeightLayout, devices: Sequence[str], places: Sequence[EnginePlace], ranks: int
+) -> tuple[StageCost, ...]:
+    """Of each stage, whose ranks divide every layer evenly: the slowest of them counts. `layout`: of the whole model."""
+    in_layers = sum(m.target_bytes for m in layout.matrices if _LAYER.search(m.name))
+    output = sum(m.target_bytes for m in layout.matrices if not _LAYER.search(m.name) and _is_output(m.name, spec))
+    stages = len(devices) // ranks
+    costs = []
+    for stage in range(stages):
+        own = range(stage * ranks, (stage + 1) * ranks)
+        speed = ranks * min(read_speed(devices[worker], places[worker]) for worker in own)
+        costs.append(StageCost(in_layers / spec.num_layers / speed, output / speed if stage == stages - 1 else 0.0))
+    return tuple(costs)
+
+
+def read_speed(device: str, place: EnginePlace) -> float:
+    """Bytes a second that a worker reads its weights at."""
+    if is_accelerator(device):
+        return _ACCELERATOR
+    return min(max(1, len(place.team)) * _CORE, max(1, len(place.memory_nodes)) * _NODE)
+
+
+def _is_output(name: str, spec: ModelSpec) -> bool:
+    return name == _EMBEDDING if spec.tie_word_embeddings else name != _EMBEDDING

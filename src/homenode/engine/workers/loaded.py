@@ -1,0 +1,121 @@
+"""A worker's part of the model, loaded where the worker belongs: its place settled first, then threads, then weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from homenode.compute.ops import Backend, KvGeometry, PlacedBackend, StepLimits
+from homenode.engine.build import make_backend, memory_left
+from homenode.engine.config import EngineConfig
+from homenode.engine.crowding import spin_us, too_many_threads
+from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
+from homenode.engine.place import EnginePlace
+from homenode.engine.placement import alone, team_groups
+from homenode.engine.settle import keep_to, settle
+from homenode.engine.sizing import Sizes, resolve
+from homenode.engine.workers.devices import is_accelerator, is_torch
+from homenode.engine.workers.messages import Join
+from homenode.host.topology.host import Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import LiveSource
+from homenode.model.checkpoint import open_checkpoint
+from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
+from homenode.model.weights.packed_cache import packed_folder
+
+_SAMPLED_PAGES = 2048
+_LEFT_TO_THE_DEVICE = 1 << 62  # bytes: what an accelerator cannot hold it says by itself
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class LoadedPart:
+    """`sizes.num_blocks`: KV blocks that would fit here. `notes`: worth telling an operator."""
+
+    backend: Backend
+    model: LoadedModel
+    geometry: KvGeometry
+    sizes: Sizes
+    notes: tuple[str, ...] = ()
+
+    @property
+    def limits(self) -> StepLimits:
+        """Of its steps."""
+        return self.sizes.step_limits()
+
+
+def load_part(join: Join, progress: Progress) -> LoadedPart:
+    """Settle and load. Raises as `build.build_engine`."""
+    config, part = join.config, join.part
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    if config.replica is not None and config.replica.allowed:
+        keep_to(config.replica.allowed)
+    host = read_host(LiveSource(), accelerators=False)
+    place = alone(join.place)
+    findings = (*too_many_threads(host, place), *settle(place))
+    backend = _backend(join, host, place)
+    kept = config.model
+    layout = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part)
+    geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype, part)
+    config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
+    if not is_accelerator(join.device):
+        resolve(config, checkpoint.spec, geometry, memory_left(config, place) - layout.target_bytes)
+    model = load_model(
+        checkpoint,
+        backend,
+        quantize=kept.quantize,
+        dtype=kept.dtype,
+        max_model_len=kept.max_model_len,
+        progress=progress,
+        packed_cache=packed_folder(kept.packed_cache, Path(str(kept.path))),
+        spread_of=spread_of(place),
+        part=part,
+    )
+    sizes = _sizes(config, join, place, model, backend, geometry)
+    if isinstance(backend, PlacedBackend):
+        findings += away_from_home(backend.residency(None if len(host.nodes) > 1 else _SAMPLED_PAGES), place, host)
+        leave_plan(place, backend.planned())
+    notes = (*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info"))
+    return LoadedPart(backend, model, geometry, sizes, notes)
+
+
+def _backend(join: Join, host: Host, place: EnginePlace) -> Backend:
+    if is_torch(join.device):
+        from homenode.compute.torch import open_backend
+
+        compute = join.config.compute
+        return open_backend(
+            join.device, attention=compute.attention_backend, enforce_eager=compute.enforce_eager, threads=len(place.team) or None
+        )
+    compute = replace(join.config.compute, spin_us=spin_us(join.config.compute.spin_us, host, place))
+    return make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
+
+
+def _sizes(config: EngineConfig, join: Join, place: EnginePlace, model: LoadedModel, backend: Backend, geometry: KvGeometry) -> Sizes:
+    """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and what it needs is left alone."""
+    if not is_accelerator(join.device):
+        return resolve(config, model.spec, geometry, memory_left(config, place, model.layout.target_bytes))
+    if config.kv.kv_cache_memory is None:
+        room = _device_room(config, join, model, backend, geometry)
+        config = replace(config, kv=replace(config.kv, kv_cache_memory=room))
+    return resolve(config, model.spec, geometry, _LEFT_TO_THE_DEVICE)
+
+
+def _device_room(config: EngineConfig, join: Join, model: LoadedModel, backend: Any, geometry: KvGeometry) -> int:
+    part = join.part
+    limits = resolve(
+        replace(config, kv=replace(config.kv, kv_cache_memory=_LEFT_TO_THE_DEVICE // 2)), model.spec, geometry, _LEFT_TO_THE_DEVICE
+    )
+    return int(
+        backend.kv_room(
+            model.forward,
+            geometry,
+            limits.step_limits(),
+            config.compute.gpu_memory_utilization,
+            rank=part.rank,
+            ranks=part.ranks,
+            hidden=None if part.first_stage else model.spec.hidden_size,
+        )
+    )

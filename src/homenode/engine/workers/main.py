@@ -1,0 +1,213 @@
+"""A worker as a process of its own: `python -m homenode.engine.workers.main FD PARENT NAME`.
+
+FD is one end of a socket pair; what is said on it is in `workers.messages`. Two threads: one reads, and answers questions whatever the other one
+computes. The process does not outlive the thread that started it (`process.die_with_parent`), and ends by itself when the stream does. It ignores
+SIGINT and SIGTERM: when to end is the engine's decision.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+
+from homenode.engine.process import call_itself, die_with_parent, in_words
+from homenode.engine.wire import decode_body
+from homenode.engine.workers.channels import Links, OpenChannels
+from homenode.engine.workers.messages import (
+    Alive,
+    Broken,
+    Done,
+    Failed,
+    Forget,
+    Join,
+    Laid,
+    Lay,
+    Leave,
+    Loading,
+    Probe,
+    ToWorker,
+    Work,
+)
+from homenode.engine.workers.wire import EngineSocket
+from homenode.engine.workers.worker import Worker
+from homenode.errors import HomenodeError, HostError, PeerError
+
+_log = logging.getLogger(__name__)
+_PROGRESS_STEPS = 200
+_EXPECTED = (MemoryError, ValueError, PeerError)  # a request's own fault, the machine's for a moment, or another worker's
+
+MakeWorker = Callable[[Join], Worker]
+OpenFor = Callable[[Join], OpenChannels]
+
+
+def main(arguments: list[str], make: MakeWorker | None = None, open_for: OpenFor | None = None) -> int:
+    """Be a worker, made by `make`, with channels opened by what `open_for` gives, until the engine leaves. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()  # a crash of the native core shows where it was called from
+    descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:])
+    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s {name}: %(message)s", datefmt="%H:%M:%S")
+    call_itself(name)
+    engine = EngineSocket(socket.socket(fileno=descriptor))
+    try:
+        die_with_parent(parent)
+        first = engine.receive()
+        if first is None:
+            return 0
+        join = decode_body(first, Join)
+        _Post(engine, join, make or _make, (open_for or _open_for)(join)).run()
+    except BaseException as error:
+        if not isinstance(error, HomenodeError):
+            _log.exception("the worker failed")
+        with suppress(HomenodeError):  # nobody listens any more
+            engine.send(Broken(*in_words(error)))
+        return 1
+    return 0
+
+
+def _make(join: Join) -> Worker:
+    from homenode.engine.workers.worker import PartWorker
+
+    return PartWorker(join)
+
+
+def _open_for(join: Join) -> OpenChannels:
+    from homenode.engine.workers.shared import open_shared  # maps memory by the native core
+
+    return open_shared(join)
+
+
+class _Post:
+    """Between the engine and the worker: what comes is read at once, and done in its order."""
+
+    def __init__(self, engine: EngineSocket, join: Join, make: MakeWorker, open_channels: OpenChannels) -> None:
+        self._engine, self._join, self._open = engine, join, open_channels
+        self._given = (join.channels, engine.descriptors(len(join.channels)))  # to be opened when the worker is where it belongs
+        self._laid = False
+        self._links = Links()
+        self._links_lock = threading.Lock()
+        self._worker = make(join)
+        self._todo: SimpleQueue[tuple[int, ToWorker, list[int]]] = SimpleQueue()
+        self._forgets = 0  # that came; what was said before the last is not done any more
+        self._now: tuple[int, float] | None = None  # the step being computed, and since when
+
+    def run(self) -> None:
+        """Load, and work until told to leave."""
+        threading.Thread(target=self._read, name="homenode-engine", daemon=True).start()
+        self._engine.send(self._worker.load(_Progress(self._engine)))
+        failed = False  # a step was; what follows is lost until the engine says that it knows
+        while True:
+            epoch, message, descriptors = self._todo.get()
+            match message:
+                case Lay(num_blocks):
+                    self._worker.lay(num_blocks)
+                    self._laid = True
+                    self._engine.send(self._prepared(epoch))
+                case Forget(_, channels):
+                    failed = False
+                    _close_all(self._given[1])
+                    self._given = (channels, descriptors)
+                    self._engine.send(self._prepared(epoch))
+                case Work() if not failed and epoch == self._forgets:
+                    answer = self._answer(message)
+                    failed = isinstance(answer, Failed)
+                    self._engine.send(answer)
+                case Leave():
+                    return
+
+    def _answer(self, work: Work) -> Done | Failed:
+        self._now = (work.step.number, time.monotonic())
+        try:
+            return self._worker.compute(work)
+        except Exception as error:  # whatever a step can raise must end its requests, not the worker
+            if not isinstance(error, _EXPECTED):
+                _log.exception("step %d of %d tokens failed", work.step.number, work.step.num_tokens)
+            return _failure(work, error)
+        finally:
+            self._now = None
+
+    def _prepared(self, epoch: int) -> Laid:
+        """Ready with the channels that were given last, unless there is no memory yet, or others are on their way already."""
+        if self._laid and epoch == self._forgets:
+            channels, descriptors = self._given
+            with self._links_lock:
+                self._links.leave()
+                self._links.close()
+                self._links = Links()
+                self._given = (channels, [])
+                self._links = self._open(channels, descriptors)
+            self._worker.prepare(self._links)
+        return Laid(self._worker.statistics())
+
+    # The thread that reads
+
+    def _read(self) -> None:
+        """The end of the stream ends the process at once, in whatever it is doing."""
+        try:
+            while (body := self._engine.receive()) is not None:
+                self._sort(decode_body(body, ToWorker))
+        except PeerError as error:
+            _log.error("%s", error.message)
+            _leave(1)
+        except Exception:  # without this thread nothing more would be heard of the worker
+            _log.exception("reading from the engine failed")
+            _leave(1)
+        _leave(0)
+
+    def _sort(self, message: ToWorker) -> None:
+        descriptors: list[int] = []
+        if isinstance(message, Probe):
+            number, since = self._now or (-1, time.monotonic())
+            self._engine.send(Alive(message.number, number, time.monotonic() - since, self._worker.statistics()))
+            return
+        if isinstance(message, Forget):
+            descriptors = self._engine.descriptors(len(message.channels))
+            self._forgets += 1
+            with self._links_lock:
+                self._links.leave()  # nobody comes any more: a step that waits is over
+        self._todo.put((self._forgets, message, descriptors))
+
+
+class _Progress:
+    """Tells the engine how far loading is, in steps people can see."""
+
+    def __init__(self, engine: EngineSocket) -> None:
+        self._engine, self._told = engine, -1
+
+    def __call__(self, done: int, total: int) -> None:
+        part = _PROGRESS_STEPS * done // max(1, total)
+        if part != self._told:
+            self._told = part
+            self._engine.send(Loading(done, total))
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _failure(work: Work, error: Exception) -> Failed:
+    from homenode.engine.executor.inline import step_error
+
+    told = step_error(work.step, error)
+    kind = PeerError.__name__ if isinstance(error, PeerError) else told.kind
+    return Failed(work.step.number, kind, told.message, isinstance(error, HostError))
+
+
+def _leave(code: int) -> None:
+    """Exit without waiting for any thread: the step in progress is of use to nobody."""
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""Where the workers of one engine run: they divide the engine's CPUs, nodes kept whole where there are enough of them. Pure.
+
+Host threads of accelerators are bound to the CPUs that are local to the device and compute nothing. Without settings CPU workers divide what the
+engine may use as several engines divide a host (`replicas.places`); with them, a worker is one of the plan that `homenode plan` would print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from homenode.cpuset import format_cpu_list
+from homenode.engine.config import EngineConfig
+from homenode.engine.place import EnginePlace
+from homenode.engine.placement import UNPINNED, core_of, cut
+from homenode.engine.replicas.places import divided_places
+from homenode.engine.workers.devices import is_accelerator
+from homenode.errors import UserError
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Accelerator, Host
+
+
+@dataclass(frozen=True)
+class WorkerPlaces:
+    """`places`: of each worker. `loop`: CPUs of the engine's own threads, empty: wherever they are. `shared`: CPU workers have to share cores, so none
+    may watch for another. `findings`: of all together."""
+
+    places: tuple[EnginePlace, ...]
+    loop: tuple[int, ...] = ()
+    shared: bool = False
+    findings: tuple[Finding, ...] = ()
+
+
+def worker_places(host: Host, config: EngineConfig, devices: Sequence[str]) -> WorkerPlaces:
+    """A place for the worker of each device. UserError and PlacementError for what this host cannot meet."""
+    _check(config, len(devices))
+    within = _within(host, config.replica.place) if config.replica else host
+    on_cpu = [number for number, device in enumerate(devices) if not is_accelerator(device)]
+    if config.replica and UNPINNED in config.replica.place.team:
+        made = _unpinned(len(config.replica.place.team), len(on_cpu))
+    else:
+        made = _on_cpus(within, config, len(on_cpu))
+    found = dict(zip(on_cpu, made.places, strict=True))
+    team = {core_of(host, cpu) for place in made.places for cpu in place.team}
+    for number, device in enumerate(devices):
+        if number not in found:
+            found[number] = _beside(within, device, team)
+    loop = made.loop or tuple(cpu for cpu in within.allowance.cpus if core_of(host, cpu) not in team)
+    return replace(made, places=tuple(found[number] for number in range(len(devices))), loop=loop)
+
+
+def _check(config: EngineConfig, count: int) -> None:
+    numa = config.placement.numa
+    if numa is not None and config.replica is None and count > 1:
+        raise UserError(
+            f"--numa {numa} spreads one worker over the nodes, and this engine has {count} workers, which divide them; leave it out, or have one "
+            "worker (--tensor-parallel-size 1, --pipeline-parallel-size 1)",
+            param="numa",
+        )
+
+
+def _within(host: Host, place: EnginePlace) -> Host:
+    """The host as far as it is the engine's: its compute threads' cores are what its workers divide."""
+    cpus = tuple(cpu for cpu in place.team if cpu != UNPINNED)
+    if not cpus:
+        return host
+    quota = host.allowance.cpu_quota
+    own = cut(host, host.allowance, cpus)
+    return replace(host, allowance=replace(own, cpu_quota=None if quota is None else min(quota, float(len(cpus)))))
+
+
+def _unpinned(threads: int, count: int) -> WorkerPlaces:
+    each = max(1, threads // max(1, count))
+    return WorkerPlaces((EnginePlace((UNPINNED,) * each),) * count, shared=threads < count)
+
+
+def _on_cpus(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
+    if not count:
+        return WorkerPlaces(())
+    cores = host.allowance.physical_cpus
+    if len(cores) < count:
+        return _sharing(host, config, count)
+    settings = (
+        replace(config, placement=type(config.placement)()) if config.replica else config
+    )  # what was asked for made the engine's place
+    if config.replica:  # where the loop goes was decided with it, so every core of it computes
+        settings = replace(settings, placement=replace(settings.placement, reserve_cpus=0))
+    places = divided_places(host, settings, count, what="worker", flags="--pipeline-parallel-size x --tensor-parallel-size")
+    findings = dict.fromkeys(finding for place in places for finding in place.findings)
+    apart = tuple(replace(place, findings=()) for place in places)
+    return WorkerPlaces(apart, config.replica.place.others if config.replica else places[0].spare, findings=tuple(findings))
+
+
+def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
+    """More workers than cores: each computes on one, in turn with others."""
+    cores = host.allowance.physical_cpus
+    if config.compute.threads is not None and config.compute.threads > 1:
+        raise UserError(
+            f"--threads {config.compute.threads}: {count} workers share {len(cores)} physical cores; leave it out, or allow more CPUs",
+            param="threads",
+        )
+    message = f"{count} workers share {len(cores)} physical cores ({format_cpu_list(cores)}), so they wait for each other's turns"
+    finding = Finding("warning", "workers_share_cores", message, f"Allow {count} cores or more, or have fewer stages and ranks.")
+    places = tuple(EnginePlace((cores[number * len(cores) // count],)) for number in range(count))
+    return WorkerPlaces(places, shared=True, findings=(finding,))
+
+
+def _beside(host: Host, device: str, computing: set[int]) -> EnginePlace:
+    """The host threads of an accelerator: on its local CPUs, those without a compute thread if there are any; memory from its node."""
+    chip = _chip(host, device)
+    local = tuple(cpu for cpu in (chip.local_cpus if chip else ()) if cpu in host.allowance.cpus)
+    free = tuple(cpu for cpu in local if core_of(host, cpu) not in computing)
+    node = chip.node if chip is not None and len(host.nodes) > 1 else None
+    return EnginePlace((), free or local, () if node is None else (node,))
+
+
+def _chip(host: Host, device: str) -> Accelerator | None:
+    kind, _, number = device.removeprefix("torch:").partition(":")
+    chips = [chip for chip in host.accelerators.chips if ("cuda" if chip.kind == "rocm" else chip.kind) == kind]
+    return next((chip for chip in chips if chip.id == int(number or 0)), None)

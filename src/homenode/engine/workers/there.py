@@ -1,0 +1,18 @@
+"""Which device each worker of an engine has on this host: asks for what is there only where the settings name more than the CPU."""
+
+from __future__ import annotations
+
+from homenode.compute.devices import accelerators, device_problems
+from homenode.engine.config import EngineConfig
+from homenode.engine.workers.devices import worker_devices
+
+
+def devices_of(config: EngineConfig) -> tuple[str, ...]:
+    """The device of each worker. Raises as `worker_devices`, UserError for devices that are not there, and HostError when nobody can tell."""
+    parallel, text = config.parallel, config.parallel.stage_devices
+    there = accelerators() if text.strip() == "auto" and config.compute.backend == "native" else ()
+    engine, engines = (config.replica.number, config.replica.count) if config.replica else (0, parallel.data_parallel_size)
+    devices = worker_devices(text, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, there, engine, engines)
+    if text.strip() != "auto" and (problems := device_problems(devices)):
+        raise problems[0]
+    return devices

@@ -1,0 +1,142 @@
+"""The two ends of the connection between an engine and a worker of the same host: frames, and descriptors of shared memory beside them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from homenode.engine.wire import FrameDecoder, encode_frame
+from homenode.errors import PeerError
+
+_CHUNK = 256 * 1024
+_MOST_DESCRIPTORS = 16  # with one frame
+
+
+class EngineSocket:
+    """The worker's end: blocking. One thread receives; any thread may send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = FrameDecoder()
+        self._frames: deque[bytes] = deque()
+        self._descriptors: deque[int] = deque()
+        self._sending = threading.Lock()
+
+    def send(self, message: Any) -> None:
+        """Send one message. PeerError when the engine is gone, CapacityError when it is too large for a frame."""
+        frame = encode_frame(message)
+        try:
+            with self._sending:
+                self._sock.sendall(frame)
+        except OSError as error:
+            raise PeerError(f"the engine is gone: {error}") from error
+
+    def receive(self) -> bytes | None:
+        """The body of the next frame; None at the end of the stream. PeerError when the stream ends inside a frame or is damaged."""
+        while not self._frames:
+            try:
+                data, descriptors, flags, _ = socket.recv_fds(self._sock, _CHUNK, _MOST_DESCRIPTORS)
+            except ConnectionResetError:
+                return None
+            except OSError as error:
+                raise PeerError(f"the connection failed: {error}") from error
+            self._descriptors.extend(descriptors)
+            if flags & socket.MSG_CTRUNC:
+                raise PeerError(f"more than {_MOST_DESCRIPTORS} descriptors came at once, or there is no room for them in this process")
+            if not data:
+                if self._decoder.held:
+                    raise PeerError(f"the stream ended inside a frame, {self._decoder.held} bytes after its beginning")
+                return None
+            self._frames.extend(self._decoder.feed(data))
+        return self._frames.popleft()
+
+    def descriptors(self, count: int) -> list[int]:
+        """The next `count` descriptors that came, now the caller's. PeerError when fewer came."""
+        if len(self._descriptors) < count:
+            raise PeerError(f"a frame speaks of {count} channels, and {len(self._descriptors)} descriptors came with it")
+        return [self._descriptors.popleft() for _ in range(count)]
+
+
+class WorkerSocket:
+    """The engine's end: never blocks. What cannot be sent at once waits until `flush` is called when the socket has room."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._decoder = FrameDecoder()
+        self._waiting: deque[tuple[memoryview, list[int]]] = deque()
+        self._lock = threading.Lock()  # around what waits: two threads send
+        self._closed = False
+
+    def fileno(self) -> int:
+        """For a selector; -1 once closed."""
+        return self._sock.fileno()
+
+    @property
+    def behind(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._waiting)
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> bool:
+        """Send one message, with copies of descriptors; False when some of it has to wait. What cannot arrive any more is dropped: the end of the
+        stream tells. CapacityError when it is too large for a frame."""
+        frame = encode_frame(message)
+        with self._lock:
+            if self._closed:
+                return True
+            self._waiting.append((memoryview(frame), [os.dup(fd) for fd in descriptors]))
+            return self._push()
+
+    def flush(self) -> bool:
+        """Send what waits; False when some still has to."""
+        with self._lock:
+            return self._closed or self._push()
+
+    def receive(self) -> list[bytes] | None:
+        """The bodies of the frames that have come, none when there is nothing; None at the end of the stream. PeerError for a damaged one."""
+        try:
+            data = self._sock.recv(_CHUNK)
+        except BlockingIOError:
+            return []
+        except OSError:  # a killed worker may leave a reset connection
+            return None
+        return self._decoder.feed(data) if data else None
+
+    def close(self) -> None:
+        """End the connection and drop what waits."""
+        with self._lock:
+            self._closed = True
+            while self._waiting:
+                self._drop()
+            self._sock.close()
+
+    def _push(self) -> bool:
+        while self._waiting:
+            data, descriptors = self._waiting[0]
+            try:
+                sent = socket.send_fds(self._sock, [data], descriptors) if descriptors else self._sock.send(data)
+            except BlockingIOError:
+                return False
+            except OSError:  # it is gone
+                while self._waiting:
+                    self._drop()
+                return True
+            if descriptors:
+                _close_all(descriptors)
+            if sent == len(data):
+                self._waiting.popleft()
+            else:
+                self._waiting[0] = (data[sent:], [])
+        return True
+
+    def _drop(self) -> None:
+        _close_all(self._waiting.popleft()[1])
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)

@@ -1,0 +1,90 @@
+"""What a worker does, in the order of `workers.messages`: loads its part, takes KV memory, computes its share of each step. For one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from homenode.compute.ops import KvCache, Program
+from homenode.engine.worker.stage import StageRunner
+from homenode.engine.workers.channels import Links
+from homenode.engine.workers.loaded import LoadedPart, load_part
+from homenode.engine.workers.messages import Done, Fits, Join, Work
+from homenode.errors import InternalError
+
+
+class Worker(Protocol):
+    """What `workers.main` runs."""
+
+    def load(self, progress: Callable[[int, int], None]) -> Fits:
+        """Load. Raises what the engine is to be told of."""
+
+    def lay(self, num_blocks: int) -> None:
+        """Take KV memory."""
+
+    def prepare(self, links: Links) -> None:
+        """Know of no sequence, and go on with these channels."""
+
+    def compute(self, work: Work) -> Done:
+        """Do a step."""
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures of what computes. From any thread."""
+
+
+class PartWorker:
+    """`Worker` with a part of a model."""
+
+    def __init__(self, join: Join) -> None:
+        self._join = join
+        self._loaded: LoadedPart | None = None
+        self._cache: KvCache | None = None
+        self._program: Program | None = None
+        self._runner: StageRunner | None = None
+
+    def load(self, progress: Callable[[int, int], None]) -> Fits:
+        """See `Worker.load`."""
+        begin = time.monotonic()
+        loaded = self._loaded = load_part(self._join, progress)
+        return Fits(loaded.sizes.num_blocks, loaded.model.layout.target_bytes, time.monotonic() - begin, list(loaded.notes))
+
+    def lay(self, num_blocks: int) -> None:
+        """See `Worker.lay`."""
+        loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
+        self._cache = loaded.backend.kv_cache(loaded.geometry, num_blocks)
+        self._program = None
+
+    def prepare(self, links: Links) -> None:
+        """See `Worker.prepare`."""
+        loaded, part = self._part, self._join.part
+        assert self._cache is not None  # `lay` comes first
+        if self._program is None or part.ranks > 1:  # a program is bound to its group
+            self._program = loaded.backend.compile(loaded.model.forward(self._cache), loaded.limits, links.group)
+        self._runner = StageRunner(
+            part,
+            self._program,
+            loaded.backend,
+            links,
+            loaded.sizes.block_size,
+            loaded.model.spec.hidden_size,
+            eos_token_ids=loaded.model.spec.eos_token_ids,
+        )
+
+    def compute(self, work: Work) -> Done:
+        """See `Worker.compute`."""
+        if self._runner is None:
+            raise InternalError("a step came before the memory for it was laid out")
+        result, waited = self._runner.execute(work.step, work.drawn)
+        return Done(result, waited)
+
+    def statistics(self) -> dict[str, Any]:
+        """See `Worker.statistics`."""
+        return self._loaded.backend.statistics() if self._loaded else {}
+
+    @property
+    def _part(self) -> LoadedPart:
+        if self._loaded is None:
+            raise InternalError("the part was not loaded yet")
+        return self._loaded

@@ -1,0 +1,98 @@
+"""What an engine's loop waits on: messages from any thread, and meanwhile the agent's connections.
+
+A thread that waits could as well do the agent's work: what comes from another engine is then told without one thread having to wake another. The
+agent's own thread stands by.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from queue import Empty
+from typing import Protocol
+
+from homenode.transfer.mailbox import Mailbox
+
+_MOST_ABSENT_S = 2e-3  # a reader that always finds a message works in between, so often
+
+
+class Worker(Protocol):
+    """An agent whose work can be done by the thread that waits."""
+
+    def lead(self) -> int:
+        """The caller's thread does the work from now on; a descriptor that can be read from when there is some."""
+
+    def rest(self) -> float:
+        """Seconds until something is due, negative: nothing is; 0: there is work now. To be followed by `roused`."""
+
+    def roused(self) -> None:
+        """It sleeps no more."""
+
+    def work(self) -> None:
+        """Do what there is to do."""
+
+
+class Inbox(Mailbox[object]):
+    """As `queue.SimpleQueue`, for one reader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epoll = select.epoll()
+        self._epoll.register(self.fd, select.EPOLLIN)
+        self._worker: Worker | None = None
+        self._worked_at = 0.0
+
+    def work_for(self, worker: Worker) -> None:
+        """From now on the caller, who is the reader, does its work while it waits in `get`."""
+        self._epoll.register(worker.lead(), select.EPOLLIN)
+        self._worker = worker
+
+    def empty(self) -> bool:
+        """Whether no message waits."""
+        return not self._items
+
+    def get(self, timeout: float | None = None) -> object:
+        """The oldest message. queue.Empty when there is none for so many seconds."""
+        now = time.monotonic()
+        ends = math.inf if timeout is None else now + timeout
+        if self._worker is not None and now - self._worked_at > _MOST_ABSENT_S:
+            self._work(self._worker)
+        while not self.look():
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise Empty
+            self._wait(-1.0 if left == math.inf else left)
+        return self._items.popleft()
+
+    def close(self) -> None:
+        """Give the descriptors back; for when nobody reads any more."""
+        self._epoll.close()
+        super().close()
+
+    def _wait(self, left: float) -> None:
+        """For a message or so long, or work for a while."""
+        worker = self._worker
+        if worker is None:
+            self._sleep(left)
+            return
+        spare = worker.rest()
+        came = self._sleep(left if spare < 0 else spare if left < 0 else min(left, spare)) if spare else [-1]
+        worker.roused()
+        if came != [self.fd]:
+            self._work(worker)
+
+    def _sleep(self, timeout: float) -> list[int]:
+        if not self.may_sleep():
+            return [self.fd]
+        try:
+            came = [fd for fd, _ in self._epoll.poll(timeout)]
+        finally:
+            self.awake()
+        if self.fd in came:
+            self.seen()
+        return came
+
+    def _work(self, worker: Worker) -> None:
+        worker.work()
+        self._worked_at = time.monotonic()

@@ -1,0 +1,110 @@
+"""--numa where nobody says how an engine is placed: auto on a host with several nodes, decided once; nothing new anywhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from homenode.compute.team_memory import TeamMemory
+from homenode.engine import build
+from homenode.engine.build import numa_choice, place_of_engine, settled_numa
+from homenode.engine.config import EngineConfig
+from homenode.engine.numa_default import auto_is_meant
+from homenode.engine.numa_memory import team_memory
+from homenode.errors import InternalError
+from homenode.host.binding.ladder import Policy
+from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
+from homenode.host.placement.node_teams import node_teams
+from homenode.host.placement.numa_policy import Decision
+from homenode.host.topology.host import Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.synthetic import synthetic
+from homenode.model.checkpoint import Checkpoint, open_checkpoint
+from tests.engine.live import BUILTIN
+
+needs_model = pytest.mark.skipif(not BUILTIN.is_file(), reason="needs the built-in model")
+
+
+def config(**settings: object) -> EngineConfig:
+    return EngineConfig.of(str(BUILTIN.parent), {"kv_cache_memory": 2 << 20, "max_num_batched_tokens": 64, **settings})
+
+
+def host(text: str) -> Host:
+    return read_host(synthetic(text))
+
+
+@pytest.mark.parametrize("nodes", ["2n 8c", "4n 16c"])
+@pytest.mark.parametrize("policy", [None, Policy(MPOL_DEFAULT, ()), Policy(MPOL_LOCAL, ())])
+def test_it_is_meant_where_several_nodes_could_compute(nodes: str, policy: Policy | None) -> None:
+    assert auto_is_meant(config(), host(nodes), policy)
+    assert not auto_is_meant(config(), host("1n 8c"), policy)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"numa": "shard"},
+        {"numa_nodes": "1"},
+        {"numa_strict": True},
+        {"numa_bind": True},
+        {"cpu_threads_bind": "0-3"},
+        {"cpu_threads_bind": "nobind"},
+        {"memory_nodes": "0"},
+        {"data_parallel_size": 2},
+        {"backend": "reference"},
+    ],
+)
+def test_it_is_not_meant_where_something_is_said(settings: dict[str, Any]) -> None:
+    assert not auto_is_meant(config(**settings), host("2n 8c"), None)
+
+
+@pytest.mark.parametrize("policy", [Policy(MPOL_BIND, (0,)), Policy(MPOL_INTERLEAVE, (0, 1)), Policy(MPOL_PREFERRED, (1,))])
+def test_it_does_not_override_what_another_program_has_bound(policy: Policy) -> None:
+    assert not auto_is_meant(config(), host("2n 8c"), policy)
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    pytest.importorskip("homenode._native", reason="needs the compiled core")
+    return open_checkpoint(BUILTIN.parent)
+
+
+@needs_model
+def test_it_is_settled_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = host("2n 8c")
+    settled = settled_numa(config(), checkpoint, two)
+    assert settled.placement.numa == "auto" and settled.numa_settled is not None and settled.numa_settled.why
+
+    def again(*_: object) -> None:
+        raise InternalError("asked a second time")
+
+    monkeypatch.setattr(build, "cost_choice", again)
+    place = place_of_engine(settled, checkpoint, two)
+    assert (place.numa, place.numa_why) == (settled.numa_settled.policy, settled.numa_settled.why)
+    memory = team_memory(place, two)
+    assert isinstance(memory, TeamMemory) and memory.bound
+    assert settled_numa(settled, checkpoint, two) is settled
+
+
+@needs_model
+def test_what_the_front_has_settled_holds_for_the_engine(checkpoint: Checkpoint) -> None:
+    two, told = host("2n 8c"), Decision("interleave", "as the front found")
+    given = replace(config(numa="auto"), numa_settled=told)
+    assert numa_choice(given, checkpoint, two)(node_teams(two, None, None, 1)) is told
+    assert place_of_engine(given, checkpoint, two).numa == "interleave"
+
+
+@needs_model
+def test_nothing_changes_on_one_node(checkpoint: Checkpoint) -> None:
+    given = config()
+    assert settled_numa(given, checkpoint, host("1n 8c")) is given
+    assert place_of_engine(given, checkpoint, host("1n 8c")).numa is None
+
+
+@needs_model
+def test_what_only_all_nodes_together_have_room_for_is_placed_as_before(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = config()
+    monkeypatch.setattr(build, "_check_model", lambda *_: [build.UserError("no room on one of the nodes")])
+    assert settled_numa(given, checkpoint, host("2n 8c")) is given

@@ -1,0 +1,147 @@
+"""A node that is full, with page cache or with memory of others: what is refused, what is made room for, and what is told of pages that lie elsewhere.
+
+Engines are in this process, where one is enough: interpreters start slowly on emulated processors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode import LLM, SamplingParams
+from tests.host.children import child, eventually
+from tests.lab.heavy import MATRIX_BYTES, PROMPTS, SAID, make_heavy
+from tests.lab.machine import NODES, WHOLE, homenode, own_machine, several_nodes, start
+from tests.lab.residency import PAGE, PlacedMemory, placed_memory
+
+pytest.importorskip("homenode._native", reason="needs the compiled core")
+pytestmark = [several_nodes, own_machine, pytest.mark.usefixtures("as_before")]
+KV, MIB = 2 << 20, 1 << 20
+FLAGS = ("--kv-cache-memory", KV, "--max-num-batched-tokens", 64)
+_KEPT = Path("/proc/sys/vm/min_free_kbytes")  # what the kernel keeps for itself, shared out over the nodes
+_LITTLE = 4096
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOMENODE_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_heavy(tmp_path_factory.mktemp("model") / "heavy.gguf")
+
+
+def free(node: int) -> int:
+    """Bytes of a node that nobody has."""
+    found = re.search(r"MemFree: +(\d+) kB", Path(f"/sys/devices/system/node/node{node}/meminfo").read_text())
+    assert found
+    return int(found[1]) << 10
+
+
+@contextlib.contextmanager
+def filled(node: int, left: int) -> Iterator[None]:
+    """Another program holds memory of a node until about `left` bytes are free, less than the kernel usually keeps for itself."""
+    if free(node) > 2 << 30:
+        pytest.skip(f"node {node} has {free(node) >> 20} MiB free; filling it would take long")
+    before = _KEPT.read_text()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+    try:
+        _KEPT.write_text(str(_LITTLE))
+        with child() as other:
+            assert other.tell("placed", (free(node) - left) // PAGE * PAGE, node), f"node {node} could not be filled"
+            yield
+    finally:
+        _KEPT.write_text(before)
+
+
+def fill_with_page_cache(node: int, left: int) -> None:
+    """Read files on a CPU of the node until at most `left` bytes of it are free. The kernel keeps what it has read there, until it needs the room."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, NODES[node].cpus)
+    try:
+        for file in sorted(Path(sys.prefix).glob("lib/**/*.so*")):
+            with contextlib.suppress(OSError), file.open("rb", buffering=0) as data:
+                while free(node) > left and data.read(MIB):
+                    pass
+            if free(node) <= left:
+                return
+    finally:
+        os.sched_setaffinity(0, before)
+    raise AssertionError(f"{free(node)} bytes of node {node} are free after all files were read")
+
+
+def engine(model: Path, **settings: object) -> tuple[list[int], PlacedMemory, list[str]]:
+    """What an engine under shard says, where its memory lies, and what it has to tell."""
+    with LLM(str(model), kv_cache_memory=KV, numa="shard", **settings) as llm:
+        (answer,) = llm.generate([list(PROMPTS[0])], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+        return list(answer.token_ids), placed_memory(os.getpid()), list(llm.ready.details["notes"])
+
+
+def test_page_cache_makes_room_for_weights(model: Path) -> None:
+    """Asked for a new page the kernel would rather give one of another node."""
+    full = WHOLE[-1].id
+    with filled(full, 48 * MIB):
+        fill_with_page_cache(full, 5 * MIB)
+        said, found, _ = engine(model, numa_strict=True)
+    assert (said, found.remote) == (SAID[0][:3], 0)
+    assert found.on(full) >= MATRIX_BYTES * 0.6 / len(WHOLE)
+
+
+def test_pages_that_lie_elsewhere_are_told_and_strictly_refused(model: Path) -> None:
+    """A node whose free memory the kernel keeps for itself looks as if it had room."""
+    full = WHOLE[-1].id
+    with filled(full, 40 * MIB):
+        _KEPT.write_text(str((56 << 10) * sum(node.memory for node in NODES.values()) // NODES[full].memory))
+        said, found, notes = engine(model)
+        assert said == SAID[0][:3]
+        assert found.remote >= MATRIX_BYTES * 0.6 / len(WHOLE) and found.on(full) < MIB
+        assert any(re.search(rf"weights planned for NUMA node {full}, \S+ lie elsewhere", note) for note in notes), notes
+        done = start("serve", model, "--port", 0, "--numa", "shard", "--numa-strict", *FLAGS)
+        told = " ".join(done.err.split())
+        assert done.code not in (0, None) and re.search(rf"--numa-strict: of \S+ of weights planned for NUMA node {full}", told), told
+        assert eventually(lambda: not engines_anywhere())
+
+
+def test_a_full_node_is_named_with_what_was_wanted_and_what_is_free(model: Path) -> None:
+    full = WHOLE[-1].id
+    with filled(full, MATRIX_BYTES // 4):
+        check_refusal(" ".join(homenode("serve", model, "--numa", "mirror", "--check-config", *FLAGS).err.split()), "mirror", full)
+        done = start("serve", model, "--port", 0, "--numa", "replicate", *FLAGS)
+        assert done.code == 2
+        check_refusal(" ".join(done.err.split()), "replicate", full)
+        assert eventually(lambda: not engines_anywhere()), "the engine of another node was left behind"
+
+
+def engines_anywhere() -> list[str]:
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [file.parent.name] if b"homenode.engine" in file.read_bytes() else []
+    return found
+
+
+def check_refusal(told: str, policy: str, full: int) -> None:
+    """Weights, or KV memory where what the kernel can drop of the page cache leaves room for weights just so: node, wanted and free."""
+    if "left beside its weights" in told:
+        assert re.search(rf"--kv-cache-memory 2MiB is more than .*NUMA node {full} has \S+ left", told), told
+        return
+    assert re.search(rf"memory of NUMA node {full} under --numa {policy}", told), told
+    assert re.search(rf"free: \S+ on node {full}; wanted: \S+ on node {full}", told), told
+    assert "--numa local" in told, told  # what would fit
+
+
+def test_kv_memory_that_one_node_does_not_have_is_refused_before_it_spills_over(model: Path) -> None:
+    full, kv = WHOLE[-1].id, 64 * len(WHOLE) << 20
+    flags = ("serve", model, "--numa", "shard", "--check-config", "--max-num-batched-tokens", 64, "--kv-cache-memory")
+    with filled(full, MATRIX_BYTES // len(WHOLE) + (48 << 20)):
+        done = homenode(*flags, kv)
+        told = " ".join(done.err.split())
+        assert done.code == 2 and re.search(rf"NUMA node {full} has \S+ left beside its weights, for \d+% of the KV memory", told), told
+        assert homenode(*flags, KV).code == 0

@@ -1,0 +1,203 @@
+"""What computes each worker's share, and where: devices, layers and places, decided on hosts of every shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.engine.config import EngineConfig
+from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.placement import UNPINNED
+from homenode.engine.workers.devices import worker_devices
+from homenode.engine.workers.layers import StageCost, balanced_layers
+from homenode.engine.workers.layout import Layout, WorkerPlan, executor_kind, with_memory
+from homenode.engine.workers.places import WorkerPlaces, worker_places
+from homenode.errors import CapacityError, UserError
+from homenode.host.topology.host import Accelerator, Accelerators, Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.synthetic import synthetic
+from homenode.model.part import ModelPart, Span
+
+GPUS = ("torch:cuda:0", "torch:cuda:1")
+TWO_NODES = "1s/2n/8c/smt2"  # node 0: cores 0-3 (siblings 8-11), node 1: cores 4-7 (siblings 12-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "ranks", "there", "found"),
+    [
+        ("auto", 2, 1, (), ("cpu", "cpu")),
+        ("auto", 3, 1, GPUS, ("torch:cuda:0", "torch:cuda:1", "cpu")),
+        ("cpu,cuda:1", 2, 1, GPUS, ("cpu", "torch:cuda:1")),
+        (" torch:cpu , cpu", 2, 1, GPUS, ("torch:cpu", "cpu")),
+        ("cpu,torch:cpu", 2, 2, GPUS, ("cpu", "cpu", "torch:cpu", "torch:cpu")),  # one a stage
+        ("cuda:0,cpu,cpu,cuda:1", 2, 2, GPUS, ("torch:cuda:0", "cpu", "cpu", "torch:cuda:1")),  # one a worker
+        ("cuda:0,cpu", 1, 2, GPUS, ("torch:cuda:0", "cpu")),
+    ],
+)
+def test_devices_of_workers(text: str, stages: int, ranks: int, there: tuple[str, ...], found: tuple[str, ...]) -> None:
+    assert worker_devices(text, stages, ranks, there) == found
+
+
+def test_engines_take_their_own_accelerators() -> None:
+    four = (*GPUS, "torch:cuda:2")
+    assert [worker_devices("auto", 2, 1, four, n, 2) for n in range(2)] == [("torch:cuda:0", "torch:cuda:1"), ("torch:cuda:2", "cpu")]
+    assert worker_devices("cpu,cuda:1,cpu,cuda:0", 2, 1, GPUS, 1, 2) == ("cpu", "torch:cuda:0")
+    assert worker_devices("cpu,torch:cpu", 2, 1, GPUS, 1, 2) == ("cpu", "torch:cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "ranks", "words"),
+    [
+        ("cpu", 2, 1, ["1 device ", "--pipeline-parallel-size 2", "give 2"]),
+        ("cpu,cpu,cpu", 2, 2, ["3 devices", "--tensor-parallel-size 2", "give 2, one for each stage or 4"]),
+        ("cuda:0,cuda:0", 2, 1, ["cuda:0", "more than one worker"]),
+        ("gpu", 1, 1, ["'gpu'", "cuda:N"]),
+        ("cpu:0", 1, 1, ["'cpu:0'"]),
+        ("", 1, 1, ["no device"]),
+    ],
+)
+def test_refusals_of_devices(text: str, stages: int, ranks: int, words: list[str]) -> None:
+    with pytest.raises(UserError) as refused:
+        worker_devices(text, stages, ranks, GPUS)
+    assert refused.value.param == "stage_devices" and all(word in refused.value.message for word in words)
+
+
+@pytest.mark.parametrize(
+    ("costs", "layers", "split"),
+    [
+        ([StageCost(1.0)] * 2, 5, (3, 2)),
+        ([StageCost(1.0), StageCost(1.0, fixed_s=1.0)], 5, (3, 2)),
+        ([StageCost(1.0), StageCost(1.0, fixed_s=3.0)], 5, (4, 1)),
+        ([StageCost(10.0), StageCost(1.0)], 22, (2, 20)),
+        ([StageCost(1.0, most_layers=2), StageCost(5.0)], 6, (2, 4)),
+    ],
+)
+def test_layers_are_balanced(costs: list[StageCost], layers: int, split: tuple[int, ...]) -> None:
+    assert balanced_layers(costs, layers) == split
+
+
+@given(
+    st.lists(st.builds(StageCost, st.floats(0.01, 10), st.floats(0, 20)), min_size=2, max_size=3),
+    st.integers(3, 9),
+)
+def test_no_other_split_has_a_faster_slowest_stage(costs: list[StageCost], layers: int) -> None:
+    def slowest(split: tuple[int, ...]) -> float:
+        return max(cost.seconds(count) for cost, count in zip(costs, split, strict=True))
+
+    def splits(stages: int, left: int) -> list[tuple[int, ...]]:
+        if stages == 1:
+            return [(left,)]
+        return [(n, *rest) for n in range(1, left - stages + 2) for rest in splits(stages - 1, left - n)]
+
+    found = balanced_layers(costs, layers)
+    assert sum(found) == layers
+    assert slowest(found) == pytest.approx(min(slowest(split) for split in splits(len(costs), layers)))
+
+
+def test_too_many_stages_and_too_little_room_are_refused() -> None:
+    with pytest.raises(UserError, match="--pipeline-parallel-size 3: this model has 2 layers"):
+        balanced_layers([StageCost(1.0)] * 3, 2)
+    with pytest.raises(CapacityError, match="room for 2, 1 layers"):
+        balanced_layers([StageCost(1.0, most_layers=2), StageCost(1.0, most_layers=1)], 4)
+
+
+def host(text: str = TWO_NODES) -> Host:
+    return read_host(synthetic(text))
+
+
+def places(text: str, devices: list[str], **settings: Any) -> WorkerPlaces:
+    return worker_places(host(text), EngineConfig.of(None, settings), devices)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "teams", "memory", "loop"),
+    [
+        ("1s/1n/2c", 2, [(0,), (1,)], [(), ()], ()),
+        (TWO_NODES, 2, [(0, 1, 2), (4, 5, 6, 7)], [(0,), (1,)], (3, 11)),
+        ("2s/4n/8c", 2, [(0, 1, 2), (4, 5, 6, 7)], [(0, 1), (2, 3)], (3,)),  # whole nodes
+    ],
+)
+def test_workers_divide_the_cores(
+    text: str, count: int, teams: list[tuple[int, ...]], memory: list[tuple[int, ...]], loop: tuple[int, ...]
+) -> None:
+    found = places(text, ["cpu"] * count)
+    assert [place.team for place in found.places] == teams
+    assert [place.memory_nodes for place in found.places] == memory
+    assert found.loop == loop and not found.shared
+
+
+def test_more_workers_than_cores_share_them_and_never_spin() -> None:
+    found = places("1s/1n/2c", ["cpu"] * 3)
+    assert [place.team for place in found.places] == [(0,), (0,), (1,)]
+    assert found.shared and [finding.code for finding in found.findings] == ["workers_share_cores"]
+    with pytest.raises(UserError, match="3 workers share 2 physical cores"):
+        places("1s/1n/2c", ["cpu"] * 3, threads=2)
+
+
+def test_a_replicas_workers_divide_its_own_cores() -> None:
+    place = EnginePlace((4, 5, 6, 7), (3, 11), (1,))
+    config = replace(EngineConfig.of(None, {"numa_bind": True}), replica=Replica(1, 2, place))
+    found = worker_places(host(), config, ["cpu", "cpu"])
+    assert [p.team for p in found.places] == [(4, 5), (6, 7)] and found.loop == (3, 11)
+    assert [p.memory_nodes for p in found.places] == [(1,), (1,)]
+    nowhere = replace(config, replica=Replica(0, 1, EnginePlace((UNPINNED,) * 4)))
+    assert [p.team for p in worker_places(host(), nowhere, ["cpu", "cpu"]).places] == [(UNPINNED,) * 2] * 2
+
+
+def test_host_threads_of_an_accelerator_stay_near_it_and_off_the_computing_cores() -> None:
+    seen = host()
+    chip = Accelerator("cuda", 0, "card", local_cpus=(4, 5, 6, 7, 12, 13, 14, 15), node=1)
+    seen = replace(seen, accelerators=Accelerators((chip,)))
+    found = worker_places(seen, EngineConfig.of(None, {"cpu_threads_bind": "0-3"}), ["torch:cuda:0", "cpu"])
+    assert found.places[0].team == () and found.places[0].others == chip.local_cpus and found.places[0].memory_nodes == (1,)
+    assert found.places[1].team == (0, 1, 2, 3)
+    crowded = worker_places(seen, EngineConfig.of(None, {}), ["torch:cuda:0", "cpu"])
+    assert crowded.places[0].others == (7, 15), "the core that computes nothing"
+
+
+def test_a_numa_policy_is_of_one_worker() -> None:
+    with pytest.raises(UserError, match="--numa shard spreads one worker") as refused:
+        places(TWO_NODES, ["cpu"] * 2, numa="shard")
+    assert refused.value.param == "numa"
+
+
+NOTHING = Span(0, 0)
+
+
+def layout(places: list[tuple[int, ...]], devices: list[str]) -> Layout:
+    part = ModelPart(Span(0, 1), 0, 1, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
+    return Layout(
+        tuple(
+            WorkerPlan(n, f"w{n}", device, part, EnginePlace((n,), memory_nodes=nodes))
+            for n, (nodes, device) in enumerate(zip(places, devices, strict=True))
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "weights", "rooms", "total", "memory"),
+    [
+        ([(), ()], ["cpu", "cpu"], [10, 30], [100, 100], 100, [40, 60]),  # one memory: its weights, and half of the rest
+        ([(0,), (1,)], ["cpu", "cpu"], [10, 30], [100, 200], 300, [100, 200]),
+        ([(0,), (1,)], ["cpu", "cpu"], [10, 30], [100, 100], 100, [50, 50]),  # a share of the machine's
+        ([(), ()], ["torch:cuda:0", "cpu"], [10, 30], [100, 100], 100, [None, 100]),
+        ([(), ()], ["cpu", "cpu"], [80, 80], [100, 100], 100, [50, 50]),  # it does not fit: nobody is promised more than there is
+    ],
+)
+def test_memory_is_counted_once(
+    nodes: list[tuple[int, ...]], devices: list[str], weights: list[int], rooms: list[int], total: int, memory: list[int | None]
+) -> None:
+    given_rooms = list(zip(rooms, nodes, strict=True))
+    assert [w.memory for w in with_memory(layout(nodes, devices), weights, given_rooms, total).workers] == memory
+
+
+def test_one_cpu_worker_stays_in_its_engines_process() -> None:
+    auto, inline = EngineConfig.of(None, {}), EngineConfig.of(None, {"executor": "inline"})
+    assert executor_kind(auto, ["cpu"]) == "inline" and executor_kind(auto, ["cpu", "cpu"]) == "processes"
+    assert executor_kind(auto, ["torch:cpu"]) == "processes"
+    with pytest.raises(UserError, match="--executor inline has one CPU worker; this engine has cpu, cpu"):
+        executor_kind(inline, ["cpu", "cpu"])
