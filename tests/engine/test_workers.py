@@ -118,11 +118,12 @@ def test_a_killed_worker_costs_no_token(settings: dict[str, Any]) -> None:
         assert executor_of(engine).statistics()["restarts"] == 4
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("settings", "victim"), [({"pipeline_parallel_size": 2}, 0), ({"tensor_parallel_size": 2}, 1)], ids=["stages", "ranks"]
 )
 def test_a_worker_that_stands_still_is_replaced(settings: dict[str, Any], victim: int) -> None:
-    with engine_of(worker_timeout=3.0, **TIGHT, **settings) as engine:
+    with engine_of(worker_timeout=5.0, **TIGHT, **settings) as engine:
         sink, entries = sink_of(engine, 1, 120)
         found: list[list[Output]] = [[] for _ in entries]
         output = sink.get(timeout=PATIENCE_S)
