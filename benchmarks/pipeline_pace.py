@@ -37,9 +37,8 @@ class StageCost:
 
 def throughput(cost: StageCost, stages: int, running: int, *, micro_batches: int = 0, lock_step: bool = False, tokens: int = 400) -> float:
     """Tokens drawn in a second by `running` requests of `tokens` each, over `stages` stages that cost the same."""
-    pace = {"stages": 1} if lock_step else {"stages": stages, "micro_batches": micro_batches}
     config = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=running)
-    scheduler = Scheduler(config, KvConfig(block_size=32), _LIMITS, (), **pace)
+    scheduler = Scheduler(config, KvConfig(block_size=32), _LIMITS, (), stages=1 if lock_step else stages, micro_batches=micro_batches)
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     for number in range(running):
         scheduler.apply(Arrived(0.0, Request(id=number, prompt_ids=[1 + number] * 8, params=params)))

@@ -2,7 +2,9 @@
 
 #include <cmath>
 #include <numeric>
+#include <thread>
 
+#include "host/rank_group.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {
@@ -16,6 +18,7 @@ struct Shape {
   float softcap;
   bool qk_norm;
   int experts;  // 0: an MLP
+  std::vector<int32_t> here;  // experts of which there are matrices; empty: all
   KvType kv;
   Format format;
   uint64_t seed;
@@ -23,23 +26,29 @@ struct Shape {
 
 Shape random_shape(Random& random) {
   const int group = random.between(1, 4), kv_heads = random.between(1, 3), head_dim = 2 * random.between(1, 40);
+  const int experts = random.one_in(2) ? random.between(1, 9) : 0;
+  std::vector<int32_t> here;
+  for (int32_t e = random.between(0, 9); e < experts; e += random.between(1, 4)) here.push_back(e);
   return {32 * random.between(1, 4), group * kv_heads, kv_heads, head_dim, 32 * random.between(1, 4), random.one_in(2) ? random.between(1, 300) : 0,
-          32 * random.between(1, 2), random.one_in(3) ? 5.0f : 0.0f, random.one_in(2), random.one_in(2) ? random.between(1, 9) : 0,
+          32 * random.between(1, 2), random.one_in(3) ? 5.0f : 0.0f, random.one_in(2), experts, here,
           random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}),
           random.bits()};
 }
 
-// Records the model for one team and keeps what it needs.
+// Records the model for one team, one of several ranks if there is a group, and keeps what it needs.
 class Model {
  public:
-  Model(const Shape& shape, std::shared_ptr<Team> team, Level level, bool fuse) : shape_(shape), team_(std::move(team)), random_(shape.seed) {
+  Model(const Shape& shape, std::shared_ptr<Team> team, Level level, bool fuse, std::shared_ptr<RankGroup> group)
+      : shape_(shape), team_(std::move(team)), random_(shape.seed) {
     cache_ = taken(KvCache::create(*team_, {1, shape.kv_heads, shape.head_dim, shape.block_size, shape.kv}, kBlocks));
-    Recorder r(team_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks}, fuse);
-    Tensor x = taken(r.embedding(weight(kVocabulary, shape.hidden)));
-    x = attention(r, x);
-    x = feed_forward(r, x);
+    Recorder r(team_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks}, fuse, group);
+    // All but the first and the last few rows: ids elsewhere give zeros.
+    Tensor x = taken(r.embedding(weight(kVocabulary - 9, shape.hidden), 4, kVocabulary));
+    x = taken(r.sum(attention(r, x)));
+    x = taken(r.sum(feed_forward(r, x)));
     x = taken(r.rms_norm(taken(r.select(x)), parameter(shape.hidden), 1e-6f));
-    program_ = taken(r.finish(taken(r.linear(x, {weight(kVocabulary, shape.hidden)}, {}, nullptr))));
+    const Tensor logits = taken(r.linear(x, {weight(kVocabulary, shape.hidden)}, {}, nullptr));
+    program_ = taken(r.finish(taken(r.gather(logits, std::vector<int64_t>(group ? static_cast<size_t>(group->size()) : 1, kVocabulary)))));
   }
 
   std::vector<float> run(const StepInput& input) {
@@ -82,7 +91,7 @@ class Model {
 
   Tensor mixture(Recorder& r, const Tensor& normed, const Tensor& x) {
     ExpertWeights experts;
-    for (int e = 0; e < shape_.experts; ++e) {
+    for (int e = 0; e < (shape_.here.empty() ? shape_.experts : static_cast<int>(shape_.here.size())); ++e) {
       experts.gate.push_back(weight(shape_.inner, shape_.hidden));
       experts.up.push_back(weight(shape_.inner, shape_.hidden));
       experts.down.push_back(weight(shape_.hidden, shape_.inner));
@@ -90,7 +99,8 @@ class Model {
     const Tensor logits = taken(r.linear(normed, {weight(shape_.experts, shape_.hidden)}, {}, nullptr));
     const Tensor gate = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
     const Tensor shared = taken(r.add_gated(x, normed, gate));
-    return taken(r.mixture(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, &shared));
+    const Tensor added = taken(r.mixture(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, shape_.qk_norm ? nullptr : &shared, shape_.here));
+    return shape_.qk_norm ? taken(r.add_gated(shared, added, gate)) : added;
   }
 
   Shape shape_;
@@ -139,11 +149,19 @@ class Histories {
 void check_program(Random& random) {
   const Shape shape = random_shape(random);
   for (const Level level : levels()) {
-    Model several(shape, team_of(random.between(2, 4)), level, true), alone(shape, team_of(1), level, false);
+    std::shared_ptr<RankGroup> ranks[2];  // the models are each other's other rank, or none
+    if (random.one_in(2)) {
+      const auto memory = taken(RankMemory::create(2, 8192));
+      for (int rank = 0; rank < 2; ++rank) ranks[rank] = taken(RankGroup::join(memory, rank, 60, rank * 20));
+    }
+    Model several(shape, team_of(random.between(2, 4)), level, true, ranks[0]), alone(shape, team_of(1), level, false, ranks[1]);
     Histories histories(random, shape.block_size);
     for (int step = random.between(2, 4); step > 0; --step) {  // few enough for the blocks of any sequence
       const StepInput input = histories.next();
-      const std::vector<float> found = several.run(input), wanted = alone.run(input);
+      std::vector<float> found, wanted;
+      std::thread other([&] { wanted = alone.run(input); });
+      found = several.run(input);
+      other.join();
       require(found.size() == wanted.size() && !std::memcmp(found.data(), wanted.data(), found.size() * sizeof(float)),
               std::string("several threads compute what one does operation by operation, at ") + level_name(level));
       for (const float value : found) require(std::isfinite(value), "logits are numbers");

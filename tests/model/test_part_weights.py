@@ -26,23 +26,21 @@ from tests.model.test_split import mixed_formats
 
 
 def handles(model: LoadedModel, part: ModelPart) -> Iterator[tuple[ExpectedTensor, Any]]:
-    """Every tensor of a part with its handle."""
+    """Every tensor of a part with its handle; of a vector only the reference backend shows what it has."""
     for expected in expected_tensors(architecture_of(model.spec.architecture).parameters, model.spec, part):
         owner = model.parameters.top if expected.layer is None else model.parameters.layers[expected.layer - part.layers.first]
         handle = owner[expected.parameter.key]
         if expected.expert is not None and expected.layer is not None:
             handle = handle[part.experts[expected.layer - part.layers.first].index(expected.expert)]
-        yield expected, handle
+        if expected.parameter.kind == "matrix" or isinstance(handle, np.ndarray):
+            yield expected, handle
 
 
 def values(handle: Any) -> FloatArray:
     """A matrix or a vector as it is kept."""
     if hasattr(handle, "unpack_row"):
         return np.stack([handle.unpack_row(row) for row in range(handle.rows)])
-    if hasattr(handle, "numpy"):
-        found = handle.numpy()
-        return np.asarray(found if hasattr(handle, "device") else found[0])  # the native core's vectors have one row
-    return np.asarray(handle)
+    return np.asarray(handle if isinstance(handle, np.ndarray) else handle.float().cpu())  # the last: torch's
 
 
 def check_parts(checkpoint: Checkpoint, backend: Backend, how: Division, **settings: Any) -> None:
@@ -77,6 +75,8 @@ def test_gguf_files(tmp_path: Path, backend: Backend, architecture: str, kept: s
 
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
 def test_matrices_quantised_at_load(tmp_path: Path, backend: Backend, quantize: str) -> None:
+    if quantize.upper() not in backend.weight_types():
+        pytest.skip(f"{backend.name} keeps no matrices as {quantize}")
     checkpoint = open_checkpoint(make_gguf(tmp_path / "model.gguf", "llama", head_dim=32))
     check_parts(checkpoint, backend, Division(ranks=3), quantize=quantize)
 
@@ -90,7 +90,7 @@ def test_columns_beyond_the_end_of_the_file_are_refused(tmp_path: Path) -> None:
     with path.open("rb") as file:
         weight = backend.weight_from_file(file.fileno(), 7 * 4, BY_NAME["F32"], 12, 3, "F32", row_bytes=40)
         assert np.array_equal(values(weight), table[:, 7:])
-        with pytest.raises(HomenodeError):
+        with pytest.raises((HomenodeError, ValueError), match="the file has 480 bytes"):
             backend.weight_from_file(file.fileno(), 8 * 4, BY_NAME["F32"], 12, 3, "F32", row_bytes=40)
         with pytest.raises((HomenodeError, ValueError), match="cannot begin 8 bytes after each other"):
             backend.weight_from_file(file.fileno(), 0, BY_NAME["F32"], 12, 3, "F32", row_bytes=8)

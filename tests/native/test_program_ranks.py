@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend, NativeRankGroup
-from homenode.compute.ops import Experts, KvGeometry, Ops, StepArrays, Tensor
+from homenode.compute.ops import Backend, Experts, KvGeometry, Ops, StepArrays, Tensor
+from homenode.compute.ranks import RankGroup
+from homenode.compute.reference import ReferenceBackend, ThreadRanks
 from homenode.errors import PeerError, UnsupportedError
 from tests.native.rank_threads import DEADLINE_S, ranks, together
 from tests.native.steps import Part, evaluate, limits, same_bits, step_of
@@ -27,12 +29,12 @@ def matrix(rows: int, columns: int, seed: int) -> Any:
 class Rank:
     """One rank's backend, its weights, and pieces of a model in whose middle sums stand."""
 
-    def __init__(self, rank: int, threads: int, format: str = "F32", spin_us: int = 10) -> None:
-        self.backend = NativeBackend([-1] * threads, spin_us)
+    def __init__(self, rank: int, threads: int, format: str = "F32", spin_us: int = 10, backend: Backend | None = None) -> None:
+        self.backend: Any = backend or NativeBackend([-1] * threads, spin_us)
         self.rank = rank
         self._format = format
         self._square, self._wide = self.weight(WIDTH, WIDTH, 2), self.weight(2 * WIDTH, WIDTH, 3)
-        self._router, self._head = self.weight(6, WIDTH, 5, shared=True), self.weight(VOCABULARY, WIDTH, 4)
+        self._router, self._head = self.weight(6, WIDTH, 5, shared=True), self.weight(VOCABULARY, WIDTH, 4, shared=True)
         self._norm, self._bias = self.backend.vector(matrix(1, WIDTH, 6) + 1), self.backend.vector(matrix(1, WIDTH, 7 + rank))
         ids = tuple(range(rank, 6, 2)) if rank < 2 else (5,)
         self._experts = Experts(*([self.weight(WIDTH, WIDTH, 20 + 3 * e + i) for e in ids] for i in range(3)), ids)
@@ -100,6 +102,18 @@ def by_pieces(makers: list[list[Make]], workers: list[Rank], step: StepArrays, h
     return last
 
 
+def with_sums(worker: Rank, names: list[str]) -> Callable[[Ops], Tensor]:
+    """The pieces of these names one after the other, a sum over the ranks between each two."""
+
+    def record(ops: Ops) -> Tensor:
+        x = ops.received(WIDTH)
+        for name in names[:-1]:
+            x = ops.sum(getattr(worker, name)(ops, x))
+        return getattr(worker, names[-1])(ops, x)
+
+    return record
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_programs_with_sums_are_their_pieces(size: int, seed: int) -> None:
@@ -112,23 +126,30 @@ def test_programs_with_sums_are_their_pieces(size: int, seed: int) -> None:
     hidden = matrix(48, WIDTH, 99)
     group = ranks(size, 1 << 13)  # some sums cross in two pieces
 
-    def forward(worker: Rank) -> Callable[[Ops], Tensor]:
-        def record(ops: Ops) -> Tensor:
-            x = ops.received(WIDTH)
-            for name in names[:-1]:
-                x = ops.sum(getattr(worker, name)(ops, x))
-            return getattr(worker, names[-1])(ops, x)
-
-        return record
-
     for step, rows in ((STEP, hidden), (ONE, hidden[:1])):
         wanted = by_pieces(makers, workers, step, rows)
         for fuse in (True, False):
-            programs = [w.backend.compile(forward(w), limits(64), g, fuse=fuse) for w, g in zip(workers, group, strict=True)]
+            programs = [w.backend.compile(with_sums(w, names), limits(64), g, fuse=fuse) for w, g in zip(workers, group, strict=True)]
             stepped = dataclasses.replace(step, hidden=rows)
             for _ in range(2):
                 found = together([lambda p=p, s=stepped: p.run(s).numpy() for p in programs])
                 assert all(same_bits(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_programs_with_sums_compute_what_numpy_does(size: int) -> None:
+    names = ["attention", "product", "mixture", "gated", "head"]
+    hidden = matrix(48, WIDTH, 99)
+    step = dataclasses.replace(STEP, hidden=hidden)
+
+    def run(workers: list[Rank], group: Sequence[RankGroup]) -> list[Any]:
+        programs = [w.backend.compile(with_sums(w, names), limits(64), g) for w, g in zip(workers, group, strict=True)]
+        return [np.array(out) for out in together([lambda p=p: p.run(step) for p in programs])]
+
+    found = run([Rank(r, 2) for r in range(size)], ranks(size))
+    wanted = run([Rank(r, 1, backend=ReferenceBackend()) for r in range(size)], ThreadRanks(size, DEADLINE_S).ranks)
+    assert all(same_bits(found[0], out) for out in found[1:])
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-3, atol=2e-4)
 
 
 def test_without_a_group_nothing_changes() -> None:

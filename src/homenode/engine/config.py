@@ -140,6 +140,14 @@ class ParallelConfig:
         "one CPU worker does it all, else processes.",
         choices=("auto", "inline", "processes", "ray"),
     )
+    ray_address: str | None = option(
+        None, "The Ray cluster, HOST:PORT or auto. Default: RAY_ADDRESS, else a cluster of this host alone.", metavar="HOST:PORT"
+    )
+    ray_placement: str = option(
+        "PACK",
+        "How Ray spreads workers over its hosts: together (PACK, STRICT_PACK) or apart (SPREAD, STRICT_SPREAD).",
+        choices=("PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"),
+    )
     worker_timeout: float = option(
         60.0, "Seconds a worker may be silent, or keep others waiting in a step, before it is replaced.", parse=parse_seconds, minimum=1
     )

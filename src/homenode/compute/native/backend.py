@@ -114,7 +114,7 @@ class NativeBackend:
                 permuted_heads,
                 self._arena,
                 _SPREADS[spread],
-                *((row_bytes,) if row_bytes else ()),
+                row_bytes,
             )
         return self._count(packed)
 

@@ -75,6 +75,7 @@ class TorchBackend:
         """See `Backend.kv_cache`. UserError when the chosen attention cannot read such keys."""
         if problem := attention_problem(self._attention_name, self._device.name, geometry.dtype):
             raise problem
+        self._reader.done()
         cache = TorchKvCache(geometry, blocks, self._device)
         self._kv_bytes += cache.nbytes
         return cache
@@ -121,7 +122,7 @@ class TorchBackend:
             if rows.shape[0] == len(step.sample_rows) and torch.isfinite(rows).all():
                 sampling.sample_rows(rows, dearest_sampling(rows.shape[0]), 0)
             device.wait()
-            free, total = device.calls.mem_get_info(device.device)
+            free, total = (int(size) for size in device.calls.mem_get_info(device.device))
             room = int(utilization * total) - (total - free) + cache.nbytes
             del rows, program, cache
         device.release()

@@ -28,7 +28,7 @@ class TorchDevice:
     @property
     def accelerator(self) -> bool:
         """Whether its memory is not the host's."""
-        return self.device.type != "cpu"
+        return str(self.device.type) != "cpu"
 
     @property
     def calls(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,6 +25,7 @@ class Seen:
     vocabulary: int | None = None  # of the ids it looks up
     hidden: int | None = None  # columns it wants from the stage before
     cache: TorchKvCache | None = None
+    frequencies: dict[bytes, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, on the device
 
 
 class TorchOps:
@@ -39,12 +40,12 @@ class TorchOps:
     def embedding(self, table: torch.Tensor, first: int = 0, vocabulary: int | None = None) -> torch.Tensor:
         """See `Ops.embedding`. ValueError for an id outside the vocabulary."""
         ids = self._step.ids
-        self._seen.vocabulary = len(table) if vocabulary is None else vocabulary
+        self._seen.vocabulary = table.shape[0] if vocabulary is None else vocabulary
         if not self._step.captured:
             check_ids(self._step.host.ids, self._seen.vocabulary)
         if vocabulary is None:
             return table[ids].float()
-        here = (ids >= first) & (ids < first + len(table))
+        here = (ids >= first) & (ids < first + table.shape[0])
         rows = table[torch.where(here, ids - first, 0)].float()
         return torch.where(here.unsqueeze(1), rows, 0)
 
@@ -52,7 +53,7 @@ class TorchOps:
         """See `Ops.received`. ValueError when the step's rows are not so wide, or not there."""
         self._seen.hidden = columns
         hidden = self._step.hidden
-        if hidden is None or hidden.shape != (len(self._step.ids), columns):
+        if hidden is None or hidden.shape != (self._step.ids.shape[0], columns):
             shape = None if hidden is None else tuple(hidden.shape)
             raise ValueError(f"the rows of the stage before are {shape}; {len(self._step.ids)} of {columns} columns were expected")
         return hidden
@@ -67,7 +68,7 @@ class TorchOps:
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Ops.rms_norm`."""
-        groups = x.reshape(-1, len(weight))
+        groups = x.reshape(-1, weight.shape[0])
         scale = torch.rsqrt(groups.square().mean(dim=1, keepdim=True) + eps)
         return (groups * scale * weight).view(x.shape)
 
@@ -92,7 +93,11 @@ class TorchOps:
 
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> torch.Tensor:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
-        frequencies = torch.tensor(inverse_frequencies, dtype=torch.float32, device=self._device.device)
+        key = inverse_frequencies.tobytes()
+        if key not in self._seen.frequencies:
+            # Made once, in the first run: nothing may be copied from the host where a step is captured.
+            self._seen.frequencies[key] = torch.tensor(inverse_frequencies, dtype=torch.float32, device=self._device.device)
+        frequencies = self._seen.frequencies[key]
         angles = self._step.positions.float().unsqueeze(1) * frequencies
         return torch.cat([torch.cos(angles), torch.sin(angles)], dim=1) * scale
 
@@ -100,7 +105,7 @@ class TorchOps:
         """See `Ops.rope`."""
         half = angles.shape[1] // 2
         cos, sin = angles[:, None, :half], angles[:, None, half:]
-        heads = x.reshape(len(x), -1, head_dim)
+        heads = x.reshape(x.shape[0], -1, head_dim)
         left, right = heads[..., :half], heads[..., half : 2 * half]
         turned = (left * cos - right * sin, right * cos + left * sin, heads[..., 2 * half :])
         return torch.cat(turned, dim=-1).view(x.shape)
@@ -121,7 +126,7 @@ class TorchOps:
         self._seen.cache = cache
         if "written" not in step.planned:
             step.planned["written"] = step.slots(step.sequence, step.positions, g.block_size)
-        rows = len(q)
+        rows = q.shape[0]
         cache.store(layer, step.planned["written"], k.reshape(rows, g.kv_heads, g.head_dim), v.reshape(rows, g.kv_heads, g.head_dim))
         queries = q.reshape(rows, g.kv_heads, -1, g.head_dim)
         return self._attention(queries, cache, layer, step, Scoring(scale, window, softcap)).reshape(rows, -1)
@@ -142,8 +147,11 @@ class TorchOps:
     ) -> torch.Tensor:
         """See `Ops.mixture`. ValueError unless 1 <= chosen <= experts."""
         self._seen_waiting()
-        inner = lambda rows, i: self.silu_mul(self.linear(rows, (experts.gate[i], experts.up[i])))  # noqa: E731
-        mlp = lambda rows, i: self._product(inner(rows, i), experts.down[i])  # noqa: E731
+
+        def mlp(rows: torch.Tensor, place: int) -> torch.Tensor:
+            inner = self.silu_mul(self.linear(rows, (experts.gate[place], experts.up[place])))
+            return self._product(inner, experts.down[place])
+
         return add_experts(x, logits, experts.ids, mlp, chosen, normalise, residual)
 
     def add_gated(self, x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

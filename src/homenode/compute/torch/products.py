@@ -26,11 +26,12 @@ def in_tiles(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     One output alone is computed twice: a product with a single column is another routine, in which a row's place in its tile matters.
     """
-    if len(weight) == 1:
+    outputs = weight.shape[0]
+    if outputs == 1:
         return in_tiles(x, weight.expand(2, -1))[:, :1]
     rows, columns = x.shape
     tiles = -(-rows // TILE)
     filled = x.new_zeros((tiles * TILE, columns))
     filled[:rows] = x
-    turned = weight.t().expand(tiles, columns, len(weight))
-    return torch.bmm(filled.view(tiles, TILE, columns), turned).view(tiles * TILE, len(weight))[:rows]
+    turned = weight.t().expand(tiles, columns, outputs)
+    return torch.bmm(filled.view(tiles, TILE, columns), turned).view(tiles * TILE, outputs)[:rows]

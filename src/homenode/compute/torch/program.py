@@ -33,7 +33,7 @@ class TorchRows:
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         rows: FloatArray = self.tensor.cpu().numpy()
         return np.array(rows, dtype) if copy else np.asarray(rows, dtype)
 

@@ -105,9 +105,14 @@ def _keys_of(step: DeviceStep, some: Decoding, window: int | None, block_size: i
 def _prefill(q: torch.Tensor, out: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, chunk: Chunk) -> None:
     """Fill rows begin .. end - 1 of `out`."""
     oldest = chunk.context - (chunk.end - chunk.begin)
-    first = 0 if how.window is None else max(0, oldest - how.window + 1)
-    positions = torch.arange(first, chunk.context, device=q.device)
-    slots = step.slots(torch.full_like(positions, chunk.sequence), positions, cache.geometry.block_size)
+    if (chunk, how.window) not in step.planned:
+        first = 0 if how.window is None else max(0, oldest - how.window + 1)
+        seen_at = torch.arange(first, chunk.context, device=q.device)
+        step.planned[(chunk, how.window)] = (
+            seen_at,
+            step.slots(torch.full_like(seen_at, chunk.sequence), seen_at, cache.geometry.block_size),
+        )
+    positions, slots = step.planned[(chunk, how.window)]
     keys, values = (side.transpose(0, 1).unsqueeze(0) for side in cache.gather(layer, slots))
     heads, group = q.shape[1], q.shape[2]
     if oldest == 0 and how.window is None:

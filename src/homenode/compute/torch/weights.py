@@ -68,7 +68,7 @@ class MatrixReader:
         return kept
 
     def done(self) -> None:
-        """Give the staging buffer back; the next matrix takes a new one."""
+        """Give the staging buffer back; another matrix takes a new one."""
         self._staged = torch.empty(0, dtype=torch.uint8)
 
     def _values(self, stored: StoredMatrix, rows: range) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from homenode.engine.executor.worker_process import WorkerProcess
+from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Fits
 
@@ -21,7 +21,7 @@ class Member:
     """
 
     plan: WorkerPlan
-    process: WorkerProcess
+    process: StartedWorker
     state: State = "starting"
     answers: int = 0
     fits: Fits | None = None

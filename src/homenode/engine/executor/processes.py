@@ -19,7 +19,7 @@ from typing import Any
 from homenode.engine.executor.flights import Flights
 from homenode.engine.executor.member import Member
 from homenode.engine.executor.protocol import StepError, WorkerLostError
-from homenode.engine.executor.worker_process import PROGRAM, WorkerProcess
+from homenode.engine.executor.worker_process import PROGRAM, StartedWorker, WorkerProcess
 from homenode.engine.failures import named_error
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.engine.wire import decode_body, encode_frame
@@ -54,6 +54,7 @@ _MOMENT_S = 0.5
 
 Progress = Callable[[int, int], None]
 JoinOf = Callable[[WorkerPlan], Join]  # as for generation 0 without channels
+Launch = Callable[[WorkerPlan], StartedWorker]
 
 
 class ProcessExecutor:
@@ -67,10 +68,15 @@ class ProcessExecutor:
         worker_timeout: float,
         program: str = PROGRAM,
         clock: Callable[[], float] = time.monotonic,
+        launch: Launch | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`plans`: stage after stage. `program`: the module that a worker runs. `worker_timeout`: seconds a worker may be silent."""
+        """`plans`: stage after stage. `program`: the module that a worker runs. `worker_timeout`: seconds a worker may be silent. `launch`: starts a
+        worker, at once and without waiting for it, in place of a child of this process; `on_end` is called when all have ended."""
+        self._launch: Launch = launch or (lambda plan: WorkerProcess(plan.name, program))
+        self._on_end = on_end
         self._plans, self._join_of, self._make_channels = plans, join_of, make_channels
-        self._timeout, self._program, self._clock = worker_timeout, program, clock
+        self._timeout, self._clock = worker_timeout, clock
         self._probe_every = min(_LONGEST_PROBE_S, worker_timeout / 4)
         self._limits: WorkerLimits | None = None
         self._num_blocks = 0
@@ -376,7 +382,7 @@ class ProcessExecutor:
 
     def _started(self, plan: WorkerPlan) -> Member:
         assert self._channels is not None
-        process = WorkerProcess(plan.name, self._program)
+        process = self._launch(plan)
         member = Member(plan, process, heard_at=self._clock())
         self._selector.register(process.socket, selectors.EVENT_READ, member)
         channels, descriptors = self._channels.of(plan.number)
@@ -479,6 +485,7 @@ class ProcessExecutor:
             member.process.end(max(0.0, deadline - self._clock()))
         if self._channels is not None:
             self._channels.close()
+        self._on_end()
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)

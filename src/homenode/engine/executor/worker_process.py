@@ -8,12 +8,26 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Protocol
 
 from homenode.engine.workers.wire import WorkerSocket
 from homenode.errors import HostError
 
 _KILLED_S = 10.0
 PROGRAM = "homenode.engine.workers.main"
+
+
+class StartedWorker(Protocol):
+    """A worker, wherever it runs."""
+
+    name: str
+    socket: WorkerSocket
+
+    def end(self, patience_s: float) -> None:
+        """Close the connection, at which it ends by itself; see that it has ended after `patience_s` seconds (0: at once)."""
+
+    def how_it_ended(self, patience_s: float) -> str:
+        """Its end in words, which may come a moment later than that of its stream."""
 
 
 class WorkerProcess:

@@ -86,10 +86,14 @@ class Planner:
         """As above, when blocks are short: somebody may have to give way, perhaps one that was chosen already."""
         chosen: list[Sequence] = []
         for sequence in able:
-            residency = sequence.residency  # preemption takes some out while we go
-            if len(chosen) < left and residency and self._secure_block(sequence, residency, plan):
+            if len(chosen) == left:
+                break
+            residency, preemptions = sequence.residency, self._tally.preemptions  # preemption takes some out while we go
+            if residency and self._secure_block(sequence, residency, plan):
                 chosen.append(sequence)
-        return [s for s in chosen if s.residency]
+            if self._tally.preemptions > preemptions:
+                chosen = [s for s in chosen if s.residency]
+        return chosen
 
     def let_followers_go(self) -> None:
         """Those who waited for another one's KV join the queue, unless they have ended meanwhile."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,10 @@ from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.devices import is_accelerator
 from homenode.engine.workers.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
 from homenode.engine.workers.layers import balanced_layers
-from homenode.engine.workers.layout import Layout, WorkerPlan, config_of, executor_kind, lay_out, setting_problems, with_memory
+from homenode.engine.workers.layout import Layout, WorkerPlan, config_of, lay_out, setting_problems, with_memory
 from homenode.engine.workers.messages import Fits, Join
 from homenode.engine.workers.places import worker_places
-from homenode.errors import UnsupportedError, UserError
+from homenode.errors import UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
@@ -74,8 +74,6 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host, device
     if problem := next(iter(setting_problems(config)), None):
         raise problem
     memory = with_variables(config, host).kv.kv_cache_memory
-    if executor_kind(config, devices) == "ray":
-        raise UnsupportedError("--executor ray is not there yet; take processes, which are of this host", param="executor")
     places = worker_places(host, config, devices)
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
     whole = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
@@ -174,7 +172,22 @@ def make_executor(planned: Planned, make_channels: MakeChannels | None = None, p
 
         return SharedChannels(layout.workers, planned.checkpoint.spec.hidden_size, config.scheduler.max_num_batched_tokens)
 
+    if config.parallel.executor == "ray" and make_channels is None:
+        return _on_ray(planned, join_of)
     return ProcessExecutor(layout.workers, join_of, make_channels or shared, config.parallel.worker_timeout, program)
+
+
+def _on_ray(planned: Planned, join_of: Callable[[WorkerPlan], Join]) -> ProcessExecutor:
+    from homenode.engine.executor.ray import RayLauncher  # needs an extra
+    from homenode.engine.workers.tcp import TcpChannels
+
+    workers, parallel = planned.layout.workers, planned.config.parallel
+    launcher = RayLauncher(workers, parallel)
+
+    def channels(generation: int) -> Channels:
+        return TcpChannels(workers, generation, launcher.rendezvous.forget)
+
+    return ProcessExecutor(workers, join_of, channels, parallel.worker_timeout, launch=launcher, on_end=launcher.close)
 
 
 def _division(config: EngineConfig, checkpoint: Checkpoint, layers: tuple[int, ...], devices: Sequence[str]) -> Division:

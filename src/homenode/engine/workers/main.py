@@ -37,6 +37,7 @@ from homenode.engine.workers.messages import (
     Probe,
     ToWorker,
     Work,
+    shared_memories,
 )
 from homenode.engine.workers.wire import EngineSocket
 from homenode.engine.workers.worker import Worker
@@ -92,7 +93,10 @@ class _Post:
 
     def __init__(self, engine: EngineSocket, join: Join, make: MakeWorker, open_channels: OpenChannels) -> None:
         self._engine, self._join, self._open = engine, join, open_channels
-        self._given = (join.channels, engine.descriptors(len(join.channels)))  # to be opened when the worker is where it belongs
+        self._given = (
+            join.channels,
+            engine.descriptors(shared_memories(join.channels)),
+        )  # to be opened when the worker is where it belongs
         self._laid = False
         self._links = Links()
         self._links_lock = threading.Lock()
@@ -171,7 +175,7 @@ class _Post:
             self._engine.send(Alive(message.number, number, time.monotonic() - since, self._worker.statistics()))
             return
         if isinstance(message, Forget):
-            descriptors = self._engine.descriptors(len(message.channels))
+            descriptors = self._engine.descriptors(shared_memories(message.channels))
             self._forgets += 1
             with self._links_lock:
                 self._links.leave()  # nobody comes any more: a step that waits is over

@@ -32,6 +32,11 @@ class Channel(msgspec.Struct, frozen=True, array_like=True):
     secret: bytes = b""
 
 
+def shared_memories(channels: list[Channel]) -> int:
+    """How many descriptors come with these."""
+    return sum(channel.kind == "shm" for channel in channels)
+
+
 class Join(msgspec.Struct, frozen=True, tag=True):
     """Engine to worker, first: who you are, what is yours, whom you work with. `number` counts the workers of the engine, stage after stage.
 

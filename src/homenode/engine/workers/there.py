@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from homenode.compute.devices import accelerators, device_problems
+from homenode.compute.devices import accelerators, attention_problem, device_problems
 from homenode.engine.config import EngineConfig
-from homenode.engine.workers.devices import worker_devices
+from homenode.engine.workers.devices import is_torch, worker_devices
 
 
 def devices_of(config: EngineConfig) -> tuple[str, ...]:
@@ -15,4 +15,11 @@ def devices_of(config: EngineConfig) -> tuple[str, ...]:
     devices = worker_devices(text, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, there, engine, engines)
     if text.strip() != "auto" and (problems := device_problems(devices)):
         raise problems[0]
+    kept = config.kv.kv_cache_dtype
+    for device in devices:
+        problem = (
+            attention_problem(config.compute.attention_backend, device, "bf16" if kept == "auto" else kept) if is_torch(device) else None
+        )
+        if problem is not None:
+            raise problem
     return devices

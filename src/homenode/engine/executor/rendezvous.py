@@ -1,0 +1,141 @@
+"""Where workers on other hosts find their engine, and each other: one listening socket of the engine.
+
+A worker's own connection is passed on, byte by byte, to one end of a socket pair, whose other end the executor watches like that of a child
+process: so starting a worker elsewhere takes the executor's thread no time. Only what is said of steps comes this way; rows go between workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+
+from homenode.engine.wire import FrameSocket
+from homenode.engine.workers.greeting import Ask, IAm, Key, Offer, answer
+from homenode.errors import HomenodeError, HostError
+
+_log = logging.getLogger(__name__)
+_GREETING_S = 10.0
+_MOST_GREETINGS = 64  # at once; a flood of strangers may keep workers waiting, not take the process's memory
+_CHUNK = 256 * 1024
+
+
+class Rendezvous:
+    """Listens on `host`, on a port of its own choice, until closed."""
+
+    def __init__(self, host: str, patience_s: float) -> None:
+        """`patience_s`: how long who asks for rows' address may have to wait. HostError when the machine refuses."""
+        self.secret = secrets.token_bytes(32)
+        self._patience = patience_s
+        try:
+            self._server = socket.create_server((host, 0))
+        except OSError as error:
+            raise HostError(f"listening for workers on {host} failed: {error.strerror}", errno=error.errno) from error
+        self.address = f"{host}:{self._server.getsockname()[1]}"
+        self._changed = threading.Condition()
+        self._awaited: dict[tuple[int, int], socket.socket] = {}  # the ends to pass on to, by worker and life
+        self._addresses: dict[Key, str] = {}
+        self._generation = 0
+        self._closed = False
+        self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
+        threading.Thread(target=self._listen, name="homenode-rendezvous", daemon=True).start()
+
+    def expect(self, worker: int, life: int) -> socket.socket:
+        """The end at which this process of a worker will be heard, once it has called. An earlier one that never called is not awaited any more."""
+        ours, theirs = socket.socketpair()
+        with self._changed:
+            for other in [key for key in self._awaited if key[0] == worker]:
+                self._awaited.pop(other).close()
+            self._awaited[worker, life] = theirs
+        return ours
+
+    def forget(self, generation: int) -> None:
+        """Rows of earlier generations are awaited nowhere."""
+        with self._changed:
+            self._generation = generation
+            self._addresses = {key: address for key, address in self._addresses.items() if key.generation >= generation}
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Listen no more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            for end in self._awaited.values():
+                end.close()
+            self._awaited.clear()
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                sock, _ = self._server.accept()
+            except OSError:
+                return
+            if not self._greetings.acquire(timeout=_GREETING_S):
+                sock.close()
+                continue
+            threading.Thread(target=self._serve, args=(sock,), name="homenode-greeting", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        passed_on = None
+        try:
+            try:
+                topic = answer(sock, self.secret, _GREETING_S)
+                if isinstance(topic, IAm):
+                    passed_on = self._take_awaited(topic)
+            finally:
+                self._greetings.release()
+            if passed_on is not None:
+                _pass_on(sock, passed_on)
+            elif isinstance(topic, Offer):
+                self._offered(topic)
+            elif isinstance(topic, Ask):
+                self._tell(sock, topic.key)
+        except HomenodeError as error:
+            _log.warning("a caller was sent away: %s", error.message)
+        finally:
+            sock.close()
+
+    def _take_awaited(self, who: IAm) -> socket.socket | None:
+        with self._changed:
+            return self._awaited.pop((who.worker, who.life), None)
+
+    def _offered(self, offer: Offer) -> None:
+        with self._changed:
+            if offer.key.generation >= self._generation:
+                self._addresses[offer.key] = offer.address
+                self._changed.notify_all()
+
+    def _tell(self, sock: socket.socket, key: Key) -> None:
+        deadline = time.monotonic() + self._patience
+        with self._changed:
+            self._changed.wait_for(
+                lambda: key in self._addresses or key.generation < self._generation or self._closed, max(0.0, deadline - time.monotonic())
+            )
+            address = self._addresses.get(key)
+        if address is not None:
+            FrameSocket(sock).send(address)
+
+
+def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    """Bytes of each to the other, until either ends."""
+    back = threading.Thread(target=_pump, args=(other, one), name="homenode-to-worker", daemon=True)
+    back.start()
+    _pump(one, other)
+    back.join()
+    other.close()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(_CHUNK):
+            target.sendall(data)
+    for sock in (source, target):
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

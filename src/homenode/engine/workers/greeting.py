@@ -1,0 +1,143 @@
+"""How two ends of a TCP connection between an engine and its workers make sure of each other: a secret of this start, and a challenge both ways.
+
+    -> MAGIC, nonce                              the caller's
+    <- nonce, HMAC(secret, "called", nonces)     whoever was called knows the secret
+    -> HMAC(secret, "caller", nonces, topic), length of the topic, topic
+
+HMAC-SHA256 (RFC 2104), tags compared in constant time. Nothing else is read from a stranger. What follows is not encrypted: see docs/ray.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+import time
+
+import msgspec
+
+from homenode.engine.wire import decode_body
+from homenode.errors import PeerError
+
+MAGIC = b"homenode-worker-1"
+_NONCE, _TAG, _MOST_TOPIC = 32, 32, 1024
+
+
+class Key(msgspec.Struct, frozen=True):
+    """Rows of a generation that go to a stage, as its reader number `reader` gets them."""
+
+    generation: int
+    stage: int
+    reader: int
+
+
+class IAm(msgspec.Struct, frozen=True, tag=True):
+    """Topic: the connection between the engine and this worker, in its `life`-th process."""
+
+    worker: int
+    life: int
+
+
+class Offer(msgspec.Struct, frozen=True, tag=True):
+    """Topic: these rows are awaited at this address."""
+
+    key: Key
+    address: str
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Topic: where are these rows awaited? Answered with the address as one frame, or with the end of the stream."""
+
+    key: Key
+
+
+class Rows(msgspec.Struct, frozen=True, tag=True):
+    """Topic: these rows come on this connection."""
+
+    key: Key
+
+
+Topic = IAm | Offer | Ask | Rows
+
+
+def call(address: str, secret: bytes, topic: Topic, timeout_s: float) -> socket.socket:
+    """Connect to HOST:PORT, make sure of who is there, and say what about. PeerError when that fails, or takes longer than `timeout_s`."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout_s
+    try:
+        sock = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+    except (OSError, ValueError) as error:
+        raise PeerError(f"no connection to {address}: {error}") from error
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        mine = secrets.token_bytes(_NONCE)
+        sock.sendall(MAGIC + mine)
+        answer = read_exactly(sock, _NONCE + _TAG, deadline)
+        nonces = mine + answer[:_NONCE]
+        if not hmac.compare_digest(answer[_NONCE:], _tag(secret, b"called", nonces)):
+            raise PeerError(f"whoever answers at {address} does not know the secret of this start")
+        body = msgspec.msgpack.encode(topic)
+        sock.sendall(_tag(secret, b"caller", nonces + body) + len(body).to_bytes(2, "little") + body)
+        sock.settimeout(None)
+    except OSError as error:
+        sock.close()
+        raise PeerError(f"the connection to {address} failed: {error}") from error
+    except PeerError:
+        sock.close()
+        raise
+    return sock
+
+
+def answer(sock: socket.socket, secret: bytes, timeout_s: float) -> Topic:
+    """Make sure of who has called, and learn what about. PeerError for a stranger; the socket stays the caller's to close."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hello = read_exactly(sock, len(MAGIC) + _NONCE, deadline)
+        if hello[: len(MAGIC)] != MAGIC:
+            raise PeerError("a stranger called: these are no words of a worker")
+        mine = secrets.token_bytes(_NONCE)
+        nonces = hello[len(MAGIC) :] + mine
+        sock.sendall(mine + _tag(secret, b"called", nonces))
+        head = read_exactly(sock, _TAG + 2, deadline)
+        size = int.from_bytes(head[_TAG:], "little")
+        if size > _MOST_TOPIC:
+            raise PeerError(f"a topic of {size} bytes; at most {_MOST_TOPIC} are allowed")
+        body = read_exactly(sock, size, deadline)
+        if not hmac.compare_digest(head[:_TAG], _tag(secret, b"caller", nonces + body)):
+            raise PeerError("a stranger called, who does not know the secret of this start")
+        sock.settimeout(None)
+    except OSError as error:
+        raise PeerError(f"the connection failed: {error}") from error
+    topic: Topic = decode_body(body, Topic)
+    return topic
+
+
+def read_exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
+    """So many bytes. PeerError when the stream ends before, or `deadline` (time.monotonic) passes."""
+    data = bytearray(size)
+    read_into(sock, memoryview(data), deadline)
+    return bytes(data)
+
+
+def read_into(sock: socket.socket, view: memoryview, deadline: float) -> None:
+    """Fill `view`. PeerError as in `read_exactly`."""
+    while len(view):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise PeerError("the other end did not say all it had to in time")
+        try:
+            sock.settimeout(left)
+            count = sock.recv_into(view)
+        except TimeoutError:
+            continue
+        except OSError as error:
+            raise PeerError(f"the connection failed: {error}") from error
+        if not count:
+            raise PeerError("the other end closed the connection")
+        view = view[count:]
+
+
+def _tag(secret: bytes, side: bytes, data: bytes) -> bytes:
+    return hmac.new(secret, side + data, hashlib.sha256).digest()

@@ -1,0 +1,67 @@
+"""A worker on another host than its engine: `python -m homenode.engine.workers.remote ENGINE WORKER LIFE PLACE NAME`, the secret in hexadecimal on
+its standard input.
+
+ENGINE is where the engine listens, HOST:PORT. PLACE is `given` on the engine's own host, where the plan is the engine's; elsewhere INDEX/COUNT of the
+engine's workers on this host, which then are planned for here. Everything else is as in `workers.main`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+from homenode.engine.process import call_itself
+from homenode.engine.workers import main as worker_main
+from homenode.engine.workers.greeting import IAm, call
+from homenode.engine.workers.messages import Join
+from homenode.engine.workers.tcp import open_tcp
+from homenode.engine.workers.worker import PartWorker, Worker
+from homenode.errors import HomenodeError
+
+_CONNECT_S = 30.0
+
+
+def main(arguments: list[str]) -> int:
+    """Connect, and be a worker until the engine leaves. Returns the exit code."""
+    address, worker, life, place, name = arguments
+    call_itself(name)
+    secret = bytes.fromhex(sys.stdin.readline().strip())
+    try:
+        sock = call(address, secret, IAm(int(worker), int(life)), _CONNECT_S)
+    except HomenodeError as error:
+        print(f"{name}: {error.message}", file=sys.stderr)
+        return 1
+    host = str(sock.getsockname()[0])
+    return worker_main.main(
+        [str(sock.detach()), str(os.getppid()), name], make=lambda join: _make(join, place), open_for=open_tcp(address, host, secret)
+    )
+
+
+def _make(join: Join, place: str) -> Worker:
+    return PartWorker(join if place == "given" else planned_here(join, *map(int, place.split("/"))))
+
+
+def planned_here(join: Join, index: int, count: int) -> Join:
+    """With the place that this host has for worker `index` of the `count` that run on it, and its part of the memory."""
+    import msgspec
+
+    from homenode.engine.workers.devices import is_accelerator
+    from homenode.engine.workers.places import worker_places
+    from homenode.host.topology.read import read_host
+    from homenode.host.topology.source import LiveSource
+
+    host = read_host(LiveSource(), accelerators=is_accelerator(join.device))
+    own = worker_places(host, replace(join.config, replica=None), [join.device] * count)
+    there = own.places[index]
+    replica = join.config.replica
+    if replica is not None:
+        replica = replace(replica, place=there, allowed=(), memory=host.allowance.memory_available // count)
+    config = replace(join.config, replica=replica)
+    if own.shared:
+        config = replace(config, compute=replace(config.compute, spin_us=0))
+    return msgspec.structs.replace(join, place=there, config=config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""Engines some of whose workers compute with torch: the golden text whichever of them does, as a stage or as a rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch, which the extra `torch` installs")
+
+from homenode.engine.config import EngineConfig
+from homenode.engine.workers.there import devices_of
+from homenode.errors import UnsupportedError
+from tests.engine.engines import greedy, run_all
+from tests.engine.test_golden import check_golden, golden
+from tests.engine.test_workers import engine_of
+from tests.paths import STORIES, STORIES_MIXTURE, needs_data
+
+pytestmark = needs_data
+
+SPLITS: dict[str, tuple[Path, dict[str, Any]]] = {
+    "CPU then torch": (STORIES, {"pipeline_parallel_size": 2, "stage_devices": "cpu,torch:cpu"}),
+    "torch then CPU": (STORIES, {"pipeline_parallel_size": 2, "stage_devices": "torch:cpu,cpu", "layer_split": "2,3"}),
+    "one torch worker": (STORIES, {"stage_devices": "torch:cpu"}),
+    "ranks of both kinds": (STORIES, {"tensor_parallel_size": 2, "stage_devices": "cpu,torch:cpu"}),
+    "experts on both kinds": (
+        STORIES_MIXTURE,
+        {"tensor_parallel_size": 2, "stage_devices": "torch:cpu,cpu", "enable_expert_parallel": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_golden_text_under_memory_pressure(split: str) -> None:
+    model, settings = SPLITS[split]
+    entries = golden()
+    with engine_of(
+        model, kv_cache_memory="384KiB" if "one" in split else "256KiB", max_model_len=256, max_num_batched_tokens=48, **settings
+    ) as engine:
+        outputs = run_all(engine, [e["prompt_ids"] for e in entries], [greedy(60)] * len(entries))
+        check_golden(outputs, entries, 60)
+
+
+def test_a_way_to_attend_that_a_workers_device_has_not_is_refused() -> None:
+    config = EngineConfig.of(None, {"pipeline_parallel_size": 2, "stage_devices": "cpu,torch:cpu", "attention_backend": "flashinfer"})
+    with pytest.raises(UnsupportedError, match="on cuda devices only, not on torch:cpu") as caught:
+        devices_of(config)
+    assert caught.value.param == "attention_backend"
