@@ -157,6 +157,7 @@ def test_a_failed_step_loses_those_after_it_and_nobody_else(drive: Callable[...,
     assert driver.pids() == before
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("stages_ranks", "victim", "moment"),
     [((2, 1), 0, "dies"), ((2, 1), 1, "dies"), ((1, 2), 1, "dies"), ((2, 1), 0, "stops"), ((1, 2), 0, "stops"), ((2, 1), 1, "idle")],

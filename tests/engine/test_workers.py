@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -16,7 +17,12 @@ import pytest
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
+from homenode.engine.place import EnginePlace
 from homenode.engine.request import Request
+from homenode.engine.workers.calibrate import layer_seconds
+from homenode.engine.workers.layout import WorkerPlan
+from homenode.model.checkpoint import open_checkpoint
+from homenode.model.part import ModelPart
 from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of
 from tests.engine.test_golden import check_golden, golden
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
@@ -112,11 +118,12 @@ def test_a_killed_worker_costs_no_token(settings: dict[str, Any]) -> None:
         assert executor_of(engine).statistics()["restarts"] == 4
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("settings", "victim"), [({"pipeline_parallel_size": 2}, 0), ({"tensor_parallel_size": 2}, 1)], ids=["stages", "ranks"]
 )
 def test_a_worker_that_stands_still_is_replaced(settings: dict[str, Any], victim: int) -> None:
-    with engine_of(worker_timeout=3.0, **TIGHT, **settings) as engine:
+    with engine_of(worker_timeout=5.0, **TIGHT, **settings) as engine:
         sink, entries = sink_of(engine, 1, 120)
         found: list[list[Output]] = [[] for _ in entries]
         output = sink.get(timeout=PATIENCE_S)
@@ -135,3 +142,13 @@ def test_log_probabilities_come_from_the_last_stage() -> None:
     assert values == pytest.approx(entry["logprobs"][:20], abs=2e-3)
     scores = outputs[0].prompt_logprobs
     assert scores is not None and len(scores) == len(entry["prompt_ids"])
+
+
+def test_the_time_of_a_layer_is_measured() -> None:
+    config = config_for(STORIES, pipeline_parallel_size=2)
+    spec = open_checkpoint(STORIES).spec
+    worker = WorkerPlan(0, "homenode-worker-0", "cpu", ModelPart.whole(spec), EnginePlace((min(os.sched_getaffinity(0)),)))
+    seconds = layer_seconds(config, spec, worker)
+    assert seconds is not None and 0 < seconds < 1
+    gone = replace(config, model=replace(config.model, path="/nowhere"))
+    assert layer_seconds(gone, spec, worker) is None, "said in the log, and bytes count"

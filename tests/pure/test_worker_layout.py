@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from homenode.engine.config import EngineConfig
 from homenode.engine.place import EnginePlace, Replica
 from homenode.engine.placement import UNPINNED
+from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.devices import worker_devices
+from homenode.engine.workers.layer_seconds import keep_seconds, read_seconds
 from homenode.engine.workers.layers import StageCost, balanced_layers
 from homenode.engine.workers.layout import Layout, WorkerPlan, executor_kind, with_memory
 from homenode.engine.workers.places import WorkerPlaces, worker_places
@@ -20,7 +23,9 @@ from homenode.errors import CapacityError, UserError
 from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
+from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
 from homenode.model.part import ModelPart, Span
+from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 GPUS = ("torch:cuda:0", "torch:cuda:1")
 TWO_NODES = "1s/2n/8c/smt2"  # node 0: cores 0-3 (siblings 8-11), node 1: cores 4-7 (siblings 12-15)
@@ -103,6 +108,38 @@ def test_too_many_stages_and_too_little_room_are_refused() -> None:
         balanced_layers([StageCost(1.0)] * 3, 2)
     with pytest.raises(CapacityError, match="room for 2, 1 layers"):
         balanced_layers([StageCost(1.0, most_layers=2), StageCost(1.0, most_layers=1)], 4)
+
+
+def matrix(name: str, size: int) -> MatrixLayout:
+    return MatrixLayout(name, 1, size, "F32", "F32", "", size, size)
+
+
+@pytest.mark.parametrize(
+    ("measured", "split"),
+    [
+        ([None, None], (4, 2)),  # by bytes: the last stage has the output matrix, as large as two layers
+        ([1.0, None], (4, 2)),  # of one alone nothing can be said
+        ([1.0, 1.0], (4, 2)),
+        ([4.0, 1.0], (1, 5)),
+    ],
+)
+def test_costs_are_of_bytes_or_measured(measured: list[float | None], split: tuple[int, ...]) -> None:
+    layers = [matrix(f"model.layers.{n}.mlp.up_proj.weight", 100) for n in range(6)]
+    layout = WeightLayout((matrix("model.embed_tokens.weight", 500), *layers, matrix("lm_head.weight", 200)), 0)
+    spec = ModelSpec("llama", 8, 8, 6, 2, 2, 4, 9, 64, 1e-5, RopeSpec(), tie_word_embeddings=False)
+    places = [EnginePlace((0,)), EnginePlace((1,))]
+    assert balanced_layers(stage_costs(spec, layout, ["cpu", "cpu"], places, 1, measured), 6) == split
+
+
+def test_seconds_of_layers_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "cache" / "layer-seconds.json"
+    assert read_seconds(file) == {}
+    keep_seconds(file, {"a": 1.0})
+    keep_seconds(file, {"b": 2.0, "wrong": -1.0})
+    assert read_seconds(file) == {"a": 1.0, "b": 2.0}
+    file.write_text("{")
+    assert read_seconds(file) == {}
+    keep_seconds(file / "no-folder", {"c": 1.0})  # nowhere to write to: it is measured again
 
 
 def host(text: str = TWO_NODES) -> Host:

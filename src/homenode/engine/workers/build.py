@@ -20,9 +20,11 @@ from homenode.engine.placement import UNPINNED
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import keep_to, memory_room
 from homenode.engine.sizing import Sizes, problems, resolve
+from homenode.engine.workers.calibrate import layer_seconds
 from homenode.engine.workers.channels import Channels, MakeChannels
 from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.devices import is_accelerator
+from homenode.engine.workers.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
 from homenode.engine.workers.layers import balanced_layers
 from homenode.engine.workers.layout import Layout, WorkerPlan, config_of, lay_out, setting_problems, with_memory
 from homenode.engine.workers.messages import Fits, Join
@@ -78,7 +80,9 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host, device
     layers = read_layer_split(config.parallel.layer_split)
     if layers is None:
         ranks = config.parallel.tensor_parallel_size
-        costs = stage_costs(checkpoint.spec, whole, devices, places.places, ranks)
+        seen = read_seconds(cache_file())
+        keys = [key_of(checkpoint.spec, whole, d, len(p.team)) for d, p in zip(devices, places.places, strict=True)]
+        costs = stage_costs(checkpoint.spec, whole, devices, places.places, ranks, [seen.get(key) for key in keys])
         layers = balanced_layers(costs, checkpoint.spec.num_layers)
     parts = plan_parts(checkpoint.spec, grains_of(checkpoint, kept.quantize), _division(config, checkpoint, layers, devices))
     weights = tuple(plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part) for part in parts)
@@ -111,6 +115,8 @@ def build_engine_of_workers(
         keep_to(config.replica.allowed)
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
     planned = with_room(plan_engine(config, checkpoint, host, devices))
+    if calibrated(planned):
+        planned = with_room(plan_engine(config, checkpoint, host, devices))
     if found := planned.problems():
         raise found[0]
     if own_process and planned.layout.loop:
@@ -124,6 +130,22 @@ def build_engine_of_workers(
     except BaseException:
         executor.close()
         raise
+
+
+def calibrated(planned: Planned) -> bool:
+    """Measure what a layer takes on devices that are unlike each other, and keep it for the next start; whether anything was measured."""
+    config, spec = planned.config, planned.checkpoint.spec
+    if read_layer_split(config.parallel.layer_split) is not None or config.parallel.pipeline_parallel_size == 1:
+        return False
+    backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
+    whole = plan_model(planned.checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
+    kinds = {key_of(spec, whole, worker.device, len(worker.place.team)): worker for worker in planned.layout.workers}
+    missing = {key: worker for key, worker in kinds.items() if key not in read_seconds(cache_file())}
+    if len(kinds) == 1 or not missing:
+        return False
+    found = {key: layer_seconds(config_of(config, planned.layout, worker), spec, worker) for key, worker in missing.items()}
+    keep_seconds(cache_file(), {key: seconds for key, seconds in found.items() if seconds is not None})
+    return True
 
 
 def check_engine_of_workers(config: EngineConfig, devices: Sequence[str]) -> list[UserError]:

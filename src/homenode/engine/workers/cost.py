@@ -18,16 +18,25 @@ _CORE, _NODE, _ACCELERATOR = 12e9, 100e9, 1000e9
 
 
 def stage_costs(
-    spec: ModelSpec, layout: WeightLayout, devices: Sequence[str], places: Sequence[EnginePlace], ranks: int
+    spec: ModelSpec,
+    layout: WeightLayout,
+    devices: Sequence[str],
+    places: Sequence[EnginePlace],
+    ranks: int,
+    measured: Sequence[float | None],
 ) -> tuple[StageCost, ...]:
-    """Of each stage, whose ranks divide every layer evenly: the slowest of them counts. `layout`: of the whole model."""
+    """Of each stage, whose ranks divide every layer evenly: the slowest of them counts. `layout`: of the whole model. `measured`: seconds of a whole
+    layer on each worker; where one is not known, bytes and typical speeds count for all."""
     in_layers = sum(m.target_bytes for m in layout.matrices if _LAYER.search(m.name))
     output = sum(m.target_bytes for m in layout.matrices if not _LAYER.search(m.name) and _is_output(m.name, spec))
     stages = len(devices) // ranks
+    known = [seconds for seconds in measured if seconds]
     costs = []
     for stage in range(stages):
         own = range(stage * ranks, (stage + 1) * ranks)
         speed = ranks * min(read_speed(devices[worker], places[worker]) for worker in own)
+        if len(known) == len(devices):
+            speed = ranks * in_layers / spec.num_layers / max(known[worker] for worker in own)
         costs.append(StageCost(in_layers / spec.num_layers / speed, output / speed if stage == stages - 1 else 0.0))
     return tuple(costs)
 
