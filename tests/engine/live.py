@@ -15,7 +15,7 @@ import homenode
 from tests.paths import ROOT, STORIES
 
 BUILTIN = Path(homenode.__file__).parent / "builtin" / "model.safetensors"
-_PATIENCE_S = 240 if "HOMENODE_LAB" in os.environ else 60  # emulated processors are slow
+_PATIENCE_S = 900 if "HOMENODE_LAB" in os.environ else 60  # emulated processors are slow
 _READY = re.compile(rb"ready (http://\S+)")
 
 

@@ -93,9 +93,8 @@ def _lose_in_the_middle(engine: LocalEngine, lose: Any, entries: list[dict[str, 
 
 def test_a_cluster_without_room_is_refused_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homenode.engine.executor.ray._ROOM_S", 2.0)
-    with cluster_of(1, monkeypatch) as cluster, pytest.raises(CapacityError, match="no room for 2 workers"):
-        with engine_on(cluster):
-            pass
+    with cluster_of(1, monkeypatch) as cluster, pytest.raises(CapacityError, match="no room for 2 workers"), engine_on(cluster):
+        pass
 
 
 def test_a_cluster_of_this_host_ends_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.test_sanitizers import BUILD_S, lacking, program, tool
+from tests.native.test_sanitizers import BUILD_S, built, lacking, levels_to_check, program, tool
 from tests.native.weights import FORMATS
-from tests.paths import ROOT
 
 ROUNDS = 6
 KERNELS = (
@@ -58,18 +57,8 @@ def check(table: Table, levels: Sequence[str]) -> None:
 @cache
 def cross_built(machine: str) -> Path:
     """The checks for another processor, in a program that needs no library there."""
-    cmake, ninja = tool("cmake"), tool("ninja")
-    assert cmake
-    folder = ROOT / "build" / f"checks-{machine}"
-    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else ["-G", "Unix Makefiles"]
     target = [f"-DCMAKE_SYSTEM_PROCESSOR={machine}", f"-DCMAKE_CXX_COMPILER={CROSS[machine]}", "-DCMAKE_SYSTEM_NAME=Linux"]
-    for command in (
-        [cmake, "-S", str(ROOT), "-B", str(folder), *generator, *target, "-DHOMENODE_CHECKS=ON", "-DCMAKE_EXE_LINKER_FLAGS=-static"],
-        [cmake, "--build", str(folder), "--parallel", str(len(os.sched_getaffinity(0)))],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S)
-        assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return folder / "homenode_checks"
+    return built(f"checks-{machine}", *target, "-DHOMENODE_CHECKS=ON", "-DCMAKE_EXE_LINKER_FLAGS=-static")
 
 
 @pytest.fixture
@@ -87,12 +76,7 @@ def arm_program() -> list[str | Path]:
 def test_levels_of_this_processor(tmp_path_factory: pytest.TempPathFactory) -> None:
     if reason := lacking("address,undefined", tmp_path_factory.getbasetemp()):
         pytest.skip(reason)
-    from homenode.compute.native import available_levels
-
-    levels = list(available_levels())
-    if "avx512bf16" in levels and "amx" not in levels:
-        levels.append("amx")  # tiles are emulated in this build
-    check(table_of([program("address,undefined")]), levels)
+    check(table_of([program("address,undefined")]), levels_to_check())
 
 
 @pytest.mark.timeout(BUILD_S + 600)

@@ -20,7 +20,7 @@ from tools.lab.monitor import READY, Console, Monitor
 from tools.lab.qemu import Share, command, identity
 from tools.lab.topologies import Topology
 
-BOOT_S = 300.0  # on a host that is busy with other things; alone it takes 2 to 5 seconds
+BOOT_S = 900.0  # on a host that is busy with many other things; alone it takes 2 to 5 seconds
 _POWER_OFF_S = 3.0  # that a guest may take once its command has ended
 _LOOK_S = 0.25  # between two looks at the output of a running command
 _DATA = ROOT.parent / "shared" / "data"  # inputs of tests, which a clone may lack

@@ -81,7 +81,7 @@ class HandOff:
 
     def next(self, pages: int) -> tuple[float, float, float]:
         """The medians of a row of hand-offs, one right after the other but for the pause."""
-        at_once = min(self._count, (self._pages + self._count) // pages)
+        at_once = max(1, min(self._count, self._pages // (2 * pages)))  # half of the sender's buffer, so that none has to wait
         found = [times for _ in range(self._count // at_once) for times in self._several(at_once, pages)]
         digests = statistics.mean(copied for _, _, copied in found)
         whole = statistics.median(there for there, _, _ in found)

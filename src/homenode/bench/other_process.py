@@ -52,11 +52,11 @@ class OtherProcess:
         return dict(json.loads(line))
 
     def end(self) -> None:
-        """It ends with its socket."""
+        """It ends with its socket, unless it serves another one."""
         self._lines.close()
         self._control.close()
         try:
-            self.process.wait(10)
+            self.process.wait(1)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -33,7 +33,8 @@ def sums(work: dict[str, Any]) -> list[tuple[float, float]]:
 
 def ring(work: dict[str, Any]) -> list[tuple[float, float]]:
     """Half the median seconds of a way there and back through two rings, and those of a copy."""
-    there, back, first = *work["fds"], work["number"] == 0
+    there, back = work["fds"]
+    first = work["number"] == 0
     writer, reader = RingWriter(there if first else back, work["spin_us"]), RingReader(back if first else there, 0, work["spin_us"])
     ((rows, columns),) = work["shapes"]
     values, other, seconds = np.ones((rows, columns), np.float32), np.empty((rows, columns), np.float32), []
@@ -45,7 +46,8 @@ def ring(work: dict[str, Any]) -> list[tuple[float, float]]:
         else:
             writer.write(number, reader.read(number, columns, _WAIT_S), _WAIT_S)
         seconds.append((time.perf_counter() - begin) / 2)
-    copies, end = [], time.perf_counter() + _MOST_S
+    copies: list[float] = []
+    end = time.perf_counter() + _MOST_S
     while len(copies) < work["rounds"] and time.perf_counter() < end:
         begin = time.perf_counter()
         np.copyto(other, values)

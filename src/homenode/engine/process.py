@@ -72,7 +72,7 @@ def serve(front: FrameSocket, config: EngineConfig, build: Build) -> None:
     """Load, say Ready, and work until drained. Raises what loading or the loop raise."""
     from homenode.engine.core import EngineCore
 
-    inbox = Inbox() if config.transfer.pd_role is not None else SimpleQueue[object]()
+    inbox = Inbox() if config.transfer.on else SimpleQueue[object]()
     threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
     engine = build(config, _Progress(front))
     try:

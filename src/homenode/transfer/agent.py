@@ -201,6 +201,10 @@ class TransferAgent:
         finally:
             self._working.release()
 
+    def watches_until(self) -> float:
+        """Until then more will probably come."""
+        return self._awake_until
+
     def roused(self) -> None:
         """It sleeps no more."""
         self._mailbox.awake()

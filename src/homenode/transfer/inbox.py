@@ -7,6 +7,7 @@ agent's own thread stands by.
 from __future__ import annotations
 
 import math
+import os
 import select
 import time
 from queue import Empty
@@ -25,6 +26,9 @@ class Worker(Protocol):
 
     def rest(self) -> float:
         """Seconds until something is due, negative: nothing is; 0: there is work now. To be followed by `roused`."""
+
+    def watches_until(self) -> float:
+        """Before that (time.monotonic) more will come, probably: to look for it is quicker than to be woken."""
 
     def roused(self) -> None:
         """It sleeps no more."""
@@ -76,11 +80,22 @@ class Inbox(Mailbox[object]):
         if worker is None:
             self._sleep(left)
             return
-        spare = worker.rest()
-        came = self._sleep(left if spare < 0 else spare if left < 0 else min(left, spare)) if spare else [-1]
+        spare, came = worker.rest(), [-1]
+        if spare:
+            came = self._watch(worker.watches_until()) or self._sleep(left if spare < 0 else spare if left < 0 else min(left, spare))
         worker.roused()
         if came != [self.fd]:
             self._work(worker)
+
+    def _watch(self, until: float) -> list[int]:
+        """Look, and let others run meanwhile."""
+        while time.monotonic() < until:
+            if self.waiting:
+                return [self.fd]
+            if came := [fd for fd, _ in self._epoll.poll(0)]:
+                return self._heard(came)
+            os.sched_yield()
+        return []
 
     def _sleep(self, timeout: float) -> list[int]:
         if not self.may_sleep():
@@ -89,6 +104,9 @@ class Inbox(Mailbox[object]):
             came = [fd for fd, _ in self._epoll.poll(timeout)]
         finally:
             self.awake()
+        return self._heard(came)
+
+    def _heard(self, came: list[int]) -> list[int]:
         if self.fd in came:
             self.seen()
         return came

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from homenode.transfer.framing import MAC_BYTES, FrameParser, verify
 
 _MOST_VIEWS = 512  # in one call; IOV_MAX is 1024
+_MOST_BYTES = 1 << 20  # in one call
 _SCRATCH = 1 << 16
 
 
@@ -38,7 +39,16 @@ class Incoming:
 
     def receive(self, sock: socket.socket) -> int:
         """One read into as many views as are at hand; how many bytes, 0 at the end of the stream. BlockingIOError when there is nothing."""
-        count = sock.recvmsg_into(self._window)[0] if len(self._window) > 1 else sock.recv_into(self._window[0])
+        views = [self._window[0]]
+        if len(self._window) > 1:
+            space = 0
+            views.clear()
+            for view in self._window:  # not all: each view named costs time in every call, and the kernel never has so much at once
+                views.append(view)
+                space += view.nbytes
+                if space >= _MOST_BYTES:
+                    break
+        count = sock.recvmsg_into(views)[0] if len(views) > 1 else sock.recv_into(views[0])
         self._advance(count)
         return count
 

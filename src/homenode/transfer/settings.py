@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,15 @@ def parse_ports(text: str | int) -> tuple[int, ...]:
     ):
         raise UserError(f"not a port: {text!r}; write whole numbers up to {_HIGHEST_PORT}, separated by commas (0 takes a free one)")
     return tuple(int(word) for word in words)
+
+
+def parse_networks(text: str) -> tuple[str, ...]:
+    """Addresses and networks by number in `text`, separated by commas or blanks. UserError for anything else."""
+    words = str(text).replace(",", " ").split()
+    try:
+        return tuple(str(ipaddress.ip_network(word)) for word in words)
+    except ValueError as error:
+        raise UserError(f"not addresses or networks: {text!r}: {error}. Write for example 10.1.0.0/16, 10.2.0.7") from error
 
 
 def parse_signed_seconds(text: str | float) -> float:
@@ -93,6 +103,12 @@ class TransferConfig:
         None,
         "Shared secret of the engines; frames off this host carry a MAC made with it. Better given as a variable than as a flag.",
         secret=True,
+    )
+    pd_allowed_peers: tuple[str, ...] = option(
+        (),
+        "Other hosts that KV is handed over with: addresses or networks such as 10.1.0.0/16; this host always is. Default: any that knows the secret.",
+        parse=parse_networks,
+        metavar="NET...",
     )
     kv_transfer_config: str | None = option(
         None, "YAML file with these settings, by their names with underscores. Flags and variables win over it.", metavar="FILE"

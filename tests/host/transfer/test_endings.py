@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from homenode.errors import UnsupportedError, UserError
+from homenode.errors import PeerError, UnsupportedError, UserError
 from homenode.transfer.buffers import register
+from homenode.transfer.carriers.address import TcpAddress
 from homenode.transfer.carriers.registry import open_carrier
 from homenode.transfer.carriers.tcp import TcpCarrier
 from homenode.transfer.machine import Connect, Connected, FromEngine, FromPeer, PeerLost, Send, Tell
@@ -29,7 +30,7 @@ from homenode.transfer.seam import (
     SendWanted,
     Stopped,
 )
-from homenode.transfer.settings import TransferConfig
+from homenode.transfer.settings import TransferConfig, parse_networks
 from tests.host.transfer.pair import engines, hand_over, want
 from tests.host.transfer.rig import FINGERPRINT, PythonKv, eventually, layout, new_memory, running
 
@@ -153,3 +154,36 @@ def test_channels_that_are_not_here_say_what_is_missing(channel: str, error: typ
     with pytest.raises(error, match=word):
         open_carrier(TransferConfig(pd_role="sender", transfer_channel=channel), memory.layout, PythonKv())
     assert register(memory, PythonKv()).buffer.layout == memory.layout
+
+
+class FarSocket:
+    """As one that another host's is at the other end of."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def getpeername(self) -> tuple[str, int]:
+        return (self._host, 7300)
+
+    def setsockopt(self, *_: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [("10.1.2.3", True), ("10.2.0.7", True), ("10.2.0.8", False), ("127.0.0.1", True), ("::1", True), ("fd00::1", False)],
+)
+def test_only_peers_that_are_allowed(host: str, allowed: bool) -> None:
+    carrier = TcpCarrier("127.0.0.1", "a secret of some length", parse_networks("10.1.0.0/16, 10.2.0.7"))
+    if allowed:
+        assert carrier.vet(FarSocket(host)).address == host  # type: ignore[arg-type]
+        return
+    with pytest.raises(PeerError, match="pd_allowed_peers"):
+        carrier.vet(FarSocket(host))  # type: ignore[arg-type]
+    with pytest.raises(PeerError, match="pd_allowed_peers"):
+        carrier.connect(str(TcpAddress(host, 7300)))
+
+
+def test_anybody_who_knows_the_secret_where_nothing_is_said_and_nobody_else() -> None:
+    assert TcpCarrier("127.0.0.1", "a secret").vet(FarSocket("10.2.0.8")).address == "10.2.0.8"  # type: ignore[arg-type]
+    with pytest.raises(PeerError, match="pd_secret"):
+        TcpCarrier("127.0.0.1").connect("tcp:10.2.0.8:7300")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -23,6 +24,7 @@ class Chores:
         self.spare = -1.0
         self.done: list[int] = []
         self.resting = False
+        self.watched = 0.0
 
     def lead(self) -> int:
         return self.fd
@@ -30,6 +32,9 @@ class Chores:
     def rest(self) -> float:
         self.resting = True
         return self.spare
+
+    def watches_until(self) -> float:
+        return self.watched
 
     def roused(self) -> None:
         self.resting = False
@@ -79,14 +84,16 @@ def test_it_is_empty_in_time(inbox: Inbox) -> None:
         inbox.get(0)
 
 
-def test_what_comes_meanwhile_is_worked_on_by_who_waits(inbox: Inbox) -> None:
+@pytest.mark.parametrize("watched", [0.0, math.inf])
+def test_what_comes_meanwhile_is_worked_on_by_who_waits(inbox: Inbox, watched: float) -> None:
     chores = Chores()
+    chores.watched = watched
     inbox.work_for(chores)
 
     def bring() -> None:
         os.eventfd_write(chores.fd, 7)
         deadline = time.monotonic() + PATIENCE_S
-        while not chores.done:
+        while 7 not in chores.done:
             assert time.monotonic() < deadline
             os.sched_yield()
         inbox.put("message")

@@ -14,7 +14,7 @@ from homenode.cli.placement_options import ManyValuesCommand
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
-from homenode.transfer.settings import TransferConfig, parse_ports, parse_signed_seconds
+from homenode.transfer.settings import TransferConfig, parse_networks, parse_ports, parse_signed_seconds
 from homenode.transfer.settings_file import read_settings_file, typed_settings
 
 SENDER = """
@@ -185,6 +185,14 @@ def test_ports() -> None:
     for wrong in ("", "a", "-1", "65536", "1.5", "７６", True):
         with pytest.raises(UserError):
             parse_ports(wrong)
+
+
+def test_networks() -> None:
+    assert parse_networks("10.1.0.0/16, 10.2.0.7 fd00::/8") == ("10.1.0.0/16", "10.2.0.7/32", "fd00::/8")
+    assert typed_settings({"pd_allowed_peers": ["10.1.0.0/16", "10.2.0.7"]}, "f")["pd_allowed_peers"] == ("10.1.0.0/16", "10.2.0.7/32")
+    for wrong in ("peer", "10.1.0.1/16", "10.1", "10.1.0.0/33"):
+        with pytest.raises(UserError, match="not addresses or networks"):
+            parse_networks(wrong)
 
 
 def test_a_negative_time_can_be_read_so_that_it_can_be_refused_with_the_rest() -> None:

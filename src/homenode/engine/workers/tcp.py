@@ -75,12 +75,17 @@ def open_tcp(engine: str, host: str, secret: bytes) -> Callable[[Join], OpenChan
                     ends.append(outlets[-1].leave)
             if outlets:
                 links.outlet = _Everybody(outlets)
-            links.leave = links.close = lambda: [end() for end in ends] and None
+            links.leave = links.close = lambda: _end_all(ends)
             return links
 
         return opened
 
     return open_for
+
+
+def _end_all(ends: Sequence[Callable[[], None]]) -> None:
+    for end in ends:
+        end()
 
 
 class _Ends:
@@ -131,7 +136,7 @@ class TcpInlet:
         if self._memory.shape != (self._max_rows, columns):
             self._memory = np.empty((self._max_rows, columns), np.float32)
         values = self._memory[:rows]
-        read_into(sock, memoryview(values).cast("B"), deadline)
+        read_into(sock, memoryview(values.data).cast("B"), deadline)
         return values
 
     def free(self) -> None:
@@ -179,7 +184,7 @@ class TcpOutlet:
         try:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             sock.sendall(_HEADER.pack(number, *values.shape))
-            sock.sendall(memoryview(values).cast("B"))
+            sock.sendall(memoryview(values.data).cast("B"))
         except OSError as error:
             raise PeerError(f"the rows of step {number} could not be sent to stage {self._key.stage}: {error}") from error
 

@@ -22,7 +22,7 @@ def _shm(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
 
 
 def _tcp(config: TransferConfig, own: KvLayout, backend: KvBackend) -> TcpCarrier:
-    return TcpCarrier(config.pd_peer_host, config.pd_secret)
+    return TcpCarrier(config.pd_peer_host, config.pd_secret, config.pd_allowed_peers)
 
 
 def _nixl(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:

@@ -25,9 +25,13 @@ class TcpCarrier:
     passes_memory = False
     reaches_memory = False
 
-    def __init__(self, host: str, secret: str | None = None) -> None:
-        """Raises UserError for a host that cannot be bound and published, or one off loopback without a secret."""
+    def __init__(self, host: str, secret: str | None = None, allowed: Sequence[str] = ()) -> None:
+        """`allowed`: networks that peers are in, apart from loopback; none: any who knows the secret.
+
+        Raises UserError for a host that cannot be bound and published, or one off loopback without a secret.
+        """
         self.secret = secret
+        self._allowed = [ipaddress.ip_network(network) for network in allowed]
         self._host = _numeric(host)
         if not self._host.is_loopback and secret is None:
             raise UserError(
@@ -68,6 +72,8 @@ class TcpCarrier:
             raise PeerError(f"{address} cannot be reached over transfer_channel {self.name}; set shm on both sides")
         if not where.loopback and self.secret is None:
             raise PeerError(f"{address} is on another machine, and no pd_secret is set; nothing is sent there without MACs")
+        if not self._is_allowed(where.host):
+            raise PeerError(f"{address} is in none of pd_allowed_peers; nothing is sent there")
         sock = socket.socket(socket.AF_INET6 if ":" in where.host else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         code = sock.connect_ex((where.host, where.port))
@@ -79,14 +85,22 @@ class TcpCarrier:
     def vet(self, sock: socket.socket) -> Caller:
         """Anybody may connect; the greeting shows who knows the secret. Sets what makes a dead machine show."""
         try:
+            host = sock.getpeername()[0]
+            if not self._is_allowed(host):
+                raise PeerError(f"{host} connected, which is in none of pd_allowed_peers", code="not allowed")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _KEEPALIVE.items():
                 sock.setsockopt(socket.IPPROTO_TCP, name, value)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
-            return Caller(sock.getpeername()[0])
+            return Caller(host)
         except OSError as error:
             raise PeerError(f"a connection ended before it began: {error.strerror}", code="lost") from error
+
+    def _is_allowed(self, host: str) -> bool:
+        """Whoever asks a server may name an address to hand KV over to: the operator says which ones are ours."""
+        address = ipaddress.ip_address(host)
+        return not self._allowed or address.is_loopback or any(address in network for network in self._allowed)
 
     def identity(self, exported: Sequence[LocalBuffer]) -> bytes:
         """Nothing."""
