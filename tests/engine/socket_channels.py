@@ -59,8 +59,8 @@ def open_sockets(join: Join) -> Callable[[Sequence[Channel], Sequence[int]], Lin
             inlet=_Inlet(ends["inlet"][0]) if ends["inlet"] else None,
             outlet=_Outlet(ends["outlet"]) if ends["outlet"] else None,
             group=SocketGroup(join.part.rank, join.part.ranks, ends["ranks"]) if ends["ranks"] else None,
-            leave=lambda: [_shut(end) for end in everything] and None,
-            close=lambda: [end.close() for end in everything] and None,
+            leave=lambda: _each(_shut, everything),
+            close=lambda: _each(socket.socket.close, everything),
         )
 
     return opened
@@ -144,6 +144,11 @@ def _exactly(end: socket.socket, size: int) -> bytes:
             raise PeerError("rows did not come: the channel is over")
         data += piece
     return bytes(data)
+
+
+def _each(act: Callable[[socket.socket], None], ends: Sequence[socket.socket]) -> None:
+    for end in ends:
+        act(end)
 
 
 def _shut(end: socket.socket) -> None:

@@ -15,6 +15,7 @@ import pytest
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.protocol import StepError, WorkerLostError
+from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.place import EnginePlace
 from homenode.engine.request import SamplingParams
 from homenode.engine.schedule.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
@@ -103,7 +104,8 @@ class Driver:
             self.called.get(timeout=max(0.01, deadline - time.monotonic()))
 
     def pids(self) -> list[int]:
-        return [member.process.pid for member in self.executor._members]
+        processes = [member.process for member in self.executor._members]
+        return [process.pid for process in processes if isinstance(process, WorkerProcess)]
 
 
 @pytest.fixture

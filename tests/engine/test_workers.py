@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from homenode.engine.executor.processes import ProcessExecutor
+from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.place import EnginePlace
@@ -29,7 +30,7 @@ from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
 pytestmark = needs_data
 
-TIGHT = {"max_num_batched_tokens": 48}
+TIGHT: dict[str, Any] = {"max_num_batched_tokens": 48}
 SPLITS: dict[str, tuple[Path, dict[str, Any]]] = {
     "two stages": (STORIES, {"pipeline_parallel_size": 2, "layer_split": "2,3"}),
     "three stages": (STORIES, {"pipeline_parallel_size": 3}),
@@ -67,7 +68,8 @@ def executor_of(engine: LocalEngine) -> ProcessExecutor:
 
 
 def worker_pids(engine: LocalEngine) -> list[int]:
-    return [member.process.pid for member in executor_of(engine)._members]
+    processes = [member.process for member in executor_of(engine)._members]
+    return [process.pid for process in processes if isinstance(process, WorkerProcess)]
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -100,9 +102,11 @@ def collect(sink: SimpleQueue[Output], first_id: int, count: int, found: list[li
 
 @pytest.mark.parametrize("settings", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}], ids=["stages", "ranks"])
 def test_a_killed_worker_costs_no_token(settings: dict[str, Any]) -> None:
-    with engine_of(worker_timeout=30.0, **TIGHT, **settings) as engine:
-        for round, (victim, after) in enumerate([(0, 0), (1, 10), (0, 60), (1, None)]):
-            first_id, found = 100 * round + 1, [[] for _ in golden()]  # type: list[list[Output]]
+    with engine_of(STORIES, worker_timeout=30.0, **TIGHT, **settings) as engine:
+        losses: list[tuple[int, int | None]] = [(0, 0), (1, 10), (0, 60), (1, None)]
+        for number, (victim, after) in enumerate(losses):
+            first_id = 100 * number + 1
+            found: list[list[Output]] = [[] for _ in golden()]
             if after is None:  # at rest
                 os.kill(worker_pids(engine)[victim], signal.SIGKILL)
             sink, entries = sink_of(engine, first_id, 120)
@@ -123,7 +127,7 @@ def test_a_killed_worker_costs_no_token(settings: dict[str, Any]) -> None:
     ("settings", "victim"), [({"pipeline_parallel_size": 2}, 0), ({"tensor_parallel_size": 2}, 1)], ids=["stages", "ranks"]
 )
 def test_a_worker_that_stands_still_is_replaced(settings: dict[str, Any], victim: int) -> None:
-    with engine_of(worker_timeout=5.0, **TIGHT, **settings) as engine:
+    with engine_of(STORIES, worker_timeout=5.0, **TIGHT, **settings) as engine:
         sink, entries = sink_of(engine, 1, 120)
         found: list[list[Output]] = [[] for _ in entries]
         output = sink.get(timeout=PATIENCE_S)
