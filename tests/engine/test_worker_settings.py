@@ -39,7 +39,6 @@ def refused(model: Path, settings: dict[str, Any]) -> str:
         ({"stage_devices": "gpu"}, ["stage_devices:", "gpu"]),
         ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, ["enable_expert_parallel:", "no experts"]),
         ({"pipeline_parallel_size": 2, "executor": "inline"}, ["executor:", "inline"]),
-        ({"executor": "ray"}, ["executor:", "ray"]),
         ({"pipeline_parallel_size": 2, "pd_role": "sender"}, ["pd_role:", "several workers"]),
         ({"pipeline_parallel_size": 2, "numa": "shard"}, ["numa:", "shard"]),
         ({"pipeline_parallel_size": 2, "kv_cache_memory": "1KiB"}, ["kv_cache_memory:", "hold 0"]),
