@@ -109,7 +109,7 @@ def test_page_cache_makes_room_for_weights(model: Path) -> None:
 @pytest.fixture
 def moved_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some weights of the last node are sent to the first one when all are loaded and nobody has looked yet."""
-    settle = build.settle_pages
+    settle = numa_memory.settle_pages
 
     def after_moving(backend: NativeBackend, place: EnginePlace, host: Host) -> tuple[Finding, ...]:
         parts = [part for part in backend.planned()["weights"] if part.nodes == (WHOLE[-1].id,)]
