@@ -13,7 +13,7 @@ from homenode.engine.build import numa_choice, place_of_engine, settled_numa
 from homenode.engine.config import EngineConfig
 from homenode.engine.numa_default import auto_is_meant
 from homenode.engine.numa_memory import team_memory
-from homenode.errors import InternalError
+from homenode.errors import InternalError, UserError
 from homenode.host.binding.ladder import Policy
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
 from homenode.host.placement.node_teams import node_teams
@@ -106,5 +106,5 @@ def test_nothing_changes_on_one_node(checkpoint: Checkpoint) -> None:
 @needs_model
 def test_what_only_all_nodes_together_have_room_for_is_placed_as_before(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     given = config()
-    monkeypatch.setattr(build, "_check_model", lambda *_: [build.UserError("no room on one of the nodes")])
+    monkeypatch.setattr(build, "_check_model", lambda *_: [UserError("no room on one of the nodes")])
     assert settled_numa(given, checkpoint, host("2n 8c")) is given
