@@ -155,6 +155,18 @@ def test_epochs_that_are_not_what_they_must_be_are_noticed_before(backend: Nativ
     assert copy_kv(target, [0, 1, 2], source, table, 0, 2, 192, epochs=(epochs, [7, (1 << 64) - 1])) is None
 
 
+def test_words_that_hold_and_words_that_do_not() -> None:
+    own = NativeEpochWords.create(4)
+    own.write([3, 1], [7, (1 << 64) - 1])
+    seen = NativeEpochWords.map(own.fd, 4)
+    assert seen.hold([], []) and seen.hold([3, 0, 1], [7, 0, (1 << 64) - 1]) and not seen.hold([3, 0], [7, 1])
+    own.write([3], [8])
+    assert not seen.hold([3], [7]) and seen.hold([3], [8])
+    for blocks, epochs in (([4], [0]), ([-1], [0]), ([0, 1], [0])):
+        with pytest.raises(ValueError):
+            seen.hold(blocks, epochs)
+
+
 def test_an_epoch_that_changes_while_the_page_is_read_is_noticed() -> None:
     backend = NativeBackend([-1], spin_us=20)
     geometry = KvGeometry(16, 8, 64, 1024, "f32")  # a page of 64 MiB: milliseconds

@@ -42,7 +42,9 @@ class OtherProcess:
 
     def has_answered(self) -> bool:
         """Whether `answer` would not wait."""
-        return bool(select.select([self._control], [], [], 0)[0])
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        return bool(poll.poll(0))
 
     def answer(self) -> dict[str, Any]:
         """To the last order."""

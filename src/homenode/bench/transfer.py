@@ -1,8 +1,9 @@
 """What handing KV over costs, against the bare system calls it is made of: all measured in turns, in one run.
 
-Two processes of this host. `hand_off`: from the sender's wish to the return of its pages, whole protocol, agents and machines included. `copy`: the
-private copy that a receiver makes from shared memory, digests and epochs checked, against memcpy of the same pages. `bare`: the round trips and
-the socket calls themselves. `control`: what is left of a hand-over in which no page moves, see `_HandOver.control`.
+Two processes of this host. "hand-off": what is left when the last page has been computed, until the receiver's scheduler may read it where it is;
+"hand-back": from there until the sender has its pages back (`handing_over.HandOff`). "whole hand-over": from the sender's wish to the return of
+its pages, protocol, agents and machines included; "control": the same without any page moved (`handing_over.HandOver.control`). "private copy": what
+a receiver makes from shared memory, digests and epochs checked, against memcpy of the same pages. "bare": the round trips and socket calls themselves.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 _SHORT_TABLE = 64  # is converted sooner than cut
 _LOOK_AGAIN_S = 0.05
-INLINE_BYTES = 256 << 10  # less is done sooner than a thread is woken
+INLINE_BYTES = 1 << 20  # so much is done sooner than a thread is woken, and what it has done is heard of
 
 
 @dataclass(eq=False)

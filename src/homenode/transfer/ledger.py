@@ -8,6 +8,7 @@ that a reader who comes late, or is still at it, sees that what he read is not w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -100,20 +101,21 @@ class Ledger:
 
     def end(self, owner: str) -> tuple[list[int], list[int]]:
         """Let go of all an owner keeps: returns the pages nobody keeps any more and their new epochs."""
-        freed, new = [], []
-        all_owners, states, epochs = self._owners, self._states, self._epochs
-        for page in self._kept.pop(owner, ()):
-            owners = all_owners[page]
-            if not isinstance(owners, str):
-                del owners[owner]
-                if owners:
-                    continue
-            del all_owners[page], states[page]
-            epoch = epochs[page] + 1
-            epochs[page] = epoch
-            freed.append(page)
-            new.append(epoch)
+        freed, owners = self._kept.pop(owner, []), self._owners
+        if [owners[page] for page in freed].count(owner) < len(freed):  # others keep some, too
+            freed = [page for page in freed if self._is_last(owner, page)]
+        new = [self._epochs[page] + 1 for page in freed]
+        for each in (map(owners.__delitem__, freed), map(self._states.__delitem__, freed), map(self._epochs.__setitem__, freed, new)):
+            deque(each, 0)
         return freed, new
+
+    def _is_last(self, owner: str, page: int) -> bool:
+        """Let go of a page; whether nobody else keeps it."""
+        owners = self._owners[page]
+        if isinstance(owners, str):
+            return True
+        del owners[owner]
+        return not owners
 
     def give_back(self, pages: Iterable[int]) -> None:
         """Freed pages can be taken again; only where pages are allocated here."""

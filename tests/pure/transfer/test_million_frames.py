@@ -14,7 +14,7 @@ import pytest
 from homenode.transfer import message as m
 from homenode.transfer import seam as s
 from homenode.transfer.framing import FrameError, FrameParser, frame
-from homenode.transfer.machine import Connected, Copied, Copy, FromPeer, Send
+from homenode.transfer.machine import Connected, Copied, Copy, FromPeer, Send, Tell
 from tests.host.transfer.hostile import hostile_messages
 from tests.pure.transfer.bench import DIGEST, THEIRS, ReceiverBench, SenderBench, of, sent, told
 
@@ -113,21 +113,7 @@ def play(bench: Any, rng: random.Random, frames: int, honest: Any) -> None:
             bench.feed(Connected(peer, hello, ""))
             bench.feed(Connected(peer + 1, hello, f"unix:@done{name.hex()}"))
         live -= 1
-        message = next(source)
-        try:
-            message = m.decode(m.encode(m.Envelope(b"", message))).message
-        except msgspec.DecodeError:
-            continue
-        if isinstance(message, OF_LINKS):
-            continue
-        given = FromPeer(peer + rng.randrange(2), message)
-        bench.machine.foresee(given, bench.now)
-        for action in bench.feed(given):
-            if isinstance(action, Copy):
-                bench.feed(Copied(action.token, None, "hostile"))
-        for event in told(bench.feed(given) if rng.random() < 0.01 else []):
-            if isinstance(event, s.Offered) and event.reserve:
-                bench.engine(s.NoRoom(event.ticket, 0, "hostile"))
+        hear(bench, rng, peer, next(source))
         if not live:
             bench.lost(peer, dead=True)
             bench.lost(peer + 1, dead=True)
@@ -136,6 +122,25 @@ def play(bench: Any, rng: random.Random, frames: int, honest: Any) -> None:
             honest(bench, number)
             state = bench.machine._state
             assert len(state.processes) <= 4 and len(bench.machine._tickets) <= 64 and len(state.deadlines) <= 256
+
+
+def hear(bench: Any, rng: random.Random, peer: int, message: m.Message) -> None:
+    """One frame, if it would come through the decoder; copies fail, and the scheduler has no room."""
+    try:
+        message = m.decode(m.encode(m.Envelope(b"", message))).message
+    except msgspec.DecodeError:
+        return
+    if isinstance(message, OF_LINKS):
+        return
+    given = FromPeer(peer + rng.randrange(2), message)
+    bench.machine.foresee(given, bench.now)
+    actions = bench.feed(given)
+    while actions:
+        action = actions.pop()
+        if isinstance(action, Copy):
+            actions += bench.feed(Copied(action.token, None, "hostile"))
+        elif isinstance(action, Tell) and isinstance(action.event, s.Offered) and action.event.reserve:
+            actions += bench.engine(s.NoRoom(action.event.ticket, 0, "hostile"))
 
 
 def honest_sender(bench: SenderBench, number: int) -> None:
