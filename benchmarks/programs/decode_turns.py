@@ -1,7 +1,7 @@
 """An engine that decodes on request: `python decode_turns.py SETTINGS` with the source tree whose engine it is on PYTHONPATH.
 
 SETTINGS is a JSON object: `settings` of the engine by name, and `build`, further arguments of `build_engine`. A line on standard input is the number
-of requests and of tokens each; a line of JSON answers it: `rate`, tokens a second while all were decoding, and of each stage, where there are several,
+of requests, of tokens in the prompt of each, and of tokens to draw; a line of JSON answers it: `rate`, tokens a second while all were decoding, and of each stage, where there are several,
 `busy` and `wait` as shares of that time. The first line, before any, is the version. Uses only what engines of older trees have as well.
 """
 
@@ -21,7 +21,6 @@ from homenode.engine.core import EngineCore
 from homenode.engine.messages import Outputs, Submit
 from homenode.engine.request import Request, SamplingParams
 
-_PROMPT = 16  # tokens
 _LIMIT_S = 300.0  # of one turn
 
 
@@ -39,15 +38,15 @@ class DecodeTurns:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def turn(self, batch: int, tokens: int) -> dict[str, Any]:
+    def turn(self, batch: int, prompt: int, tokens: int) -> dict[str, Any]:
         """Decode. RuntimeError when a request fails or the time is over."""
         draw = random.Random(batch)
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
         requests = []
         for _ in range(batch):
             self._number += 1
-            prompt = [draw.randrange(1, self._vocabulary) for _ in range(_PROMPT)]
-            requests.append(Request(id=self._number, prompt_ids=prompt, params=params))
+            ids = [draw.randrange(1, self._vocabulary) for _ in range(prompt)]
+            requests.append(Request(id=self._number, prompt_ids=ids, params=params))
         self._ended.clear()
         self._first, self._last, self._wanted = (0.0, 0, {}), (0.0, 0, {}), tokens
         self._counts = {request.id: 0 for request in requests}
@@ -101,8 +100,8 @@ def main() -> None:
     try:
         print(json.dumps({"version": __version__, "stages": turns._engine.ready.details.get("stages", [])}), flush=True)
         for line in sys.stdin:
-            batch, tokens = map(int, line.split())
-            print(json.dumps(turns.turn(batch, tokens)), flush=True)
+            batch, prompt, tokens = map(int, line.split())
+            print(json.dumps(turns.turn(batch, prompt, tokens)), flush=True)
     finally:
         turns.close()
 
