@@ -23,6 +23,8 @@ from homenode.engine.request import Request, SamplingParams
 
 _LIMIT_S = 300.0  # of one turn
 
+Reading = tuple[float, int, dict[str, tuple[float, float]]]  # the time, tokens so far, and by stage seconds it was busy and waited
+
 
 class DecodeTurns:
     """An engine and what it says, for one turn after the other."""
@@ -32,7 +34,8 @@ class DecodeTurns:
         self._vocabulary = self._engine.ready.vocab_size
         self._core = EngineCore(self._engine.scheduler, self._engine.executor, self._take, log_stats=False)
         self._counts: dict[int, int] = {}
-        self._first = self._last = (0.0, 0, {})
+        self._first: Reading = (0.0, 0, {})
+        self._last: Reading = (0.0, 0, {})
         self._wanted, self._failed, self._ended = 0, "", threading.Event()
         self._number = 0
         self._thread = threading.Thread(target=self._run)
@@ -88,7 +91,7 @@ class DecodeTurns:
         if min(counts) >= self._wanted:
             self._ended.set()
 
-    def _reading(self) -> tuple[float, int, dict[str, tuple[float, float]]]:
+    def _reading(self) -> Reading:
         stages = self._engine.executor.statistics().get("stages", [])
         return time.perf_counter(), sum(self._counts.values()), {str(s["stage"]): (s["busy_s"], s["wait_s"]) for s in stages}
 
