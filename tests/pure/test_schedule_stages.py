@@ -143,6 +143,16 @@ def test_a_failed_step_ends_its_own_requests_only() -> None:
     assert len(ended) == 4 and all(bench.final(n).error_kind == "InternalError" for n in ended)
 
 
+def test_in_lock_step_everybody_is_in_the_one_step_there_is() -> None:
+    bench = Bench(stages=2, micro_batches=1)
+    for n in range(8):
+        bench.submit([n + 1] * 4, max_tokens=6, ignore_eos=True)
+    while bench.step():
+        assert bench.step() is None
+        bench.finish_step()
+    assert all(len(bench.tokens(n)) == 6 for n in range(8))
+
+
 def test_numbers_that_cannot_be_are_refused() -> None:
     with pytest.raises(InternalError, match="0 stages"):
         Bench(stages=0)

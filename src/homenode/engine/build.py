@@ -105,10 +105,13 @@ def _torch_backend(compute: ComputeConfig) -> Backend:
     return open_backend("torch:cpu", attention=compute.attention_backend, enforce_eager=compute.enforce_eager)
 
 
-def build_engine(config: EngineConfig, progress: Progress | None = None, lookahead: int = 1, own_process: bool = False) -> Engine:
+def build_engine(
+    config: EngineConfig, progress: Progress | None = None, lookahead: int = 1, own_process: bool = False, micro_batches: int = 0
+) -> Engine:
     """Load the model and lay out everything. `progress` is told (bytes done, bytes in all) while weights are read.
 
-    `own_process`: nothing else lives in this process, so that all its threads may be kept off the CPUs that compute.
+    `own_process`: nothing else lives in this process, so that all its threads may be kept off the CPUs that compute. `micro_batches`: of an engine
+    with several stages, see `schedule.pace`.
 
     Raises UserError, CapacityError and CheckpointError for what the user can mend, before anything large is read wherever that is
     possible, and HostError when the machine refuses.
@@ -119,7 +122,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, lookahe
     if executor_kind(config, devices) != "inline":
         from homenode.engine.workers.build import build_engine_of_workers  # built on this module
 
-        return build_engine_of_workers(config, devices, progress, lookahead, own_process)
+        return build_engine_of_workers(config, devices, progress, lookahead, own_process, micro_batches)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     if config.replica is not None and config.replica.allowed:
         keep_to(config.replica.allowed)  # the front, whose CPUs were inherited, may have moved to a few of them

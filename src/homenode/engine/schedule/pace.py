@@ -16,10 +16,11 @@ class Pace:
     """What one step may hold and how many may be in flight. With one stage: all there is, in steps as far ahead as `lookahead`."""
 
     def __init__(self, stages: int, lookahead: int, micro_batches: int = 0) -> None:
-        """`micro_batches`: 0: as many as stages. InternalError for numbers that cannot be."""
+        """`micro_batches`: 0: as many as stages; 1: lock step, one step at a time with everybody in it, which is there to be compared with.
+        InternalError for numbers that cannot be."""
         if not 0 <= lookahead <= 1:
             raise InternalError(f"lookahead is {lookahead}; it must be 0 or 1")
-        if stages < 1 or (micro_batches and micro_batches < stages):
+        if stages < 1 or (micro_batches != 1 and 0 != micro_batches < stages):
             raise InternalError(f"{stages} stages and {micro_batches} micro-batches; at least one stage and a batch for each are needed")
         self.stages = stages
         self._micro_batches = (micro_batches or stages) if stages > 1 else 1
@@ -34,7 +35,7 @@ class Pace:
         """Whether one more step may go. `draws`: a step in flight brings back tokens, with which its sequences go on."""
         if self.stages == 1:
             return in_flight <= self._lookahead
-        return in_flight < self._micro_batches + (not draws)
+        return in_flight < self._micro_batches + (not draws and self._micro_batches > 1)
 
     def share(self, decoding: int) -> int:
         """How many of the decoding sequences, those in flight included, go into one step: then those in flight and this step are equally large."""

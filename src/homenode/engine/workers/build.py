@@ -105,7 +105,7 @@ def with_room(planned: Planned) -> Planned:
 
 
 def build_engine_of_workers(
-    config: EngineConfig, devices: Sequence[str], progress: Progress | None, lookahead: int, own_process: bool
+    config: EngineConfig, devices: Sequence[str], progress: Progress | None, lookahead: int, own_process: bool, micro_batches: int = 0
 ) -> Engine:
     """`build.build_engine` for an engine with these devices. Raises what that raises, and what a worker could not start for, under its own name."""
     begin = time.monotonic()
@@ -126,7 +126,7 @@ def build_engine_of_workers(
         fits = executor.start(progress)
         sizes = _sizes(planned, fits)
         executor.lay(sizes.worker_limits())
-        return _engine(planned, executor, sizes, fits, lookahead, time.monotonic() - begin)
+        return _engine(planned, executor, sizes, fits, Pacing(lookahead, micro_batches), time.monotonic() - begin)
     except BaseException:
         executor.close()
         raise
@@ -214,7 +214,15 @@ def _sizes(planned: Planned, fits: Sequence[Fits]) -> Sizes:
 _MANY = 1 << 62  # bytes: that there is memory enough was looked at by each worker
 
 
-def _engine(planned: Planned, executor: ProcessExecutor, sizes: Sizes, fits: Sequence[Fits], lookahead: int, seconds: float) -> Engine:
+@dataclass(frozen=True)
+class Pacing:
+    """How far the scheduler is ahead of results: see `schedule.pace.Pace`."""
+
+    lookahead: int
+    micro_batches: int
+
+
+def _engine(planned: Planned, executor: ProcessExecutor, sizes: Sizes, fits: Sequence[Fits], pacing: Pacing, seconds: float) -> Engine:
     config, checkpoint = planned.config, planned.checkpoint
     stages = planned.layout.workers[-1].stage + 1
     scheduler = Scheduler(
@@ -222,8 +230,9 @@ def _engine(planned: Planned, executor: ProcessExecutor, sizes: Sizes, fits: Seq
         config.kv,
         executor.limits(),
         checkpoint.spec.eos_token_ids,
-        lookahead=lookahead if stages == 1 else 0,
+        lookahead=pacing.lookahead if stages == 1 else 0,
         stages=stages,
+        micro_batches=pacing.micro_batches,
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
     )
     return Engine(scheduler, executor, _ready(planned, executor, sizes, fits, seconds))
