@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homenode.engine.schedule.step import Step, StepItem
@@ -16,6 +16,7 @@ from homenode.simulate.rates import Rates
 MACHINE = MachineSpeed((NodeSpeed(0, 8, 100.0, 1000.0), NodeSpeed(1, 4, 50.0, 600.0)), {(0, 1): 40.0, (1, 0): 30.0}, 0.5, 2.0)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from([at_home(MACHINE.nodes), round_robin(MACHINE.nodes), at_home(MACHINE.nodes[:1])]),
     st.floats(0, 1e12),
