@@ -102,8 +102,7 @@ def simulate(
     --numa-measured gives those that `homenode bench nodes --out FILE` measured.
     """
     with json_errors(as_json):
-        from homenode.simulate.compare import compare_numa, run_specs, winner
-        from homenode.simulate.deployment import engines_on
+        from homenode.simulate.compare import compare_numa, engines_on_all, run_specs, winner
 
         asked = _workload(workload, requests, speed)
         config: EngineConfig = build(EngineConfig, values)
@@ -114,10 +113,7 @@ def simulate(
             results = compare_numa(machines, config, checkpoint, speeds, asked, _silent)
             best, why = winner(results)
         else:
-            planned: dict[int, Any] = {}
-            for host in machines:
-                planned.setdefault(id(host), engines_on(host, config, checkpoint, speeds))
-            specs = [spec for host in machines for spec in planned[id(host)]]
+            specs = engines_on_all(machines, config, checkpoint, speeds)
             with _progress() as told:
                 results = [run_specs(config.placement.numa or specs[0].policy, specs, asked, told)]
             best, why = results[0], results[0].specs[0].why

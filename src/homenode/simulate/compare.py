@@ -56,7 +56,7 @@ def compare_numa(
     for policy in POLICIES:
         asked = replace(config, placement=replace(config.placement, numa=policy))
         try:
-            specs = [spec for host in hosts for spec in engines_on(host, asked, checkpoint, speeds)]
+            specs = engines_on_all(hosts, asked, checkpoint, speeds)
         except UserError as error:
             results.append(Result(policy, error=error.message))
             continue
@@ -64,6 +64,13 @@ def compare_numa(
     if not any(result.figures for result in results):
         raise UserError(f"no policy of --numa can be simulated: {results[0].error}", param="numa")
     return results
+
+
+def engines_on_all(hosts: Sequence[Host], config: EngineConfig, checkpoint: Checkpoint, speeds: Speeds) -> list[EngineSpec]:
+    """The engines of all hosts; one that is there several times (the same object) is planned once."""
+    planned = {id(host): host for host in hosts}
+    made = {name: engines_on(host, config, checkpoint, speeds) for name, host in planned.items()}
+    return [spec for host in hosts for spec in made[id(host)]]
 
 
 def winner(results: Sequence[Result]) -> tuple[Result, str]:
