@@ -1,0 +1,101 @@
+"""The seconds that a step takes each stage: bytes, operations, meetings, links. Pure.
+
+A worker reads its weights and the keys and values of all sequences in the step, and multiplies meanwhile; the ranks of a stage then wait for the
+slowest and add up what each has; the stage's rows go on to the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from homenode.engine.schedule.step import Step
+from homenode.host.placement.weight_cost import ModelWork
+from homenode.simulate.rates import Rates
+
+FLOAT_COST = 4.0  # of a CPU: attention multiplies float32, weights bytes, of which an instruction takes four times as many
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; and positions looked at, over all tokens."""
+
+    tokens: int
+    rows: int
+    read: int
+    attended: int
+
+    @classmethod
+    def of(cls, step: Step) -> StepLoad:
+        """Of a real step of the scheduler."""
+        tokens = rows = read = attended = 0
+        for item in step.items:
+            count, end = item.count, item.start + item.count
+            tokens += count
+            read += end
+            attended += count * (item.start + end + 1) // 2
+            rows += item.sample
+        return cls(tokens, rows, read, attended)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWork:
+    """What one worker computes. `model`: its part, whose figures of a token leave the output matrix out. `output_bytes`, `output_operations`: of that
+    matrix, 0 where another stage has it; a row of logits multiplies with all of it. `attention`: operations of a token and a position it looks at."""
+
+    model: ModelWork
+    output_bytes: float
+    output_operations: float
+    attention: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCost:
+    """A worker's work at its speed. `fixed`: seconds of every step besides. `float_cost`: of an operation of attention, in operations of weights."""
+
+    rates: Rates
+    work: WorkerWork
+    fixed: float = 0.0
+    float_cost: float = FLOAT_COST
+
+    def seconds(self, load: StepLoad) -> float:
+        """One step."""
+        rates, work, model = self.rates, self.work, self.work.model
+        read = model.read_bytes(load.tokens) + model.kv_bytes_per_token * load.read
+        if not load.rows:
+            read -= work.output_bytes
+        multiply = rates.multiplying(model.flops_per_token, load.tokens) + rates.multiplying(work.output_operations, load.rows)
+        multiply += self.float_cost * rates.operation * work.attention * load.attended
+        across = load.tokens * model.layers * (rates.exchange_layer + rates.exchange_byte * model.activation_bytes)
+        return max(read * rates.byte, multiply) + across + rates.barrier * model.layers * model.barriers_per_layer + self.fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way for rows: seconds until the first byte is there, and of each byte."""
+
+    latency: float = 0.0
+    byte: float = 0.0
+
+    def seconds(self, size: float) -> float:
+        """Of one message."""
+        return self.latency + size * self.byte
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """The ranks of a stage. `sums`: exchanges in a step, of `row_bytes` for each token, over `link`. `onward`: the way of its rows to the next stage."""
+
+    workers: tuple[WorkerCost, ...]
+    row_bytes: int
+    sums: int = 0
+    link: Link = Link()
+    onward: Link = Link()
+
+    def seconds(self, load: StepLoad) -> float:
+        """One step, until its rows can be sent on."""
+        computing = max(worker.seconds(load) for worker in self.workers)
+        return computing + (self.sums * self.link.seconds(load.tokens * self.row_bytes) if self.sums else 0.0)
+
+    def handing_on(self, load: StepLoad) -> float:
+        """Until its rows are where the next stage can read them."""
+        return self.onward.seconds(load.tokens * self.row_bytes)

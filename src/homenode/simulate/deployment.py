@@ -1,0 +1,232 @@
+"""The engines that `homenode serve` with these settings would start on a host, as far as they can be known without one: places, memory, costs.
+
+What does not fit, or contradicts itself, is refused by the code that refuses it there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from homenode.engine.build import make_backend, numa_choice, with_variables
+from homenode.engine.config import EngineConfig
+from homenode.engine.node_room import check_homes, kv_room
+from homenode.engine.numa_default import auto_is_meant
+from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.placement import UNPINNED, place_engine, reserved_cores
+from homenode.engine.replicas.configs import node_places
+from homenode.engine.replicas.places import memory_shares, replica_places
+from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.sizing import Sizes, resolve
+from homenode.engine.workers.build import Planned, plan_engine
+from homenode.engine.workers.devices import is_accelerator, worker_devices
+from homenode.engine.workers.layout import with_memory
+from homenode.errors import CapacityError, UserError
+from homenode.host.placement.numa_policy import Decision, numa_plan
+from homenode.host.topology.host import Host
+from homenode.model.checkpoint import Checkpoint
+from homenode.model.part import ModelPart
+from homenode.model.weights.homes import plan_homes
+from homenode.model.weights.load import kv_geometry_of, plan_model
+from homenode.model.weights.numa_layout import packed_group_bytes
+from homenode.simulate.costs import Link, StageCost
+from homenode.simulate.engine import SimulatedEngine
+from homenode.simulate.speeds import Speeds
+from homenode.simulate.worker import accelerator_worker, cpu_worker, link_of, teams_of, work_of
+from homenode.units import format_bytes
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """One engine before it runs. `weights`: bytes by NUMA node, or by the name of an accelerator. `kv_bytes`: of all its workers."""
+
+    config: EngineConfig
+    sizes: Sizes
+    stages: tuple[StageCost, ...]
+    back: float
+    weights: dict[str, int]
+    kv_bytes: int
+    policy: str
+    why: str
+
+    def engine(self) -> SimulatedEngine:
+        """A fresh one, with empty memory."""
+        scheduler = Scheduler(
+            self.config.scheduler,
+            self.config.kv,
+            self.sizes.worker_limits(),
+            (),
+            hash_seed=bytes(32),
+            lookahead=1 if len(self.stages) == 1 else 0,
+            seeds=random.Random(0),
+            stages=len(self.stages),
+        )
+        return SimulatedEngine(scheduler, self.stages, self.back)
+
+
+def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds: Speeds) -> tuple[EngineSpec, ...]:
+    """Every engine on one host. UserError, CapacityError and PlacementError as `serve` would raise them there."""
+    config = with_variables(config, host)
+    parallel = config.parallel
+    if parallel.workers == 1 and auto_is_meant(config, host, None):
+        config = replace(config, placement=replace(config.placement, numa="auto"))
+    places, config = _places(host, config, checkpoint)
+    there = [f"torch:{'cuda' if chip.kind == 'rocm' else chip.kind}:{chip.id}" for chip in host.accelerators.chips]
+    offered = there if speeds.accelerator else ()
+    rooms = [_room(host, place) for place in places]
+    shares = memory_shares(rooms, _available(host)) if len(places) > 1 else (None,) * len(places)
+    made = []
+    for number, (place, share) in enumerate(zip(places, shares, strict=True)):
+        own = config if share is None else replace(config, replica=Replica(number, len(places), place, host.allowance.cpus, share))
+        devices = worker_devices(
+            parallel.stage_devices, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, offered, number, len(places)
+        )
+        if missing := [device for device in devices if is_accelerator(device) and device not in there]:
+            raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
+        inline = list(devices) == ["cpu"]
+        made.append(_one_worker(host, own, checkpoint, place, speeds) if inline else _workers(host, own, checkpoint, devices, speeds))
+    return tuple(made)
+
+
+def _places(host: Host, config: EngineConfig, checkpoint: Checkpoint) -> tuple[tuple[EnginePlace, ...], EngineConfig]:
+    """Of each engine, and the config with what --numa has come to."""
+    count, numa = config.parallel.data_parallel_size, config.placement.numa
+    if count > 1:
+        if numa is not None:
+            raise UserError(f"--numa {numa} and --data-parallel-size {count} both divide a host; give one of them", param="numa")
+        return replica_places(host, config, count), config
+    if config.parallel.workers > 1:
+        return (EnginePlace(()),), config  # its workers have places
+    choose = numa_choice(config, checkpoint, host)
+    if numa in ("auto", "replicate"):
+        plan = numa_plan(host, config.placement.demand(config.compute.threads, reserved_cores(config.placement, host)), choose)
+        if several := node_places(config, host, plan):
+            return several, config
+        if numa == "auto":
+            home = (plan.teams[0].node,) if plan.policy == "local" else ()
+            config = replace(config, numa_settled=Decision(plan.policy, plan.why, home))
+    return (place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host)),), config
+
+
+def _one_worker(host: Host, config: EngineConfig, checkpoint: Checkpoint, place: EnginePlace, speeds: Speeds) -> EngineSpec:
+    spec, part = checkpoint.spec, ModelPart.whole(checkpoint.spec)
+    backend = make_backend(config.compute, (UNPINNED,))
+    layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
+    geometry = kv_geometry_of(spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
+    replicated = place.numa == "replicate"
+    homes = None if replicated else check_homes(config, host, place, layout, backend)
+    on_nodes = kv_room(homes, place, spec.num_kv_heads)
+    if homes is None:
+        teams = teams_of(host, place)
+        homes = plan_homes(layout, teams, "shard" if len(teams) > 1 else "local", (), place.numa_why, packed_group_bytes(backend))
+    room = _room(host, place)[0]
+    if config.replica is not None and config.replica.memory is not None:
+        room = min(room, config.replica.memory)
+    left = max(0, min(room, _available(host)) - layout.target_bytes)
+    sizes = resolve(config, spec, geometry, left if on_nodes is None else min(left, on_nodes.size))
+    cost = cpu_worker(host, place, work_of(spec, layout, geometry, part), speeds)
+    nodes = {str(node): size for node, size in homes.nodes.items() if size}
+    return EngineSpec(
+        config, sizes, (StageCost((cost,), 4 * spec.hidden_size),), 0.0, nodes, sizes.num_blocks * geometry.block_bytes,
+        place.numa or homes.policy, place.numa_why,
+    )  # fmt: skip
+
+
+def _workers(host: Host, config: EngineConfig, checkpoint: Checkpoint, devices: Sequence[str], speeds: Speeds) -> EngineSpec:
+    planned = plan_engine(config, checkpoint, host, devices)
+    workers = planned.layout.workers
+    total = _available(host) if config.replica is None or config.replica.memory is None else config.replica.memory
+    rooms = [_room(host, worker.place) for worker in workers]
+    planned = replace(planned, layout=with_memory(planned.layout, [w.target_bytes for w in planned.weights], rooms, total))
+    if found := planned.problems():
+        raise found[0]
+    sizes = _sizes(planned, speeds)
+    ranks, spec = config.parallel.tensor_parallel_size, checkpoint.spec
+    links = [_link(host, planned, stage * ranks, speeds) for stage in range(len(workers) // ranks)]
+    stages = tuple(_stage(host, planned, stage, links[stage], speeds) for stage in range(len(links)))
+    weights: dict[str, int] = {}
+    for worker, kept in zip(workers, planned.weights, strict=True):
+        nodes = _nodes(host, worker.place)
+        names = [worker.device.removeprefix("torch:")] if is_accelerator(worker.device) else [str(node) for node in nodes]
+        for at, name in enumerate(names):
+            weights[name] = weights.get(name, 0) + kept.target_bytes // len(names) + (at < kept.target_bytes % len(names))
+    kv = sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries)
+    back = links[0].latency if len(stages) > 1 else 0.0
+    return EngineSpec(
+        config, sizes, stages, back, weights, kv, f"{len(stages)} x {ranks} workers", f"on {', '.join(devices)} [{spec.architecture}]"
+    )
+
+
+def _stage(host: Host, planned: Planned, stage: int, link: Link, speeds: Speeds) -> StageCost:
+    spec = planned.checkpoint.spec
+    mine = [n for n, worker in enumerate(planned.layout.workers) if worker.stage == stage]
+    costs = []
+    for n in mine:
+        worker = planned.layout.workers[n]
+        work = work_of(spec, planned.weights[n], planned.geometries[n], worker.part)
+        costs.append(accelerator_worker(work, speeds) if is_accelerator(worker.device) else cpu_worker(host, worker.place, work, speeds))
+    part = planned.layout.workers[mine[0]].part
+    sums = 2 * part.layers.count + part.first_stage + part.last_stage if len(mine) > 1 else 0
+    shared = Link(link.latency, link.byte * (len(mine) - 1))  # every rank reads what all others have
+    return StageCost(tuple(costs), 4 * spec.hidden_size, sums, shared, link)
+
+
+def _link(host: Host, planned: Planned, first: int, speeds: Speeds) -> Link:
+    """From the workers of a stage on: the accelerators' where there is one, else the host's memory."""
+    workers = planned.layout.workers[first:]
+    if speeds.accelerator and any(is_accelerator(worker.device) for worker in workers):
+        return speeds.accelerator.link
+    return link_of(host, [worker.place for worker in planned.layout.workers if not is_accelerator(worker.device)], speeds)
+
+
+def _sizes(planned: Planned, speeds: Speeds) -> Sizes:
+    """What all workers have room for: the fewest blocks."""
+    found = []
+    for worker in planned.layout.workers:
+        left, config = planned.left(worker), planned.config
+        if left is None:
+            left = _on_accelerator(planned, worker.number, speeds)
+            config = replace(config, kv=replace(config.kv, kv_cache_fraction=0.95))
+        elif planned.kv_memory is not None:
+            config = replace(config, kv=replace(config.kv, kv_cache_memory=planned.kv_memory))
+        found.append(resolve(config, planned.checkpoint.spec, planned.geometries[worker.number], left))
+    return min(found, key=lambda sizes: sizes.num_blocks)
+
+
+def _on_accelerator(planned: Planned, number: int, speeds: Speeds) -> int:
+    """Bytes that the weights leave of its memory."""
+    if speeds.accelerator is None:
+        accelerator_worker(
+            work_of(planned.checkpoint.spec, planned.weights[number], planned.geometries[number], planned.layout.workers[number].part),
+            speeds,
+        )
+        return 0
+    have, need = int(speeds.accelerator.memory * planned.config.compute.gpu_memory_utilization), planned.weights[number].target_bytes
+    if need > have:
+        raise CapacityError(
+            f"worker {number} has {format_bytes(need)} of weights, and --gpu-memory-utilization leaves {format_bytes(have)} of its accelerator; "
+            "use more stages or ranks, or --quantize",
+            param="gpu_memory_utilization",
+        )
+    return have - need
+
+
+def _nodes(host: Host, place: EnginePlace) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(team.memory_node for team in teams_of(host, place)))
+
+
+def _room(host: Host, place: EnginePlace) -> tuple[int, tuple[int, ...]]:
+    """Bytes that an engine in this place may take, and the nodes its memory is bound to."""
+    nodes = place.memory_nodes
+    known = [node for node in host.nodes if not nodes or node.id in nodes]
+    size = sum(node.memory if node.free is None else node.free for node in known if node.memory is not None)
+    return (min(size, _available(host)) if size else _available(host)), nodes
+
+
+def _available(host: Host) -> int:
+    """Bytes that one may take on this host. UserError for a recording that does not say."""
+    found = host.allowance.memory_available or sum(node.memory or 0 for node in host.nodes)
+    if not found:
+        raise UserError("this recording does not say how much memory the host has; give --node-memory SIZE", param="node_memory")
+    return found

@@ -1,0 +1,85 @@
+"""One simulated engine: the real scheduler before stages that take the time a cost model says. Virtual time only; pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.engine.messages import Output, Statistics
+from homenode.engine.request import Request
+from homenode.engine.schedule.events import Arrived, Emit, Event, StepDone, Ticked
+from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.schedule.step import Sampled, Step, StepResult
+from homenode.simulate.costs import StageCost, StepLoad
+
+TOKEN = 1  # all that is ever drawn: nothing ends before its number of tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step under way, and when its result is there."""
+
+    at: float
+    step: Step
+    seconds: float
+
+
+class SimulatedEngine:
+    """Takes requests at times that never go back, and says when it has something to tell."""
+
+    def __init__(self, scheduler: Scheduler, stages: Sequence[StageCost], back: float = 0.0) -> None:
+        """`back`: seconds of the drawn tokens' way from the last stage to the first one's next step."""
+        self._scheduler = scheduler
+        self._stages = tuple(stages)
+        self._back = back
+        self._free = [0.0] * len(self._stages)
+        self._flights: deque[_Flight] = deque()
+        self.busy = 0.0  # seconds of computing, of the slowest stage of each step
+        self.steps = 0
+
+    @property
+    def next_time(self) -> float:
+        """When `advance` has something to do; infinite: never, without a further request."""
+        deadline = self._scheduler.next_deadline()
+        done = self._flights[0].at if self._flights else math.inf
+        return done if deadline is None else min(done, deadline)
+
+    @property
+    def statistics(self) -> Statistics:
+        """The scheduler's."""
+        return self._scheduler.statistics()
+
+    def submit(self, now: float, request: Request) -> list[Output]:
+        """A request arrives."""
+        return self._apply(now, Arrived(now, request))
+
+    def advance(self) -> list[Output]:
+        """Let happen what is next."""
+        now = self.next_time
+        if not self._flights or self._flights[0].at > now:
+            return self._apply(now, Ticked(now))
+        flight = self._flights.popleft()
+        drawn = [Sampled(item.seq, TOKEN) for item in flight.step.items if item.sample]
+        return self._apply(now, StepDone(now, StepResult(flight.step.number, drawn, [], flight.seconds)))
+
+    def _apply(self, now: float, event: Event) -> list[Output]:
+        instructions = self._scheduler.apply(event)
+        while (step := self._scheduler.next_step()) is not None:
+            self._send(now, step)
+        instructions += self._scheduler.instructions()
+        return [output for told in instructions if isinstance(told, Emit) for output in told.outputs]
+
+    def _send(self, now: float, step: Step) -> None:
+        """A stage begins with a step when its rows are there and the step before is done."""
+        load, at, longest = StepLoad.of(step), now, 0.0
+        for number, stage in enumerate(self._stages):
+            seconds = stage.seconds(load)
+            longest = max(longest, seconds)
+            at = self._free[number] = max(at, self._free[number]) + seconds
+            if number + 1 < len(self._stages):
+                at += stage.handing_on(load)
+        self.busy += longest
+        self.steps += 1
+        self._flights.append(_Flight(at + self._back, step, longest))

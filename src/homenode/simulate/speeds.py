@@ -1,0 +1,60 @@
+"""How fast things are that no recording of a host tells: accelerators, links, and what an engine reaches of what the machine can do. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from homenode.errors import UserError
+from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
+from homenode.host.placement.step_cost import OWN, EngineKind
+from homenode.host.topology.measured import Measured
+from homenode.simulate.costs import Link
+from homenode.units import parse_bytes
+
+DECLARED = EngineKind("declared", reads=1.0, links=1.0, multiplies=1.0, alone=1.0, straggling=0.0, handover_us=0.0)
+_FIGURES = ("read_gb_s", "tops", "memory", "link_gb_s", "link_us")
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorSpeed:
+    """What an accelerator reaches, as its owner says: reading its memory (1e9 bytes a second), multiplying (1e12 operations a second), bytes of memory;
+    and the way from one to another or to the host."""
+
+    read_gb_s: float
+    tops: float
+    memory: int
+    link: Link
+
+    @property
+    def machine(self) -> MachineSpeed:
+        """As one node of one thread."""
+        return MachineSpeed((NodeSpeed(0, 1, self.read_gb_s, self.tops * 1000),), {}, 0.0, 0.0, "as given with --accelerator")
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """`measured`: of the host's nodes, None for typical ones. `kind`: what this engine reaches of them. `step_s`: seconds of each step besides."""
+
+    measured: Measured | None = None
+    kind: EngineKind = field(default=OWN)
+    step_s: float = 0.0
+    accelerator: AcceleratorSpeed | None = None
+
+
+def read_accelerator(text: str) -> AcceleratorSpeed:
+    """What `read_gb_s=..,tops=..,memory=..,link_gb_s=..,link_us=..` says. UserError for a figure that is missing, unknown or not above 0."""
+    words = dict(word.partition("=")[::2] for word in text.split(",") if word)
+    if set(words) != set(_FIGURES) or len(words) != text.count("="):
+        raise _bad(text, f"give each of {', '.join(_FIGURES)} once, as NAME=VALUE")
+    try:
+        memory = parse_bytes(words["memory"])
+        read, tops, link, latency = (float(words[name]) for name in _FIGURES if name != "memory")
+    except (ValueError, UserError):
+        raise _bad(text, "memory is a size such as 24GiB, the others are numbers") from None
+    if not (0 < read < 1e9 and 0 < tops < 1e9 and 0 < link < 1e9 and 0 <= latency < 1e9 and memory > 0):
+        raise _bad(text, "every figure must be above 0")
+    return AcceleratorSpeed(read, tops, memory, Link(latency / 1e6, 1 / (link * 1e9)))
+
+
+def _bad(text: str, fault: str) -> UserError:
+    return UserError(f"--accelerator {text[:120]}: {fault}", param="accelerator")

@@ -1,0 +1,94 @@
+"""From a worker's place and its part of a model to what a step costs it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from homenode.compute.ops import KvGeometry
+from homenode.engine.place import EnginePlace
+from homenode.errors import UserError
+from homenode.host.placement.machine_speed import MachineSpeed, machine_speed
+from homenode.host.placement.memory_nodes import memory_nodes
+from homenode.host.placement.node_teams import NodeTeam
+from homenode.host.placement.step_cost import at_home, round_robin
+from homenode.host.topology.host import Host
+from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.part import ModelPart
+from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.numa_choice import model_work
+from homenode.simulate.costs import Link, WorkerCost, WorkerWork
+from homenode.simulate.rates import Rates
+from homenode.simulate.speeds import DECLARED, Speeds
+
+_EMBEDDING = "model.embed_tokens.weight"
+_OUTPUT = "lm_head.weight"
+
+
+def cpu_worker(host: Host, place: EnginePlace, work: WorkerWork, speeds: Speeds) -> WorkerCost:
+    """A worker on these CPUs. Weights lie with the threads that read them, unless its policy puts their pages in turn on all nodes."""
+    machine = machine_speed(teams_of(host, place), host, speeds.measured)
+    spread = round_robin(machine.nodes) if place.numa == "interleave" else at_home(machine.nodes)
+    return WorkerCost(Rates.of(machine, spread, speeds.kind), work, speeds.step_s)
+
+
+def accelerator_worker(work: WorkerWork, speeds: Speeds) -> WorkerCost:
+    """A worker on an accelerator of the declared speed. UserError where none was declared."""
+    if speeds.accelerator is None:
+        raise UserError(
+            "a stage is on an accelerator, and nothing here knows its speed: give --accelerator "
+            "read_gb_s=..,tops=..,memory=..,link_gb_s=..,link_us=.., as it was measured or as its vendor says",
+            param="accelerator",
+        )
+    machine = speeds.accelerator.machine
+    return WorkerCost(Rates.of(machine, at_home(machine.nodes), DECLARED), work, speeds.step_s, float_cost=1.0)
+
+
+def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: ModelPart) -> WorkerWork:
+    """What a part of a model is as work. Attention over all positions: windows are not looked at."""
+    work = model_work(spec, layout, geometry, part)
+    name = _EMBEDDING if spec.tie_word_embeddings else _OUTPUT
+    output = next((m for m in layout.matrices if m.name == name), None) if part.last_stage else None
+    operations = 0.0 if output is None else 2.0 * output.rows * output.columns
+    return WorkerWork(
+        replace(work, flops_per_token=work.flops_per_token - operations),
+        0.0 if output is None else float(output.target_bytes),
+        operations,
+        4.0 * part.heads.count * spec.head_dim * part.layers.count,
+    )
+
+
+def teams_of(host: Host, place: EnginePlace) -> tuple[NodeTeam, ...]:
+    """The threads of a place by node and memory node. A thread without a CPU of its own is on the first node there is."""
+    first = min(host.node_by_id, default=0)
+    found: dict[tuple[int, int], list[int]] = {}
+    for at, cpu in enumerate(place.team):
+        known = host.cpu_by_id.get(cpu)
+        node = known.node if known is not None and known.node is not None else first
+        found.setdefault((node, _memory_of(host, place, at, node)), []).append(cpu)
+    return tuple(NodeTeam(node, memory, tuple(cpus), _room(host, memory)) for (node, memory), cpus in found.items())
+
+
+def link_of(host: Host, places: Sequence[EnginePlace], speeds: Speeds) -> Link:
+    """Between workers of one host: two meetings, and bytes at the slowest way from one's node to another's memory."""
+    by_node: dict[int, NodeTeam] = {}
+    for team in (team for place in places for team in teams_of(host, place)):
+        before = by_node.get(team.node)
+        by_node[team.node] = team if before is None else replace(team, cpus=(*before.cpus, *team.cpus))
+    machine: MachineSpeed = machine_speed(tuple(by_node.values()), host, speeds.measured)
+    slowest = min(machine.bandwidth(reader, other.memory) for reader in machine.nodes for other in machine.nodes)
+    barrier = machine.barrier_across_us if len(machine.nodes) > 1 else machine.barrier_us
+    return Link(2 * barrier / 1e6, 1 / (slowest * 1e9))
+
+
+def _memory_of(host: Host, place: EnginePlace, at: int, node: int) -> int:
+    if place.thread_memory:
+        return place.thread_memory[at]
+    if place.memory_nodes and node not in place.memory_nodes:
+        return place.memory_nodes[0]
+    return next(iter(memory_nodes(host, (node,))), node)
+
+
+def _room(host: Host, node: int) -> int | None:
+    known = host.node_by_id.get(node)
+    return None if known is None else known.memory if known.free is None else known.free

@@ -1,0 +1,64 @@
+"""The cost of a step: against the cost model it is made of, and by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from homenode.engine.schedule.step import Step, StepItem
+from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
+from homenode.host.placement.step_cost import OWN, Load, at_home, round_robin, step_time
+from homenode.host.placement.weight_cost import ModelWork
+from homenode.simulate.costs import Link, StageCost, StepLoad, WorkerCost, WorkerWork
+from homenode.simulate.rates import Rates
+
+MACHINE = MachineSpeed((NodeSpeed(0, 8, 100.0, 1000.0), NodeSpeed(1, 4, 50.0, 600.0)), {(0, 1): 40.0, (1, 0): 30.0}, 0.5, 2.0)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from([at_home(MACHINE.nodes), round_robin(MACHINE.nodes), at_home(MACHINE.nodes[:1])]),
+    st.floats(0, 1e12),
+    st.floats(0, 1e12),
+    st.integers(1, 4096),
+    st.integers(1, 100),
+    st.floats(0, 1e6),
+)
+def test_rates_are_the_cost_model(spread: object, size: float, ops: float, tokens: int, layers: int, act: float) -> None:
+    rates = Rates.of(MACHINE, spread, OWN)  # type: ignore[arg-type]
+    load = Load(size, ops * tokens, tokens, layers, act * layers * tokens, 5.0 * layers)
+    work = WorkerWork(ModelWork(int(size), ops, 0, layers, 0), 0.0, 0.0, 0.0)
+    expected = step_time(MACHINE, spread, load, OWN).total  # type: ignore[arg-type]
+    busy = max(size * rates.byte, rates.multiplying(ops, tokens))
+    across = tokens * layers * (rates.exchange_layer + rates.exchange_byte * act)
+    assert busy + across + 5 * layers * rates.barrier == pytest.approx(expected, rel=1e-9, abs=1e-15)
+    assert WorkerCost(rates, work).seconds(StepLoad(tokens, 1, 0, 0)) <= expected * (1 + 1e-9) + 1e-12
+
+
+# Seconds by hand: a byte takes 1, an operation 2 and 3 more of a row, a barrier 7.
+RATES = Rates(byte=1.0, operation=2.0, unpacking=3.0, exchange_layer=0.0, exchange_byte=0.0, barrier=7.0)
+WORK = WorkerWork(ModelWork(100, 10.0, 4, 1, 0, barriers_per_layer=1), output_bytes=40.0, output_operations=5.0, attention=0.5)
+
+
+def test_a_step_by_hand() -> None:
+    few = WorkerCost(RATES, WORK, fixed=11.0, float_cost=4.0).seconds(StepLoad(tokens=1, rows=1, read=20, attended=20))
+    # read 100 + 4 * 20; multiply 10 * (2 + 3) + 5 * (2 + 3) + 4 * 2 * 0.5 * 20
+    assert few == max(180, 50 + 25 + 80) + 7 + 11
+    many = WorkerCost(RATES, WORK).seconds(StepLoad(tokens=10, rows=0, read=10, attended=55))
+    # without a row of logits: read 60 + 40; multiply 10 * (10 * 2 + 3) + 4 * 2 * 0.5 * 55
+    assert many == max(100, 230 + 220) + 7
+
+
+def test_ranks_wait_for_the_slowest_and_add_up() -> None:
+    slow, fast = WorkerCost(RATES, WORK, fixed=5.0), WorkerCost(RATES, WORK)
+    load = StepLoad(1, 1, 20, 20)
+    stage = StageCost((fast, slow), row_bytes=8, sums=3, link=Link(2.0, 0.5), onward=Link(1.0, 1.0))
+    assert stage.seconds(load) == slow.seconds(load) + 3 * (2 + 8 * 0.5)
+    assert stage.handing_on(load) == 1 + 8
+
+
+def test_what_a_step_asks_for() -> None:
+    step = Step(0, [], [], [StepItem(1, 10, 1, [], True), StepItem(2, 0, 4, [], False)])
+    # positions 11; and 1 + 2 + 3 + 4 of a prompt's first four
+    assert StepLoad.of(step) == StepLoad(tokens=5, rows=1, read=15, attended=11 + 10)
