@@ -25,10 +25,17 @@ from homenode.errors import CapacityError, PeerError
 from homenode.model.part import ModelPart, Span
 from tests.engine.scripted_worker import BLOCKS, token_of
 from tests.engine.socket_channels import SocketChannels
+from tests.paths import ROOT
 
 PATIENCE_S = 60.0
 SILENT_S = 5.0  # where a worker stands still; elsewhere nobody shall be taken for silent on a machine with much else to do
 NOTHING = Span(0, 0)
+
+
+@pytest.fixture(autouse=True)
+def find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's interpreter does not look where it is started; the scripted worker is one of the tests' modules."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
 def part(stage: int, stages: int, rank: int, ranks: int) -> ModelPart:

@@ -16,6 +16,7 @@ from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.location import located
 from homenode.engine.messages import Ready
+from homenode.engine.pairing import transfer_problems
 from homenode.engine.placement import UNPINNED
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import keep_to, memory_room
@@ -71,8 +72,8 @@ class Planned:
 
 def plan_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host, devices: Sequence[str]) -> Planned:
     """Decide everything. UserError, naming the setting, for what the model cannot be cut into or the host cannot hold."""
-    if problem := next(iter(setting_problems(config)), None):
-        raise problem
+    if found := [*setting_problems(config), *transfer_problems(config)]:
+        raise found[0] if len(found) == 1 else UserError("; ".join(problem.message for problem in found), param=found[0].param)
     memory = with_variables(config, host).kv.kv_cache_memory
     places = worker_places(host, config, devices)
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
