@@ -70,7 +70,7 @@ class DecodeTurns:
     def _run(self) -> None:
         try:
             self._core.run()
-        except Exception as error:
+        except Exception as error:  # told to the thread that waits for the end
             self._failed = f"{type(error).__name__}: {error}"
             self._ended.set()
 

@@ -46,7 +46,6 @@ class RayLauncher:
     def __init__(self, workers: Sequence[WorkerPlan], parallel: ParallelConfig) -> None:
         """UnsupportedError without the package, CapacityError when the cluster has no room, HostError when it cannot be reached."""
         self._ray = ray = _ray_package()
-        self._own = False
         self._lives: Counter[int] = Counter()
         self._connect(workers, parallel)
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), parallel.worker_timeout)
@@ -105,7 +104,6 @@ class RayLauncher:
                 self._ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, namespace="homenode")
             else:
                 needed = int(sum(_resources(plan)["CPU"] for plan in workers))
-                self._own = True
                 self._ray.init(num_cpus=needed, _node_ip_address="127.0.0.1", **options)
         except Exception as error:  # whatever Ray raises for a cluster it cannot reach or start
             raise HostError(f"--executor ray: no cluster at {address or 'this host'}: {error}") from error
