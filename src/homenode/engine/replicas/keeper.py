@@ -68,6 +68,16 @@ class Keeper:
         return self.state in ("ready", "silent") and self.client.lost is None
 
     @property
+    def hindrance(self) -> str | None:
+        """Why it computes nothing now although it takes requests."""
+        return self.client.hindrance
+
+    @property
+    def kv_usage(self) -> float:
+        """The share of its KV memory in use."""
+        return self.client.statistics.kv_usage
+
+    @property
     def figures(self) -> EngineFigures:
         """What is to be known of it."""
         now = since_start(self._before, self.client.statistics if self.up else at_rest(self.client.statistics))
