@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from homenode.engine.client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Ready, Statistics
 from homenode.engine.replicas.dispatch import Dispatcher, DispatchSettings
@@ -49,7 +50,8 @@ class ReplicasClient(Dispatcher):
         settings, patience = dispatch_settings(configs[0]), patience or Patience()
         super().__init__(settings, patience, Router(settings.block_size, settings.prefix_caching))
         self.on_engine_lost = on_engine_lost
-        self._keepers = [Keeper(config, self, patience, program) for config in configs]
+        self._places = [config.replica.place for config in configs if config.replica is not None]
+        self._keepers = [Keeper(config, self, patience, lambda each: AsyncEngineClient(each, program=program)) for config in configs]
         self._engines = self._keepers
         self._ready: Ready | None = None
 
@@ -77,7 +79,7 @@ class ReplicasClient(Dispatcher):
             await asyncio.gather(*starts, return_exceptions=True)
             await self.close()
             raise
-        self._ready = all_ready(parts, [keeper.replica.place for keeper in self._keepers])
+        self._ready = all_ready(parts, self._places)
         return self._ready
 
     async def close(self) -> None:
@@ -120,17 +122,20 @@ class ReplicasClient(Dispatcher):
 
     # What becomes of engines
 
-    def engine_up(self, keeper: Keeper, ready: Ready | None) -> None:
+    def engine_up(self, keeper: Keeper[AsyncEngineClient], ready: Ready | None) -> None:
         """It takes requests: first those that wait for one."""
         if ready is not None:
             self._router.add(keeper.number, ready.num_blocks)
         self._send_held()
 
-    def engine_down(self, keeper: Keeper) -> None:
+    def engine_silent(self, keeper: Keeper[AsyncEngineClient]) -> None:
+        """`Keeper.takes` says so already."""
+
+    def engine_down(self, keeper: Keeper[AsyncEngineClient]) -> None:
         """Nothing is cached there any more."""
         self._router.forget(keeper.number)
 
-    def engine_gone(self, keeper: Keeper, reason: str) -> None:
+    def engine_gone(self, keeper: Keeper[AsyncEngineClient], reason: str) -> None:
         """The service goes on while there is another one, or one may come back."""
         if self._ending is not None or not all(other.state == "gone" for other in self._keepers):
             return
