@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -50,6 +51,16 @@ class LiveServer:
         """Where it listens; empty before it does."""
         found = _READY.search(b"".join(self.log))
         return found[1].decode() if found else ""
+
+    def children(self, kind: str) -> dict[str, int]:
+        """Process ids by the name they were given, of those whose name begins with `kind`, in the order of their names."""
+        found = {}
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            for pid in (task / "children").read_text().split():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                    if Path(f"/proc/{pid}/comm").read_text().startswith(kind):
+                        found[Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()] = int(pid)
+        return dict(sorted(found.items()))
 
     def close(self) -> int:
         """SIGTERM, as an operator ends it; the exit code, -9 when it had to be killed."""

@@ -123,8 +123,12 @@ class Ending:
             _LOG.warning("second signal: ending at once")
             self._server.stop(at_once=True)
             return
-        self._state.drain(self._timeout_s)
         _LOG.warning("draining: %d requests in flight have up to %g s; signal again to end at once", self._state.in_flight, self._timeout_s)
+        self.drain()
+
+    def drain(self) -> None:
+        """Take no more requests; the end comes when those in flight are done, or their time is over."""
+        self._state.drain(self._timeout_s)
         self._task = asyncio.ensure_future(self._drain())
 
     def engine_lost(self, reason: str) -> None:

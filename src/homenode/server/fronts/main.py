@@ -111,7 +111,7 @@ class _Front:
                 case Serve():
                     listens.set()
                 case Stop():
-                    ending.signalled()
+                    ending.drain()
                 case Prepare() | Begin():
                     _log.error("a %s came twice", type(message).__name__)
                 case _:
