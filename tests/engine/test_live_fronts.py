@@ -10,14 +10,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from homenode.host.topology.allowance import Allowance
-from tests.engine.live import LiveServer
+from tests.engine.live import LiveServer, connections
 from tests.engine.test_live_replicas import LENGTH, body, golden, is_golden
 from tests.paths import STORIES, needs_data
 
@@ -57,18 +56,6 @@ def of_fronts(server: LiveServer, name: str) -> set[float]:
         lines = fresh(server, "/metrics").text.splitlines()
         totals.add(sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"homenode:{name}{{")))
     return totals
-
-
-def connections(pid: int, port: int) -> int:
-    """Open connections to `port` that a process has."""
-    inodes = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if _is_open(line, port)}
-    mine = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
-    return sum(link.startswith("socket:[") and link[8:-1] in inodes for link in mine)
-
-
-def _is_open(line: str, port: int) -> bool:
-    fields = line.split()
-    return int(fields[1].split(":")[1], 16) == port and fields[3] == "01"
 
 
 def until(server: LiveServer, holds: Callable[[], bool]) -> None:

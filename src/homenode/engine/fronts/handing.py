@@ -35,8 +35,10 @@ def take(through: socket.socket, kind: type[T]) -> tuple[T, socket.socket] | Non
 
     PeerError for a message that is no label of this kind with one socket.
     """
-    data, descriptors, _, _ = socket.recv_fds(through, _LARGEST_LABEL, 1, socket.MSG_CMSG_CLOEXEC)
+    data, descriptors, _, _ = socket.recv_fds(through, _LARGEST_LABEL, 1)
     taken = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    for each in taken:
+        each.set_inheritable(False)
     if not data and not taken:
         return None
     try:

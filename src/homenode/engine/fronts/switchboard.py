@@ -61,10 +61,14 @@ class Switchboard:
     def _add(self, front: int, connected: socket.socket) -> None:
         line = _Line(connected)
         with self._lock:
-            known, self._lines[front] = self._lines.get(front), line
-        if known is not None:
+            known = self._lines.get(front)
+        if known is not None:  # what it had is aborted before anything new is taken
             known.hang_up()
-        threading.Thread(target=self._read, args=(front, line, FrameSocket(connected)), name="homenode-front", daemon=True).start()
+            known.reader.join()
+        with self._lock:
+            self._lines[front] = line
+        line.reader = threading.Thread(target=self._read, args=(front, line, FrameSocket(connected)), name="homenode-front", daemon=True)
+        line.reader.start()
 
     def _read(self, front: int, line: _Line, frames: FrameSocket) -> None:
         """Feed the loop until the front leaves; then nobody waits for its requests."""
@@ -73,15 +77,16 @@ class Switchboard:
                 self._put(_own(decode_body(body, _FromFront), front))
         except PeerError as error:
             _log.error("front %d is hung up on: %s", front, error.message)
-        with self._lock:
-            if self._lines.get(front) is line:
-                del self._lines[front]
-        line.close()
         self._put(AbortFront(front))
+        with self._lock:
+            del self._lines[front]
+        line.close()
 
 
 class _Line:
     """The way out to one front. What it does not read at once is kept and sent by a thread that there is only as long."""
+
+    reader: threading.Thread
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected

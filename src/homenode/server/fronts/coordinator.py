@@ -188,6 +188,11 @@ class Coordinator:
         """Those there are; None for one that is being started again."""
         return tuple(self._slots)
 
+    @property
+    def engine_pids(self) -> tuple[int, ...]:
+        """The processes of the engines that are there."""
+        return tuple(keeper.client.pid for keeper in self._keepers if keeper.up and keeper.client.pid is not None)
+
     async def _new_front(self, slot: int) -> FrontProcess:
         """A front that has read the vocabulary. Raises what it could not do that for."""
         front = FrontProcess(next(self._numbers), f"homenode-front-{slot}", self._hear)

@@ -133,8 +133,8 @@ class _Front:
             except BlockingIOError:
                 return
             except (OSError, PeerError) as error:
-                _log.error("an engine could not be connected: %s", error)
-                return
+                _log.error("no more engines are connected: %s", error)
+                taken = None
             if taken is None:
                 loop.remove_reader(self._door)
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.server.fronts.messages import FromFront, Prepare, Prepared, Serving, ToFront
 
+_log = logging.getLogger(__name__)
 _CHUNK = 256 * 1024
 _METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # read by prometheus_client when it is imported
 _KILL_AFTER_S = 2.0
@@ -122,8 +124,12 @@ class FrontProcess:
             while data := await reader.read(_CHUNK):
                 for body in decoder.feed(data):
                     self._take(decode_body(body, FromFront))
-        except (PeerError, OSError):
-            self.kill()  # a stream that is damaged is of no use, to it either
+        except (PeerError, OSError) as error:
+            _log.error("%s is ended, as the stream to it failed: %s", self.name, error)
+            self.kill()
+        except Exception:  # a fault in who hears: without this front everybody else goes on
+            _log.exception("%s is ended, as what it said could not be taken", self.name)
+            self.kill()
         self._end(await asyncio.to_thread(self._reap))
 
     def _take(self, message: FromFront) -> None:
