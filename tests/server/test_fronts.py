@@ -59,7 +59,7 @@ class Service:
 
     @property
     def pids(self) -> list[int]:
-        return [front.pid for front in self.made.fronts if front is not None and front.pid is not None]
+        return list(self.made.front_pids)
 
     async def get(self, path: str) -> httpx.Response:
         """Over a connection of its own, which any front may take."""

@@ -7,7 +7,6 @@ being cancelled while waiting on it, aborts the request in the engine.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import time
 from collections import deque
@@ -105,16 +104,11 @@ class EngineLink:
         reader, self._writer = await asyncio.open_unix_connection(sock=connected)
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
-    async def detach(self) -> None:
-        """Close the stream. Who still waits on it gets an error."""
+    def abandon(self, reason: str) -> None:
+        """Close the stream; who still waits on it hears the reason."""
         if self._writer is not None:
             self._writer.close()
-            with contextlib.suppress(OSError):
-                await self._writer.wait_closed()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-        self._lose("the connection to the engine was closed")
+        self._lose(reason)
 
     # Use
 

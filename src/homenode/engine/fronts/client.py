@@ -74,13 +74,17 @@ class _NotYet(EngineLink):
 
 
 class LinkedEngine:
-    """An engine as a front sees it: the stream to it, and what the coordinator says of it."""
+    """An engine as a front sees it: a stream to one of its processes, and what the coordinator says of its present one, which may be another.
 
-    def __init__(self, number: int, node: int | None = None) -> None:
+    Processes are counted by the restarts before them.
+    """
+
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.figures = EngineFigures(number, node, "loading", 0, 0, Statistics())
+        self.figures = EngineFigures(number, None, "loading", 0, 0, Statistics())
         self.hindrance: str | None = None
         self.client: EngineLink = _NotYet()
+        self.reached = self.booked = -1  # the process that `client` leads to, and the one that the router's books are of
 
     @property
     def state(self) -> EngineState:
@@ -90,12 +94,17 @@ class LinkedEngine:
     @property
     def takes(self) -> bool:
         """Whether it may be given requests."""
-        return self.state == "ready" and self.client.lost is None
+        return self.state == "ready" and self.in_touch
 
     @property
     def up(self) -> bool:
         """Whether there is an engine, answering or not."""
-        return self.state in ("ready", "silent") and self.client.lost is None
+        return self.state in ("ready", "silent") and self.in_touch
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether the stream leads to the process that there is, and the books are of it."""
+        return self.client.lost is None and self.reached == self.booked == self.figures.restarts
 
     @property
     def kv_usage(self) -> float:
@@ -137,10 +146,9 @@ class LinkedClient(Dispatcher):
     async def connect(self, way: Way, connected: socket.socket) -> None:
         """A stream to an engine, perhaps in place of another one."""
         engine, link = self._linked[way.engine], _Link(self._front, way, self._link_lost)
-        await engine.client.detach()  # whose end may not have been read yet
+        engine.client.abandon("there is another stream to it")
         await link.attach(connected)
-        self._elsewhere.add(way.engine, way.num_blocks)
-        engine.client = link
+        engine.client, engine.reached = link, way.process
         self._let_go(engine)
 
     def _let_go(self, engine: LinkedEngine) -> None:
@@ -151,10 +159,8 @@ class LinkedClient(Dispatcher):
     def take(self, told: ToLinked) -> None:
         """The coordinator said this."""
         match told:
-            case EngineSeen(figures, hindrance):
-                engine = self._linked[figures.number]
-                engine.figures, engine.hindrance = figures, hindrance
-                self._let_go(engine)
+            case EngineSeen():
+                self._see(told)
             case TooMany(request, waiting):
                 self._waiting.discard(request)
                 if (journey := self._held.get(request)) is not None:
@@ -165,6 +171,16 @@ class LinkedClient(Dispatcher):
                     self.on_engine_lost(reason)
             case _:
                 self._elsewhere.take(told)
+
+    def _see(self, told: EngineSeen) -> None:
+        engine, process = self._linked[told.figures.number], told.figures.restarts
+        engine.figures, engine.hindrance = told.figures, told.hindrance
+        if told.num_blocks and engine.booked != process:  # what follows of others' requests is about this process
+            if engine.reached < process:
+                engine.client.abandon("the engine was started again")
+            self._elsewhere.add(engine.number, told.num_blocks)
+            engine.booked = process
+        self._let_go(engine)
 
     def _link_lost(self, link: _Link) -> None:
         self._elsewhere.drop(link.way.engine)

@@ -81,9 +81,13 @@ class LinkLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineSeen(msgspec.Struct, frozen=True, tag=True):
-    """Coordinator to all fronts: what is to be known of an engine now. `hindrance`: why it computes nothing although it takes requests."""
+    """Coordinator to all fronts: what is to be known of an engine now.
+
+    `num_blocks` of the KV memory of its present process, 0 when there is none. `hindrance`: why it computes nothing although it takes requests.
+    """
 
     figures: EngineFigures
+    num_blocks: int
     hindrance: str | None = None
 
 
@@ -100,11 +104,10 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Way(msgspec.Struct, frozen=True):
-    """Comes to a front with a socket: the engine at the other end, and which of its processes; `num_blocks` of its KV memory."""
+    """Comes to a front with a socket: the engine at the other end. `process`: which of its processes, by the restarts before it."""
 
     engine: int
     process: int
-    num_blocks: int
 
 
 class AbortFront(NamedTuple):
