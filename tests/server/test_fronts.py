@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from homenode.errors import CheckpointError, HostError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
 from homenode.server.fronts.coordinator import Coordinator
+from homenode.server.fronts.folder import MetricsFolder
 from homenode.server.listener import bind
 from tests.engine.engines import config_for
 from tests.engine.live import connections
@@ -249,3 +253,19 @@ async def test_refusals_of_all_fronts_are_counted_together(tmp_path: Path) -> No
         await asyncio.gather(*endless, return_exceptions=True)
         async with asyncio.timeout(PATIENCE_S):
             assert await to.serving == 0
+
+
+def test_the_folder_of_a_coordinator_that_was_killed_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    living = MetricsFolder()
+    script = "from homenode.server.fronts.folder import MetricsFolder\nimport os\nprint(MetricsFolder().path, flush=True)\nos.abort()"
+    killed = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    assert Path(killed.stdout.strip()).is_dir()
+    unlocked = tmp_path / "homenode-metrics-new"
+    unlocked.mkdir()
+    another = MetricsFolder()
+    assert sorted(tmp_path.iterdir()) == sorted([living.path, another.path, unlocked])
+    for folder in (living, another):
+        folder.remove()
+        folder.remove()
+    assert list(tmp_path.iterdir()) == [unlocked]

@@ -65,7 +65,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -
 
     engine = located(engine)
     configs = replica_configs(engine)
-    count = server.api_server_count or len(configs)
+    count = server.api_server_count or engine.parallel.data_parallel_size
     if count > 1:
         return await _serve_by_fronts(configs, server, text, count)
     client = _client(configs)
@@ -98,7 +98,7 @@ async def _serve_by_fronts(configs: Sequence[EngineConfig], server: ServerConfig
         for finding in too_few_cores(configs, count):
             ERR.print(f"[yellow]note:[/] {finding.text}", highlight=False)
         _keep_off_compute(ready)
-        return await coordinator.serve(lambda url: _announce(url, ready))
+        return await coordinator.serve(lambda url: _announce(url, ready, count))
     finally:
         await coordinator.close()
 
@@ -123,14 +123,14 @@ def _keep_off_compute(ready: Any) -> None:
             ERR.print(f"[yellow]note:[/] {finding.text}", highlight=False)
 
 
-def _announce(url: str, ready: Any) -> None:
+def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     details = ready.details
     for note in details.get("notes", ()):
         ERR.print(f"[yellow]note:[/] {note}", highlight=False)
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
     ERR.print(
-        f"[bold green]ready[/] {url}  {_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
+        f"[bold green]ready[/] {url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
         f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
         f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
         highlight=False,

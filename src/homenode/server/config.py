@@ -48,7 +48,7 @@ class ServerConfig(HttpConfig):
     )
     api_server_count: int | None = option(
         None,
-        "Processes that answer HTTP and turn text into tokens, on the one port. Default: as many as engines (--data-parallel-size).",
+        "Processes that answer HTTP and turn text into tokens, on the one port. Default: --data-parallel-size.",
         minimum=1,
         maximum=1024,
     )

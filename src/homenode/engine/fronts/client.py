@@ -146,8 +146,11 @@ class LinkedClient(Dispatcher):
     async def connect(self, way: Way, connected: socket.socket) -> None:
         """A stream to an engine, perhaps in place of another one."""
         engine, link = self._linked[way.engine], _Link(self._front, way, self._link_lost)
-        engine.client.abandon("there is another stream to it")
         await link.attach(connected)
+        if way.process < engine.reached:  # streams may be ready in another order than they came
+            link.abandon("there is a newer process of it")
+            return
+        engine.client.abandon("there is another stream to it")
         engine.client, engine.reached = link, way.process
         self._let_go(engine)
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,6 +42,7 @@ from homenode.engine.replicas.router import Router
 from homenode.errors import InternalError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
+from homenode.server.fronts.folder import MetricsFolder
 from homenode.server.fronts.members import Fronts
 from homenode.server.fronts.messages import Begin, FromFront, Prepare, Stop
 from homenode.server.fronts.process import FrontProcess
@@ -81,7 +81,7 @@ class Coordinator:
         self._books = Elsewhere(Router(self._dispatch.block_size, self._dispatch.prefix_caching, self._key))
         self._ready: Ready | None = None
         self._listener: socket.socket | None = None
-        self._metrics = tempfile.TemporaryDirectory(prefix="homenode-metrics-")
+        self._metrics = MetricsFolder()
         self._draining = False
         self._lost: str | None = None
 
@@ -97,7 +97,7 @@ class Coordinator:
         """
         self._listener = listener
         told = Progress(len(self._keepers), progress)
-        prepare = Prepare(self._server, self._text, str(self._configs[0].model.path), self._metrics.name)
+        prepare = Prepare(self._server, self._text, str(self._configs[0].model.path), str(self._metrics.path))
         starting = [asyncio.ensure_future(keeper.start(told.of(keeper.number))) for keeper in self._keepers]
         await asyncio.sleep(0)  # engines are started first: they have the longer way to go
         fronts = asyncio.ensure_future(self._fronts.start(listener, prepare))
@@ -135,7 +135,7 @@ class Coordinator:
         await asyncio.gather(*(keeper.close() for keeper in self._keepers))
         if self._listener is not None:
             self._listener.close()
-        self._metrics.cleanup()
+        self._metrics.remove()
 
     def signalled(self) -> None:
         """The first signal drains, the second ends at once."""
