@@ -46,14 +46,9 @@ def serving(*flags: str) -> Iterator[LiveServer]:
 
 def engines(server: LiveServer) -> list[int]:
     """Process ids by the number in their names."""
-    found = {}
-    for task in Path(f"/proc/{server.process.pid}/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            name = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()
-            assert Path(f"/proc/{pid}/comm").read_text().strip() == "homenode-worker"
-            found[name] = int(pid)
-    assert list(map(str, sorted(found))) == ["homenode-worker-0", "homenode-worker-1"]
-    return [found[name] for name in sorted(found)]
+    found = server.children("homenode-worker")
+    assert list(found) == ["homenode-worker-0", "homenode-worker-1"]
+    return list(found.values())
 
 
 def body(entry: dict[str, Any], cut: int = 0, **more: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ further: an engine is not flooded because it knows a popular beginning. Requests
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from homenode.engine.kv.prefix import HashChain
@@ -126,6 +126,26 @@ class Router:
         if tokens is not None and self.caching:
             engine.prefixes.add(cacheable(ticket.chain, tokens, self.block_size))
         ticket.route, ticket.running = None, False
+
+    def book(self, number: int, work: int, digests: Sequence[bytes]) -> Ticket:
+        """Somebody else gave the engine a request that leaves it `work` tokens to compute; it is told of like one's own."""
+        engine = self._engines[number]
+        engine.prefixes.add(digests)
+        self._change(engine, waiting=work, requests=1, given=1)
+        return Ticket(HashChain(self.key, self.block_size, ""), [], Route(number, work))
+
+    def remember(self, number: int, digests: Sequence[bytes]) -> None:
+        """Somebody else knows that the engine's cache has these blocks."""
+        if self.caching:
+            self._engines[number].prefixes.add(digests)
+
+    def known(self, number: int) -> list[bytes]:
+        """The blocks that its cache is thought to hold, those used longest ago first."""
+        return self._engines[number].prefixes.digests
+
+    def has(self, number: int) -> bool:
+        """Whether the engine was ever there."""
+        return number in self._engines
 
     def forget(self, number: int) -> None:
         """The engine lost its memory."""
