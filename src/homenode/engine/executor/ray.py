@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _ROOM_S = 60.0  # for Ray to find a host for every worker
 _TOGETHER_S = 5.0  # and for each stage as a whole, where there is one; it takes a fraction of that unless the cluster is in use
 _OTHER_ENGINES_S = 20.0  # for those of the same service to have found theirs
+# How often Ray may start a worker elsewhere before it has called; one that had called is replaced by the engine, and turned away if it calls again.
+_MOVES = 5
 _TAKEN = ("CREATED", "RESCHEDULING")  # states of groups that have hosts
 _NODE = "numa_node"
 
@@ -86,12 +88,20 @@ class RayLauncher:
         resources = _resources(plan)
         actor = (
             ray.remote(_Starter)
-            .options(scheduling_strategy=strategy, num_cpus=resources["CPU"], num_gpus=resources.get("GPU", 0), max_restarts=0)
+            .options(
+                scheduling_strategy=strategy,
+                num_cpus=resources["CPU"],
+                num_gpus=resources.get("GPU", 0),
+                max_restarts=_MOVES,
+                max_task_retries=_MOVES,
+            )
             .remote()
         )
         arguments = [self._rendezvous.address, str(plan.number), str(life)]
         given = Neighbours(self._name, self._engines, self._workers, plan.number)
-        return RayWorker(ray, plan.name, actor, actor.run.remote(arguments, given, plan.name, self._rendezvous.secret.hex()), sock)
+        ended = actor.run.remote(arguments, given, plan.name, self._rendezvous.secret.hex())
+        ended.future().add_done_callback(lambda _: self._rendezvous.give_up(plan.number, life))
+        return RayWorker(ray, plan.name, actor, ended, sock)
 
     def close(self) -> None:
         """Leave the cluster, and give back what was taken of it."""

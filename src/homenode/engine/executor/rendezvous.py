@@ -53,6 +53,13 @@ class Rendezvous:
             self._awaited[worker, life] = theirs
         return ours
 
+    def give_up(self, worker: int, life: int) -> None:
+        """This process of a worker has ended: if it never called, its stream ends now."""
+        with self._changed:
+            end = self._awaited.pop((worker, life), None)
+        if end is not None:
+            end.close()
+
     def forget(self, generation: int) -> None:
         """Rows of earlier generations are awaited nowhere, and their ranks are gone."""
         with self._changed:
