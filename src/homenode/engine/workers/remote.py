@@ -1,7 +1,7 @@
-"""A worker on another host than its engine: `python -m homenode.engine.workers.remote ENGINE WORKER LIFE PLACE NAME`, the secret in hexadecimal on
-its standard input.
+"""A worker on another host than its engine: `python -m homenode.engine.workers.remote ENGINE WORKER LIFE HOST PLACE NAME`, the secret in hexadecimal
+on its standard input.
 
-ENGINE is where the engine listens, HOST:PORT. PLACE is `given` on the engine's own host, where the plan is the engine's; elsewhere INDEX/COUNT of the
+ENGINE is where the engine listens, HOST:PORT. HOST is a word for this host, the same for all workers here. PLACE is `given` on the engine's own host, where the plan is the engine's; elsewhere INDEX/COUNT of the
 engine's workers on this host, which then are planned for here. Everything else is as in `workers.main`.
 """
 
@@ -24,7 +24,7 @@ _CONNECT_S = 30.0
 
 def main(arguments: list[str]) -> int:
     """Connect, and be a worker until the engine leaves. Returns the exit code."""
-    address, worker, life, place, name = arguments
+    address, worker, life, host, place, name = arguments
     call_itself(name)
     secret = bytes.fromhex(sys.stdin.readline().strip())
     try:
@@ -32,9 +32,9 @@ def main(arguments: list[str]) -> int:
     except HomenodeError as error:
         print(f"{name}: {error.message}", file=sys.stderr)
         return 1
-    host = str(sock.getsockname()[0])
+    ip = str(sock.getsockname()[0])
     return worker_main.main(
-        [str(sock.detach()), str(os.getppid()), name], make=lambda join: _make(join, place), open_for=open_tcp(address, host, secret)
+        [str(sock.detach()), str(os.getppid()), name], make=lambda join: _make(join, place), open_for=open_tcp(address, ip, secret, host)
     )
 
 
