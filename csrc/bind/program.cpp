@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "host/rank_group.h"
@@ -64,6 +65,18 @@ auto copy_output(const Output& output) {
   std::vector<float> values(rows * columns);
   for (size_t r = 0; r < rows; ++r) std::memcpy(values.data() + r * columns, output.data + static_cast<int64_t>(r) * output.stride, columns * sizeof(float));
   return array_of(std::move(values), {rows, columns});
+}
+
+auto expert_uses(const Program& program) {
+  const std::vector<std::vector<uint64_t>> uses = program.expert_uses();
+  size_t experts = 0;
+  for (const auto& row : uses) experts = std::max(experts, row.size());
+  std::vector<uint64_t> table;
+  for (const auto& row : uses) {
+    table.insert(table.end(), row.begin(), row.end());
+    table.resize(table.size() + experts - row.size());
+  }
+  return array_of(std::move(table), {uses.size(), experts});
 }
 
 Tensor make_constant(const Array2<float>& values) {
@@ -141,6 +154,7 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("nbytes", &Program::bytes)
       .def_prop_ro("ranges", &ranges_of, "Address, bytes and home of what each thread has for itself; nothing where all threads have one home.")
       .def("barriers", &Program::barriers, nb::arg("tokens"), nb::arg("sequences"), "Times the threads wait for each other in such a step.")
+      .def("expert_uses", &expert_uses, "Tokens that each expert was computed for so far: [mixtures, experts].")
       .def("measure_phases", &Program::measure_phases, nb::arg("on"), "Adds up the time of each phase from now on, or forgets it.")
       .def("phase_times", &phase_times, "Name, runs, seconds, and of these seconds at the barrier, for each kind of phase.");
 }

@@ -115,6 +115,7 @@ void mixture_gate_up(const MixtureArgs& a, int thread, int threads) {
   for (size_t e = 0; e < experts.gate.size(); ++e) {
     const int64_t begin = m.list.begin(static_cast<int>(e)), end = m.list.end(static_cast<int>(e));
     if (begin == end) continue;
+    if (thread == 0) a.plan->count(static_cast<int>(e), end - begin);
     for (size_t p = static_cast<size_t>(thread); p < experts.gate[e]->pieces.size(); p += static_cast<size_t>(threads)) {
       product.multiply(*experts.gate[e], *experts.up[e], p, thread, begin, end);
     }

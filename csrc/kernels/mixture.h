@@ -13,8 +13,10 @@
 //   mixture_gate_up    silu(gate) * up of each token and expert
 //   mixture_down       the weighted sum
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -56,6 +58,13 @@ struct MixturePlan {
   size_t gate_row, up_row;  // bytes of a gathered row; up_row is 0 where gate and up take the same rows
   size_t shared_bytes;      // of the memory all threads share, on a 64-byte boundary
   size_t own_bytes;         // of that of one thread, a multiple of 128
+  std::unique_ptr<std::atomic<uint64_t>[]> used;  // for each expert here, how many tokens it was computed for so far
+
+  // Only one thread of a step does this; others may read at any time.
+  void count(int expert, int64_t tokens) const {
+    std::atomic<uint64_t>& sum = used[static_cast<size_t>(expert)];
+    sum.store(sum.load(std::memory_order_relaxed) + static_cast<uint64_t>(tokens), std::memory_order_relaxed);
+  }
 };
 
 struct MixtureArgs {

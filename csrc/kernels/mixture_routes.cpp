@@ -75,7 +75,7 @@ size_t gathered_bytes(const Weight& w, const MixtureSource& source, Level level)
 }  // namespace
 
 MixturePlan::MixturePlan(Experts all, MixtureSource from, int per_token, bool sum_to_one, int64_t most, Level level)
-    : experts(std::move(all)), source(from), chosen(per_token), normalise(sum_to_one), max_tokens(most) {
+    : experts(std::move(all)), source(from), chosen(per_token), normalise(sum_to_one), max_tokens(most), used(std::make_unique<std::atomic<uint64_t>[]>(experts.gate.size())) {
   const Weight &gate = *experts.gate[0], &up = *experts.up[0];
   gate_row = gathered_bytes(gate, source, level);
   up_row = gate.format == up.format ? 0 : gathered_bytes(up, source, level);

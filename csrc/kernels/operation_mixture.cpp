@@ -60,6 +60,15 @@ void MixtureOperation::lower(Lowering& to) {
   add("experts_down", mixture_down, When::always, false, rows_of_sum);
 }
 
+std::vector<uint64_t> MixtureOperation::uses() const {
+  std::vector<uint64_t> counts(static_cast<size_t>(experts_.total()));
+  for (size_t e = 0; e < counts.size(); ++e) {
+    const size_t place = experts_.here.empty() ? e : static_cast<size_t>(experts_.here[e]);
+    if (plan_ && place < experts_.gate.size()) counts[e] = plan_->used[place].load(std::memory_order_relaxed);
+  }
+  return counts;
+}
+
 void AddGatedOperation::lower(Lowering& to) {
   to.phase({"add_gated", [x = View(x), y = View(y), gate = View(gate), sum = View(out), kind = out.rows](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(rows_in(kind, step), thread, threads);

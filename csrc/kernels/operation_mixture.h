@@ -27,6 +27,8 @@ class MixtureOperation : public Operation {
   // The router's product, and the norm of the rows both take.
   void take_over() override;
   void lower(Lowering&) override;
+  // For each expert of the mixture how many tokens it was computed for so far; 0 for those that are elsewhere. For any thread, at any time.
+  std::vector<uint64_t> uses() const;
 
  private:
   Inputs inputs_;

@@ -6,6 +6,7 @@
 #include "host/rank_group.h"
 #include "host/team.h"
 #include "kernels/linear.h"
+#include "kernels/operation_mixture.h"
 
 namespace homenode {
 
@@ -93,6 +94,14 @@ int Program::barriers(int tokens, int sequences) const {
     work_done = true, barrier = false;
   }
   return count;
+}
+
+std::vector<std::vector<uint64_t>> Program::expert_uses() const {
+  std::vector<std::vector<uint64_t>> uses;
+  for (const auto& operation : operations_) {
+    if (const auto* mixture = dynamic_cast<const MixtureOperation*>(operation.get())) uses.push_back(mixture->uses());
+  }
+  return uses;
 }
 
 void Program::measure_phases(bool on) {

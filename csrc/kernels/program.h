@@ -43,6 +43,9 @@ class Program {
   // Times the threads wait for each other in a step of so many tokens and sequences (one sampled row each), the end not counted.
   int barriers(int tokens, int sequences) const;
 
+  // For each mixture, in the order they were recorded, how many tokens each of its experts was computed for so far; waits for no run.
+  std::vector<std::vector<uint64_t>> expert_uses() const;
+
   // From the next run on, adds up the time each phase takes; `on` false forgets the times.
   void measure_phases(bool on);
   // So far: one line for each name, in order of first appearance.

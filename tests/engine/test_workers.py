@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from homenode.engine.executor.counting import CountingExecutor
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.local import LocalEngine
@@ -63,8 +64,11 @@ def open_files() -> Iterator[Path]:
 
 
 def executor_of(engine: LocalEngine) -> ProcessExecutor:
-    assert isinstance(engine._executor, ProcessExecutor)
-    return engine._executor
+    executor = engine._executor
+    if isinstance(executor, CountingExecutor):  # of a model with experts
+        executor = executor.inner
+    assert isinstance(executor, ProcessExecutor)
+    return executor
 
 
 def worker_pids(engine: LocalEngine) -> list[int]:

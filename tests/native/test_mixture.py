@@ -11,7 +11,7 @@ import pytest
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Experts, FloatArray, Ops, Tensor
 from homenode.compute.reference.ops import choose_experts
-from tests.native.steps import evaluate, same_bits
+from tests.native.steps import Part, evaluate, limits, same_bits, step_of
 from tests.native.weights import FORMATS, load, stored
 
 # Relative to the root mean square of what the experts add. Block formats multiply with activations rounded to 8 bits, twice in a row.
@@ -121,6 +121,28 @@ def test_logits_that_are_no_numbers_harm_their_row_only(backend: NativeBackend, 
     found = case.run(backend, experts, 2)
     assert same_bits(found[[0, 2, 4]], usual[[0, 2, 4]])
     assert np.isnan(found[1]).all()
+
+
+@pytest.mark.parametrize("ids", [None, (0, 3, 6)], ids=["all experts", "some"])
+def test_uses_of_experts_are_counted(backend: NativeBackend, ids: tuple[int, ...] | None, tmp_path: Path) -> None:
+    case = Case("Q8_0", 7, 64, 32, 20)
+    experts = case.loaded(backend, tmp_path / "weights")
+    if ids is not None:
+        experts = Experts(*([matrices[e] for e in ids] for matrices in (experts.gate, experts.up, experts.down)), ids=ids)
+    sizes = (1, 5, 20)  # of which the mixture computes the last in another way
+    x, logits = backend.constant(case.x), backend.constant(case.logits)
+    program = backend.compile(
+        lambda ops: ops.mixture(x, ops.mixture(x, logits, experts, 2, True, None) and logits, experts, 3, True, None), limits(20)
+    )
+    wanted = np.zeros((2, 7), np.uint64)
+    for tokens in sizes:
+        program.run(step_of([Part(0, tokens)], sample_rows=()))
+        for mixture, chosen in enumerate((2, 3)):
+            for row in case.logits[:tokens]:
+                wanted[mixture, choose_experts(row, chosen, True)[0]] += np.uint64(1)
+    if ids is not None:
+        wanted[:, [e for e in range(7) if e not in ids]] = 0
+    assert np.array_equal(program.expert_uses(), wanted)
 
 
 def test_gated_sum(backend: NativeBackend) -> None:

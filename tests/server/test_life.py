@@ -127,6 +127,20 @@ def test_figures_of_stages_and_workers(start: Start) -> None:
     assert 'homenode:worker_restarts_total{model_name="story-teller"} 2.0' in text
 
 
+def test_figures_of_experts(start: Start) -> None:
+    client = ScriptedClient()
+    client.statistics = Statistics(compute={"experts": {"tokens": [5, 7], "imbalance": [[1, 1.2]]}})
+    server = start(client)
+    text = server.http.get("/metrics").text
+    assert 'homenode:expert_tokens_total{expert="1",model_name="story-teller"} 7.0' in text
+    assert 'homenode:expert_imbalance{layer="1",model_name="story-teller"} 1.2' in text
+    assert "expert_layer_tokens" not in text
+    client.statistics = Statistics(compute={"experts": {"tokens": [5, 7], "imbalance": [[1, 1.2]], "layers": [[0, 0], [5, 7]]}})
+    text = server.http.get("/metrics").text
+    assert 'homenode:expert_layer_tokens_total{expert="0",layer="1",model_name="story-teller"} 5.0' in text
+    assert 'layer="0"' not in text
+
+
 def test_figures_of_several_engines_and_what_became_of_them(start: Start) -> None:
     client = ScriptedClient()
     figures = [Statistics(num_running=2, prefix_hits=4, rejected={"queue_full": 5}), Statistics(num_running=3, prefix_hits=5)]

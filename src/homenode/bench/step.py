@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Logits, Ops, Program, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
@@ -79,6 +80,10 @@ class _TimedProgram:
         self._work()
         self._times.append(_Times(begin, time.perf_counter()))
         return logits
+
+    def expert_uses(self) -> npt.NDArray[np.uint64]:
+        """See `Program.expert_uses`."""
+        return self._program.expert_uses()
 
 
 class _TimedSampling:

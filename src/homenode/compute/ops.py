@@ -218,6 +218,12 @@ class Program(Protocol):
         of the group did not come.
         """
 
+    def expert_uses(self) -> npt.NDArray[np.uint64]:
+        """For each `Ops.mixture`, in the order of the calls, how many tokens each of its experts was computed for so far: [mixtures, experts].
+
+        Experts that are elsewhere have 0. Any thread may ask while a step is computed.
+        """
+
 
 class Backend(Protocol):
     """A place that computes: makes parameters and memory, compiles forward functions, samples."""

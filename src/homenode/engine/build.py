@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from homenode.compute.devices import torch_missing
-from homenode.compute.ops import Backend, KvCache, KvGeometry, PlacedBackend
+from homenode.compute.ops import Backend, KvGeometry, PlacedBackend
 from homenode.compute.team_memory import TeamMemory
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.engine.crowding import spin_us, too_many_threads
+from homenode.engine.executor.counting import USES, CountingExecutor
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.executor.protocol import Executor
+from homenode.engine.expert_counts import counts_problem
+from homenode.engine.expert_table import of_part
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
 from homenode.engine.messages import Ready
@@ -46,6 +49,7 @@ from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.part import ModelPart
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds
@@ -124,6 +128,8 @@ def build_engine(
 
         return build_engine_of_workers(config, devices, progress, lookahead, own_process, micro_batches)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
+    if problem := counts_problem(config.parallel.expert_counts, checkpoint.spec):
+        raise problem
     if config.replica is not None and config.replica.allowed:
         keep_to(config.replica.allowed)  # the front, whose CPUs were inherited, may have moved to a few of them
     host = read_host(LiveSource(), accelerators=False)
@@ -155,10 +161,21 @@ def build_engine(
     sizes = _sizes(config, model.spec, geometry, _room(config, place, layout.target_bytes), on_nodes)
     sharing = _sharing(config, checkpoint, layout, geometry, backend)
     cache = sharing.kv_cache(sizes.num_blocks) if sharing else backend.kv_cache(geometry, sizes.num_blocks)
-    runner = _make_runner(model, backend, cache, sizes)
+    program = backend.compile(model.forward(cache), sizes.step_limits())
+    runner = Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
     # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
     cpu = place.team[0] if compute.backend == "native" else UNPINNED
-    executor = InlineExecutor(runner, sizes.worker_limits(), backend.statistics, cpu=cpu)
+    whole, spec = ModelPart.whole(model.spec), model.spec
+    executor = counting(
+        InlineExecutor(
+            runner,
+            sizes.worker_limits(),
+            lambda: backend.statistics() | ({USES: of_part(whole, spec, program.expert_uses())} if spec.mixture else {}),
+            cpu=cpu,
+        ),
+        config,
+        spec,
+    )
     scheduler = Scheduler(
         config.scheduler,
         config.kv,
@@ -179,6 +196,11 @@ def build_engine(
     handing_over = sharing.hand_over(cache)
     ready.details["kv_transfer"] = msgspec.to_builtins(handing_over.published)
     return Engine(scheduler, executor, ready, handing_over)
+
+
+def counting(executor: Executor, config: EngineConfig, spec: ModelSpec) -> Executor:
+    """The executor, and with experts what counts how they are used."""
+    return CountingExecutor(executor, spec, config.parallel.expert_counts) if spec.mixture else executor
 
 
 def check_config(config: EngineConfig) -> list[UserError]:
@@ -204,6 +226,8 @@ def check_config(config: EngineConfig) -> list[UserError]:
     except UserError as error:
         found.append(error)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
+    if problem := counts_problem(config.parallel.expert_counts, checkpoint.spec):
+        found.append(problem)
     config = settled_numa(config, checkpoint, host)
     try:
         place = _place(config, checkpoint, host)
@@ -330,11 +354,6 @@ def _sharing(config: EngineConfig, checkpoint: Checkpoint, layout: WeightLayout,
     targets = Counter(matrix.target for matrix in layout.matrices)
     fingerprint = fingerprint_of(config.transfer, checkpoint, geometry, kept_as(config, targets))
     return Sharing(config.transfer, backend, geometry, fingerprint)
-
-
-def _make_runner(model: LoadedModel, backend: Backend, cache: KvCache, sizes: Sizes) -> Runner:
-    program = backend.compile(model.forward(cache), sizes.step_limits())
-    return Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
 
 
 def _ready(

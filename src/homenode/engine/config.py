@@ -130,9 +130,14 @@ class ParallelConfig:
     enable_expert_parallel: bool = option(False, "Give each worker whole experts of a mixture instead of a part of each.")
     expert_placement: str = option(
         "spread",
-        "Which experts are where: spread (one after another, in turn), packed (runs), or a file of `homenode:expert_tokens_total` counts; the most "
-        "used then go to accelerators first.",
+        "Which experts are where: spread (one after another, in turn), packed (runs), or a file as --expert-counts makes it; the most used then go to "
+        "accelerators first.",
         metavar="spread|packed|FILE",
+    )
+    expert_counts: str | None = option(
+        None,
+        "Add to this file how often each expert of each layer was chosen, every minute and at the end; /metrics then shows layers apart.",
+        metavar="FILE",
     )
     executor: str = option(
         "auto",

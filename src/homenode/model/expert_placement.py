@@ -67,28 +67,38 @@ def read_placement(setting: str, spec: ModelSpec) -> ExpertPlacement:
     path = Path(setting).expanduser()
     if not path.exists():
         raise _unusable(f"{setting} is neither spread nor packed, and no file of this name is there")
+    try:
+        return ExpertUse(read_counts(path, spec))
+    except UserError as error:
+        raise _unusable(error.message) from error
+
+
+def read_counts(path: Path, spec: ModelSpec) -> tuple[tuple[float, ...], ...]:
+    """The counts that a file has of this model's experts, layer by layer. UserError for a file that has none."""
     if (size := file_size(path)) > _MOST_BYTES:
-        raise _unusable(f"{path} has {format_bytes(size)}; at most {format_bytes(_MOST_BYTES)} of counts are read")
+        raise UserError(f"{path} has {format_bytes(size)}; at most {format_bytes(_MOST_BYTES)} of counts are read")
     try:
         counts = msgspec.json.decode(read_at(path, 0, size), type=tuple[tuple[float, ...], ...])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _unusable(f"{path} is no JSON list of lists of numbers: {error}") from error
+        raise UserError(f"{path} is no JSON list of lists of numbers: {error}") from error
     _check(path, counts, spec)
-    return ExpertUse(counts)
+    return counts
 
 
 def _check(path: Path, counts: tuple[tuple[float, ...], ...], spec: ModelSpec) -> None:
     if len(counts) != spec.num_layers:
-        raise _unusable(
+        raise UserError(
             f"{path} has counts of {len(counts)} layers; the model has {spec.num_layers} (an empty list where one has no experts)"
         )
     for layer, line in enumerate(counts):
         wanted = len(every_expert(spec, layer))
         if wanted and len(line) != wanted:
-            raise _unusable(f"{path} has {len(line)} counts for layer {layer}, which has {wanted} experts")
+            raise UserError(f"{path} has {len(line)} counts for layer {layer}, which has {wanted} experts")
         if wanted and not all(0 <= count < float("inf") for count in line):
-            raise _unusable(f"{path} has a count below zero for layer {layer}")
+            raise UserError(f"{path} has a count below zero for layer {layer}")
 
 
 def _unusable(why: str) -> UserError:
-    return UserError(f"--expert-placement: {why}; give spread, packed, or a file of counts as metrics show them", param="expert_placement")
+    return UserError(
+        f"--expert-placement: {why}; give spread, packed, or a file of counts as --expert-counts makes it", param="expert_placement"
+    )

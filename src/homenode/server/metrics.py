@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from homenode.engine.messages import EngineFigures, EngineState, Statistics
 from homenode.server.engine import EngineClient
+from homenode.server.expert_metrics import expert_metrics
 from homenode.server.transfer_metrics import transfer_metrics
 from homenode.server.worker_metrics import worker_metrics
 
@@ -90,6 +91,7 @@ class _EngineCollector(Collector):
         if self._client.ready.details.get("kv_transfer"):
             yield from transfer_metrics(names, parts)
         yield from worker_metrics(names, parts)
+        yield from expert_metrics(names, parts)
         yield from self._lives(names)
 
     def _parts(self) -> tuple[tuple[str, ...], list[tuple[tuple[str, ...], Statistics]]]:

@@ -356,6 +356,10 @@ class NativeProgram:
         with peer_errors():
             return self._program.run(a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows, a.hidden)
 
+    def expert_uses(self) -> npt.NDArray[np.uint64]:
+        """See `Program.expert_uses`."""
+        return self._program.expert_uses()
+
     def barriers(self, tokens: int = 1, sequences: int = 1) -> int:
         """Times the threads wait for each other in a step of so many tokens and sequences, one sampled row each; its end is not counted."""
         return self._program.barriers(tokens, sequences)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from homenode.compute.expert_uses import Counts, ExpertUses
 from homenode.compute.ops import FloatArray, IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, Spread, StepArrays, StepLimits, Tensor
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import formats, sampling
@@ -102,12 +103,17 @@ class ReferenceProgram:
         self._forward = forward
         self._limits = limits
         self._group = group
+        self._uses = ExpertUses()
 
     def run(self, arrays: StepArrays) -> FloatArray:
         """See `Program.run`. ValueError when the arrays contradict each other or the limits."""
         check_arrays(arrays, self._limits)
-        logits: FloatArray = self._forward(EagerOps(arrays, self._group))
+        logits: FloatArray = self._forward(EagerOps(arrays, self._group, self._uses))
         return logits
+
+    def expert_uses(self) -> Counts:
+        """See `Program.expert_uses`."""
+        return self._uses.table()
 
 
 def check_arrays(arrays: StepArrays, limits: StepLimits) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from homenode.compute.expert_uses import ExpertUses
 from homenode.compute.ops import Experts, FloatArray, IntArray, StepArrays
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference.kv import ReferenceKvCache
@@ -18,9 +19,12 @@ from homenode.compute.reference.kv import ReferenceKvCache
 class EagerOps:
     """`Ops` over NumPy arrays for the step described by `arrays`. Weights and vectors are float32 arrays."""
 
-    def __init__(self, arrays: StepArrays, group: RankGroup | None = None) -> None:
+    def __init__(self, arrays: StepArrays, group: RankGroup | None = None, uses: ExpertUses | None = None) -> None:
+        """`uses`: where the experts computed are counted, if anywhere."""
         self._step = arrays
         self._group = group
+        self._uses = uses
+        self._mixtures = 0  # seen so far
 
     def embedding(self, table: FloatArray, first: int = 0, vocabulary: int | None = None) -> FloatArray:
         """See `Ops.embedding`. ValueError for an id outside the vocabulary."""
@@ -138,14 +142,19 @@ class EagerOps:
         """See `Ops.mixture`. ValueError unless 1 <= chosen <= experts."""
         out = np.zeros(x.shape, np.float32) if residual is None else np.array(residual, np.float32)
         places = {expert: place for place, expert in enumerate(range(logits.shape[1]) if experts.ids is None else experts.ids)}
+        tokens = np.zeros(logits.shape[1], np.uint64)
         for row, row_logits, total in zip(np.ascontiguousarray(x), logits, out, strict=True):
             indices, weights = choose_experts(row_logits, chosen, normalise)
             for index, weight in zip(indices, weights, strict=True):
                 place = places.get(int(index))
                 if place is None:
                     continue
+                tokens[index] += np.uint64(1)
                 inner = self.silu_mul(np.concatenate([experts.gate[place] @ row, experts.up[place] @ row])[None])[0]
                 total += weight * (experts.down[place] @ inner)
+        if self._uses is not None:
+            self._uses.add(self._mixtures, tokens)
+        self._mixtures += 1
         return out
 
     def add_gated(self, x: FloatArray, y: FloatArray, gate: FloatArray) -> FloatArray:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 Mlp = Callable[[torch.Tensor, int], torch.Tensor]  # rows, place of an expert among those here -> its output
@@ -17,8 +19,8 @@ def add_experts(
     chosen: int,
     normalise: bool,
     residual: torch.Tensor | None,
-) -> torch.Tensor:
-    """See `Ops.mixture`. `ids`: which experts are here; None: all."""
+) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
+    """See `Ops.mixture`. `ids`: which experts are here; None: all. Besides the rows, for how many of them each expert was computed here."""
     experts = logits.shape[1]
     if not 1 <= chosen <= experts:
         raise ValueError(f"{chosen} experts were to be chosen from {experts}")
@@ -28,15 +30,17 @@ def add_experts(
     flat = indices.reshape(-1)
     order = torch.argsort(flat, stable=True)
     ends = torch.bincount(flat, minlength=experts).cumsum(0).tolist()
+    tokens = np.zeros(experts, np.int64)
     for place, expert in enumerate(range(experts) if ids is None else ids):
         begin, end = (ends[expert - 1] if expert else 0), ends[expert]
         if begin == end:
             continue
+        tokens[expert] = end - begin
         mine = order[begin:end]
         rows = mine // chosen
         # No row is here twice. Experts come in ascending order, and so are their results added.
         out[rows] = out[rows] + weights.reshape(-1)[mine].unsqueeze(1) * mlp(x[rows], place)
-    return out
+    return out, tokens
 
 
 def choose(logits: torch.Tensor, chosen: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

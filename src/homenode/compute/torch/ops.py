@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from homenode.compute.expert_uses import ExpertUses
 from homenode.compute.ops import Experts, FloatArray
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch.attention import Attention, Scoring
@@ -25,6 +26,7 @@ class Seen:
     vocabulary: int | None = None  # of the ids it looks up
     hidden: int | None = None  # columns it wants from the stage before
     cache: TorchKvCache | None = None
+    uses: ExpertUses = field(default_factory=ExpertUses)  # counted in every run
     frequencies: dict[bytes, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, on the device
 
 
@@ -36,6 +38,7 @@ class TorchOps:
     ) -> None:
         self._step, self._device, self._product, self._attention = step, device, product, attention
         self._group, self._seen = group, seen
+        self._mixtures = 0  # seen so far
 
     def embedding(self, table: torch.Tensor, first: int = 0, vocabulary: int | None = None) -> torch.Tensor:
         """See `Ops.embedding`. ValueError for an id outside the vocabulary."""
@@ -152,7 +155,10 @@ class TorchOps:
             inner = self.silu_mul(self.linear(rows, (experts.gate[place], experts.up[place])))
             return self._product(inner, experts.down[place])
 
-        return add_experts(x, logits, experts.ids, mlp, chosen, normalise, residual)
+        out, tokens = add_experts(x, logits, experts.ids, mlp, chosen, normalise, residual)
+        self._seen.uses.add(self._mixtures, tokens)
+        self._mixtures += 1
+        return out
 
     def add_gated(self, x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """See `Ops.add_gated`."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from homenode.compute.expert_uses import Counts
 from homenode.compute.ops import FloatArray, Ops, StepArrays, StepLimits, Tensor
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch.attention import Attention
@@ -62,6 +63,10 @@ class TorchProgram:
     def graphs(self) -> int:
         """Captured steps there are."""
         return 0 if self._graphs is None else len(self._graphs)
+
+    def expert_uses(self) -> Counts:
+        """See `Program.expert_uses`."""
+        return self._seen.uses.table()
 
     def run(self, arrays: StepArrays) -> TorchRows:
         """See `Program.run`. ValueError when the arrays contradict each other, the limits, or the KV memory."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from homenode.engine.executor.counting import USES
+from homenode.engine.expert_table import Table, of_engine
 from homenode.engine.workers.layout import WorkerPlan
+from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.part import ModelPart
 
 _SUMS = ("threads", "weight_bytes", "kv_bytes", "program_bytes")
 _PAGES = ("weight_pages", "kv_pages")
@@ -27,6 +31,11 @@ def together(
     found["workers"] = [{"number": plan.number, "stage": plan.stage, "device": plan.device, "state": state} for plan, state, _ in workers]
     found["restarts"] = restarts
     return found
+
+
+def uses_of(parts: Sequence[tuple[ModelPart, Table | None]], spec: ModelSpec | None) -> dict[str, Table]:
+    """How often experts were used, as part of the figures; nothing where they are not counted."""
+    return {USES: of_engine([(part, uses) for part, uses in parts if uses is not None], spec)} if spec is not None else {}
 
 
 def _pages(seen: Sequence[Mapping[str, int]]) -> dict[str, int] | None:

@@ -20,6 +20,7 @@ from homenode.engine.executor.flights import Flights
 from homenode.engine.executor.member import Member
 from homenode.engine.executor.protocol import StepError, WorkerLostError
 from homenode.engine.executor.worker_process import PROGRAM, StartedWorker, WorkerProcess
+from homenode.engine.expert_table import Table
 from homenode.engine.failures import named_error
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.engine.wire import decode_body, encode_frame
@@ -42,6 +43,7 @@ from homenode.engine.workers.messages import (
     Work,
 )
 from homenode.errors import HomenodeError, InternalError, PeerError
+from homenode.model.checkpoint.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its time; a dead worker is noticed at once
@@ -51,6 +53,7 @@ _BLAME_AFTER_S = 1.0  # those who waited for the same worker give up within this
 _MOST_LOSSES, _WITHIN_S = 5, 60.0
 _END_S = 3.0  # for a worker to finish its step and end
 _MOMENT_S = 0.5
+_LAST_FIGURES_S = 1.0
 
 Progress = Callable[[int, int], None]
 JoinOf = Callable[[WorkerPlan], Join]  # as for generation 0 without channels
@@ -70,11 +73,13 @@ class ProcessExecutor:
         clock: Callable[[], float] = time.monotonic,
         launch: Launch | None = None,
         on_end: Callable[[], None] = lambda: None,
+        experts: ModelSpec | None = None,
     ) -> None:
         """`plans`: stage after stage. `program`: the module that a worker runs. `worker_timeout`: seconds a worker may be silent. `launch`: starts a
-        worker, at once and without waiting for it, in place of a child of this process; `on_end` is called when all have ended."""
+        worker, at once and without waiting for it, in place of a child of this process; `on_end` is called when all have ended. `experts`: a model of whose experts the
+        use is told in `statistics`."""
         self._launch: Launch = launch or (lambda plan: WorkerProcess(plan.name, program))
-        self._on_end = on_end
+        self._on_end, self._experts = on_end, experts
         self._plans, self._join_of, self._make_channels = plans, join_of, make_channels
         self._timeout, self._clock = worker_timeout, clock
         self._probe_every = min(_LONGEST_PROBE_S, worker_timeout / 4)
@@ -182,13 +187,14 @@ class ProcessExecutor:
 
     def statistics(self) -> dict[str, Any]:
         """Figures of all workers together, and of each stage: see `figures.together`."""
-        from homenode.engine.executor.figures import together
+        from homenode.engine.executor.figures import together, uses_of
 
         with self._changed:
             active = self._flights.active(self._clock())
             stages = [{"stage": s, "busy_s": busy, "wait_s": max(0.0, active - busy)} for s, busy in enumerate(self._flights.busy)]
             states = [(m.plan, m.word, m.compute) for m in self._members]
-        return together(states, stages, self._restarts)
+            uses = [(m.plan.part, m.uses) for m in self._members]
+        return together(states, stages, self._restarts) | uses_of(uses, self._experts)
 
     def close(self) -> None:
         """See `Executor.close`."""
@@ -251,8 +257,7 @@ class ProcessExecutor:
                     self._step_done(member, message)
             case Alive(_, _, _, compute):
                 member.asked_at = None
-                if compute:
-                    member.compute = compute
+                member.tells(compute, self._experts, self._clock())
             case Failed():
                 if not member.answers:
                     self._step_failed(member, message)
@@ -266,7 +271,7 @@ class ProcessExecutor:
                 self._changed.notify_all()
             case Laid(compute):
                 member.answers -= 1
-                member.compute = compute
+                member.tells(compute, self._experts, self._clock())
                 self._is_laid(member)
             case Broken(kind, text):
                 self._broke(member, kind, text)
@@ -359,7 +364,7 @@ class ProcessExecutor:
                 self._unregister(member)
                 member.process.end(0)
                 self._restarts += 1
-                self._members[number] = self._started(member.plan)
+                self._members[number] = self._started(member.plan, member.uses)
             else:
                 member.drawn, member.answers = [], member.answers + 1
                 channels, descriptors = self._channels.of(number)
@@ -380,10 +385,10 @@ class ProcessExecutor:
         for plan in self._plans:
             self._members.append(self._started(plan))
 
-    def _started(self, plan: WorkerPlan) -> Member:
+    def _started(self, plan: WorkerPlan, uses: Table | None = None) -> Member:
         assert self._channels is not None
         process = self._launch(plan)
-        member = Member(plan, process, heard_at=self._clock())
+        member = Member(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
         self._selector.register(process.socket, selectors.EVENT_READ, member)
         channels, descriptors = self._channels.of(plan.number)
         process.socket.send(replace_join(self._join_of(plan), self._generation, channels), descriptors)
@@ -439,7 +444,7 @@ class ProcessExecutor:
             patience = self._timeout if member.spoke else max(self._timeout, _FIRST_WORD_S)
             if member.asked_at is not None and now - member.asked_at > patience:
                 silent[number] = f"did not answer for {patience:g} s"
-            elif member.asked_at is None and now - member.heard_at >= self._probe_every:
+            elif member.asked_at is None and now - member.known_at >= self._probe_every:
                 self._probes += 1
                 member.asked_at = now
                 member.process.socket.send(Probe(self._probes))
@@ -479,6 +484,9 @@ class ProcessExecutor:
                 self._channels.leave()
             for member in self._members:
                 member.process.socket.send(Leave())
+            if self._experts is not None:
+                self._hear_last_figures()
+            for member in self._members:
                 self._unregister(member)
         deadline = self._clock() + _END_S
         for member in self._members:
@@ -489,6 +497,27 @@ class ProcessExecutor:
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+    def _hear_last_figures(self) -> None:
+        """What workers have counted since they last told, if they can say it at once."""
+        deadline = self._clock() + _LAST_FIGURES_S
+        while any(m.watched and m.there for m in self._members) and (left := deadline - self._clock()) > 0:
+            for key, _ in self._selector.select(left):
+                member = key.data
+                if member is None or not self._hear_out(member):
+                    self._selector.unregister(key.fileobj)
+
+    def _hear_out(self, member: Member) -> bool:
+        """Whether more may come of it."""
+        with contextlib.suppress(PeerError):
+            for frame in (frames := member.process.socket.receive()) or ():
+                match decode_body(frame, FromWorker):
+                    case Alive(_, _, _, compute):
+                        member.tells(compute, self._experts, self._clock())
+            if frames is not None:
+                return True
+        member.watched = False
+        return False
 
 
 def replace_join(join: Join, generation: int, channels: list[Any]) -> Join:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from homenode.compute.ops import KvGeometry
-from homenode.engine.build import Engine, Progress, make_backend, with_variables
+from homenode.engine.build import Engine, Progress, counting, make_backend, with_variables
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.processes import ProcessExecutor
+from homenode.engine.executor.protocol import Executor
 from homenode.engine.executor.worker_process import PROGRAM
+from homenode.engine.expert_counts import counts_problem
 from homenode.engine.location import located
 from homenode.engine.messages import Ready
 from homenode.engine.pairing import transfer_problems
@@ -36,6 +38,7 @@ from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
+from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.expert_placement import read_placement
 from homenode.model.parts import Division, plan_parts, read_layer_split
 from homenode.model.weights.grains import grains_of
@@ -74,6 +77,8 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host, device
     """Decide everything. UserError, naming the setting, for what the model cannot be cut into or the host cannot hold."""
     if found := [*setting_problems(config), *transfer_problems(config)]:
         raise found[0] if len(found) == 1 else UserError("; ".join(problem.message for problem in found), param=found[0].param)
+    if problem := counts_problem(config.parallel.expert_counts, checkpoint.spec):
+        raise problem
     memory = with_variables(config, host).kv.kv_cache_memory
     places = worker_places(host, config, devices)
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
@@ -122,11 +127,12 @@ def build_engine_of_workers(
         raise found[0]
     if own_process and planned.layout.loop:
         keep_to(planned.layout.loop)
-    executor = make_executor(planned)
+    workers = make_executor(planned)
+    executor = counting(workers, config, checkpoint.spec)
     try:
-        fits = executor.start(progress)
+        fits = workers.start(progress)
         sizes = _sizes(planned, fits)
-        executor.lay(sizes.worker_limits())
+        workers.lay(sizes.worker_limits())
         return _engine(planned, executor, sizes, fits, Pacing(lookahead, micro_batches), time.monotonic() - begin)
     except BaseException:
         executor.close()
@@ -175,7 +181,9 @@ def make_executor(planned: Planned, make_channels: MakeChannels | None = None, p
 
     if config.parallel.executor == "ray" and make_channels is None:
         return _on_ray(planned, join_of)
-    return ProcessExecutor(layout.workers, join_of, make_channels or shared, config.parallel.worker_timeout, program)
+    return ProcessExecutor(
+        layout.workers, join_of, make_channels or shared, config.parallel.worker_timeout, program, experts=_counted(planned)
+    )
 
 
 def _on_ray(planned: Planned, join_of: Callable[[WorkerPlan], Join]) -> ProcessExecutor:
@@ -188,7 +196,14 @@ def _on_ray(planned: Planned, join_of: Callable[[WorkerPlan], Join]) -> ProcessE
     def channels(generation: int) -> Channels:
         return TcpChannels(workers, generation, launcher.rendezvous.forget)
 
-    return ProcessExecutor(workers, join_of, channels, parallel.worker_timeout, launch=launcher, on_end=launcher.close)
+    return ProcessExecutor(
+        workers, join_of, channels, parallel.worker_timeout, launch=launcher, on_end=launcher.close, experts=_counted(planned)
+    )
+
+
+def _counted(planned: Planned) -> ModelSpec | None:
+    """The model, if it has experts."""
+    return planned.checkpoint.spec if planned.checkpoint.spec.mixture else None
 
 
 def _division(config: EngineConfig, checkpoint: Checkpoint, layers: tuple[int, ...], devices: Sequence[str]) -> Division:
@@ -223,7 +238,7 @@ class Pacing:
     micro_batches: int
 
 
-def _engine(planned: Planned, executor: ProcessExecutor, sizes: Sizes, fits: Sequence[Fits], pacing: Pacing, seconds: float) -> Engine:
+def _engine(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fits], pacing: Pacing, seconds: float) -> Engine:
     config, checkpoint = planned.config, planned.checkpoint
     stages = planned.layout.workers[-1].stage + 1
     scheduler = Scheduler(
@@ -239,7 +254,7 @@ def _engine(planned: Planned, executor: ProcessExecutor, sizes: Sizes, fits: Seq
     return Engine(scheduler, executor, _ready(planned, executor, sizes, fits, seconds))
 
 
-def _ready(planned: Planned, executor: ProcessExecutor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> Ready:
+def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> Ready:
     config, layout = planned.config, planned.layout
     notes = dict.fromkeys(note for fit in fits for note in fit.notes)
     notes |= dict.fromkeys(finding.text for finding in layout.findings if finding.severity != "info")

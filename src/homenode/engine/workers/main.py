@@ -127,6 +127,8 @@ class _Post:
                     failed = isinstance(answer, Failed)
                     self._engine.send(answer)
                 case Leave():
+                    with suppress(HomenodeError):  # nobody listens any more
+                        self._engine.send(Alive(-1, compute=self._worker.statistics()))
                     _leave(0)
 
     def _answer(self, work: Work) -> Done | Failed:

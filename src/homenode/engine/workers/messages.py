@@ -128,7 +128,7 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """Engine to worker: end."""
+    """Engine to worker: end. Whoever does nothing else at the moment tells its figures in an `Alive` with the number -1 before."""
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from homenode.compute.ops import KvCache, Program
+from homenode.engine.executor.counting import USES
+from homenode.engine.expert_table import Table, of_part
 from homenode.engine.worker.stage import StageRunner
 from homenode.engine.workers.channels import Links
 from homenode.engine.workers.loaded import LoadedPart, load_part
@@ -43,6 +45,9 @@ class PartWorker:
         self._cache: KvCache | None = None
         self._program: Program | None = None
         self._runner: StageRunner | None = None
+        self._counts: tuple[Program, Table | None] | None = (
+            None  # the program, and how those before it used experts; one value, as others read it
+        )
 
     def load(self, progress: Callable[[int, int], None]) -> Fits:
         """See `Worker.load`."""
@@ -61,7 +66,9 @@ class PartWorker:
         loaded, part = self._part, self._join.part
         assert self._cache is not None  # `lay` comes first
         if self._program is None or part.ranks > 1:  # a program is bound to its group
+            before = self._uses()
             self._program = loaded.backend.compile(loaded.model.forward(self._cache), loaded.limits, links.group)
+            self._counts = (self._program, before)
         self._runner = StageRunner(
             part,
             self._program,
@@ -81,7 +88,18 @@ class PartWorker:
 
     def statistics(self) -> dict[str, Any]:
         """See `Worker.statistics`."""
-        return self._loaded.backend.statistics() if self._loaded else {}
+        if self._loaded is None:
+            return {}
+        uses = self._uses()
+        return self._loaded.backend.statistics() | ({} if uses is None else {USES: uses.tolist()})
+
+    def _uses(self) -> Table | None:
+        """How often experts were computed here; None where no layer has any."""
+        if self._counts is None or not (spec := self._part.model.spec).mixture:
+            return None
+        program, before = self._counts
+        own = of_part(self._join.part, spec, program.expert_uses())
+        return own if before is None else own + before
 
     @property
     def _part(self) -> LoadedPart:

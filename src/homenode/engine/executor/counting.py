@@ -1,0 +1,90 @@
+"""An executor whose steps choose experts: its figures say how often, and a file can be kept of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from homenode.engine.executor.protocol import Executor
+from homenode.engine.expert_counts import add_counts
+from homenode.engine.expert_table import Table, empty, figures
+from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
+from homenode.errors import HomenodeError
+from homenode.model.checkpoint.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+_EVERY_S = 60.0
+_AT_THE_END_S = 3.0  # for others that add to the same file
+USES = "expert_uses"  # of an executor's statistics: a table as in `expert_table`
+
+
+class CountingExecutor:
+    """`Executor` over another one whose statistics have a table under `USES`; has `experts` in its place, see `expert_table.figures`."""
+
+    def __init__(self, inner: Executor, spec: ModelSpec, file: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`file`: where to add counts, now and then and at the end."""
+        self.inner, self._spec, self._clock = inner, spec, clock
+        self._file = None if file is None else Path(file).expanduser()
+        self._seen = self._kept = empty(spec.num_layers, spec)
+        self._kept_at = clock()
+        self._closed = False
+
+    @property
+    def serving(self) -> bool:
+        """See `Executor.serving`."""
+        return self.inner.serving
+
+    @property
+    def pending(self) -> int:
+        """See `Executor.pending`."""
+        return self.inner.pending
+
+    def limits(self) -> WorkerLimits:
+        """See `Executor.limits`."""
+        return self.inner.limits()
+
+    def on_result(self, callback: Callable[[], None]) -> None:
+        """See `Executor.on_result`."""
+        self.inner.on_result(callback)
+
+    def submit(self, step: Step) -> None:
+        """See `Executor.submit`."""
+        self.inner.submit(step)
+
+    def result(self, timeout: float | None = None) -> StepResult | None:
+        """See `Executor.result`."""
+        return self.inner.result(timeout)
+
+    def statistics(self) -> dict[str, Any]:
+        """See `Executor.statistics`."""
+        found = self.inner.statistics()
+        table: Table | None = found.pop(USES, None)
+        if table is not None:
+            self._seen = table
+            found["experts"] = figures(table, self._file is not None)
+            if self._clock() - self._kept_at >= _EVERY_S:
+                self._keep(0.0)
+        return found
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        self.inner.close()
+        if not self._closed:
+            self._closed = True
+            self.statistics()
+            self._keep(_AT_THE_END_S)
+
+    def _keep(self, patience_s: float) -> None:
+        """What cannot be added now is added the next time."""
+        self._kept_at = self._clock()
+        more = self._seen - self._kept
+        if self._file is None or not more.any():
+            return
+        try:
+            if add_counts(self._file, more, self._spec, patience_s):
+                self._kept = self._seen
+        except HomenodeError as error:
+            _log.warning("%s", error.message)

@@ -1,0 +1,91 @@
+"""Experts chosen by a real model are counted alike by every backend and under every split, and counting survives the loss of a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from homenode.engine.executor.counting import CountingExecutor
+from homenode.engine.executor.processes import ProcessExecutor
+from homenode.engine.executor.worker_process import WorkerProcess
+from homenode.engine.local import LocalEngine
+from homenode.engine.messages import Output
+from homenode.engine.request import Request
+from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all
+from tests.engine.test_golden import golden
+from tests.paths import STORIES_MIXTURE, needs_data
+
+pytestmark = needs_data
+
+TOKENS, CHOSEN, LAYERS = 40, 2, 5
+SPLITS: dict[str, dict[str, Any]] = {
+    "reference": {"backend": "reference"},
+    "torch": {"backend": "torch"},
+    "two ranks": {"tensor_parallel_size": 2},
+    "experts over two ranks": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "a stage of each kind": {"pipeline_parallel_size": 2, "stage_devices": "cpu,torch:cpu"},
+}
+
+
+def counts_of(path: Path, **settings: Any) -> list[list[int]]:
+    if "torch:cpu" in settings.get("stage_devices", ""):
+        pytest.importorskip("torch", reason="needs torch, which the extra `torch` installs")
+    engine = LocalEngine(config_for(STORIES_MIXTURE, **{"stage_devices": "cpu", "expert_counts": str(path), **settings}))
+    try:
+        run_all(engine, [golden()[0]["prompt_ids"]], [greedy(TOKENS)])
+    finally:
+        engine.close()
+    counts: list[list[int]] = json.loads(path.read_text())
+    path.unlink()
+    return counts
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_split_counts_the_same(split: str, tmp_path: Path) -> None:
+    whole = counts_of(tmp_path / "counts.json")
+    computed = len(golden()[0]["prompt_ids"]) + TOKENS - 1  # the last token is not
+    assert [sum(layer) for layer in whole] == [CHOSEN * computed] * LAYERS
+    found = counts_of(tmp_path / "counts.json", **SPLITS[split])
+    assert [sum(layer) for layer in found] == [CHOSEN * computed] * LAYERS
+    # Four equal experts give all routers' rounding the same text; near ties may go to another expert.
+    off = sum(abs(a - b) for one, other in zip(found, whole, strict=True) for a, b in zip(one, other, strict=True))
+    assert off <= 0.05 * CHOSEN * computed * LAYERS
+
+
+def test_counts_only_grow_when_a_worker_is_lost(tmp_path: Path) -> None:
+    settings = {
+        "stage_devices": "cpu,cpu",
+        "pipeline_parallel_size": 2,
+        "worker_timeout": 30.0,
+        "expert_counts": str(tmp_path / "counts.json"),
+    }
+    engine = LocalEngine(config_for(STORIES_MIXTURE, **settings))
+    try:
+        executor = engine._executor
+        assert isinstance(executor, CountingExecutor) and isinstance(executor.inner, ProcessExecutor)
+        victim = executor.inner._members[0].process
+        assert isinstance(victim, WorkerProcess)
+        sink: SimpleQueue[Output] = SimpleQueue()
+        engine.submit([Request(id=1, prompt_ids=golden()[0]["prompt_ids"], params=greedy(120))], sink)
+        seen: list[list[int]] = []
+        finished = False
+        while not finished:
+            output = sink.get(timeout=PATIENCE_S)
+            finished = output.finish_reason is not None
+            seen.append(executor.statistics()["experts"]["tokens"])
+            if len(seen) == 10:
+                os.kill(victim.pid, signal.SIGKILL)
+        assert executor.statistics()["restarts"] == 1
+    finally:
+        engine.close()
+    seen.append(executor.statistics()["experts"]["tokens"])
+    assert all(now >= before for one, other in zip(seen[1:], seen, strict=False) for now, before in zip(one, other, strict=True))
+    assert sum(seen[-1]) >= CHOSEN * 3 * 119 and seen[-1] == [
+        sum(layer) for layer in zip(*json.loads((tmp_path / "counts.json").read_text()), strict=True)
+    ]
