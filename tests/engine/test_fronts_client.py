@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.fronts.client import LinkedClient, LinkedSettings
+from homenode.engine.fronts.client import LinkedClient, LinkedSettings, favourite_of
 from homenode.engine.fronts.messages import Booked, Ended, EngineSeen, EnginesGone, Held, Known, LinkLost, Moved, TooMany, Unheld, Way
 from homenode.engine.fronts.numbers import first_number
 from homenode.engine.messages import EngineFigures, Ready, Statistics
@@ -23,9 +23,9 @@ from tests.engine.test_client import sync
 READY = Ready("scripted", 8192, 1000, 512, 32, 2048, 16, True)
 
 
-def front(number: int = 1, engines: int = 2, limit: int = 2, seed: int | None = None) -> tuple[LinkedClient, list[Any]]:
+def front(number: int = 1, engines: int = 2, limit: int = 2, seed: int | None = None, favourite: int = 0) -> tuple[LinkedClient, list[Any]]:
     told: list[Any] = []
-    settings = LinkedSettings(READY, engines, DispatchSettings(32, True, limit, seed), Patience(), b"k" * 32)
+    settings = LinkedSettings(READY, engines, DispatchSettings(32, True, limit, seed), Patience(), b"k" * 32, favourite)
     return LinkedClient(number, settings, told.append), told
 
 
@@ -170,3 +170,27 @@ async def test_requests_wait_while_the_stream_leads_to_a_process_that_is_no_more
         assert told[-2:] == [Unheld(journey.request.id), Booked(journey.request.id, 0, 3, [])]
         late = ask(client, 2)
         assert told[-1] == Booked(late.request.id, 0, 3, [])
+
+
+@pytest.mark.parametrize(("engines", "asked"), [(2, (5, 3)), (2, (1, 1)), (3, (4, 4, 4)), (4, (3, 3)), (4, (1, 1, 1, 1))])
+@sync
+async def test_fronts_that_are_asked_at_the_same_moment_do_not_choose_the_same_engine(engines: int, asked: tuple[int, ...]) -> None:
+    chosen: list[int] = []
+    for slot, count in enumerate(asked):
+        client, told = front(slot + 1, engines, favourite=favourite_of(slot, len(asked), engines))
+        with wired(client) as wires:
+            for number in range(engines):
+                client.take(seen(number))
+                await wires.connect(number)
+            for each in range(count):  # none knows what the others were asked
+                ask(client, each + 1, slot + 1)
+            chosen += [each.engine for each in told if isinstance(each, Booked)]
+    loads = [chosen.count(number) for number in range(engines)]
+    assert sum(loads) == sum(asked) and max(loads) - min(loads) <= 1
+
+
+@pytest.mark.parametrize(
+    ("fronts", "engines", "favourites"), [(2, 2, [0, 1]), (2, 8, [0, 4]), (3, 2, [0, 1, 0]), (1, 1, [0]), (3, 3, [0, 1, 2])]
+)
+def test_favourites_are_spread(fronts: int, engines: int, favourites: list[int]) -> None:
+    assert [favourite_of(slot, fronts, engines) for slot in range(fronts)] == favourites

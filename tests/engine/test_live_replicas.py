@@ -1,4 +1,4 @@
-"""`homenode serve --data-parallel-size 2` with the native engine: the golden text of a real model, whatever happens to either engine."""
+"""`homenode serve --data-parallel-size 2` with the native engine and one front: the golden text of a real model, whatever happens to either engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,18 @@ pytestmark = [
     needs_data,
     pytest.mark.skipif(len(Allowance.of_process().physical_cpus) < 2, reason="two engines need two cores"),
 ]
-FLAGS = ("--data-parallel-size", "2", "--kv-cache-memory", "2MiB", "--max-num-batched-tokens", "48", "--max-num-seqs", "16")
+FLAGS = (
+    "--data-parallel-size",
+    "2",
+    "--api-server-count",
+    "1",
+    "--kv-cache-memory",
+    "2MiB",
+    "--max-num-batched-tokens",
+    "48",
+    "--max-num-seqs",
+    "16",
+)
 LENGTH = 160
 
 

@@ -39,17 +39,26 @@ from homenode.engine.replicas.router import Router
 
 @dataclass(frozen=True)
 class LinkedSettings:
-    """What a front is told of the engines. `engines`: how many. `key`: of the hashes of prompts, which all fronts have in common."""
+    """What a front is told of the engines. `engines`: how many. `key`: of the hashes of prompts, which all fronts have in common.
+
+    `favourite`: as of the router.
+    """
 
     ready: Ready
     engines: int
     dispatch: DispatchSettings
     patience: Patience
     key: bytes
+    favourite: int = 0
 
     def router(self) -> Router:
         """Empty books of these engines."""
-        return Router(self.dispatch.block_size, self.dispatch.prefix_caching, self.key)
+        return Router(self.dispatch.block_size, self.dispatch.prefix_caching, self.key, self.favourite)
+
+
+def favourite_of(slot: int, fronts: int, engines: int) -> int:
+    """The engine that the front in this slot favours: all fronts together favour as many as they can, evenly."""
+    return slot * engines // fronts if fronts <= engines else slot % engines
 
 
 class _Link(EngineLink):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.fronts.client import LinkedSettings
+from homenode.engine.fronts.client import LinkedSettings, favourite_of
 from homenode.engine.fronts.elsewhere import Elsewhere
 from homenode.engine.fronts.engine import SharedEngine
 from homenode.engine.fronts.messages import (
@@ -168,13 +168,15 @@ class Coordinator:
         """It is told all that the others know, in the order in which it would have heard it."""
         if self._ready is None:
             raise InternalError("a front begins before the engines are ready")
-        engines = LinkedSettings(self._ready, len(self._keepers), self._dispatch, self._patience, self._key)
+        count = len(self._keepers)
+        favourite = favourite_of(front.slot, self._count, count)
+        engines = LinkedSettings(self._ready, count, self._dispatch, self._patience, self._key, favourite)
         front.send(Begin(front.number, self._count, self._started, engines))
         for keeper in self._keepers:
             if keeper.up:
                 self._connect(keeper, front)
             front.send(self._seen(keeper))
-        for told in self._books.all(len(self._keepers)):
+        for told in self._books.all(count):
             front.send(told)
 
     def front_says(self, front: FrontProcess, message: FromFront) -> None:

@@ -104,19 +104,22 @@ class _Front:
         return ending.exit_code
 
     async def _hear(self, messages: AsyncIterator[ToFront], client: LinkedClient, ending: Ending, listens: asyncio.Event) -> None:
-        async for message in messages:
-            match message:
-                case Ping(number):
-                    self._say(Heartbeat(number, time.monotonic()))
-                case Serve():
-                    listens.set()
-                case Stop():
-                    ending.drain()
-                case Prepare() | Begin():
-                    _log.error("a %s came twice", type(message).__name__)
-                case _:
-                    client.take(message)
-        os._exit(1)  # the coordinator is gone; the kernel is about to end this process for it
+        try:
+            async for message in messages:
+                match message:
+                    case Ping(number):
+                        self._say(Heartbeat(number, time.monotonic()))
+                    case Serve():
+                        listens.set()
+                    case Stop():
+                        ending.drain()
+                    case Prepare() | Begin():
+                        _log.error("a %s came twice", type(message).__name__)
+                    case _:
+                        client.take(message)
+        except Exception:
+            _log.exception("what the coordinator said could not be taken")
+        os._exit(1)  # nobody would tell it of anything; where the coordinator is gone the kernel is about to end it anyway
 
     def _say(self, message: FromFront) -> None:
         if self._writer is not None:

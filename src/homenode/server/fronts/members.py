@@ -119,7 +119,7 @@ class Fronts:
         """A front that has read the vocabulary. Raises what it could not do that for."""
         if self._first is None:
             raise InternalError("the fronts were not started")
-        front = FrontProcess(next(self._numbers), f"homenode-front-{slot}", self._host.front_says)
+        front = FrontProcess(next(self._numbers), slot, self._host.front_says)
         try:
             await front.start(self._program, *self._first)
             await asyncio.shield(front.prepared)

@@ -27,12 +27,15 @@ _KILL_AFTER_S = 2.0
 
 
 class FrontProcess:
-    """One process of a front. `number`: its own. `left`: its exit code, when it has ended; `prepared` and `serving`: that it said so."""
+    """One process of a front. `number`: its own; `slot`: its place among the fronts, which its successor will have.
 
-    def __init__(self, number: int, name: str, hear: Callable[[FrontProcess, FromFront], None]) -> None:
+    `left`: its exit code, when it has ended; `prepared` and `serving`: that it said so.
+    """
+
+    def __init__(self, number: int, slot: int, hear: Callable[[FrontProcess, FromFront], None]) -> None:
         """`hear` takes what it says beside that."""
         loop = asyncio.get_running_loop()
-        self.number, self.name = number, name
+        self.number, self.slot, self.name = number, slot, f"homenode-front-{slot}"
         self.prepared: asyncio.Future[None] = loop.create_future()
         self.serving: asyncio.Future[None] = loop.create_future()
         self.left: asyncio.Future[int] = loop.create_future()
