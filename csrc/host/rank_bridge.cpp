@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kForever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kSliceNs = 20'000'000;      // between two looks whether the group is over
+constexpr int64_t kIdleNs = 1'000'000'000;    // between two looks of a sender that has nothing to send
 constexpr int64_t kFarewellNs = 100'000'000;  // for what is to be said then
 
 constexpr uint32_t kOddHalf = 1, kArrived = 2, kOver = 4;
@@ -156,7 +157,7 @@ RankSender::~RankSender() {
 }
 
 void RankSender::follow() {
-  for (uint32_t number = 1; memory_->arrived(rank_).wait_for(number, 0, kForever) == Arrival::reached; ++number) {
+  for (uint32_t number = 1; memory_->arrived(rank_).wait_for(number, 0, kForever, nullptr, kIdleNs) == Arrival::reached; ++number) {
     for (const Host& host : hosts_) {
       if (!send(host, number)) memory_->end({}, RankMemory::Fate::left);  // who it is that is gone, its own end of the other stream tells
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -137,6 +140,38 @@ def hosts_now(engine: LocalEngine) -> list[str]:
     launcher: Any = executor_of(engine)._launch
     table = ray.util.placement_group_table(launcher._group)["bundles_to_node_id"]
     return [table[bundle_of(number, len(launcher.nodes), len(table))] for number in range(len(launcher.nodes))]
+
+
+def pids_of(engine: LocalEngine) -> list[int]:
+    """The process of each worker: of those on this machine, the ones that called this engine."""
+    launcher: Any = executor_of(engine)._launch
+    found: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if launcher.rendezvous.address in words:
+                found[int(words[words.index(launcher.rendezvous.address) + 1])] = int(path.parent.name)
+    assert sorted(found) == list(range(len(launcher.nodes)))
+    return [found[number] for number in sorted(found)]
+
+
+def _kill(engine: LocalEngine, worker: int) -> None:
+    os.kill(pids_of(engine)[worker], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("split", ["two ranks of one host", "two ranks, a host each", "three uneven ranks, two on one host"])
+def test_a_killed_rank_costs_no_token(two_hosts: Any, split: str) -> None:
+    entries = golden()
+    _, settings, _ = SPLITS[split]
+    with engine_on(two_hosts, **{"pipeline_parallel_size": 1, "stage_devices": "cpu", **settings}) as engine:
+        run_all(engine, [entries[0]["prompt_ids"]], [greedy(10)])
+        for number in range(settings["tensor_parallel_size"]):
+            before = executor_of(engine).statistics()["restarts"]
+            check_golden(_lose_in_the_middle(engine, partial(_kill, engine, number), entries, 1000 * number + 101), entries, 120)
+            deadline = time.monotonic() + PATIENCE_S
+            while executor_of(engine).statistics()["restarts"] == before:
+                assert time.monotonic() < deadline, "the loss of a worker was not noticed"
+                run_all(engine, [entries[0]["prompt_ids"]], [greedy(10)], 900_000 + number)
 
 
 def test_several_engines_of_two_ranks_on_two_hosts(two_hosts: Any) -> None:

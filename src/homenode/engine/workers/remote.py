@@ -16,7 +16,7 @@ from homenode.engine.workers import main as worker_main
 from homenode.engine.workers.greeting import IAm, call
 from homenode.engine.workers.messages import Join
 from homenode.engine.workers.tcp import open_tcp
-from homenode.engine.workers.worker import PartWorker, Worker
+from homenode.engine.workers.worker import PartWorker
 from homenode.errors import HomenodeError
 
 _CONNECT_S = 30.0
@@ -33,13 +33,23 @@ def main(arguments: list[str]) -> int:
         print(f"{name}: {error.message}", file=sys.stderr)
         return 1
     ip = str(sock.getsockname()[0])
-    return worker_main.main(
-        [str(sock.detach()), str(os.getppid()), name], make=lambda join: _make(join, place), open_for=open_tcp(address, ip, secret, host)
-    )
+    here = _Here(place)
+    opened = open_tcp(address, ip, secret, host)
+    words = [str(sock.detach()), str(os.getppid()), name]
+    return worker_main.main(words, make=lambda join: PartWorker(here(join)), open_for=lambda join: opened(here(join)))
 
 
-def _make(join: Join, place: str) -> Worker:
-    return PartWorker(join if place == "given" else planned_here(join, *map(int, place.split("/"))))
+class _Here:
+    """What the engine said, as it is on this host: planned once."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._planned: Join | None = None
+
+    def __call__(self, join: Join) -> Join:
+        if self._planned is None:
+            self._planned = join if self._place == "given" else planned_here(join, *map(int, self._place.split("/")))
+        return self._planned
 
 
 def planned_here(join: Join, index: int, count: int) -> Join:

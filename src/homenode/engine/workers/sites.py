@@ -137,8 +137,13 @@ class Keeper:
         self._lock = threading.Lock()
         self._receivers: list[Carrier] = []
         self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
-        self.site = Site(self._memory, f"{name.ip}:{others.getsockname()[1]}", self.close)
+        self._address = f"{name.ip}:{others.getsockname()[1]}"
         threading.Thread(target=self._listen, args=(here, others), name="homenode-site", daemon=True).start()
+
+    @property
+    def site(self) -> Site:
+        """What it keeps."""
+        return Site(self._memory, self._address, self.close)
 
     def close(self) -> None:
         """Listen no more, and receive no more."""
@@ -186,7 +191,7 @@ class Keeper:
         """Descriptors go through Unix sockets only, and ranks of this host have no need of the others."""
         match topic:
             case Share(group) if group == self._name.group and sock.family == socket.AF_UNIX:
-                socket.send_fds(sock, [encode_frame(self.site.address)], [self._memory.fd])
+                socket.send_fds(sock, [encode_frame(self._address)], [self._memory.fd])
             case Values(group, rank) if group == self._name.group and sock.family != socket.AF_UNIX:
                 with self._lock:
                     if not self._streams.over:
