@@ -44,7 +44,7 @@ def refused(model: Path, settings: dict[str, Any]) -> str:
         ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, ["enable_expert_parallel:", "no experts"]),
         ({"pipeline_parallel_size": 2, "executor": "inline"}, ["executor:", "inline"]),
         ({"pipeline_parallel_size": 2, "pd_role": "sender"}, ["pd_role:", "several workers"]),
-        ({"pipeline_parallel_size": 2, "numa": "shard"}, ["numa:", "shard"]),
+        ({"pipeline_parallel_size": 2, "numa": "shard", "cpu_threads_bind": "auto"}, ["numa:", "both say where threads run"]),
         ({"pipeline_parallel_size": 2, "kv_cache_memory": "1KiB"}, ["kv_cache_memory:", "hold 0"]),
         ({"pipeline_parallel_size": 2, "max_model_len": 10**6}, ["max_model_len:", "1000000"]),
     ],

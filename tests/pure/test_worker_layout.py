@@ -22,7 +22,8 @@ from homenode.engine.workers.layer_seconds import keep_seconds, read_seconds
 from homenode.engine.workers.layers import Room, StageCost, balanced_layers
 from homenode.engine.workers.layout import Layout, WorkerPlan, executor_kind, with_memory
 from homenode.engine.workers.places import WorkerPlaces, worker_places
-from homenode.errors import CapacityError, UserError
+from homenode.errors import CapacityError, PlacementError, UserError
+from homenode.host.placement.numa_policy import Decision
 from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
@@ -282,10 +283,69 @@ def test_host_threads_of_an_accelerator_stay_near_it_and_off_the_computing_cores
     assert crowded.places[0].others == (7, 15), "the core that computes nothing"
 
 
-def test_a_numa_policy_is_of_one_worker() -> None:
-    with pytest.raises(UserError, match="--numa shard spreads one worker") as refused:
-        places(TWO_NODES, ["cpu"] * 2, numa="shard")
+FOUR_NODES = "2s/4n/8c"  # cores 0-1, 2-3, 4-5, 6-7
+
+
+@pytest.mark.parametrize("policy", ["auto", "local", "shard", "mirror", "interleave"])
+def test_a_worker_on_one_node_keeps_all_its_memory_there(policy: str) -> None:
+    found, bare = places(TWO_NODES, ["cpu"] * 2, numa=policy), places(TWO_NODES, ["cpu"] * 2)
+    assert [place.team for place in found.places] == [place.team for place in bare.places] == [(0, 1, 2), (4, 5, 6, 7)]
+    assert [place.memory_nodes for place in found.places] == [(0,), (1,)] and found.loop == bare.loop
+    assert [place.thread_memory for place in found.places] == [(0,) * 3, (1,) * 4]
+    assert [place.numa for place in found.places] == ["local", "local"]
+    told = [finding.code for finding in found.findings]
+    assert told == ([] if policy in ("auto", "local") else ["numa_single_node"])
+
+
+@pytest.mark.parametrize(("policy", "own"), [("auto", "shard"), ("shard", "shard"), ("mirror", "mirror"), ("interleave", "interleave")])
+def test_a_worker_on_several_nodes_spreads_over_its_own(policy: str, own: str) -> None:
+    found = places(FOUR_NODES, ["cpu"] * 2, numa=policy, numa_strict=True)
+    assert [place.team for place in found.places] == [(0, 1, 2), (4, 5, 6, 7)] and found.loop == (3,)
+    assert [place.thread_memory for place in found.places] == [(0, 0, 1), (2, 2, 3, 3)]
+    assert [place.memory_nodes for place in found.places] == [(0, 1), (2, 3)]
+    assert {place.numa for place in found.places} == {own} and all(place.strict for place in found.places)
+    assert not found.findings
+
+
+def test_local_workers_on_several_nodes_compute_on_one() -> None:
+    found = places(FOUR_NODES, ["cpu"] * 2, numa="local")
+    assert [(place.team, place.memory_nodes) for place in found.places] == [((0, 1), (0,)), ((4, 5), (2,))]
+
+
+def test_threads_of_a_worker_are_shared_out_over_its_nodes() -> None:
+    found = places(FOUR_NODES, ["cpu"] * 2, numa="shard", threads=2, reserve_cpus=0)
+    assert [place.team for place in found.places] == [(0, 2), (4, 6)]
+    with pytest.raises(UserError, match="--threads 9"):
+        places(FOUR_NODES, ["cpu"] * 2, numa="shard", threads=9)
+
+
+def test_workers_divide_the_nodes_that_are_to_compute() -> None:
+    found = places(FOUR_NODES, ["cpu"] * 2, numa="auto", numa_nodes="1,3", reserve_cpus=0)
+    assert [(place.team, place.memory_nodes) for place in found.places] == [((2, 3), (1,)), ((6, 7), (3,))]
+    with pytest.raises(PlacementError, match="node"):
+        places(FOUR_NODES, ["cpu"] * 2, numa="auto", numa_nodes="9")
+
+
+def test_numa_policies_that_workers_cannot_have_are_refused_with_the_reason() -> None:
+    with pytest.raises(UserError, match="--numa replicate is an engine for each node") as refused:
+        places(TWO_NODES, ["cpu"] * 2, numa="replicate")
     assert refused.value.param == "numa"
+    with pytest.raises(PlacementError, match="needs several nodes"):
+        places(TWO_NODES, ["cpu"] * 2, numa="shard", numa_strict=True)
+    with pytest.raises(UserError, match="both say where threads run"):
+        places(TWO_NODES, ["cpu"] * 2, numa="shard", numa_bind=True)
+
+
+def test_a_host_of_one_node_has_nothing_to_spread_over() -> None:
+    found = places("1s/1n/2c", ["cpu"] * 2, numa="auto")
+    assert [(place.team, place.memory_nodes) for place in found.places] == [((0,), ()), ((1,), ())]
+
+
+def test_what_was_settled_for_the_model_is_taken_where_a_worker_has_several_nodes() -> None:
+    config = replace(EngineConfig.of(None, {"numa": "auto"}), numa_settled=Decision("mirror", "it was faster"))
+    assert [place.numa for place in worker_places(host(FOUR_NODES), config, ["cpu"] * 2).places] == ["mirror", "mirror"]
+    alone = replace(config, numa_settled=Decision("local", "it is small", (0,)))
+    assert [place.numa for place in worker_places(host(FOUR_NODES), alone, ["cpu"] * 2).places] == ["shard", "shard"]
 
 
 NOTHING = Span(0, 0)

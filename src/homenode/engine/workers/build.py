@@ -19,6 +19,7 @@ from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.expert_counts import counts_problem
 from homenode.engine.location import located
 from homenode.engine.messages import Ready
+from homenode.engine.node_room import check_homes
 from homenode.engine.pairing import transfer_problems
 from homenode.engine.place import EnginePlace
 from homenode.engine.placement import UNPINNED
@@ -34,6 +35,7 @@ from homenode.engine.workers.layer_seconds import cache_file, keep_seconds, key_
 from homenode.engine.workers.layers import Room, balanced_layers
 from homenode.engine.workers.layout import Layout, WorkerPlan, config_of, lay_out, setting_problems, with_memory
 from homenode.engine.workers.messages import Fits, Join
+from homenode.engine.workers.node_policy import own_host
 from homenode.engine.workers.places import worker_places
 from homenode.engine.workers.there import memory_of
 from homenode.errors import CapacityError, UserError
@@ -56,6 +58,7 @@ class Planned:
 
     config: EngineConfig
     checkpoint: Checkpoint
+    host: Host
     layout: Layout
     weights: tuple[WeightLayout, ...]
     geometries: tuple[KvGeometry, ...]
@@ -70,12 +73,27 @@ class Planned:
         """What keeps these settings from working, beside what `plan_engine` raises."""
         found: dict[str, UserError] = {}
         for worker in self.layout.workers:
+            if (problem := self._home_problem(worker)) is not None:
+                found.setdefault(problem.param or problem.message, problem)
             left = self.left(worker)
             if left is not None:
                 config = replace(self.config, kv=replace(self.config.kv, kv_cache_memory=self.kv_memory))
                 for problem in problems(config, self.checkpoint.spec, self.geometries[worker.number], left):
                     found.setdefault(problem.param or problem.message, problem)
         return list(found.values())
+
+    def _home_problem(self, worker: WorkerPlan) -> UserError | None:
+        """Why a node has no room for what --numa puts there."""
+        if worker.place.numa is None or is_accelerator(worker.device) or not self.host.nodes:
+            return None
+        placement = replace(self.config.placement, numa=worker.place.numa, numa_nodes=None, reserve_cpus=0, numa_strict=False)
+        own = replace(self.config, placement=placement, compute=replace(self.config.compute, threads=len(worker.place.team)))
+        try:
+            backend = make_backend(self.config.compute, (UNPINNED,))
+            check_homes(own, own_host(self.host, worker.place), worker.place, self.weights[worker.number], backend)
+        except UserError as error:
+            return error
+        return None
 
 
 def plan_engine(
@@ -108,7 +126,7 @@ def plan_engine(
         kv_geometry_of(checkpoint.spec, kept_as, config.kv.block_size, config.kv.kv_cache_dtype, part)
         for part, kept_as in zip(parts, weights, strict=True)
     )
-    return Planned(config, checkpoint, lay_out(config, parts, devices, places), weights, geometries, memory, rooms)
+    return Planned(config, checkpoint, host, lay_out(config, parts, devices, places), weights, geometries, memory, rooms)
 
 
 def _split(
@@ -308,7 +326,7 @@ def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fi
             "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries),
             "kv_dtype": planned.geometries[0].dtype,
             "compute": executor.statistics(),
-            "numa": None,
+            "numa": next((worker.place.numa for worker in layout.workers if worker.place.numa), None),
             "free_cpus": list(layout.loop),
             "stages": [_stage(worker) for worker in layout.workers],
         },
@@ -325,4 +343,5 @@ def _stage(worker: WorkerPlan) -> dict[str, Any]:
         "device": worker.device,
         "layers": layers,
         "cpus": list(place.team),
+        "numa": place.numa,
     }
