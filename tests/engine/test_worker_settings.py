@@ -13,7 +13,11 @@ from click.testing import CliRunner
 from homenode.cli.main import cli
 from homenode.engine.build import check_config
 from homenode.engine.config import EngineConfig
-from homenode.errors import UserError
+from homenode.engine.workers.build import Planned, plan_engine
+from homenode.errors import CapacityError, UserError
+from homenode.host.topology.read import read_host
+from homenode.host.topology.synthetic import synthetic
+from homenode.model.checkpoint import open_checkpoint
 from tests.checkpoints import make_folder
 from tests.engine.engines import config_for
 
@@ -40,7 +44,7 @@ def refused(model: Path, settings: dict[str, Any]) -> str:
         ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, ["enable_expert_parallel:", "no experts"]),
         ({"pipeline_parallel_size": 2, "executor": "inline"}, ["executor:", "inline"]),
         ({"pipeline_parallel_size": 2, "pd_role": "sender"}, ["pd_role:", "several workers"]),
-        ({"pipeline_parallel_size": 2, "numa": "shard"}, ["numa:", "shard"]),
+        ({"pipeline_parallel_size": 2, "numa": "shard", "cpu_threads_bind": "auto"}, ["numa:", "both say where threads run"]),
         ({"pipeline_parallel_size": 2, "kv_cache_memory": "1KiB"}, ["kv_cache_memory:", "hold 0"]),
         ({"pipeline_parallel_size": 2, "max_model_len": 10**6}, ["max_model_len:", "1000000"]),
     ],
@@ -87,10 +91,53 @@ def test_a_plan_of_stages_is_printed_before_anything_loads(model: Path) -> None:
     answer = CliRunner().invoke(cli, [*flags, "--from", "1s/2n/8c"])
     assert answer.exit_code == 0, answer.output
     workers = json.loads(answer.output)["workers"]
+    assert json.loads(answer.output)["rooms"] == [], "nobody knows what is free there"
     assert [(w["stage"], w["layers"], w["cpus"], w["memory_nodes"]) for w in workers] == [(0, [0, 0], "0-2", "0"), (1, [1, 1], "4-7", "1")]
     assert all(w["weight_bytes"] > 0 for w in workers)
+    here = CliRunner().invoke(cli, flags)
+    [room] = [room for room in json.loads(here.output)["rooms"] if room["where"] == "memory of this host"]
+    assert room["takers"] == [1, 1] and room["shares"] >= 2
+    assert "memory of this host: room for" in " ".join(CliRunner().invoke(cli, flags[:-1]).output.split())
     alone = CliRunner().invoke(cli, ["plan", "--layer-split", "1,1"])
     assert alone.exit_code == 2 and "--stages MODEL" in alone.output
+
+
+def planned(model: Path, free: list[int], available: int, **settings: Any) -> Planned:
+    """An engine of two stages on a host of two nodes with so much free memory."""
+    host = read_host(synthetic("1s/2n/8c"))
+    nodes = tuple(replace(node, free=size) for node, size in zip(host.nodes, free, strict=True))
+    host = replace(host, nodes=nodes, allowance=replace(host.allowance, memory_available=available))
+    config = config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", **settings)
+    return plan_engine(config, open_checkpoint(model), host, ["cpu", "cpu"])
+
+
+SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "max_model_len": 32}
+
+
+def test_layers_are_divided_by_what_fits(tmp_path: Path) -> None:
+    model = make_folder(tmp_path / "deep", num_hidden_layers=6)
+    plenty = planned(model, [1 << 30, 1 << 30], 1 << 31, **SMALL)
+    assert [worker.part.layers.count for worker in plenty.layout.workers] == [3, 3]
+    splits = [_stages(model, [size, 1 << 30]) for size in range(plenty.weights[0].target_bytes // 4, 1 << 22, 16 << 10)]
+    assert list(dict.fromkeys(map(tuple, filter(None, splits)))) == [(1, 5), (2, 4), (3, 3)]
+    with pytest.raises(CapacityError, match="memory of NUMA node 0 has room for 0 layers of stage 0") as caught:
+        planned(model, [1024, 1 << 30], 1 << 31, **SMALL)
+    assert caught.value.param == "layer_split"
+
+
+def _stages(model: Path, free: list[int]) -> list[int] | None:
+    """The layers of the stages; None where not all of a worker fits."""
+    try:
+        plan = planned(model, free, 1 << 31, **SMALL)
+    except CapacityError:
+        return None
+    layers = [worker.part.layers.count for worker in plan.layout.workers]
+    return layers if all(room.holds(layers) for room in plan.rooms) else None
+
+
+def test_too_much_kv_memory_is_said_of_its_setting(model: Path) -> None:
+    found = check_config(config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", kv_cache_memory="900000GiB"))
+    assert [problem.param for problem in found] == ["kv_cache_memory"]
 
 
 def test_names_of_processes() -> None:

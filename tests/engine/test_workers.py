@@ -36,6 +36,7 @@ SPLITS: dict[str, tuple[Path, dict[str, Any]]] = {
     "two stages": (STORIES, {"pipeline_parallel_size": 2, "layer_split": "2,3"}),
     "three stages": (STORIES, {"pipeline_parallel_size": 3}),
     "two ranks": (STORIES, {"tensor_parallel_size": 2}),
+    "two stages under a policy": (STORIES, {"pipeline_parallel_size": 2, "numa": "auto"}),
     "three uneven ranks": (STORIES, {"tensor_parallel_size": 3}),
     "two stages of two ranks": (STORIES, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}),
     "experts over two ranks": (STORIES_MIXTURE, {"tensor_parallel_size": 2, "enable_expert_parallel": True}),

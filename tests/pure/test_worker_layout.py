@@ -10,16 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
 from homenode.engine.place import EnginePlace, Replica
 from homenode.engine.placement import UNPINNED
+from homenode.engine.sizing import step_bytes
 from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.devices import worker_devices
+from homenode.engine.workers.layer_room import Needs, layer_rooms, weight_needs, with_the_rest
 from homenode.engine.workers.layer_seconds import keep_seconds, read_seconds
-from homenode.engine.workers.layers import StageCost, balanced_layers
+from homenode.engine.workers.layers import Room, StageCost, balanced_layers
 from homenode.engine.workers.layout import Layout, WorkerPlan, executor_kind, with_memory
 from homenode.engine.workers.places import WorkerPlaces, worker_places
-from homenode.errors import CapacityError, UserError
+from homenode.errors import CapacityError, PlacementError, UserError
+from homenode.host.placement.numa_policy import Decision
 from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
@@ -78,18 +82,39 @@ def test_refusals_of_devices(text: str, stages: int, ranks: int, words: list[str
         ([StageCost(1.0), StageCost(1.0, fixed_s=1.0)], 5, (3, 2)),
         ([StageCost(1.0), StageCost(1.0, fixed_s=3.0)], 5, (4, 1)),
         ([StageCost(10.0), StageCost(1.0)], 22, (2, 20)),
-        ([StageCost(1.0, most_layers=2), StageCost(5.0)], 6, (2, 4)),
     ],
 )
 def test_layers_are_balanced(costs: list[StageCost], layers: int, split: tuple[int, ...]) -> None:
     assert balanced_layers(costs, layers) == split
 
 
+def rooms_of(*shares: int) -> list[Room]:
+    """One for the worker of each stage, and one that all are in."""
+    stages = len(shares) - 1
+    own = [Room(f"device {n}", tuple(int(n == m) for m in range(stages)), share) for n, share in enumerate(shares[:-1])]
+    return [*own, Room("memory of this host", (1,) * stages, shares[-1])]
+
+
+@pytest.mark.parametrize(
+    ("rooms", "split"),
+    [
+        ([Room("node 0", (1, 0), 2)], (2, 4)),  # the first would have had more
+        ([Room("node 0", (2, 0), 5)], (2, 4)),  # two ranks, each with a share of two layers
+        ([Room("node 0", (1, 1), 6)], (4, 2)),
+        ([Room("node 0", (1, 0), 9)], (4, 2)),
+    ],
+)
+def test_a_stage_gets_no_more_layers_than_fit(rooms: list[Room], split: tuple[int, ...]) -> None:
+    assert balanced_layers([StageCost(1.0), StageCost(2.0)], 6, rooms) == split
+
+
 @given(
     st.lists(st.builds(StageCost, st.floats(0.01, 10), st.floats(0, 20)), min_size=2, max_size=3),
     st.integers(3, 9),
+    st.lists(st.integers(0, 9), min_size=3, max_size=3),
+    st.integers(0, 20),
 )
-def test_no_other_split_has_a_faster_slowest_stage(costs: list[StageCost], layers: int) -> None:
+def test_no_other_split_has_a_faster_slowest_stage(costs: list[StageCost], layers: int, shares: list[int], total: int) -> None:
     def slowest(split: tuple[int, ...]) -> float:
         return max(cost.seconds(count) for cost, count in zip(costs, split, strict=True))
 
@@ -101,13 +126,25 @@ def test_no_other_split_has_a_faster_slowest_stage(costs: list[StageCost], layer
     found = balanced_layers(costs, layers)
     assert sum(found) == layers
     assert slowest(found) == pytest.approx(min(slowest(split) for split in splits(len(costs), layers)))
+    rooms = rooms_of(*shares[: len(costs)], total)
+    fitting = [split for split in splits(len(costs), layers) if all(room.holds(split) for room in rooms)]
+    if fitting:
+        assert slowest(balanced_layers(costs, layers, rooms)) == pytest.approx(min(map(slowest, fitting)))
+    else:
+        with pytest.raises(CapacityError, match="--layer-split auto"):
+            balanced_layers(costs, layers, rooms)
 
 
 def test_too_many_stages_and_too_little_room_are_refused() -> None:
     with pytest.raises(UserError, match="--pipeline-parallel-size 3: this model has 2 layers"):
         balanced_layers([StageCost(1.0)] * 3, 2)
-    with pytest.raises(CapacityError, match="room for 2, 1 layers"):
-        balanced_layers([StageCost(1.0, most_layers=2), StageCost(1.0, most_layers=1)], 4)
+    with pytest.raises(
+        CapacityError, match="device 0 has room for 2 layers of stage 0; device 1 has room for 1 layers of stage 1; memory"
+    ) as caught:
+        balanced_layers([StageCost(1.0), StageCost(1.0)], 4, rooms_of(2, 1, 9))
+    assert caught.value.param == "layer_split"
+    with pytest.raises(CapacityError, match="room for 0 shares of layers of stages 0, 1"):
+        balanced_layers([StageCost(1.0), StageCost(1.0)], 4, [Room("node 0", (2, 2), -1)])
 
 
 def matrix(name: str, size: int) -> MatrixLayout:
@@ -124,11 +161,61 @@ def matrix(name: str, size: int) -> MatrixLayout:
     ],
 )
 def test_costs_are_of_bytes_or_measured(measured: list[float | None], split: tuple[int, ...]) -> None:
-    layers = [matrix(f"model.layers.{n}.mlp.up_proj.weight", 100) for n in range(6)]
-    layout = WeightLayout((matrix("model.embed_tokens.weight", 500), *layers, matrix("lm_head.weight", 200)), 0)
-    spec = ModelSpec("llama", 8, 8, 6, 2, 2, 4, 9, 64, 1e-5, RopeSpec(), tie_word_embeddings=False)
+    spec, layout = cut_model()
     places = [EnginePlace((0,)), EnginePlace((1,))]
     assert balanced_layers(stage_costs(spec, layout, ["cpu", "cpu"], places, 1, measured), 6) == split
+
+
+def cut_model() -> tuple[ModelSpec, WeightLayout]:
+    """Six layers of 100 bytes, an embedding of 500, an output matrix of 200."""
+    layers = [matrix(f"model.layers.{n}.mlp.up_proj.weight", 100) for n in range(6)]
+    layout = WeightLayout((matrix("model.embed_tokens.weight", 500), *layers, matrix("lm_head.weight", 200)), 0)
+    return ModelSpec("llama", 8, 8, 6, 2, 2, 4, 9, 64, 1e-5, RopeSpec(), tie_word_embeddings=False), layout
+
+
+def test_what_workers_need_for_layers_and_besides() -> None:
+    spec, layout = cut_model()
+    assert weight_needs(spec, layout, 3, 1) == Needs(100, (500, 0, 200))
+    assert weight_needs(spec, layout, 2, 2) == Needs(50, (250, 100))
+    tied = replace(spec, tie_word_embeddings=True)
+    assert weight_needs(tied, replace(layout, matrices=layout.matrices[:-1]), 2, 1) == Needs(100, (500, 500))
+    config = EngineConfig.of(None, {"pipeline_parallel_size": 2, "max_num_batched_tokens": 8, "max_num_seqs": 8, "kv_cache_fraction": 0.5})
+    geometry = KvGeometry(6, 2, 4, 32, "f32")
+    rest = step_bytes(config, spec)
+    two_blocks_of_a_layer = 2 * geometry.block_bytes // 6
+    assert with_the_rest(Needs(100, (500, 200)), config, spec, geometry, None) == Needs(
+        100 + 2 * two_blocks_of_a_layer, (500 + rest, 200 + rest)
+    )
+    assert with_the_rest(Needs(100, (500, 200)), config, spec, geometry, 70) == Needs(100, (570 + rest, 270 + rest))
+
+
+def with_free(text: str, free: list[int | None], available: int) -> Host:
+    found = host(text)
+    nodes = tuple(replace(node, free=size) for node, size in zip(found.nodes, free, strict=True))
+    return replace(found, nodes=nodes, allowance=replace(found.allowance, memory_available=available))
+
+
+def test_rooms_are_of_nodes_devices_and_the_host() -> None:
+    config = EngineConfig.of(None, {"pipeline_parallel_size": 3})
+    on = [EnginePlace((0,), memory_nodes=(0,)), EnginePlace((4,), memory_nodes=(1,)), EnginePlace((), memory_nodes=(1,))]
+    devices, needs = ["cpu", "cpu", "torch:cuda:0"], Needs(100, (500, 0, 200))
+    found = layer_rooms(with_free(TWO_NODES, [900, 350], 1100), config, devices, on, {"torch:cuda:0": 1250}, needs)
+    assert found == (
+        Room("cuda:0", (0, 0, 1), 10),
+        Room("memory of NUMA node 0", (1, 0, 0), 4),
+        Room("memory of NUMA node 1", (0, 1, 0), 3),
+        Room("memory of this host", (1, 1, 0), 6),
+    )
+    unknown = layer_rooms(with_free(TWO_NODES, [None, 350], 0), config, devices, on, {}, needs)
+    assert unknown == (Room("memory of NUMA node 1", (0, 1, 0), 3),)
+    shared = EngineConfig.of(None, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2})
+    found = layer_rooms(with_free("1s/1n/4c", [None], 900), shared, ["cpu"] * 4, [EnginePlace((0,))] * 4, {}, Needs(50, (250, 100)))
+    assert found == (Room("memory of this host", (2, 2), 4),)
+    part = replace(shared, replica=Replica(0, 2, EnginePlace((0,)), memory=800))
+    assert (
+        layer_rooms(with_free("1s/1n/4c", [None], 900), part, ["cpu"] * 4, [EnginePlace((0,))] * 4, {}, Needs(50, (250, 100)))[0].shares
+        == 2
+    )
 
 
 def test_seconds_of_layers_are_kept(tmp_path: Path) -> None:
@@ -196,10 +283,69 @@ def test_host_threads_of_an_accelerator_stay_near_it_and_off_the_computing_cores
     assert crowded.places[0].others == (7, 15), "the core that computes nothing"
 
 
-def test_a_numa_policy_is_of_one_worker() -> None:
-    with pytest.raises(UserError, match="--numa shard spreads one worker") as refused:
-        places(TWO_NODES, ["cpu"] * 2, numa="shard")
+FOUR_NODES = "2s/4n/8c"  # cores 0-1, 2-3, 4-5, 6-7
+
+
+@pytest.mark.parametrize("policy", ["auto", "local", "shard", "mirror", "interleave"])
+def test_a_worker_on_one_node_keeps_all_its_memory_there(policy: str) -> None:
+    found, bare = places(TWO_NODES, ["cpu"] * 2, numa=policy), places(TWO_NODES, ["cpu"] * 2)
+    assert [place.team for place in found.places] == [place.team for place in bare.places] == [(0, 1, 2), (4, 5, 6, 7)]
+    assert [place.memory_nodes for place in found.places] == [(0,), (1,)] and found.loop == bare.loop
+    assert [place.thread_memory for place in found.places] == [(0,) * 3, (1,) * 4]
+    assert [place.numa for place in found.places] == ["local", "local"]
+    told = [finding.code for finding in found.findings]
+    assert told == ([] if policy in ("auto", "local") else ["numa_single_node"])
+
+
+@pytest.mark.parametrize(("policy", "own"), [("auto", "shard"), ("shard", "shard"), ("mirror", "mirror"), ("interleave", "interleave")])
+def test_a_worker_on_several_nodes_spreads_over_its_own(policy: str, own: str) -> None:
+    found = places(FOUR_NODES, ["cpu"] * 2, numa=policy, numa_strict=True)
+    assert [place.team for place in found.places] == [(0, 1, 2), (4, 5, 6, 7)] and found.loop == (3,)
+    assert [place.thread_memory for place in found.places] == [(0, 0, 1), (2, 2, 3, 3)]
+    assert [place.memory_nodes for place in found.places] == [(0, 1), (2, 3)]
+    assert {place.numa for place in found.places} == {own} and all(place.strict for place in found.places)
+    assert not found.findings
+
+
+def test_local_workers_on_several_nodes_compute_on_one() -> None:
+    found = places(FOUR_NODES, ["cpu"] * 2, numa="local")
+    assert [(place.team, place.memory_nodes) for place in found.places] == [((0, 1), (0,)), ((4, 5), (2,))]
+
+
+def test_threads_of_a_worker_are_shared_out_over_its_nodes() -> None:
+    found = places(FOUR_NODES, ["cpu"] * 2, numa="shard", threads=2, reserve_cpus=0)
+    assert [place.team for place in found.places] == [(0, 2), (4, 6)]
+    with pytest.raises(UserError, match="--threads 9"):
+        places(FOUR_NODES, ["cpu"] * 2, numa="shard", threads=9)
+
+
+def test_workers_divide_the_nodes_that_are_to_compute() -> None:
+    found = places(FOUR_NODES, ["cpu"] * 2, numa="auto", numa_nodes="1,3", reserve_cpus=0)
+    assert [(place.team, place.memory_nodes) for place in found.places] == [((2, 3), (1,)), ((6, 7), (3,))]
+    with pytest.raises(PlacementError, match="node"):
+        places(FOUR_NODES, ["cpu"] * 2, numa="auto", numa_nodes="9")
+
+
+def test_numa_policies_that_workers_cannot_have_are_refused_with_the_reason() -> None:
+    with pytest.raises(UserError, match="--numa replicate is an engine for each node") as refused:
+        places(TWO_NODES, ["cpu"] * 2, numa="replicate")
     assert refused.value.param == "numa"
+    with pytest.raises(PlacementError, match="needs several nodes"):
+        places(TWO_NODES, ["cpu"] * 2, numa="shard", numa_strict=True)
+    with pytest.raises(UserError, match="both say where threads run"):
+        places(TWO_NODES, ["cpu"] * 2, numa="shard", numa_bind=True)
+
+
+def test_a_host_of_one_node_has_nothing_to_spread_over() -> None:
+    found = places("1s/1n/2c", ["cpu"] * 2, numa="auto")
+    assert [(place.team, place.memory_nodes) for place in found.places] == [((0,), ()), ((1,), ())]
+
+
+def test_what_was_settled_for_the_model_is_taken_where_a_worker_has_several_nodes() -> None:
+    config = replace(EngineConfig.of(None, {"numa": "auto"}), numa_settled=Decision("mirror", "it was faster"))
+    assert [place.numa for place in worker_places(host(FOUR_NODES), config, ["cpu"] * 2).places] == ["mirror", "mirror"]
+    alone = replace(config, numa_settled=Decision("local", "it is small", (0,)))
+    assert [place.numa for place in worker_places(host(FOUR_NODES), alone, ["cpu"] * 2).places] == ["shard", "shard"]
 
 
 NOTHING = Span(0, 0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from homenode.compute import devices
-from homenode.compute.devices import accelerators, device_problems, parse_device, torch_missing
+from homenode.compute.devices import accelerators, device_memory, device_problems, parse_device, torch_missing
 from homenode.compute.ops import StepLimits
 from homenode.compute.torch import open_backend
 from homenode.compute.torch.profile import AloneOf, dearest_sampling, largest_step
@@ -79,6 +79,19 @@ def test_no_accelerators_without_device_nodes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(devices, "_NODES", {"cuda": ("/nonexistent",)})
     monkeypatch.setattr(devices.subprocess, "run", lambda *given, **named: pytest.fail("torch was asked"))
     assert accelerators() == ()
+
+
+def test_memory_of_accelerators_is_what_torch_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = subprocess.CompletedProcess([], 0, b'{"cuda": [[5, 10], [7, 20]], "xpu": []}', b"")
+    monkeypatch.setattr(devices.subprocess, "run", lambda *given, **named: told)
+    assert device_memory(["torch:cuda:1", "torch:cuda:0", "torch:cuda:2", "torch:xpu:0"]) == {
+        "torch:cuda:1": (7, 20),
+        "torch:cuda:0": (5, 10),
+    }
+
+
+def test_torch_tells_no_memory_of_kinds_that_are_not_there() -> None:
+    assert device_memory(["torch:mps:0"]) == {}
 
 
 def test_threads_are_torchs_own_only_where_asked_for() -> None:

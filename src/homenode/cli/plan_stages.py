@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,11 +51,13 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     """Print the workers. The result is the exit code. Raises what reading the host and the model and planning raise."""
     planned = _planned(flags, asked)
     if as_json:
-        print_json({"workers": [_line(planned, n) for n in range(len(planned.layout.workers))], "findings": _findings(planned)})
+        lines = [_line(planned, n) for n in range(len(planned.layout.workers))]
+        print_json({"workers": lines, "rooms": [asdict(room) for room in planned.rooms], "findings": _findings(planned)})
         return 0
     from rich.table import Table
 
     from homenode.cli.report import OUT
+    from homenode.engine.workers.layers import in_words
     from homenode.units import format_bytes
 
     table = Table("worker", "device", "stage", "rank", "layers", "weights", "KV of a token", "CPUs", "memory nodes")
@@ -66,6 +69,8 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
             format_bytes(line["weight_bytes"]), format_bytes(line["kv_bytes_per_token"]), line["cpus"] or "-", line["memory_nodes"] or "any",
         )  # fmt: skip
     OUT.print(table)
+    for room in planned.rooms:
+        OUT.print(f"{room.where}: room for {in_words(room)}", highlight=False)
     for finding in planned.layout.findings:
         OUT.print(f"[yellow]{finding.severity}:[/] {finding.text}", highlight=False)
     return 0

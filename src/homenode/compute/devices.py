@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from homenode.errors import HostError, UnsupportedError, UserError
 
@@ -101,17 +102,36 @@ def _absent(devices: Sequence[str]) -> list[UserError]:
     ]
 
 
+def device_memory(devices: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Bytes that are free on each of these accelerators, and that it has; one whose kind does not tell is missing. HostError as above."""
+    answer = _asked("--memory", *dict.fromkeys(device.removeprefix("torch:").partition(":")[0] for device in devices))
+    found = {}
+    for device in devices:
+        kind, _, index = device.removeprefix("torch:").partition(":")
+        of_kind = answer.get(kind) or []
+        if int(index or 0) < len(of_kind):
+            free, total = of_kind[int(index or 0)]
+            found[device] = (int(free), int(total))
+    return found
+
+
 def _count(kinds: Sequence[str]) -> dict[str, int]:
     """How many devices of each kind torch sees."""
-    command = [sys.executable, "-m", "homenode.compute.torch.probe", *kinds]
+    answer = _asked(*kinds)
+    return {kind: int(answer[kind]) for kind in kinds}
+
+
+def _asked(*arguments: str) -> dict[str, Any]:
+    """What torch says in a process of its own."""
+    command = [sys.executable, "-m", "homenode.compute.torch.probe", *arguments]
     try:
         asked = subprocess.run(command, capture_output=True, timeout=_ASKED_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise HostError(f"torch did not say within {_ASKED_S:.0f} s which devices there are; is a driver stuck?") from error
     try:
-        answer = json.loads(asked.stdout.splitlines()[-1])
-        return {kind: int(answer[kind]) for kind in kinds}
-    except (ValueError, IndexError, KeyError, TypeError) as error:
+        answer: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
+        return answer
+    except (ValueError, IndexError) as error:
         said = asked.stderr.decode(errors="replace").strip().splitlines()
         raise HostError(
             f"torch could not be asked which devices there are: {said[-1] if said else f'it ended with {asked.returncode}'}"

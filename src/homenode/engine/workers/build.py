@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from homenode.compute.ops import KvGeometry
@@ -18,7 +19,9 @@ from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.expert_counts import counts_problem
 from homenode.engine.location import located
 from homenode.engine.messages import Ready
+from homenode.engine.node_room import check_homes
 from homenode.engine.pairing import transfer_problems
+from homenode.engine.place import EnginePlace
 from homenode.engine.placement import UNPINNED
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import keep_to, memory_room
@@ -27,12 +30,15 @@ from homenode.engine.workers.calibrate import layer_seconds
 from homenode.engine.workers.channels import Channels, MakeChannels
 from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.devices import is_accelerator
+from homenode.engine.workers.layer_room import layer_rooms, weight_needs, with_the_rest
 from homenode.engine.workers.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
-from homenode.engine.workers.layers import balanced_layers
+from homenode.engine.workers.layers import Room, balanced_layers
 from homenode.engine.workers.layout import Layout, WorkerPlan, config_of, lay_out, setting_problems, with_memory
 from homenode.engine.workers.messages import Fits, Join
+from homenode.engine.workers.node_policy import own_host
 from homenode.engine.workers.places import worker_places
-from homenode.errors import UserError
+from homenode.engine.workers.there import memory_of
+from homenode.errors import CapacityError, UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
@@ -52,10 +58,12 @@ class Planned:
 
     config: EngineConfig
     checkpoint: Checkpoint
+    host: Host
     layout: Layout
     weights: tuple[WeightLayout, ...]
     geometries: tuple[KvGeometry, ...]
     kv_memory: int | None  # bytes of each CPU worker's KV memory, where set
+    rooms: tuple[Room, ...] = ()  # for layers, beside KV memory
 
     def left(self, worker: WorkerPlan) -> int | None:
         """Bytes for the buffers and the KV memory of a worker; None on a device with memory of its own."""
@@ -65,6 +73,8 @@ class Planned:
         """What keeps these settings from working, beside what `plan_engine` raises."""
         found: dict[str, UserError] = {}
         for worker in self.layout.workers:
+            if (problem := self._home_problem(worker)) is not None:
+                found.setdefault(problem.param or problem.message, problem)
             left = self.left(worker)
             if left is not None:
                 config = replace(self.config, kv=replace(self.config.kv, kv_cache_memory=self.kv_memory))
@@ -72,9 +82,29 @@ class Planned:
                     found.setdefault(problem.param or problem.message, problem)
         return list(found.values())
 
+    def _home_problem(self, worker: WorkerPlan) -> UserError | None:
+        """Why a node has no room for what --numa puts there."""
+        if worker.place.numa is None or is_accelerator(worker.device) or not self.host.nodes:
+            return None
+        placement = replace(self.config.placement, numa=worker.place.numa, numa_nodes=None, reserve_cpus=0, numa_strict=False)
+        own = replace(self.config, placement=placement, compute=replace(self.config.compute, threads=len(worker.place.team)))
+        try:
+            backend = make_backend(self.config.compute, (UNPINNED,))
+            check_homes(own, own_host(self.host, worker.place), worker.place, self.weights[worker.number], backend)
+        except UserError as error:
+            return error
+        return None
 
-def plan_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host, devices: Sequence[str]) -> Planned:
-    """Decide everything. UserError, naming the setting, for what the model cannot be cut into or the host cannot hold."""
+
+def plan_engine(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    host: Host,
+    devices: Sequence[str],
+    devices_memory: Mapping[str, int] = MappingProxyType({}),
+) -> Planned:
+    """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. UserError, naming the setting, for what the
+    model cannot be cut into or the host cannot hold."""
     if found := [*setting_problems(config), *transfer_problems(config)]:
         raise found[0] if len(found) == 1 else UserError("; ".join(problem.message for problem in found), param=found[0].param)
     if problem := counts_problem(config.parallel.expert_counts, checkpoint.spec):
@@ -83,20 +113,39 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host, device
     places = worker_places(host, config, devices)
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
     whole = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
+    weights_alone = weight_needs(checkpoint.spec, whole, config.parallel.pipeline_parallel_size, config.parallel.tensor_parallel_size)
+    geometry = kv_geometry_of(checkpoint.spec, whole, config.kv.block_size, config.kv.kv_cache_dtype)
+    needs = with_the_rest(weights_alone, config, checkpoint.spec, geometry, memory)
+    rooms, without_kv = (layer_rooms(host, config, devices, places.places, devices_memory, need) for need in (needs, weights_alone))
     layers = read_layer_split(config.parallel.layer_split)
     if layers is None:
-        ranks = config.parallel.tensor_parallel_size
-        seen = read_seconds(cache_file())
-        keys = [key_of(checkpoint.spec, whole, d, len(p.team)) for d, p in zip(devices, places.places, strict=True)]
-        costs = stage_costs(checkpoint.spec, whole, devices, places.places, ranks, [seen.get(key) for key in keys])
-        layers = balanced_layers(costs, checkpoint.spec.num_layers)
+        layers = _split(config, checkpoint.spec, whole, devices, places.places, (rooms, without_kv))
     parts = plan_parts(checkpoint.spec, grains_of(checkpoint, kept.quantize), _division(config, checkpoint, layers, devices))
     weights = tuple(plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part) for part in parts)
     geometries = tuple(
         kv_geometry_of(checkpoint.spec, kept_as, config.kv.block_size, config.kv.kv_cache_dtype, part)
         for part, kept_as in zip(parts, weights, strict=True)
     )
-    return Planned(config, checkpoint, lay_out(config, parts, devices, places), weights, geometries, memory)
+    return Planned(config, checkpoint, host, lay_out(config, parts, devices, places), weights, geometries, memory, rooms)
+
+
+def _split(
+    config: EngineConfig,
+    spec: ModelSpec,
+    whole: WeightLayout,
+    devices: Sequence[str],
+    places: Sequence[EnginePlace],
+    rooms: tuple[tuple[Room, ...], tuple[Room, ...]],
+) -> tuple[int, ...]:
+    """The layers of each stage, within the first rooms if there is a way. Where only KV memory and buffers are too large, within the others: that is
+    said of the settings they come from (`Planned.problems`)."""
+    seen = read_seconds(cache_file())
+    keys = [key_of(spec, whole, device, len(place.team)) for device, place in zip(devices, places, strict=True)]
+    costs = stage_costs(spec, whole, devices, places, config.parallel.tensor_parallel_size, [seen.get(key) for key in keys])
+    try:
+        return balanced_layers(costs, spec.num_layers, rooms[0])
+    except CapacityError:
+        return balanced_layers(costs, spec.num_layers, rooms[1])
 
 
 def with_room(planned: Planned) -> Planned:
@@ -120,9 +169,10 @@ def build_engine_of_workers(
     if config.replica is not None and config.replica.allowed:
         keep_to(config.replica.allowed)
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
-    planned = with_room(plan_engine(config, checkpoint, host, devices))
+    memory = memory_of(devices, config)
+    planned = with_room(plan_engine(config, checkpoint, host, devices, memory))
     if calibrated(planned):
-        planned = with_room(plan_engine(config, checkpoint, host, devices))
+        planned = with_room(plan_engine(config, checkpoint, host, devices, memory))
     if found := planned.problems():
         raise found[0]
     if own_process and planned.layout.loop:
@@ -160,7 +210,7 @@ def check_engine_of_workers(config: EngineConfig, devices: Sequence[str]) -> lis
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
     try:
-        return with_room(plan_engine(config, checkpoint, host, devices)).problems()
+        return with_room(plan_engine(config, checkpoint, host, devices, memory_of(devices, config))).problems()
     except UserError as error:
         return [error]
 
@@ -276,7 +326,7 @@ def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fi
             "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries),
             "kv_dtype": planned.geometries[0].dtype,
             "compute": executor.statistics(),
-            "numa": None,
+            "numa": next((worker.place.numa for worker in layout.workers if worker.place.numa), None),
             "free_cpus": list(layout.loop),
             "stages": [_stage(worker) for worker in layout.workers],
         },
@@ -293,4 +343,5 @@ def _stage(worker: WorkerPlan) -> dict[str, Any]:
         "device": worker.device,
         "layers": layers,
         "cpus": list(place.team),
+        "numa": place.numa,
     }

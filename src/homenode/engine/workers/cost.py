@@ -27,8 +27,8 @@ def stage_costs(
 ) -> tuple[StageCost, ...]:
     """Of each stage, whose ranks divide every layer evenly: the slowest of them counts. `layout`: of the whole model. `measured`: seconds of a whole
     layer on each worker; where one is not known, bytes and typical speeds count for all."""
-    in_layers = sum(m.target_bytes for m in layout.matrices if _LAYER.search(m.name))
-    output = sum(m.target_bytes for m in layout.matrices if not _LAYER.search(m.name) and _is_output(m.name, spec))
+    layer_bytes = in_layers(layout) / spec.num_layers
+    output = sum(m.target_bytes for m in layout.matrices if is_output(m.name, spec))
     stages = len(devices) // ranks
     known = [seconds for seconds in measured if seconds]
     costs = []
@@ -36,8 +36,8 @@ def stage_costs(
         own = range(stage * ranks, (stage + 1) * ranks)
         speed = ranks * min(read_speed(devices[worker], places[worker]) for worker in own)
         if len(known) == len(devices):
-            speed = ranks * in_layers / spec.num_layers / max(known[worker] for worker in own)
-        costs.append(StageCost(in_layers / spec.num_layers / speed, output / speed if stage == stages - 1 else 0.0))
+            speed = ranks * layer_bytes / max(known[worker] for worker in own)
+        costs.append(StageCost(layer_bytes / speed, output / speed if stage == stages - 1 else 0.0))
     return tuple(costs)
 
 
@@ -48,5 +48,16 @@ def read_speed(device: str, place: EnginePlace) -> float:
     return min(max(1, len(place.team)) * _CORE, max(1, len(place.memory_nodes)) * _NODE)
 
 
-def _is_output(name: str, spec: ModelSpec) -> bool:
-    return name == _EMBEDDING if spec.tie_word_embeddings else name != _EMBEDDING
+def in_layers(layout: WeightLayout) -> int:
+    """Bytes of the matrices of all layers."""
+    return sum(m.target_bytes for m in layout.matrices if _LAYER.search(m.name))
+
+
+def is_embedding(name: str) -> bool:
+    """Whether it is the table that tokens are looked up in."""
+    return name == _EMBEDDING
+
+
+def is_output(name: str, spec: ModelSpec) -> bool:
+    """Whether it makes the logits."""
+    return not _LAYER.search(name) and is_embedding(name) == spec.tie_word_embeddings

@@ -10,36 +10,69 @@ from homenode.errors import CapacityError, UserError
 
 @dataclass(frozen=True)
 class StageCost:
-    """What a stage's device takes: seconds for one layer, for what it has besides (the output matrix of the last), and the layers it has room for."""
+    """What a stage's device takes: seconds for one layer, and for what it has besides (the output matrix of the last)."""
 
     layer_s: float
     fixed_s: float = 0.0
-    most_layers: int | None = None
 
     def seconds(self, layers: int) -> float:
         """Of a stage with so many layers."""
         return self.fixed_s + layers * self.layer_s
 
 
-def balanced_layers(costs: Sequence[StageCost], layers: int) -> tuple[int, ...]:
+@dataclass(frozen=True)
+class Room:
+    """Memory that workers take their layers from. `where`: in words. `takers`: of each stage, how many of its workers take from it, each a share of every
+    layer of its stage. `shares`: so many of them fit in all, below 0 where not even what workers have besides layers does."""
+
+    where: str
+    takers: tuple[int, ...]
+    shares: int
+
+    def holds(self, split: Sequence[int]) -> bool:
+        """Whether stages of so many layers have room."""
+        return sum(takers * layers for takers, layers in zip(self.takers, split, strict=True)) <= self.shares
+
+
+def balanced_layers(costs: Sequence[StageCost], layers: int, rooms: Sequence[Room] = ()) -> tuple[int, ...]:
     """The layers of each stage, so that the slowest is as fast as can be: a pipeline full of micro-batches is as fast as that one.
 
-    Each has one at least and no more than it has room for; of equals the most even split, the first stages having more. UserError for more stages
-    than layers, CapacityError where the layers have no room.
+    Each has one at least, and no room holds more than it can; of equals the most even split, the first stages having more. Rooms are to be apart or
+    within each other, or what is found may not be the fastest. UserError for more stages than layers, CapacityError where the layers have no room.
     """
     if len(costs) > layers:
         raise UserError(
             f"--pipeline-parallel-size {len(costs)}: this model has {layers} layers, and a stage has one at least; give {layers} or less",
             param="pipeline_parallel_size",
         )
-    most = [layers if cost.most_layers is None else cost.most_layers for cost in costs]
-    if sum(most) < layers or min(most) < 1:
-        raise CapacityError(
-            f"--layer-split auto: the stages have room for {', '.join(map(str, most))} layers, and this model has {layers}; use more or larger devices",
-            param="layer_split",
-        )
     split = [1] * len(costs)
+    if any(not room.holds(split) for room in rooms):
+        raise _no_room(rooms, layers)
     for _ in range(layers - len(costs)):  # each where it ends first: costs only grow, so the slowest stage stays the fastest possible
-        can = [stage for stage, count in enumerate(split) if count < most[stage]]
+        can = [
+            stage for stage in range(len(costs)) if all(room.holds(_with_one_more(split, stage)) for room in rooms if room.takers[stage])
+        ]
+        if not can:
+            raise _no_room(rooms, layers)
         split[min(can, key=lambda stage: (costs[stage].seconds(split[stage] + 1), split[stage], stage))] += 1
     return tuple(split)
+
+
+def _with_one_more(split: Sequence[int], stage: int) -> list[int]:
+    return [layers + (number == stage) for number, layers in enumerate(split)]
+
+
+def _no_room(rooms: Sequence[Room], layers: int) -> CapacityError:
+    told = "; ".join(f"{room.where} has room for {in_words(room)}" for room in rooms)
+    return CapacityError(
+        f"--layer-split auto: this model has {layers} layers, and {told}; use more or larger devices, allow more memory, or keep weights smaller (--quantize)",
+        param="layer_split",
+    )
+
+
+def in_words(room: Room) -> str:
+    """How many layers of which stages."""
+    stages = [stage for stage, takers in enumerate(room.takers) if takers]
+    ranks = max(room.takers)
+    what = f"{max(0, room.shares)} shares of layers" if ranks > 1 else f"{max(0, room.shares)} layers"
+    return f"{what} of stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"

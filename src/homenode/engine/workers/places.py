@@ -1,7 +1,8 @@
 """Where the workers of one engine run: they divide the engine's CPUs, nodes kept whole where there are enough of them. Pure.
 
 Host threads of accelerators are bound to the CPUs that are local to the device and compute nothing. Without settings CPU workers divide what the
-engine may use as several engines divide a host (`replicas.places`); with them, a worker is one of the plan that `homenode plan` would print.
+engine may use as several engines divide a host (`replicas.places`); with them, a worker is one of the plan that `homenode plan` would print. Under `--numa`
+each keeps its weights on its own nodes (`node_policy`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from homenode.engine.place import EnginePlace
 from homenode.engine.placement import UNPINNED, core_of, cut
 from homenode.engine.replicas.places import divided_places
 from homenode.engine.workers.devices import is_accelerator
+from homenode.engine.workers.node_policy import divided_host, over_own_nodes
 from homenode.errors import UserError
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
@@ -33,7 +35,6 @@ class WorkerPlaces:
 
 def worker_places(host: Host, config: EngineConfig, devices: Sequence[str]) -> WorkerPlaces:
     """A place for the worker of each device. UserError and PlacementError for what this host cannot meet."""
-    _check(config, len(devices))
     within = _within(host, config.replica.place) if config.replica else host
     on_cpu = [number for number, device in enumerate(devices) if not is_accelerator(device)]
     if config.replica and UNPINNED in config.replica.place.team:
@@ -47,16 +48,6 @@ def worker_places(host: Host, config: EngineConfig, devices: Sequence[str]) -> W
             found[number] = _beside(within, device, team)
     loop = made.loop or tuple(cpu for cpu in within.allowance.cpus if core_of(host, cpu) not in team)
     return replace(made, places=tuple(found[number] for number in range(len(devices))), loop=loop)
-
-
-def _check(config: EngineConfig, count: int) -> None:
-    numa = config.placement.numa
-    if numa is not None and config.replica is None and count > 1:
-        raise UserError(
-            f"--numa {numa} spreads one worker over the nodes, and this engine has {count} workers, which divide them; leave it out, or have one "
-            "worker (--tensor-parallel-size 1, --pipeline-parallel-size 1)",
-            param="numa",
-        )
 
 
 def _within(host: Host, place: EnginePlace) -> Host:
@@ -77,6 +68,8 @@ def _unpinned(threads: int, count: int) -> WorkerPlaces:
 def _on_cpus(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
     if not count:
         return WorkerPlaces(())
+    if config.placement.numa is not None and not config.replica:
+        return _under_a_policy(host, config, count)
     cores = host.allowance.physical_cpus
     if len(cores) < count:
         return _sharing(host, config, count)
@@ -89,6 +82,17 @@ def _on_cpus(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
     findings = dict.fromkeys(finding for place in places for finding in place.findings)
     apart = tuple(replace(place, findings=()) for place in places)
     return WorkerPlaces(apart, config.replica.place.others if config.replica else places[0].spare, findings=tuple(findings))
+
+
+def _under_a_policy(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
+    """The cores divided as without one, then spread over each worker's nodes as --numa says."""
+    host = divided_host(host, config.placement)
+    bare = replace(config, placement=type(config.placement)(reserve_cpus=config.placement.reserve_cpus))
+    if len(host.allowance.physical_cpus) < count:
+        return _sharing(host, bare, count)
+    made = _on_cpus(host, replace(bare, compute=replace(bare.compute, threads=None)), count)
+    places, findings = over_own_nodes(host, config, made.places)
+    return replace(made, places=places, findings=(*made.findings, *findings))
 
 
 def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from homenode.compute.devices import accelerators, attention_problem, device_problems
+from collections.abc import Sequence
+
+from homenode.compute.devices import accelerators, attention_problem, device_memory, device_problems
 from homenode.engine.config import EngineConfig
-from homenode.engine.workers.devices import is_torch, worker_devices
+from homenode.engine.workers.devices import is_accelerator, is_torch, worker_devices
 
 
 def devices_of(config: EngineConfig) -> tuple[str, ...]:
@@ -23,3 +25,13 @@ def devices_of(config: EngineConfig) -> tuple[str, ...]:
         if problem is not None:
             raise problem
     return devices
+
+
+def memory_of(devices: Sequence[str], config: EngineConfig) -> dict[str, int]:
+    """Bytes that the worker of each accelerator among these may take, as far as torch tells; asked only where the layers of stages depend on it."""
+    there = sorted({device for device in devices if is_accelerator(device)})
+    parallel = config.parallel
+    if not there or parallel.pipeline_parallel_size == 1 or parallel.layer_split != "auto":
+        return {}
+    share = config.compute.gpu_memory_utilization
+    return {device: min(free, int(total * share)) for device, (free, total) in device_memory(there).items()}
