@@ -105,11 +105,12 @@ def keep_all(path: Path, threads: int, copies: int) -> None:
     for one in maps:
         one.madvise(mmap.MADV_HUGEPAGE)
     kept = [np.frombuffer(one, np.uint8) for one in maps]
+    first = memoryview(maps[0])
 
     def part(number: int) -> None:
         at, end = size * number // threads, size * (number + 1) // threads
         while at < end:
-            count = os.preadv(file, [kept[0][at : min(at + _READ, end)]], at)
+            count = os.preadv(file, [first[at : min(at + _READ, end)]], at)
             for copy in kept[1:]:
                 np.copyto(copy[at : at + count], kept[0][at : at + count])
             at += count
