@@ -22,9 +22,10 @@ class MetricsFolder:
         """HostError when there is no room for it."""
         _remove_left_ones()
         try:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self.path, self._lock = _new()
+            while not (self.path / _LOCK).exists():  # somebody who started at the same moment took it for a left one
+                os.close(self._lock)
+                self.path, self._lock = _new()
         except OSError as error:
             raise HostError(f"no folder for metrics in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR", errno=error.errno) from error
 
@@ -36,10 +37,20 @@ class MetricsFolder:
             self._lock = -1
 
 
+def _new() -> tuple[Path, int]:
+    """A folder, and its lock, which is held."""
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return path, lock
+
+
 def _remove_left_ones() -> None:
     """Those of coordinators that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it is somebody else's, or was removed meanwhile, or is about to get its lock
+        with contextlib.suppress(OSError):  # it was removed meanwhile, or is about to get its lock, or the lock is held
+            if folder.lstat().st_uid != os.getuid():
+                continue
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
