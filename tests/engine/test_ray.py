@@ -228,26 +228,25 @@ def test_a_cluster_without_room_is_refused_with_what_it_has(monkeypatch: pytest.
 def test_a_cluster_of_this_host_ends_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     entries = golden()[:2]
+    before = set(_children_named("raylet"))
     engine = LocalEngine(config_for(STORIES, **TWO))
     try:
         outputs = run_all(engine, [e["prompt_ids"] for e in entries], [greedy(30)] * len(entries))
         check_golden(outputs, entries, 30)
     finally:
         engine.close()
-    assert not _children_named("raylet")
-
-
-def _children_named(word: str) -> list[str]:
     deadline = time.monotonic() + 20
-    while True:
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                name, parent = stat.read_text().split(" ", 4)[1], stat.read_text().rpartition(")")[2].split()[1]
-            except OSError:
-                continue
-            if word in name and int(parent) == os.getpid():
-                found.append(name)
-        if not found or time.monotonic() > deadline:
-            return found
+    while left := set(_children_named("raylet")) - before:
+        assert time.monotonic() < deadline, f"raylets are left behind: {left}"
         time.sleep(0.2)
+
+
+def _children_named(word: str) -> list[int]:
+    """Processes that this one has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            stat = path.read_text()
+            if word in stat.split(" ", 4)[1] and int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(path.parent.name))
+    return found
