@@ -44,7 +44,7 @@ def _programs_of_the_tests_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def coordinator(folder: Path, engines: int, fronts: int, patience: Patience = QUICK, **settings: Any) -> tuple[Coordinator, ServerConfig]:
-    server = ServerConfig(port=0, served_model_name=("scripted",), shutdown_timeout=5.0)
+    server = ServerConfig(port=0, served_model_name=("scripted",), shutdown_timeout=PATIENCE_S)
     several = (
         configs(folder, engines, **settings)
         if engines > 1
