@@ -27,7 +27,7 @@ from tests.engine.engines import config_for
 from tests.engine.live import connections
 from tests.engine.scripted_process import LIMITS
 from tests.engine.test_client import sync
-from tests.engine.test_replicas import FOREVER, configs
+from tests.engine.test_replicas import FOREVER, LONG, configs
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.alone
@@ -44,7 +44,7 @@ def _programs_of_the_tests_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def coordinator(folder: Path, engines: int, fronts: int, patience: Patience = QUICK, **settings: Any) -> tuple[Coordinator, ServerConfig]:
-    server = ServerConfig(port=0, served_model_name=("scripted",), shutdown_timeout=5.0)
+    server = ServerConfig(port=0, served_model_name=("scripted",), shutdown_timeout=PATIENCE_S)
     several = (
         configs(folder, engines, **settings)
         if engines > 1
@@ -227,6 +227,46 @@ async def test_a_silent_front_is_ended_and_replaced(tmp_path: Path) -> None:
         await to.until(replaced)
         async with spread(to, 1) as https:
             assert [(await complete(http)).status_code for http in https] == [200] * len(https)
+
+
+@sync
+async def test_a_silent_engine_holds_up_no_front_and_no_probe(tmp_path: Path) -> None:
+    made, server = coordinator(tmp_path, 2, 2, Patience(look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S))
+    async with service(made, server) as to, spread(to, 2) as https:
+        silent = made.engine_pids[0]
+
+        async def seen(state: str) -> bool:
+            answers = [await http.get("/health") for http in https]
+            assert {answer.status_code for answer in answers} == {200}
+            return all(answer.json()["engines"][0]["state"] == state for answer in answers)
+
+        os.kill(silent, signal.SIGSTOP)
+        try:
+            await to.until(lambda: seen("silent"))
+            answers = await asyncio.gather(*(complete(http) for http in https))
+            assert {answer.status_code for answer in answers} == {200}
+        finally:
+            os.kill(silent, signal.SIGCONT)
+        await to.until(lambda: seen("ready"))
+
+
+@sync
+async def test_a_stream_that_breaks_is_made_anew_and_costs_no_token(tmp_path: Path) -> None:
+    made, server = coordinator(tmp_path, 1, 2)
+    async with service(made, server) as to, spread(to, 1) as https:
+        asked = [complete(http, LONG) for http in https]
+
+        async def all_run() -> bool:
+            return await to.metric("num_requests_running") == len(https)
+
+        await to.until(all_run)
+        for front in made._fronts.there:  # the engine hangs up on a front when another stream comes in its name
+            stray = made._keepers[0].client.connect(front.number)
+            assert stray is not None
+            stray.close()
+        async with asyncio.timeout(PATIENCE_S):
+            answers = await asyncio.gather(*asked)
+        assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [LONG] * len(https)
 
 
 @sync
