@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdio>
 
 namespace homenode {
@@ -80,7 +81,8 @@ std::optional<Error> RankMemory::take_seat(int rank) {
 
 Written RankMemory::written(int rank, uint32_t number) const {
   const uint64_t word = seat(rank).written[number & 1].load(std::memory_order_relaxed);
-  return {static_cast<Written::Part>(word >> 1 & 3), static_cast<int>(word & 1), static_cast<uint32_t>(word >> 32)};
+  const uint64_t lines = std::min(word >> 32, static_cast<uint64_t>(half_floats_ / kLineFloats));  // others can write there, too
+  return {static_cast<Written::Part>(word >> 1 & 3), static_cast<int>(word & 1), static_cast<uint32_t>(lines)};
 }
 
 void RankMemory::set_written(int rank, uint32_t number, const Written& w) {

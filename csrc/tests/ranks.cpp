@@ -204,6 +204,25 @@ void check_lost_hosts(Random& random) {
   });
 }
 
+// Whatever stands in the memory about what a rank wrote, no more than its own memory is sent.
+void check_garbled_hosts(Random& random) {
+  const auto memory = taken(RankMemory::create(3, 4096));
+  int ends[2];
+  require(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), "a socket pair");
+  std::vector<RankSender::Host> others;
+  others.push_back({Stream(ends[0]), {1, 2}});
+  const auto sender = taken(RankSender::start(memory, 0, std::move(others), kWaitS));
+  const auto part = static_cast<Written::Part>(random.between(0, 3));
+  memory->set_written(0, 1, {part, random.between(0, 1), static_cast<uint32_t>(random.bits())});
+  memory->arrived(0).advance();
+  memory->end({1}, RankMemory::Fate::late);
+  size_t came = 0;
+  char bytes[4096];
+  for (ssize_t some; (some = read(ends[1], bytes, sizeof bytes)) > 0;) came += static_cast<size_t>(some);
+  require(came <= static_cast<size_t>(memory->half_floats()) * sizeof(float) + 5 * 24, "a half at most, and a few words about it");
+  close(ends[1]);
+}
+
 // What is sent by somebody who does not keep to it ends the group, and is written nowhere else than in the rank's memory.
 void check_wild_hosts(Random& random) {
   const auto memory = taken(RankMemory::create(3, 4096));
@@ -266,6 +285,7 @@ void check_ranks(Random& random) {
   check_hosts(random);
   check_lost_hosts(random);
   check_wild_hosts(random);
+  check_garbled_hosts(random);
   check_ring(random);
 }
 

@@ -30,7 +30,7 @@ from tests.engine.test_golden import check_golden, golden
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
 pytest.importorskip("ray", reason="needs ray, which the extra `ray` installs")
-pytestmark = [needs_data, pytest.mark.slow]
+pytestmark = [needs_data, pytest.mark.slow, pytest.mark.alone]  # Ray gives up on its own processes when they take long to start
 
 PATIENCE_S = 120.0
 ALONE = {"executor": "ray", "threads": 1, "max_num_batched_tokens": 48, "max_num_seqs": 16, "worker_timeout": 60.0}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import selectors
 import socket
 import struct
 import threading
@@ -26,7 +25,7 @@ from homenode.errors import HomenodeError, HostError, PeerError
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0
-_MOST_GREETINGS = 16  # at once
+_MOST_GREETINGS = 64  # at once: see `executor.rendezvous`
 _AGAIN_S = 0.02  # before a keeper that is about to come or to go is looked for again
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -138,7 +137,8 @@ class Keeper:
         self._receivers: list[Carrier] = []
         self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
         self._address = f"{name.ip}:{others.getsockname()[1]}"
-        threading.Thread(target=self._listen, args=(here, others), name="homenode-site", daemon=True).start()
+        for server in (here, others):
+            threading.Thread(target=self._listen, args=(server,), name="homenode-site", daemon=True).start()
 
     @property
     def site(self) -> Site:
@@ -153,28 +153,16 @@ class Keeper:
         for receiver in receivers:
             receiver.close()
 
-    def _listen(self, *servers: socket.socket) -> None:
-        with selectors.DefaultSelector() as selector:
-            for server in servers:
-                try:
-                    server.setblocking(False)
-                    selector.register(server, selectors.EVENT_READ)
-                except (OSError, ValueError):  # `close` came
-                    return
-            while not self._streams.over:
-                for key, _ in selector.select(_GREETING_S):
-                    self._accept(key.fileobj)
-
-    def _accept(self, server: object) -> None:
-        assert isinstance(server, socket.socket)
-        try:
-            sock, _ = server.accept()
-        except OSError:  # who called has gone, or `close` came
-            return
-        if not self._greetings.acquire(timeout=_GREETING_S):
-            sock.close()
-            return
-        threading.Thread(target=self._greet, args=(sock,), name="homenode-greeting", daemon=True).start()
+    def _listen(self, server: socket.socket) -> None:
+        while not self._streams.over:
+            try:
+                sock, _ = server.accept()
+            except OSError:  # `close` came
+                return
+            if not self._greetings.acquire(timeout=_GREETING_S):
+                sock.close()
+                continue
+            threading.Thread(target=self._greet, args=(sock,), name="homenode-greeting", daemon=True).start()
 
     def _greet(self, sock: socket.socket) -> None:
         try:
