@@ -29,8 +29,10 @@ from homenode.transfer.seam import KvTicket
 from homenode.transfer.sender import SenderMachine
 from tests.pure.handover_bench import KeepingExecutor
 from tests.pure.schedule_bench import expected, limits_of
+from tests.pure.transfer.receiver_process import ReceiverProcess
+from tests.pure.transfer.sender_process import SenderProcess
 from tests.pure.transfer.test_machines_played import CHANNELS, MODES, Plan, Play, faults, plans
-from tests.pure.transfer.world import TTL, ReceiverProcess, SenderProcess, World
+from tests.pure.transfer.world import TTL, World
 
 _ANSWER = 12  # tokens
 

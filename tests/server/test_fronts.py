@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -309,3 +310,44 @@ def test_the_folder_of_a_coordinator_that_was_killed_is_removed_by_the_next(tmp_
         folder.remove()
         folder.remove()
     assert list(tmp_path.iterdir()) == [unlocked]
+
+
+def test_a_folder_that_another_removes_before_it_is_locked_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another coordinator starts between the making of the folder and its lock, and takes it for one that was left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock, first, others = fcntl.flock, list[Path](), list[MetricsFolder]()
+
+    def lock_late(fd: int, how: int) -> None:
+        if not first:
+            first.extend(tmp_path.iterdir())
+            others.append(MetricsFolder())
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    others.append(MetricsFolder())
+    others.append(MetricsFolder())  # removes no folder that is locked
+    assert len(first) == 1 and not first[0].exists()
+    assert sorted(tmp_path.iterdir()) == sorted(folder.path for folder in others)
+    for folder in others:
+        folder.remove()
+
+
+def test_a_folder_that_another_is_about_to_remove_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock, taken = fcntl.flock, list[int]()
+
+    def lock_second(fd: int, how: int) -> None:
+        if not taken:
+            (folder,) = tmp_path.iterdir()
+            taken.append(os.open(folder / "coordinator", os.O_RDWR))
+            lock(taken[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_second)
+    mine = MetricsFolder()
+    assert len(list(tmp_path.iterdir())) == 2 and mine.path.is_dir()
+    os.close(taken[0])
+    another = MetricsFolder()  # finds the first one left, and mine in use
+    assert sorted(tmp_path.iterdir()) == sorted([mine.path, another.path])
+    for folder in (mine, another):
+        folder.remove()

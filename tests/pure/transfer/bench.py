@@ -13,7 +13,7 @@ from homenode.transfer.message import Buffer, Hello, PageRef
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.sender import SenderMachine
 from homenode.transfer.settings import TransferConfig
-from tests.pure.transfer.world import HEADS, layout_of
+from tests.pure.transfer.world_memory import HEADS, layout_of
 
 BLOCK = 32
 MINE, THEIRS = b"m" * 16, b"t" * 16

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.transfer.world import LIMITS, TTL, ReceiverProcess, SenderProcess, World
+from tests.pure.transfer.receiver_process import ReceiverProcess
+from tests.pure.transfer.sender_process import SenderProcess
+from tests.pure.transfer.world import LIMITS, TTL, World
 
 MODES = ["push", "pull-eager", "pull-delay"]
 CHANNELS = ["shm", "tcp"]

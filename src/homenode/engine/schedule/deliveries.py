@@ -7,11 +7,11 @@ them any more. Only what has arrived, and so was verified, is ever taken over.
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Iterator
 
 from homenode.engine.schedule.delivery import Delivery
 from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.rooms import Rooms
 from homenode.engine.schedule.sequence import Residency, Sequence
 from homenode.transfer.seam import Claimed, Fetch, NoRoom, Offered, Room, Stopped, ToAgent, Unused
 
@@ -22,6 +22,7 @@ class Deliveries:
     def __init__(self, residents: Residents, messages: list[ToAgent]) -> None:
         self._residents = residents
         self._messages = messages
+        self._rooms = Rooms(residents)
         self._of: dict[str, Delivery] = {}
         self.ready: list[Sequence] = []  # whose delivery is done, in order; they hold their blocks and wait for their turn
         self.fetching: set[int] = set()  # requests that were admitted and wait for their KV
@@ -55,28 +56,12 @@ class Deliveries:
 
     def _reserve(self, offer: Offered, kept_free: int) -> str:
         """Take blocks for an offer and say so, or return why not."""
-        residents, hits = self._residents, self._hits(offer)
-        in_place = self._num_in_place(offer, len(hits))
-        blocks = residents.take(hits, offer.tokens + 1, residents.blocks_for(offer.tokens + 2) + kept_free, in_place)
-        if blocks is None:
-            wanted = residents.blocks_for(offer.tokens + 1) - len(hits) - in_place
-            return f"{wanted} KV blocks more are wanted, and {kept_free} are to stay free for those who run and wait"
-        held = len(hits) * residents.block_size
-        self._of[offer.ticket] = Delivery(offer, blocks, held, arrived=held)
-        self._messages.append(Room(offer.ticket, self._told_blocks(offer, blocks), len(hits)))
+        delivery = self._rooms.reserve(offer, kept_free)
+        if isinstance(delivery, str):
+            return delivery
+        self._of[offer.ticket] = delivery
+        self._messages.append(Room(offer.ticket, self._rooms.told(delivery), delivery.held // self._residents.block_size))
         return ""
-
-    def _hits(self, offer: Offered) -> list[int]:
-        """Pages that are in the prefix cache. Found by their identity, which is a block's hash where pages are as large as blocks."""
-        residents = self._residents
-        return residents.pool.find(offer.identities) if offer.page_tokens == residents.block_size else []
-
-    def _num_in_place(self, offer: Offered, held: int) -> int:
-        """Pages of which no copy is needed, since they are full and can be read where they are: nothing is ever written there."""
-        return max(0, offer.tokens // offer.page_tokens - held) if offer.in_place else 0
-
-    def _told_blocks(self, offer: Offered, blocks: list[int]) -> list[int]:
-        return blocks[: self._residents.blocks_for(offer.tokens)]
 
     # Requests
 
@@ -84,8 +69,7 @@ class Deliveries:
         """The request has come that it is for."""
         delivery.sequence, sequence.delivery = sequence, delivery
         if delivery.blocks:
-            held = delivery.held // delivery.offer.page_tokens
-            self._messages.append(Fetch(delivery.offer.ticket, self._told_blocks(delivery.offer, delivery.blocks), held))
+            self._fetch(delivery)
         if delivery.blocks and delivery.done:
             self.make_ready(sequence)
 
@@ -102,29 +86,21 @@ class Deliveries:
         bisect.insort(self.ready, sequence, key=lambda s: s.order)
 
     def fetch(self, sequence: Sequence, spare: int) -> bool:
-        """Have the KV of a request without reservation brought, into blocks taken now. False: there are not enough.
-
-        Cached blocks are used as far as they end where a page ends, since no page is brought in part, or into a block that others read.
-        """
-        delivery, residents = sequence.delivery, self._residents
+        """Have the KV of a request without reservation brought, into blocks taken now. False: there are not enough."""
+        delivery = sequence.delivery
         assert delivery is not None and not delivery.blocks
-        offer = delivery.offer
-        hits = residents.cache.lookup(sequence.chain, sequence.tokens)
-        unit = math.lcm(offer.page_tokens, residents.block_size)
-        cached = len(hits) * residents.block_size
-        delivery.held = cached if cached >= offer.tokens else cached // unit * unit
-        hits = hits[: delivery.held // residents.block_size]
-        room = residents.blocks_for(offer.tokens + 2) + spare
-        blocks = residents.take(hits, offer.tokens + 1, room, self._num_in_place(offer, len(hits)))
-        if blocks is None:
+        if not self._rooms.take(delivery, sequence, spare):
             return False
-        delivery.blocks, delivery.arrived = blocks, delivery.held
         if delivery.done:
             self.make_ready(sequence)
         else:
             self.fetching.add(sequence.id)
-            self._messages.append(Fetch(offer.ticket, self._told_blocks(offer, blocks), delivery.held // offer.page_tokens))
+            self._fetch(delivery)
         return True
+
+    def _fetch(self, delivery: Delivery) -> None:
+        offer = delivery.offer
+        self._messages.append(Fetch(offer.ticket, self._rooms.told(delivery), delivery.held // offer.page_tokens))
 
     def proposal(self, sequence: Sequence) -> Residency:
         """The stay that a ready request would begin now: on what arrived, or on what the cache holds if that is more by now."""
@@ -169,12 +145,7 @@ class Deliveries:
 
     def fill_holes(self, delivery: Delivery, kept_free: int) -> bool:
         """No more comes: what was to be read in place and did not arrive gets blocks, to be computed. False: there are not enough."""
-        holes = [index for index, block in enumerate(delivery.blocks) if block < 0]
-        if holes and len(holes) + kept_free > self._residents.pool.num_free:
-            return False
-        for index, block in zip(holes, self._residents.pool.allocate(len(holes)), strict=True):
-            delivery.blocks[index] = block
-        return True
+        return self._rooms.fill_holes(delivery, kept_free)
 
     def arrived(self, delivery: Delivery, tokens: int) -> None:
         """The first `tokens` positions lie verified in its blocks."""

@@ -11,7 +11,7 @@ from homenode.engine.schedule.pace import Pace
 from homenode.engine.schedule.policy import choose_victim, preemption_warning
 from homenode.engine.schedule.queue import WaitingQueue
 from homenode.engine.schedule.residents import Residents
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.sequence import Residency, Sequence, residencies
 from homenode.engine.schedule.tally import Tally
 
 
@@ -249,8 +249,3 @@ class Planner:
         self._tally.preemptions += 1
         num_blocks = self._residents.pool.num_blocks
         self.warnings.append(preemption_warning(victim, needy, num_blocks, cost, self._tally.preemptions))
-
-
-def residencies(running: list[Sequence]) -> list[Residency]:
-    """Of sequences that run, and so have one."""
-    return [sequence.residency for sequence in running]  # type: ignore[misc]

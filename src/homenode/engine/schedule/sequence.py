@@ -123,3 +123,8 @@ class Sequence:
         """Set `look` anew: to when it ends or another block is full; at once if its log-probabilities are wanted."""
         if self.params.logprobs is None:
             self.look = min(self.last, (len(self.tokens) - 1) // block_size * block_size + block_size + 1)
+
+
+def residencies(running: list[Sequence]) -> list[Residency]:
+    """Of sequences that run, and so have one."""
+    return [sequence.residency for sequence in running]  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -13,6 +14,7 @@ from homenode.errors import HostError
 
 _PREFIX = "homenode-metrics-"
 _LOCK = "coordinator"  # locked as long as the coordinator lives
+_MOST_ATTEMPTS = 100  # each is lost only to another coordinator that starts at that very moment
 
 
 class MetricsFolder:
@@ -22,10 +24,7 @@ class MetricsFolder:
         """HostError when there is no room for it."""
         _remove_left_ones()
         try:
-            self.path, self._lock = _new()
-            while not (self.path / _LOCK).exists():  # somebody who started at the same moment took it for a left one
-                os.close(self._lock)
-                self.path, self._lock = _new()
+            self.path, self._lock = _locked_folder()
         except OSError as error:
             raise HostError(f"no folder for metrics in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR", errno=error.errno) from error
 
@@ -37,20 +36,31 @@ class MetricsFolder:
             self._lock = -1
 
 
-def _new() -> tuple[Path, int]:
-    """A folder, and its lock, which is held."""
-    path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+def _locked_folder() -> tuple[Path, int]:
+    """A new folder and its lock, which is held. OSError: there is no room for one, or others have removed all that were made."""
+    for _ in range(_MOST_ATTEMPTS):
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = _locked(path)
+        if lock is not None:
+            return path, lock
+    raise OSError(errno.EAGAIN, f"others removed {_MOST_ATTEMPTS} folders before they were locked")
+
+
+def _locked(path: Path) -> int | None:
+    """The lock of a new folder. None: before it was held another coordinator took the folder for one that was left, and removes it."""
     lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return path, lock
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:  # whoever removes the folder holds the lock until all of it is gone
+            return lock
+    os.close(lock)
+    return None
 
 
 def _remove_left_ones() -> None:
     """Those of coordinators that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it was removed meanwhile, or is about to get its lock, or the lock is held
-            if folder.lstat().st_uid != os.getuid():
-                continue
+        with contextlib.suppress(OSError):  # it is somebody else's, or was removed meanwhile, or is about to get its lock
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
