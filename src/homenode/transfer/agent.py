@@ -291,6 +291,7 @@ class TransferAgent:
         for message in messages:
             if isinstance(message, _Closing):
                 self._ends = message.until
+                self._performer.catch_up()  # else the machine would call off what was announced without it
                 self._performer.perform_all(self._machine.drain(now))
             else:
                 self._tickets.told(message)

@@ -19,6 +19,7 @@ from homenode.transfer.machine import Connect, Connected, FromEngine, FromPeer, 
 from homenode.transfer.message import Read
 from homenode.transfer.opening import open_agent
 from homenode.transfer.seam import (
+    Computed,
     Failed,
     Fetch,
     Forgotten,
@@ -97,6 +98,18 @@ def test_closing_calls_off_what_is_under_way(channel: str) -> None:
         assert time.monotonic() - begun < 3
         for number in range(5):
             sender.wait(f"t{number}", SendRefused, Returned, SendAdmitted)
+
+
+def test_closing_right_after_pages_were_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were announced before the machine had heard of them: it hears of them first, and of the end then."""
+    with engines(mode="pull-delay") as (sender, receiver):
+        want(sender, receiver, "t", 100)
+        sender.wait("t", SendAdmitted)
+        eventually(lambda: sender.agent._mailbox._asleep, "the agent's thread sleeps")
+        with monkeypatch.context() as patch:
+            patch.setattr(sender.agent._mailbox, "wake", lambda: None)  # and sleeps on
+            sender.agent.tell(Computed("t", 0, sender.take_blocks("t", 100), True))
+        assert sender.agent.close(1.0)
 
 
 def test_closing_twice_or_before_the_start_is_no_error() -> None:
