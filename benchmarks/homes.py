@@ -5,13 +5,15 @@
 
 Everything is measured in turns, round by round, and each figure is a median; a ratio is the median of the rounds' ratios. `decode`: `off` knows of no
 homes, `one home` is what serves on one node, and with `a home for each thread` the whole mechanism works though there is nothing to gain.
-`load`: reading alone is all bytes of the file read by as many threads as compute, and dropped; each way once with the file in the page cache
+`load`: reading alone is all bytes of the file read by as many threads as compute, and dropped; kept, they come to fresh memory, which is the least that
+loading can cost; each way once with the file in the page cache
 and once without.
 """
 
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import re
 import statistics
@@ -95,6 +97,29 @@ def read_all(path: Path, threads: int) -> None:
     os.close(file)
 
 
+def keep_all(path: Path, threads: int, copies: int) -> None:
+    """Every byte, read straight to fresh huge pages, and from there to those of further copies: what disk and memory cost without any packing."""
+    size = path.stat().st_size
+    file = os.open(path, os.O_RDONLY)
+    maps = [mmap.mmap(-1, size) for _ in range(copies)]
+    for one in maps:
+        one.madvise(mmap.MADV_HUGEPAGE)
+    kept = [np.frombuffer(one, np.uint8) for one in maps]
+    first = memoryview(maps[0])
+
+    def part(number: int) -> None:
+        at, end = size * number // threads, size * (number + 1) // threads
+        while at < end:
+            count = os.preadv(file, [first[at : min(at + _READ, end)]], at)
+            for copy in kept[1:]:
+                np.copyto(copy[at : at + count], kept[0][at : at + count])
+            at += count
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(part, range(threads)))
+    os.close(file)
+
+
 def forget(path: Path) -> None:
     """Have the page cache drop the file."""
     file = os.open(path, os.O_RDONLY)
@@ -116,6 +141,8 @@ def load(path: Path, rounds: int) -> None:
     cpus = choose_cpus(None, Allowance.of_process())
     ways: Mapping[str, Callable[[], object]] = {
         "reading alone": lambda: read_all(path, len(cpus)),
+        "bytes kept once": lambda: keep_all(path, len(cpus), 1),
+        f"bytes kept {len(cpus)} times": lambda: keep_all(path, len(cpus), len(cpus)),
         "one copy": lambda: load_once(path, cpus, "split"),
         f"{len(cpus)} copies": lambda: load_once(path, cpus, "copied"),
     }

@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 
 #include "bind/bind.h"
+#include "host/rank_bridge.h"
 #include "host/rank_group.h"
 #include "host/shared_ring.h"
 
@@ -81,6 +82,31 @@ std::shared_ptr<RankGroup> join(std::shared_ptr<RankMemory> memory, int rank, do
   return std::shared_ptr<RankGroup>(take(RankGroup::join(std::move(memory), rank, timeout_s, spin_us)));
 }
 
+// A sender or receiver, whose end waits for its thread.
+template <class T>
+class Ending {
+ public:
+  explicit Ending(std::unique_ptr<T> it) : it_(std::move(it)) {}
+  ~Ending() { close(); }
+  void close() {
+    nb::gil_scoped_release unlocked;
+    it_.reset();
+  }
+
+ private:
+  std::unique_ptr<T> it_;
+};
+
+std::shared_ptr<Ending<RankSender>> send_rank(std::shared_ptr<RankMemory> memory, int rank, const std::vector<std::pair<int, std::vector<int>>>& hosts, double timeout_s) {
+  std::vector<RankSender::Host> to;
+  for (const auto& [fd, ranks] : hosts) to.push_back({Stream(fd), ranks});
+  return std::make_shared<Ending<RankSender>>(take(RankSender::start(std::move(memory), rank, std::move(to), timeout_s)));
+}
+
+std::shared_ptr<Ending<RankReceiver>> receive_rank(std::shared_ptr<RankMemory> memory, int rank, int fd, double timeout_s) {
+  return std::make_shared<Ending<RankReceiver>>(take(RankReceiver::start(std::move(memory), rank, Stream(fd), timeout_s)));
+}
+
 template <class Call>
 auto unlocked(Call&& call) {
   nb::gil_scoped_release released;
@@ -151,6 +177,10 @@ void bind_ranks(nb::module_& m) {
       .def("gather", &gather, nb::arg("values"), nb::arg("widths"))
       .def("leave", &RankGroup::leave);
   m.def("join_ranks", &join, nb::arg("memory"), nb::arg("rank"), nb::arg("timeout_s"), nb::arg("spin_us"));
+  nb::class_<Ending<RankSender>>(m, "RankSender", "Sends what a rank of this host writes to other hosts.").def("close", &Ending<RankSender>::close);
+  nb::class_<Ending<RankReceiver>>(m, "RankReceiver", "Writes here what a rank of another host sends.").def("close", &Ending<RankReceiver>::close);
+  m.def("send_rank", &send_rank, nb::arg("memory"), nb::arg("rank"), nb::arg("hosts"), nb::arg("timeout_s"), "Hosts: a connected descriptor, which is taken over, and the ranks there.");
+  m.def("receive_rank", &receive_rank, nb::arg("memory"), nb::arg("rank"), nb::arg("fd"), nb::arg("timeout_s"));
   m.def("time_sums", &time_sums, nb::arg("group"), nb::arg("team"), nb::arg("rows"), nb::arg("columns"), nb::arg("rounds"),
         "Seconds of sums by all threads of a team, and of copies of as many values.");
   bind_ring(m);

@@ -8,7 +8,6 @@
 namespace homenode {
 namespace {
 
-constexpr int64_t kLineFloats = 16;
 constexpr double kLongestWaitS = 1e9;
 
 int64_t lines_of(int64_t floats) { return (floats + kLineFloats - 1) / kLineFloats; }
@@ -41,11 +40,10 @@ std::string name_of(uint64_t call) {
   return std::string(kind) + " of " + std::to_string(call >> 32 & 0x3fffffff) + " x " + std::to_string(call & 0xffffffff);
 }
 
+Written written(Written::Part part, int half, int64_t lines) { return {part, half, static_cast<uint32_t>(lines)}; }
+
 // What a second wait costs, in bytes that a rank reads: with more to read than that it is the lesser evil.
 constexpr int64_t kWaitBytes = 64 << 10;
-
-// Part `part` of `parts` of n things.
-int64_t share(int64_t n, int part, int parts) { return n * part / parts; }
 
 }  // namespace
 
@@ -109,14 +107,15 @@ std::optional<Error> RankGroup::error() const {
   return Error{Fault::host, ECONNABORTED, memory_->missing(static_cast<double>(timeout_ns_) * 1e-9)};
 }
 
-// All members of all ranks: what they wrote before is read by all after. `last` of the tile at hand.
-bool RankGroup::meet(uint64_t call, bool last, Caller& caller) {
+// All members of all ranks: what they wrote before is read by all after.
+bool RankGroup::meet(uint64_t call, const Written& written, Caller& caller) {
   const uint32_t number = number_.load(std::memory_order_relaxed) + 1;  // stays until this member is there, too
   if (members_there_.fetch_add(1, std::memory_order_acq_rel) + 1 == caller.members) {
     members_there_.store(0, std::memory_order_relaxed);
     number_.store(number, std::memory_order_relaxed);
-    if (last) tiles_.fetch_add(1, std::memory_order_relaxed);
+    if (written.part != Written::Part::for_shares) tiles_.fetch_add(1, std::memory_order_relaxed);  // nothing of the tile at hand is to come
     memory_->call(rank_, number).store(call, std::memory_order_relaxed);
+    memory_->set_written(rank_, number, written);
     memory_->arrived(rank_).advance();
   }
   return wait_for_all(number, call, caller);
@@ -162,7 +161,7 @@ bool RankGroup::sum_at_once(const FloatRows& x, const FloatRows& out, const Tile
   const int now = half();
   const int64_t begin = share(tile.lines(), caller.member, caller.members), end = share(tile.lines(), caller.member + 1, caller.members);
   tile.pieces(begin, end, [&](int64_t row, int64_t column, int64_t count) { copy(place(rank_, now, tile, row, column), tile.in(x, row, column), count); });
-  if (!meet(call_of(Kind::sum, x.rows, x.columns), true, caller)) return false;
+  if (!meet(call_of(Kind::sum, x.rows, x.columns), written(Written::Part::all, now, tile.lines()), caller)) return false;
   add_lines(out, tile, now, begin, end);
   return true;
 }
@@ -174,13 +173,13 @@ bool RankGroup::sum_by_shares(const FloatRows& x, const FloatRows& out, const Ti
     tile.pieces(begin + share(end - begin, caller.member, caller.members), begin + share(end - begin, caller.member + 1, caller.members), work);
   };
   mine(0, tile.lines(), [&](int64_t row, int64_t column, int64_t count) { copy(place(rank_, now, tile, row, column), tile.in(x, row, column), count); });
-  if (!meet(call, false, caller)) return false;
+  if (!meet(call, written(Written::Part::for_shares, now, tile.lines()), caller)) return false;
   const auto share_of = [&](int rank) { return share(tile.lines(), rank, size()); };
   // Nobody else reads this rank's own values of its share: the sums may lie there.
   const FloatRows here{place(rank_, now, tile, 0, 0) - tile.row * tile.stride() - tile.column, tile.stride(), 0, 0};
   const int64_t lines = share_of(rank_ + 1) - share_of(rank_);
   add_lines(here, tile, now, share_of(rank_) + share(lines, caller.member, caller.members), share_of(rank_) + share(lines, caller.member + 1, caller.members));
-  if (!meet(call, true, caller)) return false;
+  if (!meet(call, written(Written::Part::own_share, now, tile.lines()), caller)) return false;
   for (int i = 0; i < size(); ++i) {
     const int r = (rank_ + i) % size();
     mine(share_of(r), share_of(r + 1), [&](int64_t row, int64_t column, int64_t count) { copy(tile.in(out, row, column), place(r, now, tile, row, column), count); });
@@ -199,14 +198,15 @@ bool RankGroup::sum(const FloatRows& x, const FloatRows& out, Caller& caller) {
 // `tile` is of the widest rank's columns: of the others as much as there is.
 bool RankGroup::gather_piece(const FloatRows& x, const FloatRows& out, std::span<const int64_t> widths, const Tile& tile, Caller& caller) {
   const int now = half();
+  const auto part_of = [&](int rank) { return Tile{tile.row, tile.rows, tile.column, std::clamp<int64_t>(widths[static_cast<size_t>(rank)] - tile.column, 0, tile.columns)}; };
   const auto each_line = [&](int rank, auto&& work) {
-    const Tile part{tile.row, tile.rows, tile.column, std::clamp<int64_t>(widths[static_cast<size_t>(rank)] - tile.column, 0, tile.columns)};
+    const Tile part = part_of(rank);
     if (!part.columns) return;
     part.pieces(share(part.lines(), caller.member, caller.members), share(part.lines(), caller.member + 1, caller.members),
                 [&](int64_t row, int64_t column, int64_t count) { work(place(rank, now, part, row, column), part, row, column, count); });
   };
   each_line(rank_, [&](float* to, const Tile& part, int64_t row, int64_t column, int64_t count) { copy(to, part.in(x, row, column), count); });
-  if (!meet(call_of(Kind::gather, out.rows, out.columns), true, caller)) return false;
+  if (!meet(call_of(Kind::gather, out.rows, out.columns), written(Written::Part::all, now, part_of(rank_).lines()), caller)) return false;
   FloatRows left = out;
   for (int r = 0; r < size(); ++r) {
     each_line(r, [&](const float* from, const Tile& part, int64_t row, int64_t column, int64_t count) { copy(part.in(left, row, column), from, count); });

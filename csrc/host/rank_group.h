@@ -68,7 +68,7 @@ class RankGroup {
   bool gather_piece(const FloatRows& x, const FloatRows& out, std::span<const int64_t> widths, const Tile&, Caller&);
   int half() const { return static_cast<int>(tiles_.load(std::memory_order_relaxed) & 1); }
   float* place(int rank, int half, const Tile&, int64_t row, int64_t column) const;
-  bool meet(uint64_t call, bool last, Caller&);
+  bool meet(uint64_t call, const Written&, Caller&);
   bool wait_for_all(uint32_t number, uint64_t call, Caller&);
   bool fail(const Caller&, const std::vector<int>& gone = {});
 

@@ -8,8 +8,7 @@ namespace homenode {
 namespace {
 
 constexpr uint64_t kMagic = 0x736b6e6172'6e6868;  // "hhnranks"
-constexpr uint32_t kVersion = 1;
-constexpr int64_t kLineFloats = 16;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kSeatBytes = kSmallPage;
 
 size_t whole(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -79,11 +78,30 @@ std::optional<Error> RankMemory::take_seat(int rank) {
   return populate(mine);
 }
 
+Written RankMemory::written(int rank, uint32_t number) const {
+  const uint64_t word = seat(rank).written[number & 1].load(std::memory_order_relaxed);
+  return {static_cast<Written::Part>(word >> 1 & 3), static_cast<int>(word & 1), static_cast<uint32_t>(word >> 32)};
+}
+
+void RankMemory::set_written(int rank, uint32_t number, const Written& w) {
+  const uint64_t word = uint64_t(w.lines) << 32 | uint64_t(w.part) << 1 | uint64_t(w.half);
+  seat(rank).written[number & 1].store(word, std::memory_order_relaxed);
+}
+
 void RankMemory::end(const std::vector<int>& gone, Fate fate) {
   for (const int rank : arrived(0).is_over() ? std::vector<int>{} : gone) {  // who goes later goes because of those
     if (rank >= 0 && rank < ranks_) seat(rank).fate.store(static_cast<uint32_t>(fate));
   }
   for (int rank = 0; rank < ranks_; ++rank) arrived(rank).end();
+}
+
+std::vector<std::pair<int, RankMemory::Fate>> RankMemory::gone() const {
+  std::vector<std::pair<int, Fate>> found;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const Fate fate = seat(rank).fate.load() == static_cast<uint32_t>(Fate::late) ? Fate::late : Fate::left;
+    if (seat(rank).fate.load()) found.emplace_back(rank, fate);
+  }
+  return found;
 }
 
 std::string RankMemory::missing(double seconds) const {

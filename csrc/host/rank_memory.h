@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -13,6 +14,20 @@
 #include "host/shared_word.h"
 
 namespace homenode {
+
+constexpr int64_t kLineFloats = 16;  // halves are written and read in whole cache lines
+
+// Part `part` of `parts` of n things begins there.
+inline int64_t share(int64_t n, int part, int parts) { return n * part / parts; }
+
+// What a rank wrote into one half before it arrived: lines from the first on. Of a sum by shares each other rank reads its own share first, and then
+// all read the share of this one.
+struct Written {
+  enum class Part : uint32_t { all, for_shares, own_share };
+  Part part = Part::all;
+  int half = 0;
+  uint32_t lines = 0;
+};
 
 class RankMemory {
  public:
@@ -35,9 +50,15 @@ class RankMemory {
   // What it arrived with, at an even and at an odd number of arrivals.
   std::atomic<uint64_t>& call(int rank, uint32_t number) const { return seat(rank).call[number & 1]; }
 
+  // And what it had written by then, for who carries it to other hosts; alike.
+  Written written(int rank, uint32_t number) const;
+  void set_written(int rank, uint32_t number, const Written&);
+
   // Ends all waits. Of a rank that is named it is known that it left, or that it did not come in time.
   enum class Fate : uint32_t { here, left, late };
   void end(const std::vector<int>& gone, Fate);
+  // The ranks of which that is known.
+  std::vector<std::pair<int, Fate>> gone() const;
   // Who is missing, in words: the ranks that are known to have left, or not to have come within the time.
   std::string missing(double seconds) const;
 
@@ -45,7 +66,7 @@ class RankMemory {
   struct Header;
   struct Seat {
     SharedWord arrived;
-    alignas(kLine) std::atomic<uint64_t> call[2];
+    alignas(kLine) std::atomic<uint64_t> call[2], written[2];
     alignas(kLine) std::atomic<uint32_t> taken, fate;
   };
   Seat& seat(int rank) const;

@@ -8,14 +8,7 @@
 #include <climits>
 
 namespace homenode {
-namespace {
-
-// Who advances a word and dies before it wakes the sleepers costs them no more than this.
-constexpr int64_t kSliceNs = 20'000'000;
-
-}  // namespace
-
-Arrival SharedWord::wait_for(uint32_t count, int64_t spin_ns, int64_t until_ns, int64_t* slept_ns) {
+Arrival SharedWord::wait_for(uint32_t count, int64_t spin_ns, int64_t until_ns, int64_t* slept_ns, int64_t slice_ns) {
   const auto look = [&](Arrival otherwise) {
     const uint32_t word = word_.load(std::memory_order_acquire);
     return reached(word, count) ? Arrival::reached : word & 1 ? Arrival::over : otherwise;
@@ -29,12 +22,12 @@ Arrival SharedWord::wait_for(uint32_t count, int64_t spin_ns, int64_t until_ns, 
     }
   }
   const int64_t asleep = now_ns();
-  const Arrival found = sleep(count, until_ns);
+  const Arrival found = sleep(count, until_ns, slice_ns);
   if (slept_ns) *slept_ns += now_ns() - asleep;
   return found;
 }
 
-Arrival SharedWord::sleep(uint32_t count, int64_t until_ns) {
+Arrival SharedWord::sleep(uint32_t count, int64_t until_ns, int64_t slice_ns) {
   Arrival found = Arrival::late;
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {
@@ -47,9 +40,9 @@ Arrival SharedWord::sleep(uint32_t count, int64_t until_ns) {
       found = Arrival::over;
       break;
     }
-    const int64_t left = std::min(until_ns - now_ns(), kSliceNs);
+    const int64_t left = std::min(until_ns - now_ns(), slice_ns);
     if (left <= 0) break;
-    const timespec slice{0, static_cast<long>(left)};
+    const timespec slice{left / 1'000'000'000, static_cast<long>(left % 1'000'000'000)};
     syscall(SYS_futex, &word_, FUTEX_WAIT, word, &slice, nullptr, 0);  // not private: other processes wake it
   }
   sleepers_.fetch_sub(1, std::memory_order_relaxed);

@@ -27,12 +27,15 @@ class alignas(kLine) SharedWord {
   bool is_over() const { return word_.load(std::memory_order_acquire) & 1; }
   bool has_reached(uint32_t count) const { return reached(word_.load(std::memory_order_acquire), count); }
 
+  // Who advances a word and dies before it wakes the sleepers costs them no more than this.
+  static constexpr int64_t kSliceNs = 20'000'000;
+
   // Until it has been advanced `count` times (modulo 2^31), which comes before its end; `until_ns` is of now_ns(). Adds what it slept to `slept_ns`.
-  Arrival wait_for(uint32_t count, int64_t spin_ns, int64_t until_ns, int64_t* slept_ns = nullptr);
+  Arrival wait_for(uint32_t count, int64_t spin_ns, int64_t until_ns, int64_t* slept_ns = nullptr, int64_t slice_ns = kSliceNs);
 
  private:
   static bool reached(uint32_t word, uint32_t count) { return static_cast<int32_t>((word & ~1u) - (count << 1)) >= 0; }
-  Arrival sleep(uint32_t count, int64_t until_ns);
+  Arrival sleep(uint32_t count, int64_t until_ns, int64_t slice_ns);
   void wake();
 
   std::atomic<uint32_t> word_{0};

@@ -1,8 +1,14 @@
 // Ranks and stages as threads: they map the same memory at the same place, so that ThreadSanitizer sees who waits for whom.
 #include "host/rank_group.h"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <cmath>
+#include <latch>
 #include <thread>
+
+#include "host/rank_bridge.h"
 
 #include "host/shared_ring.h"
 #include "tests/cases.h"
@@ -129,6 +135,97 @@ void check_leaving(Random& random) {
   });
 }
 
+// Hosts are memories of one process, each with some of the ranks; the others come to it through a socket pair each.
+struct Hosts {
+  std::vector<size_t> of;  // each rank
+  std::vector<std::shared_ptr<RankMemory>> memories;
+  std::vector<std::unique_ptr<RankReceiver>> receivers;
+  std::vector<std::unique_ptr<RankSender>> senders;
+  std::vector<int> streams;  // the senders', as long as they are there
+
+  Hosts(Random& random, int ranks, int64_t bytes) {
+    const int count = random.between(2, ranks);
+    for (int h = 0; h < count; ++h) memories.push_back(taken(RankMemory::create(ranks, bytes)));
+    for (int r = 0; r < ranks; ++r) of.push_back(static_cast<size_t>(r < count ? r : random.between(0, count - 1)));
+    for (int r = 0; r < ranks; ++r) follow(r);
+  }
+  const std::shared_ptr<RankMemory>& memory_of(int rank) const { return memories[of[static_cast<size_t>(rank)]]; }
+
+ private:
+  void follow(int rank) {
+    std::vector<RankSender::Host> others;
+    for (size_t h = 0; h < memories.size(); ++h) {
+      if (h == of[static_cast<size_t>(rank)]) continue;
+      int ends[2];
+      require(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), "a socket pair");
+      receivers.push_back(taken(RankReceiver::start(memories[h], rank, Stream(ends[1]), kWaitS)));
+      streams.push_back(ends[0]);
+      others.push_back({Stream(ends[0]), {}});
+      for (size_t r = 0; r < of.size(); ++r) {
+        if (of[r] == h) others.back().ranks.push_back(static_cast<int>(r));
+      }
+    }
+    senders.push_back(taken(RankSender::start(memory_of(rank), rank, std::move(others), kWaitS)));
+  }
+};
+
+void check_hosts(Random& random) {
+  const int ranks = random.between(2, 5), spin_us = random.of<int>({0, 20});
+  const Hosts hosts(random, ranks, random.of<int64_t>({1024, 4096, 1 << 20}));
+  const std::vector<Call> calls = random_calls(random, ranks);
+  std::vector<int> members;
+  for (int r = 0; r < ranks; ++r) members.push_back(random.between(1, 2));
+  std::latch done(ranks);
+  in_threads(ranks, [&](int rank) {
+    const auto group = taken(RankGroup::join(hosts.memory_of(rank), rank, kWaitS, spin_us));
+    exchange(*group, *team_of(members[static_cast<size_t>(rank)]), calls);
+    done.arrive_and_wait();  // a host may be behind another, and a farewell overtake what it waits for
+  });
+}
+
+// A rank leaves, or the connections of one break: all of all hosts are told.
+void check_lost_hosts(Random& random) {
+  const int ranks = random.between(2, 4), leaves = random.between(0, ranks - 1);
+  const bool breaks = random.one_in(2);
+  const Hosts hosts(random, ranks, 4096);
+  in_threads(ranks, [&](int rank) {
+    const auto group = taken(RankGroup::join(hosts.memory_of(rank), rank, kWaitS, 0));
+    std::vector<float> x(100);
+    for (int i = 0; i < 50; ++i) {
+      if (rank == leaves && i == 3) {
+        if (!breaks) return group->leave();
+        for (const int fd : hosts.streams) shutdown(fd, SHUT_RDWR);
+      }
+      Caller caller{0, 1, i};
+      if (!group->sum({x.data(), 100, 1, 100}, {x.data(), 100, 1, 100}, caller)) break;
+    }
+    require(group->error().has_value(), "who waits for a rank of another host that has left is told so");
+    require(breaks || group->error()->message.find("rank " + std::to_string(leaves)) == 0, "it is named");
+  });
+}
+
+// What is sent by somebody who does not keep to it ends the group, and is written nowhere else than in the rank's memory.
+void check_wild_hosts(Random& random) {
+  const auto memory = taken(RankMemory::create(3, 4096));
+  int ends[2];
+  require(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), "a socket pair");
+  {
+    const auto receiver = taken(RankReceiver::start(memory, 1, Stream(ends[1]), 1.0));
+    require(!RankReceiver::start(memory, 1, Stream(-1), 1.0), "a seat is taken once");
+    std::vector<uint32_t> words(static_cast<size_t>(random.between(1, 600)));
+    for (uint32_t& word : words) word = random.one_in(3) ? static_cast<uint32_t>(random.bits()) : static_cast<uint32_t>(random.between(0, 3));
+    (void)!write(ends[0], words.data(), words.size() * sizeof(uint32_t));
+    shutdown(ends[0], SHUT_RDWR);
+    require(memory->arrived(0).wait_for(1, 0, now_ns() + int64_t(kWaitS * 1e9)) == Arrival::over, "the group is over");
+  }
+  for (const int rank : {0, 2}) {
+    for (int half = 0; half < 2; ++half) {
+      for (int64_t i = 0; i < memory->half_floats(); ++i) require(memory->half(rank, half)[i] == 0, "nothing is written for another rank");
+    }
+  }
+  close(ends[0]);
+}
+
 void check_ring(Random& random) {
   const int readers = random.between(1, 3), columns = random.between(1, 50), steps = random.between(1, 40), ends_after = random.between(0, 2) ? steps : steps / 2;
   const auto memory = taken(RingMemory::create({random.between(1, 4), readers, 9, columns}));
@@ -166,6 +263,9 @@ void check_ring(Random& random) {
 void check_ranks(Random& random) {
   check_exchanges(random);
   check_leaving(random);
+  check_hosts(random);
+  check_lost_hosts(random);
+  check_wild_hosts(random);
   check_ring(random);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -51,6 +52,16 @@ class LiveServer:
         found = _READY.search(b"".join(self.log))
         return found[1].decode() if found else ""
 
+    def children(self, kind: str) -> dict[str, int]:
+        """Process ids by the name they were given, of those whose name begins with `kind`, in the order of their names."""
+        found = {}
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            for pid in (task / "children").read_text().split():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                    if Path(f"/proc/{pid}/comm").read_text().startswith(kind):
+                        found[Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()] = int(pid)
+        return dict(sorted(found.items()))
+
     def close(self) -> int:
         """SIGTERM, as an operator ends it; the exit code, -9 when it had to be killed."""
         self.process.send_signal(signal.SIGTERM)
@@ -70,3 +81,15 @@ class LiveServer:
                 if _READY.search(line):
                     self._ready.set()
         self._ready.set()  # it ended
+
+
+def connections(pid: int, port: int) -> int:
+    """Open connections to `port` that a process has."""
+    inodes = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if _is_open(line, port)}
+    mine = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    return sum(link.startswith("socket:[") and link[8:-1] in inodes for link in mine)
+
+
+def _is_open(line: str, port: int) -> bool:
+    fields = line.split()
+    return int(fields[1].split(":")[1], 16) == port and fields[3] == "01"

@@ -147,6 +147,12 @@ def test_check_config_and_show_config(capsys: pytest.CaptureFixture[str]) -> Non
         (("serve", "--check-config", "--max-num-batched-tokens", "128", "--no-enable-chunked-prefill"), "--max-num-batched-tokens"),
         (("serve", "--check-config", "--data-parallel-size", "1000"), "--data-parallel-size 1000"),
         (("serve", "--data-parallel-size", "0"), "--data-parallel-size"),
+        (("serve", "--api-server-count", "0"), "--api-server-count"),
+        (("serve", "--api-server-count", "2", "--pd-role", "sender"), "--api-server-count 2 and --pd-role exclude each other"),
+        (
+            ("serve", "--check-config", "--api-server-count", "2", "--pd-role", "sender"),
+            "--api-server-count 2 and --pd-role exclude each other",
+        ),
         (("serve", "--port", "70000"), "65535"),
         (("serve", "--sevred-model-name", "x"), "No such option"),
         (("sreve",), "sreve"),

@@ -1,4 +1,4 @@
-"""`homenode serve --data-parallel-size 2` with the native engine: the golden text of a real model, whatever happens to either engine."""
+"""`homenode serve --data-parallel-size 2` with the native engine and one front: the golden text of a real model, whatever happens to either engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,18 @@ pytestmark = [
     needs_data,
     pytest.mark.skipif(len(Allowance.of_process().physical_cpus) < 2, reason="two engines need two cores"),
 ]
-FLAGS = ("--data-parallel-size", "2", "--kv-cache-memory", "2MiB", "--max-num-batched-tokens", "48", "--max-num-seqs", "16")
+FLAGS = (
+    "--data-parallel-size",
+    "2",
+    "--api-server-count",
+    "1",
+    "--kv-cache-memory",
+    "2MiB",
+    "--max-num-batched-tokens",
+    "48",
+    "--max-num-seqs",
+    "16",
+)
 LENGTH = 160
 
 
@@ -46,14 +57,9 @@ def serving(*flags: str) -> Iterator[LiveServer]:
 
 def engines(server: LiveServer) -> list[int]:
     """Process ids by the number in their names."""
-    found = {}
-    for task in Path(f"/proc/{server.process.pid}/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            name = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()
-            assert Path(f"/proc/{pid}/comm").read_text().strip() == "homenode-worker"
-            found[name] = int(pid)
-    assert list(map(str, sorted(found))) == ["homenode-worker-0", "homenode-worker-1"]
-    return [found[name] for name in sorted(found)]
+    found = server.children("homenode-worker")
+    assert list(found) == ["homenode-worker-0", "homenode-worker-1"]
+    return list(found.values())
 
 
 def body(entry: dict[str, Any], cut: int = 0, **more: Any) -> dict[str, Any]:

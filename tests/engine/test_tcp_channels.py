@@ -136,6 +136,17 @@ def test_a_worker_is_heard_where_it_is_expected_and_only_in_its_present_life(ren
         assert here.recv(1) == b""
 
 
+def test_the_stream_of_a_worker_that_ended_before_it_called_ends(rendezvous: Rendezvous) -> None:
+    with rendezvous.expect(0, 0) as here:
+        rendezvous.give_up(0, 1)
+        here.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            here.recv(1)
+        rendezvous.give_up(0, 0)
+        here.settimeout(PATIENCE_S)
+        assert here.recv(1) == b""
+
+
 def test_the_end_of_the_engine_reaches_a_worker_that_was_never_expected_or_came_late(rendezvous: Rendezvous) -> None:
     here = rendezvous.expect(3, 0)
     rendezvous.close()

@@ -220,7 +220,7 @@ def test_wrong_arguments_are_refused() -> None:
             NativeRankGroup.make(size, bytes_per_rank)
 
 
-def header(*, magic: bytes = b"hhnranks", version: int = 1, ranks: int = 2, region: int = 4096) -> bytes:
+def header(*, magic: bytes = b"hhnranks", version: int = 2, ranks: int = 2, region: int = 4096) -> bytes:
     return struct.pack("<8sIIq", magic[::-1] if sys.byteorder == "big" else magic, version, ranks, region)
 
 
@@ -245,7 +245,7 @@ GOOD_SIZE = 3 * (2 << 20)
         (b"", 0, True, "wanted at least"),
         (b"", GOOD_SIZE, True, "no group of ranks"),
         (header(magic=b"hhnring\0"), GOOD_SIZE, True, "no group of ranks"),
-        (header(version=2), GOOD_SIZE, True, "no group of ranks"),
+        (header(version=9), GOOD_SIZE, True, "no group of ranks"),
         (header(ranks=0), GOOD_SIZE, True, "0 ranks"),
         (header(ranks=3), GOOD_SIZE, True, "wanted at least"),
         (header(ranks=2**32 - 1), GOOD_SIZE, True, "ranks; wanted"),

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homenode.engine.config import EngineConfig, ParallelConfig
 from homenode.errors import PlacementError
 from homenode.host.placement.additional_config import cpu_binding_enabled
 from homenode.host.placement.demand import Demand, Parallelism
 from homenode.host.placement.requirements import Requirements, requirements
+from homenode.server.fronts.cores import too_few_cores
 from tests.placement_hosts import host
 
 BIG = "2s/2n/64c/smt2"
@@ -141,3 +143,11 @@ def test_only_true_and_false_switch(config: dict[str, object]) -> None:
     else:
         with pytest.raises(PlacementError):
             cpu_binding_enabled(json.dumps(config), None)
+
+
+@pytest.mark.parametrize(("engines", "tensor", "fronts", "cores"), [(2, 1, 2, 7), (2, 2, 1, 8), (1, 1, 4, 6), (4, 2, 4, 17)])
+def test_a_service_of_several_fronts_counts_its_cores(engines: int, tensor: int, fronts: int, cores: int) -> None:
+    configs = [EngineConfig(parallel=ParallelConfig(tensor_parallel_size=tensor))] * engines
+    assert too_few_cores(configs, fronts, host(f"1n/{cores}c")) == ()
+    (finding,) = too_few_cores(configs, fronts, host(f"1n/{cores - 1}c"))
+    assert f"want {cores} physical cores" in finding.text and f"= {cores})" in finding.text and f"and {cores - 1} are there" in finding.text

@@ -20,7 +20,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.pairing import transfer_problems
 from homenode.errors import HomenodeError
 from homenode.model.tokenizer.config import TextConfig
-from homenode.server.config import ServerConfig
+from homenode.server.config import ServerConfig, front_problems
 from homenode.units import format_bytes
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             _show(ctx)
             return
         if check_config:
-            sys.exit(_check(engine, text))
+            sys.exit(_check(server, engine, text))
         _log_to_stderr()
-        if problems := transfer_problems(engine):
+        if problems := [*transfer_problems(engine), *front_problems(server, engine.transfer.on)]:
             sys.exit(_tell(problems))
         sys.exit(asyncio.run(_serve(server, engine, text)))
 
@@ -61,9 +61,14 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
 async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     """Start the engine and read the vocabulary at the same time, then answer until told to stop."""
     from homenode.engine.location import located
+    from homenode.engine.replicas.configs import replica_configs
 
     engine = located(engine)
-    client = _client(engine)
+    configs = replica_configs(engine)
+    count = server.api_server_count or engine.parallel.data_parallel_size
+    if count > 1:
+        return await _serve_by_fronts(configs, server, text, count)
+    client = _client(configs)
     try:
         with loading_bar("loading") as update:
             loading = asyncio.ensure_future(client.start(update))
@@ -79,11 +84,27 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -
         await client.close()
 
 
-def _client(engine: EngineConfig) -> AsyncEngineClient | ReplicasClient:
-    """The engine, or several as one."""
-    from homenode.engine.replicas.configs import replica_configs
+async def _serve_by_fronts(configs: Sequence[EngineConfig], server: ServerConfig, text: TextConfig, count: int) -> int:
+    """The same by several processes that answer HTTP; this one starts and watches them and the engines."""
+    from homenode.server.fronts.coordinator import Coordinator
+    from homenode.server.fronts.cores import too_few_cores
+    from homenode.server.listener import bind, warn_if_open
 
-    configs = replica_configs(engine)
+    coordinator = Coordinator(configs, server, text, count)
+    try:
+        with loading_bar("loading") as update:
+            ready = await coordinator.start(bind(server), update)
+        warn_if_open(server)
+        for finding in too_few_cores(configs, count):
+            ERR.print(f"[yellow]note:[/] {finding.text}", highlight=False)
+        _keep_off_compute(ready)
+        return await coordinator.serve(lambda url: _announce(url, ready, count))
+    finally:
+        await coordinator.close()
+
+
+def _client(configs: Sequence[EngineConfig]) -> AsyncEngineClient | ReplicasClient:
+    """The engine, or several as one."""
     if len(configs) == 1:
         from homenode.engine.client import AsyncEngineClient
 
@@ -102,14 +123,14 @@ def _keep_off_compute(ready: Any) -> None:
             ERR.print(f"[yellow]note:[/] {finding.text}", highlight=False)
 
 
-def _announce(url: str, ready: Any) -> None:
+def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     details = ready.details
     for note in details.get("notes", ()):
         ERR.print(f"[yellow]note:[/] {note}", highlight=False)
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
     ERR.print(
-        f"[bold green]ready[/] {url}  {_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
+        f"[bold green]ready[/] {url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
         f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
         f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
         highlight=False,
@@ -136,12 +157,12 @@ def _huge_pages(compute: Mapping[str, Any]) -> str:
     return f"{seen.share:.0%} on huge pages, " if seen.present else ""
 
 
-def _check(engine: EngineConfig, text: TextConfig) -> int:
+def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     from homenode.engine.location import located
     from homenode.engine.replicas.check import check_configs
 
     engine = located(engine)
-    problems: list[HomenodeError] = list(check_configs(engine))
+    problems: list[HomenodeError] = [*front_problems(server, engine.transfer.on), *check_configs(engine)]
     try:
         text.load(Path(str(engine.model.path)))
     except HomenodeError as error:

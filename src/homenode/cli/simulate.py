@@ -86,6 +86,11 @@ class Size(click.ParamType[int]):
     help="Microseconds of each step beside computing, as `homenode bench step` measures them. [default: 0]",
 )
 @click.option(
+    "--bench-model",
+    metavar="FILE",
+    help="What `homenode bench model MODEL --batch 1,8 --json` measured of this engine with weights of such a format. Default: what it reaches at AVX-512.",
+)
+@click.option(
     "--accelerator",
     metavar="read_gb_s=..,tops=..,memory=..,link_gb_s=..,link_us=..",
     help="What each accelerator reaches: nothing here knows it.",
@@ -94,7 +99,7 @@ class Size(click.ParamType[int]):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
     sources: tuple[str, ...], hosts: int, node_memory: int | None, model: str, workload: str, requests: int | None, speed: float, compare: str | None, step_us: float,
-    accelerator: str | None, as_json: bool, **values: Any,
+    bench_model: str | None, accelerator: str | None, as_json: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Simulate a deployment: the real scheduler, router and placement before a cost model in place of kernels.
 
@@ -106,7 +111,7 @@ def simulate(
 
         asked = _workload(workload, requests, speed)
         config: EngineConfig = build(EngineConfig, values)
-        speeds, config = _speeds(config, step_us, accelerator)
+        speeds, config = _speeds(config, step_us, bench_model, accelerator)
         checkpoint = _checkpoint(model)
         machines = [host for source in sources or (None,) for host in [_host(source, node_memory)] * hosts]
         if compare:
@@ -133,16 +138,19 @@ def _workload(text: str, requests: int | None, speed: float) -> Workload:
     return made or read_trace(text, requests, speed)
 
 
-def _speeds(config: EngineConfig, step_us: float, accelerator: str | None) -> tuple[Speeds, EngineConfig]:
+def _speeds(config: EngineConfig, step_us: float, bench_model: str | None, accelerator: str | None) -> tuple[Speeds, EngineConfig]:
     """What is known of speeds. The file of measured ones counts here without --numa too."""
     from homenode.model.weights.numa_choice import measured_speeds
+    from homenode.simulate.reached import TYPICAL, load_reached
     from homenode.simulate.speeds import Speeds, read_accelerator
 
     placement = config.placement
     measured = measured_speeds(placement.numa_measured)
     if placement.numa is None:
         config = replace(config, placement=replace(placement, numa_measured=None))
-    return Speeds(measured, step_s=step_us / 1e6, accelerator=None if accelerator is None else read_accelerator(accelerator)), config
+    reached = TYPICAL if bench_model is None else load_reached(bench_model)
+    declared = None if accelerator is None else read_accelerator(accelerator)
+    return Speeds(measured, reached, step_us / 1e6, declared), config
 
 
 def _checkpoint(model: str) -> Checkpoint:

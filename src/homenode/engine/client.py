@@ -1,7 +1,6 @@
 """The front's end of an engine process: starts it, talks to it, notices its death.
 
-Everything here runs on one event loop. A request's outputs arrive through an `OutputStream`; leaving the stream early, by closing it or by
-being cancelled while waiting on it, aborts the request in the engine.
+Everything here runs on one event loop. What is said over the stream, and who waits for it, is `link.EngineLink`.
 """
 
 from __future__ import annotations
@@ -13,95 +12,21 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
 
 from homenode.engine.config import EngineConfig
 from homenode.engine.failures import named_error
-from homenode.engine.messages import (
-    Abort,
-    Drain,
-    EngineFigures,
-    Fatal,
-    Heartbeat,
-    Loading,
-    Output,
-    Outputs,
-    Ping,
-    Ready,
-    Release,
-    Serving,
-    Statistics,
-    Submit,
-    ToEngine,
-    ToFront,
-)
-from homenode.engine.request import Request
-from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
+from homenode.engine.link import EngineLink
+from homenode.engine.messages import Drain, EngineFigures, Fatal, Loading, Ready, ToFront
+from homenode.engine.wire import encode_frame
 from homenode.errors import HostError, InternalError, PeerError
 
-_CHUNK = 256 * 1024
 _START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its time; a dead process is noticed at once
 _KILL_AFTER_S = 2.0  # an engine that was left by its front ends by itself well within this
 
 
-class Forgets(Protocol):
-    """Who is told that nobody listens to a request any more."""
-
-    def forget(self, request_id: int) -> None: ...
-
-
-class OutputStream:
-    """The outputs of one request; the last one carries a finish reason."""
-
-    def __init__(self, client: Forgets, request_id: int) -> None:
-        self._client, self._id = client, request_id
-        self._outputs: deque[Output] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._ended = False  # nothing more will be given out
-
-    def put(self, output: Output) -> None:
-        """For the client: an output came."""
-        self._outputs.append(output)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def lost(self, reason: str) -> None:
-        """For the client: the engine is gone, and nothing more will come."""
-        self.put(Output(self._id, finish_reason="error", error=f"the engine is gone: {reason}", error_kind="PeerError"))
-
-    def __aiter__(self) -> OutputStream:
-        return self
-
-    async def __anext__(self) -> Output:
-        if self._ended:
-            raise StopAsyncIteration
-        try:
-            while not self._outputs:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
-        except asyncio.CancelledError:
-            self.close()
-            raise
-        output = self._outputs.popleft()
-        self._ended = output.finish_reason is not None
-        return output
-
-    async def aclose(self) -> None:
-        """Abort the request unless it has ended."""
-        self.close()
-
-    def close(self) -> None:
-        """The same without waiting."""
-        if not self._ended:
-            self._ended = True
-            self._client.forget(self._id)
-
-
-class AsyncEngineClient:
+class AsyncEngineClient(EngineLink):
     """An engine in a child process. `start` it before anything else; `close` it, or drain it, in the end.
 
     When the engine is lost every pending request gets an Output with finish reason `error` and error kind `PeerError`, and `on_engine_lost`
@@ -112,20 +37,13 @@ class AsyncEngineClient:
         self, config: EngineConfig, on_engine_lost: Callable[[str], None] | None = None, program: str = "homenode.engine.process"
     ) -> None:
         """`program`: the module that the child runs; it has to speak as homenode.engine.process does."""
+        super().__init__()
         self.on_engine_lost = on_engine_lost
         self._config, self._program = config, program
         self._process: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._progress: Callable[[int, int], None] | None = None
-        self._statistics = Statistics()
-        self._serving = Serving(True)
-        self._streams: dict[int, OutputStream] = {}
-        self._pings: dict[int, asyncio.Future[float]] = {}
-        self._num_pings = 0
         self._leaving = False  # the end of the engine is expected
-        self._lost: str | None = None
         self._fatal: Fatal | None = None
 
     async def __aenter__(self) -> AsyncEngineClient:
@@ -145,11 +63,9 @@ class AsyncEngineClient:
         """
         if self._process is not None:
             raise InternalError("the engine was started already")
-        loop = asyncio.get_running_loop()
-        self._ready, self._progress = loop.create_future(), progress
-        ours = self._spawn()
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._reading = loop.create_task(self._read(reader))
+        self._ready, self._progress = asyncio.get_running_loop().create_future(), progress
+        await self.attach(self._spawn())
+        assert self._writer is not None  # attached
         self._writer.write(encode_frame(self._config))
         try:
             async with asyncio.timeout(timeout):
@@ -165,18 +81,21 @@ class AsyncEngineClient:
         """Start the process; our end of the connection. HostError when the machine refuses."""
         try:
             ours, theirs = socket.socketpair()
-            name = [self._config.process_name] if self._config.process_name else []
             with theirs:
-                descriptor = theirs.fileno()
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", self._program, str(descriptor), str(os.getpid()), *name],
-                    pass_fds=(descriptor,),
-                    stdin=subprocess.DEVNULL,
-                    process_group=0,  # a terminal's Ctrl-C is for the front
-                )
+                self._process = self._run_program(theirs.fileno())
         except OSError as error:
             raise HostError(f"the engine process could not be started: {error.strerror}", errno=error.errno) from error
         return ours
+
+    def _run_program(self, *descriptors: int) -> subprocess.Popen[bytes]:
+        """Start it with these descriptors, named by its first argument."""
+        name = [self._config.process_name] if self._config.process_name else []
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", self._program, ",".join(map(str, descriptors)), str(os.getpid()), *name],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # a terminal's Ctrl-C is for the front
+        )
 
     async def close(self, timeout: float = _KILL_AFTER_S) -> None:
         """End the engine: it goes when its stream does, or is killed after `timeout` seconds. Pending requests get an error."""
@@ -234,111 +153,14 @@ class AsyncEngineClient:
         return self._ready.result()
 
     @property
-    def statistics(self) -> Statistics:
-        """The latest figures the engine sent."""
-        return self._statistics
-
-    @property
     def engines(self) -> tuple[EngineFigures, ...]:
         """Those of several engines, one by one; empty here, where there is one."""
         return ()
 
-    @property
-    def hindrance(self) -> str | None:
-        """Why the engine computes nothing now although it takes requests, such as a worker that is being replaced; None: nothing hinders it."""
-        return None if self._serving.serving else self._serving.reason
-
-    @property
-    def lost(self) -> str | None:
-        """Why the engine is gone; None while it is not."""
-        return self._lost
-
-    def submit(self, request: Request, stream: OutputStream | None = None) -> OutputStream:
-        """Start `request` at once; several may run. Closing the stream early aborts it. CapacityError when it is too large for a frame.
-
-        `stream`: where its outputs go, in place of a new one.
-        """
-        if request.id in self._streams:
-            raise InternalError(f"request id {request.id} is in use", id=request.id)
-        stream = OutputStream(self, request.id) if stream is None else stream
-        frame = encode_frame(Submit([request]))
-        self._streams[request.id] = stream
-        if self._lost is None and self._writer is not None:
-            self._writer.write(frame)
-        else:
-            self._streams.pop(request.id).lost(self._lost or "the engine was not started")
-        return stream
-
-    async def abort(self, id: int, reason: str = "abort") -> None:
-        """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is ignored."""
-        if id in self._streams:
-            self._send(Abort([id], reason))
-
-    async def release_kv(self, ticket: str, reason: str) -> None:
-        """Give up the hand-over of KV under `ticket`; unknown and finished ones are ignored."""
-        self._send(Release(ticket, reason))
-
-    def forget(self, request_id: int) -> None:
-        """Abort a request nobody listens to any more."""
-        if self._streams.pop(request_id, None) is not None:
-            self._send(Abort([request_id]))
-
-    async def heartbeat(self, timeout: float) -> float:
-        """Seconds the engine's loop took to answer. PeerError when it is gone or silent for `timeout` seconds."""
-        if self._lost is not None:
-            raise PeerError(self._lost)
-        self._num_pings += 1
-        number, begin = self._num_pings, time.monotonic()
-        answer = self._pings[number] = asyncio.get_running_loop().create_future()
-        self._send(Ping(number))
-        try:
-            async with asyncio.timeout(timeout):
-                await answer
-        except TimeoutError:
-            raise PeerError(f"the engine's loop did not answer within {timeout:g} s") from None
-        finally:
-            self._pings.pop(number, None)
-        return time.monotonic() - begin
-
     # Traffic
-
-    def _send(self, message: ToEngine) -> None:
-        if self._lost is None and self._writer is not None:
-            self._writer.write(encode_frame(message))
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand out what the engine sends until its stream ends."""
-        decoder = FrameDecoder()
-        reason = None
-        try:
-            while data := await reader.read(_CHUNK):
-                for body in decoder.feed(data):
-                    self._take(decode_body(body, ToFront))
-        except PeerError as error:
-            reason = error.message
-        except OSError:
-            pass  # a killed engine may leave a reset connection: how the process ended says more
-        if self._fatal is not None:
-            reason = self._fatal.message
-        self._lose(reason or await self._how_it_ended())
 
     def _take(self, message: ToFront) -> None:
         match message:
-            case Outputs(outputs):
-                for output in outputs:
-                    stream = self._streams.get(output.id)
-                    if stream is not None:
-                        if output.finish_reason is not None:
-                            del self._streams[output.id]
-                        stream.put(output)
-            case Heartbeat(number, at):
-                waiting = self._pings.get(number)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(at)
-            case Statistics():
-                self._statistics = message
-            case Serving():
-                self._serving = message
             case Loading(done, total):
                 if self._progress is not None:
                     self._progress(done, total)
@@ -347,6 +169,13 @@ class AsyncEngineClient:
                     self._ready.set_result(message)
             case Fatal():
                 self._fatal = message
+            case _:
+                super()._take(message)
+
+    async def _why_it_ended(self, reason: str | None) -> str:
+        if self._fatal is not None:
+            return self._fatal.message
+        return reason or await self._how_it_ended()
 
     async def _how_it_ended(self) -> str:
         """The end of the stream in words; the process's own end follows within moments."""
@@ -366,13 +195,7 @@ class AsyncEngineClient:
         """The engine is gone: nobody waits for it any longer."""
         if self._lost is not None:
             return
-        self._lost = reason
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.lost(reason)
-        for waiting in self._pings.values():
-            if not waiting.done():
-                waiting.set_exception(PeerError(reason))
+        super()._lose(reason)
         starting = self._ready is not None and not self._ready.done()
         if starting and self._ready is not None:
             self._ready.set_exception(

@@ -12,6 +12,8 @@ import msgspec
 
 from homenode.engine.crowding import interrupted
 from homenode.engine.executor.protocol import Executor, StepError, WorkerLostError
+from homenode.engine.fronts.messages import AbortFront
+from homenode.engine.fronts.numbers import front_of
 from homenode.engine.handoff import Agent, AgentLost, FiguresChanged, without_agent
 from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Release, Serving, Statistics, Submit, ToEngine, ToFront
 from homenode.engine.request import Request
@@ -158,6 +160,9 @@ class EngineCore:
                 self._changed = True
             case AgentLost(reason):
                 raise InternalError(f"the agent that hands KV over has ended: {reason}")
+            case AbortFront(front):
+                for request_id in [each for each in self._live if front_of(each) == front]:
+                    self._apply(Aborted(self._clock(), request_id))
             case Ping(number):
                 self._send(Heartbeat(number, self._clock()))
             case Drain(timeout_s):

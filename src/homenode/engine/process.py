@@ -1,6 +1,7 @@
-"""The engine as a process of its own: `python -m homenode.engine.process FD PARENT [NAME]`.
+"""The engine as a process of its own: `python -m homenode.engine.process FD[,DOOR] PARENT [NAME]`.
 
-FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py. The process does not
+FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py. Through DOOR come the
+streams of further fronts, if there are any (`fronts.switchboard`). The process does not
 outlive its front: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and it ends by itself when the
 stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision. NAME is what one of several engines is called, in the log and
 by ps and top.
@@ -16,12 +17,12 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.messages import Fatal, Loading, ToEngine
+from homenode.engine.messages import Fatal, Loading, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.transfer.inbox import Inbox
@@ -43,17 +44,21 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()  # a crash of the native core shows where it was called from
-    descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:])
+    descriptors, parent, name = [int(each) for each in arguments[0].split(",")], int(arguments[1]), "".join(arguments[2:])
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s {name or 'engine'}: %(message)s", datefmt="%H:%M:%S")
     if name:
         call_itself(name)
-    front = FrameSocket(socket.socket(fileno=descriptor))
+    front, *doors = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+    return _main(FrameSocket(front), doors, parent, build or _build)
+
+
+def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Build) -> int:
     try:
         die_with_parent(parent)
         first = front.receive()
         if first is None:
             return 0
-        serve(front, decode_body(first, EngineConfig), build or _build)
+        serve(front, decode_body(first, EngineConfig), build, doors)
     except BaseException as error:
         if not isinstance(error, HomenodeError):
             _log.exception("the engine failed")
@@ -68,23 +73,34 @@ def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> Engine
     return build_engine(config, progress, own_process=True)
 
 
-def serve(front: FrameSocket, config: EngineConfig, build: Build) -> None:
-    """Load, say Ready, and work until drained. Raises what loading or the loop raise."""
+def serve(front: FrameSocket, config: EngineConfig, build: Build, doors: Sequence[socket.socket] = ()) -> None:
+    """Load, say Ready, and work until drained. `doors`: that further fronts come through. Raises what loading or the loop raise."""
     from homenode.engine.core import EngineCore
 
     inbox = Inbox() if config.transfer.on else SimpleQueue[object]()
     threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
+    send = _further_fronts(front, inbox, doors) if doors else front.send
     engine = build(config, _Progress(front))
     try:
         agent = engine.handing_over.start(inbox.put) if engine.handing_over else None
         if isinstance(inbox, Inbox) and agent is not None:
             inbox.work_for(agent)
         front.send(engine.ready)
-        EngineCore(engine.scheduler, engine.executor, front.send, inbox=inbox, agent=agent, log_stats=not config.disable_log_stats).run()
+        EngineCore(engine.scheduler, engine.executor, send, inbox=inbox, agent=agent, log_stats=not config.disable_log_stats).run()
     finally:
         if engine.handing_over is not None:
             engine.handing_over.close(_HANDING_OVER_ENDS_S)
         engine.executor.close()
+
+
+def _further_fronts(front: FrameSocket, inbox: SimpleQueue[object] | Inbox, doors: Sequence[socket.socket]) -> Callable[[ToFront], None]:
+    """Take them, and send to whom it concerns."""
+    from homenode.engine.fronts.switchboard import Switchboard
+
+    switchboard = Switchboard(front, inbox.put)
+    for door in doors:
+        switchboard.open(door)
+    return switchboard.send
 
 
 class _Progress:

@@ -17,15 +17,15 @@ from homenode.server.config import ServerConfig
 from homenode.server.door import Door
 from homenode.server.engine import EngineClient, Tokenizer
 from homenode.server.kv_transfer import kv_transfer, release
-from homenode.server.state import ServerState
+from homenode.server.state import ALONE, ServerState, Share
 from homenode.server.tokenize import detokenize, tokenize, tokenizer_info
 
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 
-def create_app(client: EngineClient, tokenizer: Tokenizer, config: ServerConfig) -> Application:
-    """The application over a started engine client."""
-    return Application(ServerState(client, tokenizer, config))
+def create_app(client: EngineClient, tokenizer: Tokenizer, config: ServerConfig, share: Share = ALONE) -> Application:
+    """The application over a started engine client; `share`: of one that has others beside it."""
+    return Application(ServerState(client, tokenizer, config, share))
 
 
 class Application(Door):

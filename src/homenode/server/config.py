@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from homenode.errors import UserError
 from homenode.options import option
 from homenode.units import parse_bytes, parse_seconds
 
@@ -45,6 +46,12 @@ class ServerConfig(HttpConfig):
         "Names clients may give for the model, separated by commas; the first is the one in answers. Default: the model's own.",
         parse=_names,
     )
+    api_server_count: int | None = option(
+        None,
+        "Processes that answer HTTP and turn text into tokens, on the one port. Default: --data-parallel-size.",
+        minimum=1,
+        maximum=1024,
+    )
     generation_config: str = option(
         "auto",
         "Where sampling parameters a request leaves open come from; auto is the model's generation_config.json, none is neutral values.",
@@ -57,3 +64,12 @@ class ServerConfig(HttpConfig):
     health_timeout: float = option(
         5.0, "How long the engine loop may take to answer before /health says 503.", parse=parse_seconds, minimum=0.1
     )
+
+
+def front_problems(server: ServerConfig, transfer: bool) -> list[UserError]:
+    """What keeps several front processes from answering for an engine of these settings. `transfer`: it hands KV over."""
+    count = server.api_server_count or 1
+    if count == 1 or not transfer:
+        return []
+    text = f"--api-server-count {count} and --pd-role exclude each other: tickets of handed-over KV are kept by one front process; leave one of them out"
+    return [UserError(text, param="api_server_count")]

@@ -21,6 +21,7 @@ from homenode.server.protocol import LARGEST_HEAD, bounded_protocol
 _LOG = logging.getLogger("homenode.server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_WORDS_S = 2.0  # for the answers of aborted requests to get out
+_BACKLOG = 2048
 _CLOSING_S = 5  # for connections to close after that
 
 
@@ -122,8 +123,12 @@ class Ending:
             _LOG.warning("second signal: ending at once")
             self._server.stop(at_once=True)
             return
-        self._state.drain(self._timeout_s)
         _LOG.warning("draining: %d requests in flight have up to %g s; signal again to end at once", self._state.in_flight, self._timeout_s)
+        self.drain()
+
+    def drain(self) -> None:
+        """Take no more requests; the end comes when those in flight are done, or their time is over."""
+        self._state.drain(self._timeout_s)
         self._task = asyncio.ensure_future(self._drain())
 
     def engine_lost(self, reason: str) -> None:
@@ -164,10 +169,11 @@ def signals(handler: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def uvicorn_config(app: object, config: HttpConfig) -> uvicorn.Config:
-    """For an application behind `Door`."""
+def uvicorn_config(app: object, config: HttpConfig, backlog: int = _BACKLOG) -> uvicorn.Config:
+    """For an application behind `Door`. `backlog`: connections that may wait to be accepted, and are accepted at once."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
+        backlog=backlog,
         http=bounded_protocol(config.request_read_timeout),
         ws="none",
         lifespan="off",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -69,7 +69,8 @@ _STATES = get_args(EngineState)
 class _EngineCollector(Collector):
     """Reads the engine's latest statistics whenever somebody asks. Of several engines each has its own series, which add up to the whole."""
 
-    def __init__(self, model: str, client: EngineClient, refused: dict[str, int]) -> None:
+    def __init__(self, model: str, client: EngineClient, refused: Callable[[], Mapping[str, int]]) -> None:
+        """`refused`: requests that fronts turned away, by reason."""
         self._model, self._client, self._refused = model, client, refused
 
     def collect(self) -> Iterator[Metric]:
@@ -129,7 +130,7 @@ class _EngineCollector(Collector):
 
     def _rejections(self, parts: list[Statistics]) -> Metric:
         """By reason, those of the front itself included: which engine would have had a request says nothing."""
-        counts = Counts(self._refused)
+        counts = Counts(self._refused())
         for now in parts:
             counts.update(now.rejected)
         refused = CounterMetricFamily("homenode:admission_rejections", "Requests turned away.", labels=("model_name", "reason"))
@@ -161,26 +162,59 @@ def _labels(engines: Sequence[EngineFigures]) -> tuple[tuple[str, ...], list[tup
     return ("engine", "node"), [(str(engine.number), str(engine.node)) for engine in engines]
 
 
+class _Alone:
+    """Where there is one front its values are its own."""
+
+    def __init__(self) -> None:
+        self.refused: Counts[str] = Counts()
+        self.registry = CollectorRegistry()  # of what a scrape shows
+        self.own = self.registry  # of what this process counts
+
+    def refuse(self, reason: str) -> None:
+        self.refused[reason] += 1
+
+    def all_refused(self) -> Mapping[str, int]:
+        return self.refused
+
+
+class _Shared:
+    """Where there are several a scrape shows what all of them counted."""
+
+    def __init__(self, folder: str) -> None:
+        from homenode.server.fronts.metrics import AllFronts, Refusals  # needs prometheus_client told of the folder
+
+        self.registry, self.own = CollectorRegistry(), CollectorRegistry()
+        self._fronts, self._refusals = AllFronts(folder), Refusals()
+        self.registry.register(self._fronts)
+
+    def refuse(self, reason: str) -> None:
+        self._refusals.count(reason)
+
+    def all_refused(self) -> Mapping[str, int]:
+        return self._fronts.refused()
+
+
 class Metrics:
     """The metrics of one application."""
 
-    def __init__(self, model: str, client: EngineClient) -> None:
+    def __init__(self, model: str, client: EngineClient, folder: str | None = None) -> None:
+        """`folder`: where prometheus_client keeps what several fronts count; None where there is one."""
         self._model = model
-        self._registry = CollectorRegistry()
-        self._refused: dict[str, int] = {}
-        self._registry.register(_EngineCollector(model, client, self._refused))
+        self._counted = _Alone() if folder is None else _Shared(folder)
+        self._registry, self._own = self._counted.registry, self._counted.own
+        self._registry.register(_EngineCollector(model, client, self._counted.all_refused))
         self._first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN)
         self._between = self._histogram("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_TOKENS)
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _WHOLE_REQUEST)
         self._finished = Counter(
-            "homenode:request_success", "Sequences finished, by reason.", ("model_name", "finished_reason"), registry=self._registry
+            "homenode:request_success", "Sequences finished, by reason.", ("model_name", "finished_reason"), registry=self._own
         )
         for reason in ("stop", "length", "abort", "error"):
             self._finished.labels(model, reason)
 
     def refuse(self, reason: str) -> None:
         """Count a request the front itself turned away."""
-        self._refused[reason] = self._refused.get(reason, 0) + 1
+        self._counted.refuse(reason)
 
     def recorder(self) -> Recorder:
         """A stopwatch for one sequence, started now."""
@@ -191,7 +225,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"homenode:{name}", help, ("model_name",), buckets=buckets, registry=self._registry).labels(self._model)
+        return Histogram(f"homenode:{name}", help, ("model_name",), buckets=buckets, registry=self._own).labels(self._model)
 
 
 class Recorder:

@@ -7,10 +7,12 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 
 from homenode import __version__
+from homenode.engine.fronts.numbers import first_number
 from homenode.engine.messages import Ready
 from homenode.server.admission import Admission
 from homenode.server.config import ServerConfig
@@ -19,7 +21,7 @@ from homenode.server.failures import ApiError
 from homenode.server.metrics import Metrics
 from homenode.transfer.published import Published
 
-_BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together
+_BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together, of all fronts
 
 
 class Bodies:
@@ -59,22 +61,38 @@ class Lease:
         self.taken = 0
 
 
+@dataclass(frozen=True)
+class Share:
+    """What an application has in common with those of other front processes. `front`: the number of this one, of `fronts` at a time.
+
+    `metrics`: the folder of what all of them count. `started`: when the service was, in Unix seconds; None: now.
+    """
+
+    front: int = 0
+    fronts: int = 1
+    metrics: str | None = None
+    started: int | None = None
+
+
+ALONE = Share()
+
+
 class ServerState(Admission):
     """The engine client, the tokenizer, the settings, and the requests in flight."""
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, config: ServerConfig) -> None:
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer, config: ServerConfig, share: Share = ALONE) -> None:
         super().__init__()
         self.client, self.tokenizer, self.config = client, tokenizer, config
         self.ready = client.ready
         self.models = config.served_model_name or (_public_name(self.ready.model),)
-        self.metrics = Metrics(self.models[0], client)
+        self.metrics = Metrics(self.models[0], client, share.metrics)
         self.fingerprint = _fingerprint(self.ready)
-        self.started = int(time.time())
+        self.started = int(time.time()) if share.started is None else share.started
         self.active: set[int] = set()  # engine requests that have not ended
         self.tickets: dict[str, int] = {}  # those of them whose KV is handed over, by ticket
         self.kv_transfer = _published(self.ready)  # None: this server has no part in that
-        self.bodies = Bodies(_BODIES_AT_ONCE * config.max_request_body)
-        self._ids = itertools.count(1)
+        self.bodies = Bodies(-(-_BODIES_AT_ONCE // share.fronts) * config.max_request_body)
+        self._ids = itertools.count(first_number(share.front) + 1)
 
     def next_id(self) -> int:
         """A request id never given before."""

@@ -29,7 +29,7 @@ def cpu_worker(host: Host, place: EnginePlace, work: WorkerWork, speeds: Speeds)
     """A worker on these CPUs. Weights lie with the threads that read them, unless its policy puts their pages in turn on all nodes."""
     machine = machine_speed(teams_of(host, place), host, speeds.measured)
     spread = round_robin(machine.nodes) if place.numa == "interleave" else at_home(machine.nodes)
-    return WorkerCost(Rates.of(machine, spread, speeds.kind), work, speeds.step_s)
+    return WorkerCost(Rates.of(machine, spread, speeds.reached.kind), work, speeds.step_s, speeds.reached.float_cost)
 
 
 def accelerator_worker(work: WorkerWork, speeds: Speeds) -> WorkerCost:

@@ -1,8 +1,10 @@
-"""Ranks of one host that sum and gather through shared memory: the native `RankGroup`."""
+"""Ranks that sum and gather through shared memory, the native `RankGroup`, and what carries their values to those of other hosts."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -28,9 +30,51 @@ class RankMemory:
         """Ranks of the group."""
         return self._memory.ranks
 
+    @staticmethod
+    def attach(fd: int) -> RankMemory:
+        """That of another process; the descriptor is not kept. UserError when it is not what it should be, HostError when the machine refuses."""
+        with host_errors():
+            try:
+                return RankMemory(_native.RankMemory.attach(fd))
+            except ValueError as error:
+                raise UserError(f"the shared memory of a group of ranks: {error}") from error
+
+    @property
+    def handle(self) -> _native.RankMemory:
+        """The native core's own."""
+        return self._memory
+
     def leave(self, gone: Sequence[int] = ()) -> None:
         """End every wait in the group, now and later. `gone`: the ranks that are known to be lost, whom the others' PeerError will name."""
         self._memory.end(list(gone))
+
+
+class Carrier(Protocol):
+    """A thread that carries values of a rank from host to host, until it is closed or the group is over."""
+
+    def close(self) -> None:
+        """End it. A group whose values are not carried any more is over."""
+
+
+def send_rank(memory: RankMemory, rank: int, hosts: Sequence[tuple[socket.socket, Sequence[int]]], timeout_s: float) -> Carrier:
+    """Send what a rank of this host writes to other hosts: for each a connection, which is taken over, and the ranks there, ascending.
+
+    The group is over when what was written is not gone within `timeout_s`, or a connection ends. UserError for ranks that there are not.
+    """
+    with host_errors():
+        try:
+            return _native.send_rank(memory.handle, rank, [(sock.detach(), list(ranks)) for sock, ranks in hosts], timeout_s)
+        except ValueError as error:
+            raise UserError(f"sending the values of a rank: {error}") from error
+
+
+def receive_rank(memory: RankMemory, rank: int, sock: socket.socket, timeout_s: float) -> Carrier:
+    """Be a rank of another host here: take its seat, and write there what `send_rank` sends. As `send_rank`; UserError as well for a seat that is taken."""
+    with host_errors():
+        try:
+            return _native.receive_rank(memory.handle, rank, sock.detach(), timeout_s)
+        except ValueError as error:
+            raise UserError(f"receiving the values of a rank: {error}") from error
 
 
 class NativeRankGroup:
@@ -63,9 +107,14 @@ class NativeRankGroup:
         watching, which must be 0 where ranks share CPUs. UserError when the memory is not what it should be, or has such a rank already;
         HostError when the machine refuses.
         """
+        return cls.join(RankMemory.attach(fd), rank, timeout_s, spin_us)
+
+    @classmethod
+    def join(cls, memory: RankMemory, rank: int, timeout_s: float, spin_us: int = 0) -> NativeRankGroup:
+        """`attach` to memory that this process has already."""
         with host_errors():
             try:
-                return cls(_native.join_ranks(_native.RankMemory.attach(fd), rank, timeout_s, spin_us))
+                return cls(_native.join_ranks(memory.handle, rank, timeout_s, spin_us))
             except ValueError as error:
                 raise UserError(f"the shared memory of a group of ranks: {error}") from error
 

@@ -1,8 +1,8 @@
 """Workers on the hosts of a Ray cluster. Ray decides where, starts, watches and replaces them; our own connections carry the steps.
 
-A placement group has one bundle for each worker: its CPUs, a GPU where its device is one, and one `numa_node` where the cluster's hosts announce them
-(`ray start --resources '{"numa_node": 2}'`). An actor in the bundle starts the worker as a child of its process, which ends with it.
-The only file that knows Ray.
+A placement group has one bundle for each stage, which is on one host, or one for each worker where no host has room for a stage, or workers are to be
+apart: the CPUs of each worker, a GPU where its device is one, and one `numa_node` where the cluster's hosts announce them (`ray start --resources
+'{"numa_node": 2}'`). An actor in the bundle starts the worker as a child of its process, which ends with it. The only file that knows Ray.
 """
 
 from __future__ import annotations
@@ -10,18 +10,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from homenode.engine.config import ParallelConfig
+from homenode.engine.executor.bundles import GroupName, Neighbours, bundle_of, neighbours
 from homenode.engine.executor.rendezvous import Rendezvous
+from homenode.engine.place import Replica
 from homenode.engine.workers.devices import is_accelerator
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.wire import WorkerSocket
 from homenode.errors import CapacityError, HostError, UnsupportedError
 
+_log = logging.getLogger(__name__)
 _ROOM_S = 60.0  # for Ray to find a host for every worker
+_TOGETHER_S = 5.0  # and for each stage as a whole, where there is one; it takes a fraction of that unless the cluster is in use
+_OTHER_ENGINES_S = 20.0  # for those of the same service to have found theirs
+# How often Ray may start a worker elsewhere before it has called; one that had called is replaced by the engine, and turned away if it calls again.
+_MOVES = 5
+_TAKEN = ("CREATED", "RESCHEDULING")  # states of groups that have hosts
 _NODE = "numa_node"
 
 
@@ -43,21 +53,24 @@ def run_worker(arguments: list[str], secret: str) -> str:
 class RayLauncher:
     """Starts workers on a Ray cluster: the one at `--ray-address`, the one this machine belongs to, or one of this host alone, made for the engine."""
 
-    def __init__(self, workers: Sequence[WorkerPlan], parallel: ParallelConfig) -> None:
-        """UnsupportedError without the package, CapacityError when the cluster has no room, HostError when it cannot be reached."""
+    def __init__(self, workers: Sequence[WorkerPlan], parallel: ParallelConfig, replica: Replica | None = None) -> None:
+        """`replica`: which of several engines of a service it is for. UnsupportedError without the package, CapacityError when the cluster has no room, HostError when it cannot be reached."""
         self._ray = ray = _ray_package()
         self._lives: Counter[int] = Counter()
         self._connect(workers, parallel)
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), parallel.worker_timeout)
+        self._here = ray.get_runtime_context().get_node_id()
+        number, self._engines = (replica.number, replica.count) if replica else (0, 1)
+        self._name = GroupName(self._here, os.getppid() if replica else os.getpid(), number)
+        self._workers = len(workers)
         try:
-            self._group = self._make_group(workers, parallel)
+            self._group, self._bundles = self._make_group(workers, parallel)
             table = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
         except BaseException:
             self.close()
             raise
-        self.nodes: list[str] = [table[number] for number in range(len(workers))]
-        # The host of each worker, by Ray's name of it.
-        self._here = ray.get_runtime_context().get_node_id()
+        # The host of each worker when all were started, by Ray's name of it.
+        self.nodes: list[str] = [table[bundle_of(plan.number, self._workers, self._bundles)] for plan in workers]
 
     @property
     def rendezvous(self) -> Rendezvous:
@@ -70,15 +83,25 @@ class RayLauncher:
         life = self._lives[plan.number]
         self._lives[plan.number] += 1
         sock = self._rendezvous.expect(plan.number, life)
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=plan.number)
+        bundle = bundle_of(plan.number, self._workers, self._bundles)
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         resources = _resources(plan)
         actor = (
             ray.remote(_Starter)
-            .options(scheduling_strategy=strategy, num_cpus=resources["CPU"], num_gpus=resources.get("GPU", 0), max_restarts=0)
+            .options(
+                scheduling_strategy=strategy,
+                num_cpus=resources["CPU"],
+                num_gpus=resources.get("GPU", 0),
+                max_restarts=_MOVES,
+                max_task_retries=_MOVES,
+            )
             .remote()
         )
-        arguments = [self._rendezvous.address, str(plan.number), str(life), self._place(plan.number), plan.name]
-        return RayWorker(ray, plan.name, actor, actor.run.remote(arguments, self._rendezvous.secret.hex()), sock)
+        arguments = [self._rendezvous.address, str(plan.number), str(life)]
+        given = Neighbours(self._name, self._engines, self._workers, plan.number)
+        ended = actor.run.remote(arguments, given, plan.name, self._rendezvous.secret.hex())
+        ended.future().add_done_callback(lambda _: self._rendezvous.give_up(plan.number, life))
+        return RayWorker(ray, plan.name, actor, ended, sock)
 
     def close(self) -> None:
         """Leave the cluster, and give back what was taken of it."""
@@ -104,30 +127,45 @@ class RayLauncher:
                 self._ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, namespace="homenode")
             else:
                 needed = int(sum(_resources(plan)["CPU"] for plan in workers))
-                self._ray.init(num_cpus=needed, _node_ip_address="127.0.0.1", **options)
+                self._ray.init(address="local", num_cpus=needed, _node_ip_address="127.0.0.1", **options)
         except Exception as error:  # whatever Ray raises for a cluster it cannot reach or start
             raise HostError(f"--executor ray: no cluster at {address or 'this host'}: {error}") from error
 
-    def _make_group(self, workers: Sequence[WorkerPlan], parallel: ParallelConfig) -> Any:
-        ray = self._ray
+    def _make_group(self, workers: Sequence[WorkerPlan], parallel: ParallelConfig) -> tuple[Any, int]:
+        """The group, and how many bundles it has."""
+        ray, placement = self._ray, parallel.ray_placement
         announced = ray.cluster_resources()
-        bundles = [{**_resources(plan), **({_NODE: 1.0} if announced.get(_NODE) else {})} for plan in workers]
-        group = ray.util.placement_group(bundles, strategy=parallel.ray_placement)
-        if not group.wait(_ROOM_S):
-            ray.util.remove_placement_group(group)
+        each = [Counter({**_resources(plan), **({_NODE: 1.0} if announced.get(_NODE) else {})}) for plan in workers]
+        stages = [
+            sum((need for need, plan in zip(each, workers, strict=True) if plan.stage == s), Counter())
+            for s in range(workers[-1].stage + 1)
+        ]
+        if len(stages) < len(workers) and placement != "STRICT_SPREAD":  # that is asked for even of ranks
+            group = self._grouped(stages, placement, _TOGETHER_S)
+            if group is not None:
+                return group, len(stages)
+            _log.warning(
+                "no host of the Ray cluster has room for all ranks of a stage now: their sums go over the network (see docs/ray.md)"
+            )
+        group = self._grouped(each, placement, _ROOM_S)
+        if group is None:
             raise CapacityError(
-                f"the Ray cluster has no room for {len(workers)} workers ({parallel.ray_placement}): they need {bundles}, there are "
+                f"the Ray cluster has no room for {len(workers)} workers ({placement}): they need {[dict(need) for need in each]}, there are "
                 f"{ {name: amount for name, amount in announced.items() if name in ('CPU', 'GPU', _NODE)} }; add hosts, or have fewer workers",
                 param="executor",
             )
-        return group
+        return group, len(each)
 
-    def _place(self, number: int) -> str:
-        """How a worker is told about its place: `given`, or INDEX/COUNT among those of its host."""
-        node = self.nodes[number]
-        if node == self._here:
-            return "given"
-        return f"{self.nodes[:number].count(node)}/{self.nodes.count(node)}"
+    def _grouped(self, bundles: Sequence[Counter[str]], placement: str, patience_s: float) -> Any:
+        """A placement group that has its hosts; None when they are not found in time."""
+        ray = self._ray
+        group = ray.util.placement_group(
+            [dict(bundle) for bundle in bundles], strategy=placement, name=self._name.text(secrets.token_hex(4))
+        )
+        if group.wait(patience_s):
+            return group
+        ray.util.remove_placement_group(group)
+        return None
 
 
 class RayWorker:
@@ -159,9 +197,27 @@ class RayWorker:
 class _Starter:
     """The actor."""
 
-    def run(self, arguments: list[str], secret: str) -> str:
+    def run(self, arguments: list[str], given: Neighbours, name: str, secret: str) -> str:
         """See `run_worker`."""
-        return run_worker(arguments, secret)
+        host = _ray_package().get_runtime_context().get_node_id()
+        return run_worker([*arguments, host, _place(given, host), name], secret)
+
+
+def _place(given: Neighbours, host: str) -> str:
+    """How a worker is told about its place: `given`, or INDEX/COUNT among those of its host; asked of Ray where it runs, as Ray may have moved it."""
+    if host == given.own.node:
+        return "given"
+    ray, deadline = _ray_package(), time.monotonic() + _OTHER_ENGINES_S
+    while True:
+        groups = [
+            (group["name"], [group["bundles_to_node_id"][index] for index in sorted(group["bundles_to_node_id"])])
+            for group in ray.util.placement_group_table().values()
+            if group["state"] in _TAKEN
+        ]
+        found = neighbours(given, host, groups)
+        if found.engines >= given.engines or time.monotonic() > deadline:
+            return f"{found.index}/{found.count}"
+        time.sleep(0.2)
 
 
 def _resources(plan: WorkerPlan) -> dict[str, float]:

@@ -14,7 +14,7 @@ import threading
 import time
 
 from homenode.engine.wire import FrameSocket
-from homenode.engine.workers.greeting import Ask, IAm, Key, Offer, answer
+from homenode.engine.workers.greeting import Ask, Group, IAm, Key, Offer, Seated, answer
 from homenode.errors import HomenodeError, HostError
 
 _log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class Rendezvous:
         self._changed = threading.Condition()
         self._awaited: dict[tuple[int, int], socket.socket] = {}  # the ends to pass on to, by worker and life
         self._addresses: dict[Key, str] = {}
+        self._seats: dict[Group, dict[int, str]] = {}  # the addresses of ranks
         self._generation = 0
         self._closed = False
         self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
@@ -52,11 +53,19 @@ class Rendezvous:
             self._awaited[worker, life] = theirs
         return ours
 
+    def give_up(self, worker: int, life: int) -> None:
+        """This process of a worker has ended: if it never called, its stream ends now."""
+        with self._changed:
+            end = self._awaited.pop((worker, life), None)
+        if end is not None:
+            end.close()
+
     def forget(self, generation: int) -> None:
-        """Rows of earlier generations are awaited nowhere."""
+        """Rows of earlier generations are awaited nowhere, and their ranks are gone."""
         with self._changed:
             self._generation = generation
             self._addresses = {key: address for key, address in self._addresses.items() if key.generation >= generation}
+            self._seats = {group: seats for group, seats in self._seats.items() if group.generation >= generation}
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -97,6 +106,8 @@ class Rendezvous:
                 self._offered(topic)
             elif isinstance(topic, Ask):
                 self._tell(sock, topic.key)
+            elif isinstance(topic, Seated):
+                self._seat(sock, topic)
         except HomenodeError as error:
             _log.warning("a caller was sent away: %s", error.message)
         finally:
@@ -111,6 +122,22 @@ class Rendezvous:
             if offer.key.generation >= self._generation:
                 self._addresses[offer.key] = offer.address
                 self._changed.notify_all()
+
+    def _seat(self, sock: socket.socket, seated: Seated) -> None:
+        deadline, group = time.monotonic() + self._patience, seated.group
+        with self._changed:
+            if group.generation < self._generation:
+                return
+            seats = self._seats.setdefault(group, {})
+            seats[seated.rank] = seated.address
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: len(seats) >= seated.ranks or group.generation < self._generation or self._closed,
+                max(0.0, deadline - time.monotonic()),
+            )
+            there = [seats[rank] for rank in sorted(seats)] if len(seats) == seated.ranks else None
+        if there is not None:
+            FrameSocket(sock).send(there)
 
     def _tell(self, sock: socket.socket, key: Key) -> None:
         deadline = time.monotonic() + self._patience

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from homenode.engine.client import OutputStream
+from homenode.engine.link import OutputStream
 from homenode.engine.messages import Output
 from homenode.engine.replicas.router import Ticket
 from homenode.engine.request import Request

@@ -7,15 +7,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from homenode.engine.client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import EngineFigures, EngineState, Ready, Statistics
-from homenode.engine.place import Replica
 from homenode.engine.replicas.figures import at_rest, since_start
 from homenode.engine.replicas.patience import Patience
-from homenode.errors import HomenodeError, InternalError, PeerError
+from homenode.errors import HomenodeError, PeerError
 
 _log = logging.getLogger(__name__)
 _NO_FIGURES = Statistics()
@@ -24,24 +23,29 @@ _NO_FIGURES = Statistics()
 class Watcher(Protocol):
     """Who hears what becomes of an engine: `client.ReplicasClient`."""
 
-    def engine_up(self, keeper: Keeper, ready: Ready | None) -> None:
+    def engine_up(self, keeper: Keeper[Any], ready: Ready | None) -> None:
         """It takes requests: started anew (`ready`), or answering again (None)."""
 
-    def engine_down(self, keeper: Keeper) -> None:
+    def engine_silent(self, keeper: Keeper[Any]) -> None:
+        """Its loop does not answer."""
+
+    def engine_down(self, keeper: Keeper[Any]) -> None:
         """It was lost, and its memory with it."""
 
-    def engine_gone(self, keeper: Keeper, reason: str) -> None:
+    def engine_gone(self, keeper: Keeper[Any], reason: str) -> None:
         """It was lost and is not started any more."""
 
 
-class Keeper:
-    """One engine over all its processes. `client`: the present one."""
+Client = TypeVar("Client", bound=AsyncEngineClient)
 
-    def __init__(self, config: EngineConfig, watcher: Watcher, patience: Patience, program: str) -> None:
-        if config.replica is None:
-            raise InternalError("the config of one of several engines does not say which")
-        self.replica: Replica = config.replica
-        self._config, self._watcher, self._patience, self._program = config, watcher, patience, program
+
+class Keeper(Generic[Client]):
+    """One engine over all its processes. `client`: the present one. `number`: which of several engines it is, `node`: the one its memory is on."""
+
+    def __init__(self, config: EngineConfig, watcher: Watcher, patience: Patience, make: Callable[[EngineConfig], Client]) -> None:
+        """`make` makes the engine's client, for each of its processes."""
+        self.number, self.node = (config.replica.number, config.replica.node) if config.replica else (0, None)
+        self._config, self._watcher, self._patience, self._make = config, watcher, patience, make
         self.client = self._new_client()
         self.state: EngineState = "loading"
         self.restarts, self.moved = 0, 0
@@ -51,11 +55,6 @@ class Keeper:
         self._closing = False
         self._looking: asyncio.Task[None] | None = None
         self._restarting: asyncio.Task[None] | None = None
-
-    @property
-    def number(self) -> int:
-        """Which engine it is."""
-        return self.replica.number
 
     @property
     def takes(self) -> bool:
@@ -68,10 +67,20 @@ class Keeper:
         return self.state in ("ready", "silent") and self.client.lost is None
 
     @property
+    def hindrance(self) -> str | None:
+        """Why it computes nothing now although it takes requests."""
+        return self.client.hindrance
+
+    @property
+    def kv_usage(self) -> float:
+        """The share of its KV memory in use."""
+        return self.client.statistics.kv_usage
+
+    @property
     def figures(self) -> EngineFigures:
         """What is to be known of it."""
         now = since_start(self._before, self.client.statistics if self.up else at_rest(self.client.statistics))
-        return EngineFigures(self.number, self.replica.node, self.state, self.restarts, self.moved, now)
+        return EngineFigures(self.number, self.node, self.state, self.restarts, self.moved, now)
 
     # Life
 
@@ -101,8 +110,8 @@ class Keeper:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _new_client(self) -> AsyncEngineClient:
-        client = AsyncEngineClient(self._config, program=self._program)
+    def _new_client(self) -> Client:
+        client = self._make(self._config)
         client.on_engine_lost = lambda reason: self._lost(client, reason)
         return client
 
@@ -113,7 +122,7 @@ class Keeper:
 
     # Loss
 
-    def _lost(self, client: AsyncEngineClient, reason: str) -> None:
+    def _lost(self, client: Client, reason: str) -> None:
         """Of one that never came to be used its starter hears."""
         if self._closing or client is not self.client or self.state not in ("ready", "silent"):
             return
@@ -153,7 +162,7 @@ class Keeper:
 
     # Silence
 
-    async def _look(self, client: AsyncEngineClient) -> None:
+    async def _look(self, client: Client) -> None:
         """Ask the loop again and again; what it has while it is silent stays with it, until it is ended."""
         patience, silent_since = self._patience, 0.0
         while client.lost is None:
@@ -170,6 +179,7 @@ class Keeper:
             now = time.monotonic()
             if self.state == "ready":
                 self.state, silent_since = "silent", now
+                self._watcher.engine_silent(self)
                 _log.warning("engine %d has not answered for %g s; it gets no requests", self.number, patience.silent_after_s)
             elif now - silent_since >= patience.lost_after_s:
                 _log.error("engine %d has been silent for %g s and is ended", self.number, now - silent_since)

@@ -22,6 +22,11 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def digests(self) -> list[bytes]:
+        """All of them, those used longest ago first."""
+        return list(self._known)
+
     def match(self, digests: Sequence[bytes]) -> int:
         """How many blocks of the beginning are there."""
         for index, digest in enumerate(digests):

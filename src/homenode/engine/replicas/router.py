@@ -8,7 +8,7 @@ further: an engine is not flooded because it knows a popular beginning. Requests
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from homenode.engine.kv.prefix import HashChain
@@ -44,11 +44,19 @@ def cost(load: Load, prompt: int, match: int) -> int:
     return load.waiting_tokens + SEQUENCE_TOKENS * load.requests + work + max(0, work - load.free_tokens)
 
 
-def choose(loads: Mapping[int, Load], prompt: int, matches: Mapping[int, int]) -> Route | None:
-    """The cheapest of these engines; at equal cost the one given fewest requests, then the lowest number. None of none."""
+def choose(loads: Mapping[int, Load], prompt: int, matches: Mapping[int, int], favourite: int | None = None) -> Route | None:
+    """The cheapest of these engines; at equal cost the one given fewest requests, then the lowest number. None of none.
+
+    With a `favourite` that one comes first at equal cost, then those of higher numbers.
+    """
     if not loads:
         return None
-    number = min(loads, key=lambda n: (cost(loads[n], prompt, matches.get(n, 0)), loads[n].given, n))
+
+    def order(number: int) -> tuple[int, int, int]:
+        of = cost(loads[number], prompt, matches.get(number, 0))
+        return (of, loads[number].given, number) if favourite is None else (of, int(number < favourite), number)
+
+    number = min(loads, key=order)
     return Route(number, prompt - matches.get(number, 0))
 
 
@@ -73,11 +81,16 @@ class Ticket:
 
 @dataclass
 class Router:
-    """Keeps the books of several engines. `caching`: they have prefix caches. `key`: of the hashes, drawn at random unless a test gives one."""
+    """Keeps the books of several engines. `caching`: they have prefix caches. `key`: of the hashes, drawn at random unless it is given.
+
+    `favourite`: an engine that comes first at equal cost, in place of turns. Of several routers before the same engines each has another one, so that
+    those that are asked at the same moment, and do not know of each other yet, do not all choose the same.
+    """
 
     block_size: int
     caching: bool = True
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    favourite: int | None = None
     _engines: dict[int, _Engine] = field(default_factory=dict)
 
     def add(self, number: int, num_blocks: int) -> None:
@@ -104,7 +117,7 @@ class Router:
         large = [number for number in usages if self._engines[number].capacity > prompt] or list(usages)
         loads = {number: self._load_now(self._engines[number], usages[number]) for number in large}
         matches = {number: self.block_size * self._engines[number].prefixes.match(digests) for number in large}
-        ticket.route = choose(loads, prompt, matches)
+        ticket.route = choose(loads, prompt, matches, self.favourite)
         if ticket.route is not None:
             engine = self._engines[ticket.route.number]
             engine.prefixes.add(digests)
@@ -126,6 +139,26 @@ class Router:
         if tokens is not None and self.caching:
             engine.prefixes.add(cacheable(ticket.chain, tokens, self.block_size))
         ticket.route, ticket.running = None, False
+
+    def book(self, number: int, work: int, digests: Sequence[bytes]) -> Ticket:
+        """Somebody else gave the engine a request that leaves it `work` tokens to compute; it is told of like one's own."""
+        engine = self._engines[number]
+        engine.prefixes.add(digests)
+        self._change(engine, waiting=work, requests=1, given=1)
+        return Ticket(HashChain(self.key, self.block_size, ""), [], Route(number, work))
+
+    def remember(self, number: int, digests: Sequence[bytes]) -> None:
+        """Somebody else knows that the engine's cache has these blocks."""
+        if self.caching:
+            self._engines[number].prefixes.add(digests)
+
+    def known(self, number: int) -> list[bytes]:
+        """The blocks that its cache is thought to hold, those used longest ago first."""
+        return self._engines[number].prefixes.digests
+
+    def has(self, number: int) -> bool:
+        """Whether the engine was ever there."""
+        return number in self._engines
 
     def forget(self, number: int) -> None:
         """The engine lost its memory."""

@@ -241,7 +241,7 @@ def _on_ray(planned: Planned, join_of: Callable[[WorkerPlan], Join]) -> ProcessE
     from homenode.engine.workers.tcp import TcpChannels
 
     workers, parallel = planned.layout.workers, planned.config.parallel
-    launcher = RayLauncher(workers, parallel)
+    launcher = RayLauncher(workers, parallel, planned.config.replica)
 
     def channels(generation: int) -> Channels:
         return TcpChannels(workers, generation, launcher.rendezvous.forget)

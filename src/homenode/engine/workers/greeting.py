@@ -1,4 +1,4 @@
-"""How two ends of a TCP connection between an engine and its workers make sure of each other: a secret of this start, and a challenge both ways.
+"""How two ends of a connection between an engine and its workers make sure of each other: a secret of this start, and a challenge both ways.
 
     -> MAGIC, nonce                              the caller's
     <- nonce, HMAC(secret, "called", nonces)     whoever was called knows the secret
@@ -58,7 +58,38 @@ class Rows(msgspec.Struct, frozen=True, tag=True):
     key: Key
 
 
-Topic = IAm | Offer | Ask | Rows
+class Group(msgspec.Struct, frozen=True):
+    """The ranks of a stage in a generation."""
+
+    generation: int
+    stage: int
+
+
+class Seated(msgspec.Struct, frozen=True, tag=True):
+    """Topic: this rank of `ranks` is there, and those of other hosts reach its memory at `address`. Answered with the addresses of all ranks in their
+    order as one frame, once all are there, or with the end of the stream."""
+
+    group: Group
+    rank: int
+    ranks: int
+    address: str
+
+
+class Share(msgspec.Struct, frozen=True, tag=True):
+    """Topic: a rank of the same host asks for the group's memory. Answered with its descriptor and, as one frame, the address as in `Seated`."""
+
+    group: Group
+    rank: int
+
+
+class Values(msgspec.Struct, frozen=True, tag=True):
+    """Topic: what this rank of another host writes comes on this connection."""
+
+    group: Group
+    rank: int
+
+
+Topic = IAm | Offer | Ask | Rows | Seated | Share | Values
 
 
 def call(address: str, secret: bytes, topic: Topic, timeout_s: float) -> socket.socket:
@@ -70,7 +101,17 @@ def call(address: str, secret: bytes, topic: Topic, timeout_s: float) -> socket.
     except (OSError, ValueError) as error:
         raise PeerError(f"no connection to {address}: {error}") from error
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        introduce(sock, address, secret, topic, deadline)
+    except PeerError:
+        sock.close()
+        raise
+    return sock
+
+
+def introduce(sock: socket.socket, address: str, secret: bytes, topic: Topic, deadline: float) -> None:
+    """The caller's part of the greeting, to whoever answers at `address`. PeerError as for `call`; the socket stays the caller's to close."""
+    try:
+        _send_at_once(sock)
         mine = secrets.token_bytes(_NONCE)
         sock.sendall(MAGIC + mine)
         answer = read_exactly(sock, _NONCE + _TAG, deadline)
@@ -81,19 +122,14 @@ def call(address: str, secret: bytes, topic: Topic, timeout_s: float) -> socket.
         sock.sendall(_tag(secret, b"caller", nonces + body) + len(body).to_bytes(2, "little") + body)
         sock.settimeout(None)
     except OSError as error:
-        sock.close()
         raise PeerError(f"the connection to {address} failed: {error}") from error
-    except PeerError:
-        sock.close()
-        raise
-    return sock
 
 
 def answer(sock: socket.socket, secret: bytes, timeout_s: float) -> Topic:
     """Make sure of who has called, and learn what about. PeerError for a stranger; the socket stays the caller's to close."""
     deadline = time.monotonic() + timeout_s
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _send_at_once(sock)
         hello = read_exactly(sock, len(MAGIC) + _NONCE, deadline)
         if hello[: len(MAGIC)] != MAGIC:
             raise PeerError("a stranger called: these are no words of a worker")
@@ -112,6 +148,11 @@ def answer(sock: socket.socket, secret: bytes, timeout_s: float) -> Topic:
         raise PeerError(f"the connection failed: {error}") from error
     topic: Topic = decode_body(body, Topic)
     return topic
+
+
+def _send_at_once(sock: socket.socket) -> None:
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def read_exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
@@ -137,6 +178,11 @@ def read_into(sock: socket.socket, view: memoryview, deadline: float) -> None:
         if not count:
             raise PeerError("the other end closed the connection")
         view = view[count:]
+
+
+def name_of(secret: bytes, what: str) -> str:
+    """A name that only those who know the secret can tell before it is used."""
+    return _tag(secret, b"name", what.encode()).hex()[:32]
 
 
 def _tag(secret: bytes, side: bytes, data: bytes) -> bytes:

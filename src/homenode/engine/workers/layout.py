@@ -104,14 +104,6 @@ def executor_kind(config: EngineConfig, devices: Sequence[str]) -> str:
 def setting_problems(config: EngineConfig) -> list[UserError]:
     """What several workers, or a device that is not the CPU, cannot do (yet), by name."""
     found: list[UserError] = []
-    if config.parallel.executor == "ray" and config.parallel.tensor_parallel_size > 1:
-        found.append(
-            UnsupportedError(
-                f"--tensor-parallel-size {config.parallel.tensor_parallel_size} with --executor ray: the ranks of a stage share memory, and Ray's "
-                "workers are not handed any yet; give --pipeline-parallel-size, or --executor processes",
-                param="tensor_parallel_size",
-            )
-        )
     if config.transfer.on:
         found.append(
             UnsupportedError(

@@ -1,7 +1,7 @@
-"""A worker on another host than its engine: `python -m homenode.engine.workers.remote ENGINE WORKER LIFE PLACE NAME`, the secret in hexadecimal on
-its standard input.
+"""A worker on another host than its engine: `python -m homenode.engine.workers.remote ENGINE WORKER LIFE HOST PLACE NAME`, the secret in hexadecimal
+on its standard input.
 
-ENGINE is where the engine listens, HOST:PORT. PLACE is `given` on the engine's own host, where the plan is the engine's; elsewhere INDEX/COUNT of the
+ENGINE is where the engine listens, HOST:PORT. HOST is a word for this host, the same for all workers here. PLACE is `given` on the engine's own host, where the plan is the engine's; elsewhere INDEX/COUNT of the
 engine's workers on this host, which then are planned for here. Everything else is as in `workers.main`.
 """
 
@@ -16,7 +16,7 @@ from homenode.engine.workers import main as worker_main
 from homenode.engine.workers.greeting import IAm, call
 from homenode.engine.workers.messages import Join
 from homenode.engine.workers.tcp import open_tcp
-from homenode.engine.workers.worker import PartWorker, Worker
+from homenode.engine.workers.worker import PartWorker
 from homenode.errors import HomenodeError
 
 _CONNECT_S = 30.0
@@ -24,7 +24,7 @@ _CONNECT_S = 30.0
 
 def main(arguments: list[str]) -> int:
     """Connect, and be a worker until the engine leaves. Returns the exit code."""
-    address, worker, life, place, name = arguments
+    address, worker, life, host, place, name = arguments
     call_itself(name)
     secret = bytes.fromhex(sys.stdin.readline().strip())
     try:
@@ -32,14 +32,24 @@ def main(arguments: list[str]) -> int:
     except HomenodeError as error:
         print(f"{name}: {error.message}", file=sys.stderr)
         return 1
-    host = str(sock.getsockname()[0])
-    return worker_main.main(
-        [str(sock.detach()), str(os.getppid()), name], make=lambda join: _make(join, place), open_for=open_tcp(address, host, secret)
-    )
+    ip = str(sock.getsockname()[0])
+    here = _Here(place)
+    opened = open_tcp(address, ip, secret, host)
+    words = [str(sock.detach()), str(os.getppid()), name]
+    return worker_main.main(words, make=lambda join: PartWorker(here(join)), open_for=lambda join: opened(here(join)))
 
 
-def _make(join: Join, place: str) -> Worker:
-    return PartWorker(join if place == "given" else planned_here(join, *map(int, place.split("/"))))
+class _Here:
+    """What the engine said, as it is on this host: planned once."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._planned: Join | None = None
+
+    def __call__(self, join: Join) -> Join:
+        if self._planned is None:
+            self._planned = join if self._place == "given" else planned_here(join, *map(int, self._place.split("/")))
+        return self._planned
 
 
 def planned_here(join: Join, index: int, count: int) -> Join:

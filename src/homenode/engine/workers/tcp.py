@@ -1,4 +1,4 @@
-"""Channels between workers on different hosts: each reader of a stage's rows has a TCP connection to their writer.
+"""Channels between workers on different hosts: each reader of a stage's rows has a TCP connection to their writer, and ranks are as in `tcp_ranks`.
 
 Who reads listens, and tells the engine where; who writes asks there. Both wait until they are needed, so nobody waits while channels are opened. Rows
 come as a header (step number, rows, columns) and float32 values in the order of the machine, which both ends state by the greeting's MAGIC only: hosts
@@ -7,11 +7,9 @@ of another byte order are not served.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,9 +19,12 @@ import numpy as np
 from homenode.compute.ops import FloatArray
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.engine.workers.channels import Links, OpenChannels
-from homenode.engine.workers.greeting import Ask, Key, Offer, Rows, answer, call, read_into
+from homenode.engine.workers.greeting import Ask, Group, Key, Offer, Rows, answer, call, read_into
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Channel, Join
+from homenode.engine.workers.sites import SiteName
+from homenode.engine.workers.streams import Streams
+from homenode.engine.workers.tcp_ranks import TcpRanks
 from homenode.errors import PeerError
 
 _HEADER = struct.Struct("<QII")
@@ -31,10 +32,10 @@ _GREETING_S = 10.0
 
 
 class TcpChannels:
-    """`Channels` over TCP: what a worker is told is only which rows are its own."""
+    """`Channels` over TCP: what a worker is told is only which rows, and which group, are its own."""
 
     def __init__(self, workers: Sequence[WorkerPlan], generation: int, forget: Callable[[int], None]) -> None:
-        """`workers`: stage after stage, one to a stage. `forget`: tells whoever knows addresses that those of earlier generations are no more."""
+        """`workers`: stage after stage. `forget`: tells whoever knows addresses that those of earlier generations are no more."""
         self._of: dict[int, list[Channel]] = {worker.number: [] for worker in workers}
         stages = [[w for w in workers if w.stage == stage] for stage in range(workers[-1].stage + 1)]
         for before, after in itertools.pairwise(stages):
@@ -42,6 +43,9 @@ class TcpChannels:
                 words = f"{generation}.{reader.stage}.{reader.rank}"
                 self._of[before[0].number].append(Channel("outlet", "tcp", words))
                 self._of[reader.number].append(Channel("inlet", "tcp", words))
+        for ranks in stages:
+            for worker in ranks if len(ranks) > 1 else ():
+                self._of[worker.number].append(Channel("ranks", "tcp", f"{generation}.{worker.stage}"))
         forget(generation)
 
     def of(self, worker: int) -> tuple[list[Channel], list[int]]:
@@ -55,27 +59,35 @@ class TcpChannels:
         """See `Channels.close`."""
 
 
-def open_tcp(engine: str, host: str, secret: bytes) -> Callable[[Join], OpenChannels]:
-    """Opens a worker's ends. `engine`: where it listens. `host`: this host's address, at which others reach it."""
+def open_tcp(engine: str, ip: str, secret: bytes, host: str) -> Callable[[Join], OpenChannels]:
+    """Opens a worker's ends. `engine`: where it listens. `ip`: this host's address, at which others reach it. `host`: what all workers here call it, and
+    none elsewhere."""
 
     def open_for(join: Join) -> OpenChannels:
-        timeout = join.config.parallel.worker_timeout
+        part, timeout = join.part, join.config.parallel.worker_timeout
         most = join.config.scheduler.max_num_batched_tokens
 
         def opened(channels: Sequence[Channel], descriptors: Sequence[int]) -> Links:
             links, outlets = Links(), []
-            ends: list[Callable[[], None]] = []
+            leaves: list[Callable[[], None]] = []
+            closes: list[Callable[[], None]] = []
             for channel in channels:
-                key = Key(*(int(word) for word in channel.address.split(".")))
-                if channel.role == "inlet":
-                    links.inlet = inlet = TcpInlet(engine, host, secret, key, timeout, most)
-                    ends.append(inlet.leave)
+                words = [int(word) for word in channel.address.split(".")]
+                if channel.role == "ranks":
+                    name = SiteName(Group(*words), part.ranks, host, ip, secret)
+                    ranks = TcpRanks(engine, name, part.rank, timeout, join.config.compute.spin_us)
+                    links.group = ranks.group
+                    leaves.append(ranks.leave)
+                    closes.append(ranks.close)
+                elif channel.role == "inlet":
+                    links.inlet = inlet = TcpInlet(engine, ip, secret, Key(*words), timeout, most)
+                    leaves.append(inlet.leave)
                 else:
-                    outlets.append(TcpOutlet(engine, secret, key, timeout))
-                    ends.append(outlets[-1].leave)
+                    outlets.append(TcpOutlet(engine, secret, Key(*words), timeout))
+                    leaves.append(outlets[-1].leave)
             if outlets:
                 links.outlet = _Everybody(outlets)
-            links.leave = links.close = lambda: _end_all(ends)
+            links.leave, links.close = lambda: _call_all(leaves), lambda: _call_all([*leaves, *closes])
             return links
 
         return opened
@@ -83,35 +95,9 @@ def open_tcp(engine: str, host: str, secret: bytes) -> Callable[[Join], OpenChan
     return open_for
 
 
-def _end_all(ends: Sequence[Callable[[], None]]) -> None:
-    for end in ends:
-        end()
-
-
-class _Ends:
-    """A socket that another thread may end at any moment."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._socks: list[socket.socket] = []
-        self.over = False
-
-    def keep(self, sock: socket.socket) -> socket.socket:
-        with self._lock:
-            if self.over:
-                sock.close()
-                raise PeerError("the channel is over")
-            self._socks.append(sock)
-        return sock
-
-    def leave(self) -> None:
-        with self._lock:
-            self.over = True
-            for sock in self._socks:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-                sock.close()
-            self._socks.clear()
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for each in calls:
+        each()
 
 
 class TcpInlet:
@@ -120,7 +106,7 @@ class TcpInlet:
     def __init__(self, engine: str, host: str, secret: bytes, key: Key, timeout_s: float, max_rows: int) -> None:
         self._engine, self._host, self._secret, self._key = engine, host, secret, key
         self._timeout, self._max_rows = timeout_s, max_rows
-        self._ends = _Ends()
+        self._streams = Streams()
         self._sock: socket.socket | None = None
         self._memory: FloatArray = np.zeros((0, 0), np.float32)
 
@@ -144,13 +130,13 @@ class TcpInlet:
 
     def leave(self) -> None:
         """End all waiting in it."""
-        self._ends.leave()
+        self._streams.leave()
 
     def _awaited(self, deadline: float) -> socket.socket:
         """The connection of whoever writes. Strangers are sent away meanwhile."""
         try:
             with socket.create_server((self._host, 0)) as server:
-                self._ends.keep(server)
+                self._streams.keep(server)
                 name = f"{self._host}:{server.getsockname()[1]}"
                 with call(self._engine, self._secret, Offer(self._key, name), _GREETING_S):
                     pass
@@ -159,7 +145,7 @@ class TcpInlet:
                     sock, _ = server.accept()
                     try:
                         if answer(sock, self._secret, min(left, _GREETING_S)) == Rows(self._key):
-                            return self._ends.keep(sock)
+                            return self._streams.keep(sock)
                     except PeerError:
                         pass
                     sock.close()
@@ -173,7 +159,7 @@ class TcpOutlet:
 
     def __init__(self, engine: str, secret: bytes, key: Key, timeout_s: float) -> None:
         self._engine, self._secret, self._key, self._timeout = engine, secret, key, timeout_s
-        self._ends = _Ends()
+        self._streams = Streams()
         self._sock: socket.socket | None = None
 
     def put(self, number: int, rows: Any) -> None:
@@ -190,17 +176,17 @@ class TcpOutlet:
 
     def leave(self) -> None:
         """End all waiting in it."""
-        self._ends.leave()
+        self._streams.leave()
 
     def _connected(self, deadline: float) -> socket.socket:
         left = max(0.001, deadline - time.monotonic())
-        with self._ends.keep(call(self._engine, self._secret, Ask(self._key), min(left, _GREETING_S))) as asked:
+        with self._streams.keep(call(self._engine, self._secret, Ask(self._key), min(left, _GREETING_S))) as asked:
             asked.settimeout(left)
             body = FrameSocket(asked, limit=1024).receive()
         if body is None:
             raise PeerError(f"stage {self._key.stage} did not say in time where it awaits rows")
         left = max(0.001, deadline - time.monotonic())
-        return self._ends.keep(call(decode_body(body, str), self._secret, Rows(self._key), min(left, _GREETING_S)))
+        return self._streams.keep(call(decode_body(body, str), self._secret, Rows(self._key), min(left, _GREETING_S)))
 
 
 class _Everybody:

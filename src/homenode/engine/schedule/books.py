@@ -1,0 +1,53 @@
+"""The scheduler's books: what there is to count, and whether all of it adds up."""
+
+from __future__ import annotations
+
+from homenode.engine.messages import Statistics
+from homenode.engine.schedule.handover import Handover
+from homenode.engine.schedule.live import LiveRequests
+from homenode.engine.schedule.planner import Planner
+from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.tally import Tally
+from homenode.errors import InternalError
+
+
+class Books:
+    """Looks at what the others keep, and changes nothing."""
+
+    def __init__(self, planner: Planner, residents: Residents, handover: Handover, live: LiveRequests, tally: Tally) -> None:
+        self._planner = planner
+        self._residents = residents
+        self._handover = handover
+        self._live = live
+        self._tally = tally
+
+    def statistics(self) -> Statistics:
+        """Counters since the start and gauges of now."""
+        tally = self._tally
+        return Statistics(
+            num_running=len(self._planner.running),
+            num_waiting=self._planner.num_waiting,
+            waiting_for_kv=len(self._planner.aside),
+            handed_tokens=tally.handed_tokens,
+            recomputed_tokens=tally.recomputed_tokens,
+            kv_usage=self._residents.usage,
+            prefix_queries=tally.prefix_queries,
+            prefix_hits=tally.prefix_hits,
+            preemptions=tally.preemptions,
+            prompt_tokens=tally.prompt_tokens,
+            generation_tokens=tally.generation_tokens,
+            steps=tally.steps,
+            step_tokens=tally.step_tokens,
+            rejected=dict(tally.rejected),
+        )
+
+    def audit(self) -> None:
+        """Every KV block is free, cached or owned, and every live request runs or waits. InternalError if not. O(blocks)."""
+        pool = self._residents.pool
+        staying = [s.residency for s in self._planner.running if s.residency]
+        tables = [residency.blocks for residency in (*staying, *self._residents.leaving())]
+        pool.audit(map(pool.own, [*tables, *self._handover.tables()]))
+        if any(len(pool.own(residency.blocks)) < len(residency.blocks) and not residency.placed for residency in staying):
+            raise InternalError("a request reads another engine's KV blocks under no ticket", statistics=self.statistics())
+        if len(self._live) != len(self._planner.running) + self._planner.num_waiting:
+            raise InternalError(f"{len(self._live)} live requests, but not as many running and waiting", statistics=self.statistics())

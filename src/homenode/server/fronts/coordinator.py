@@ -1,0 +1,262 @@
+"""The coordinator: starts the engines and the fronts, tells each of the others, and ends them all.
+
+No request passes through it. Fronts accept on one socket that it opened, and have streams of their own to every engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from homenode.engine.config import EngineConfig
+from homenode.engine.fronts.client import LinkedSettings, favourite_of
+from homenode.engine.fronts.elsewhere import Elsewhere
+from homenode.engine.fronts.engine import SharedEngine
+from homenode.engine.fronts.messages import (
+    Began,
+    Booked,
+    Ended,
+    EngineSeen,
+    EnginesGone,
+    FrontLeft,
+    Held,
+    LinkLost,
+    Moved,
+    TooMany,
+    Unheld,
+    Way,
+)
+from homenode.engine.messages import Ready
+from homenode.engine.replicas.client import dispatch_settings
+from homenode.engine.replicas.figures import all_ready
+from homenode.engine.replicas.keeper import Keeper
+from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.progress import Progress
+from homenode.engine.replicas.router import Router
+from homenode.errors import InternalError
+from homenode.model.tokenizer.config import TextConfig
+from homenode.server.config import ServerConfig
+from homenode.server.fronts.folder import MetricsFolder
+from homenode.server.fronts.members import Fronts
+from homenode.server.fronts.messages import Begin, FromFront, Prepare, Stop
+from homenode.server.fronts.process import FrontProcess
+from homenode.server.listener import signals, url_of
+
+_log = logging.getLogger(__name__)
+_BACKLOG = 2048  # connections that wait to be accepted
+_ENDING_S = 10.0  # for fronts to say their last words and to close connections
+_AGAIN_S = 0.2  # until a stream that ended although its engine goes on is opened again
+
+
+class Coordinator:
+    """Engines, one for each config, and `count` fronts before them."""
+
+    def __init__(
+        self,
+        configs: Sequence[EngineConfig],
+        server: ServerConfig,
+        text: TextConfig,
+        count: int,
+        *,
+        patience: Patience | None = None,
+        engine_program: str = "homenode.engine.process",
+        front_program: str = "homenode.server.fronts.main",
+    ) -> None:
+        """`configs`: as `replica_configs` makes them. A single engine is not started again: whoever watches this process starts all anew."""
+        self._configs, self._server, self._text, self._count = configs, server, text, count
+        self._patience = patience or Patience()
+        of_engines = self._patience if len(configs) > 1 else replace(self._patience, tries=0)
+        self._keepers = [Keeper(config, self, of_engines, self._maker(number, engine_program)) for number, config in enumerate(configs)]
+        self._blocks = [0] * len(configs)  # of each engine's KV memory, while it is there
+        self._fronts = Fronts(count, front_program, self._patience, self)
+        self._held: dict[int, set[int]] = {}  # requests that wait for an engine, by front
+        self._dispatch = dispatch_settings(configs[0])
+        self._key, self._started = secrets.token_bytes(32), int(time.time())
+        self._books = Elsewhere(Router(self._dispatch.block_size, self._dispatch.prefix_caching, self._key))
+        self._ready: Ready | None = None
+        self._listener: socket.socket | None = None
+        self._metrics = MetricsFolder()
+        self._draining = False
+        self._lost: str | None = None
+
+    def _maker(self, number: int, program: str) -> Callable[[EngineConfig], SharedEngine]:
+        return lambda config: SharedEngine(config, program, lambda: self._announce(self._keepers[number]))
+
+    # Life
+
+    async def start(self, listener: socket.socket, progress: Callable[[int, int], None] | None = None) -> Ready:
+        """Start all at once and wait until every front takes connections. `listener` comes from `server.listener.bind`.
+
+        Raises what an engine or a front could not start for; then nothing is left running.
+        """
+        self._listener = listener
+        told = Progress(len(self._keepers), progress)
+        prepare = Prepare(self._server, self._text, str(self._configs[0].model.path), str(self._metrics.path))
+        starting = [asyncio.ensure_future(keeper.start(told.of(keeper.number))) for keeper in self._keepers]
+        await asyncio.sleep(0)  # engines are started first: they have the longer way to go
+        fronts = asyncio.ensure_future(self._fronts.start(listener, prepare))
+        try:
+            await asyncio.gather(fronts, *starting)
+            self._ready = self._all_ready([task.result() for task in starting])
+            listener.listen(_BACKLOG)
+            await self._fronts.serve()
+        except BaseException:
+            for task in (fronts, *starting):
+                task.cancel()
+            await asyncio.gather(fronts, *starting, return_exceptions=True)
+            await self.close()
+            raise
+        return self._ready
+
+    async def serve(self, on_listening: Callable[[str], None] | None = None) -> int:
+        """Watch until a signal, or until nothing is left to watch; the exit code for the process, as `server.run.serve` gives it."""
+        if self._listener is None:
+            raise InternalError("the coordinator was not started")
+        if on_listening is not None:
+            on_listening(url_of(self._listener))
+        with signals(self.signalled):
+            code = await self._fronts.kept()
+        if self._draining and code is not None:
+            return code
+        if self._lost is None:
+            _log.error("no front is left; the server ends")
+        return 1
+
+    async def close(self) -> None:
+        """End everybody."""
+        self._lost = self._lost or "the server is closed"
+        await self._fronts.close()
+        await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        if self._listener is not None:
+            self._listener.close()
+        self._metrics.remove()
+
+    def signalled(self) -> None:
+        """The first signal drains, the second ends at once."""
+        if self._draining or self._lost is not None:
+            _log.warning("second signal: ending at once")
+            self._fronts.kill()
+            return
+        _log.warning("draining: requests in flight have up to %g s; signal again to end at once", self._server.shutdown_timeout)
+        self._draining = True
+        self._end_fronts(Stop(), self._server.shutdown_timeout + _ENDING_S)
+
+    def _end_fronts(self, last: Stop | EnginesGone, patience_s: float) -> None:
+        if self._listener is not None:
+            self._listener.close()  # the last front to close it ends the listening
+        self._fronts.end(last, patience_s)
+
+    @property
+    def front_pids(self) -> tuple[int, ...]:
+        """The processes of the fronts that are there."""
+        return tuple(front.pid for front in self._fronts.there if front.pid is not None)
+
+    @property
+    def engine_pids(self) -> tuple[int, ...]:
+        """The processes of the engines that are there."""
+        return tuple(keeper.client.pid for keeper in self._keepers if keeper.up and keeper.client.pid is not None)
+
+    # Fronts
+
+    def front_begins(self, front: FrontProcess) -> None:
+        """It is told all that the others know, in the order in which it would have heard it."""
+        if self._ready is None:
+            raise InternalError("a front begins before the engines are ready")
+        count = len(self._keepers)
+        favourite = favourite_of(front.slot, self._count, count)
+        engines = LinkedSettings(self._ready, count, self._dispatch, self._patience, self._key, favourite)
+        front.send(Begin(front.number, self._count, self._started, engines))
+        for keeper in self._keepers:
+            if keeper.up:
+                self._connect(keeper, front)
+            front.send(self._seen(keeper))
+        for told in self._books.all(count):
+            front.send(told)
+
+    def front_says(self, front: FrontProcess, message: FromFront) -> None:
+        """What concerns the others is told to them."""
+        match message:
+            case Booked() | Began() | Ended():
+                self._books.take(message)
+                self._fronts.tell(message, but=front)
+            case Held(request):
+                self._hold(front, request)
+            case Unheld(request):
+                self._held.get(front.number, set()).discard(request)
+            case Moved(engine):
+                self._keepers[engine].moved += 1
+                self._announce(self._keepers[engine])
+            case LinkLost(engine, process):
+                asyncio.get_running_loop().call_later(_AGAIN_S, self._connect_again, front, engine, process)
+
+    def front_left(self, front: FrontProcess) -> None:
+        """Engines see its streams end; the other fronts are told."""
+        self._held.pop(front.number, None)
+        left = FrontLeft(front.number)
+        self._books.take(left)
+        self._fronts.tell(left)
+
+    def _hold(self, front: FrontProcess, request: int) -> None:
+        """All fronts together have as many waiting as one has where it is alone."""
+        waiting = sum(map(len, self._held.values()))
+        if 0 < self._dispatch.max_num_queued_requests <= waiting:
+            front.send(TooMany(request, waiting))
+        else:
+            self._held.setdefault(front.number, set()).add(request)
+
+    # Engines
+
+    def _connect(self, keeper: Keeper[SharedEngine], front: FrontProcess) -> None:
+        """A stream between them. When one of them takes none it is about to end, and its successor gets another."""
+        if (connected := keeper.client.connect(front.number)) is not None:
+            with connected:
+                front.hand(Way(keeper.number, keeper.restarts), connected)
+
+    def _connect_again(self, front: FrontProcess, engine: int, process: int) -> None:
+        keeper = self._keepers[engine]
+        if keeper.up and keeper.restarts == process and self._fronts.has(front.number) and not self._draining:
+            self._connect(keeper, front)
+
+    def _announce(self, keeper: Keeper[Any]) -> None:
+        self._fronts.tell(self._seen(keeper))
+
+    def _seen(self, keeper: Keeper[Any]) -> EngineSeen:
+        return EngineSeen(keeper.figures, self._blocks[keeper.number], keeper.hindrance)
+
+    def engine_up(self, keeper: Keeper[Any], ready: Ready | None) -> None:
+        """Every front gets a stream to it, if it is a new one."""
+        if ready is not None:
+            self._blocks[keeper.number] = ready.num_blocks
+            self._books.add(keeper.number, ready.num_blocks)
+            for front in self._fronts.there:
+                self._connect(keeper, front)
+        self._announce(keeper)
+
+    def engine_silent(self, keeper: Keeper[Any]) -> None:
+        """Fronts give it nothing."""
+        self._announce(keeper)
+
+    def engine_down(self, keeper: Keeper[Any]) -> None:
+        """Fronts see their streams end; they are told why."""
+        self._blocks[keeper.number] = 0
+        self._books.drop(keeper.number)
+        self._announce(keeper)
+
+    def engine_gone(self, keeper: Keeper[Any], reason: str) -> None:
+        """The service goes on while there is another one, or one may come back."""
+        self._announce(keeper)
+        if self._lost is not None or not all(other.state == "gone" for other in self._keepers):
+            return
+        self._lost = reason if len(self._keepers) == 1 else f"no engine is left; the last was lost because {reason}"
+        _log.error("the engine is gone: %s; the server ends", self._lost)
+        self._end_fronts(EnginesGone(self._lost), _ENDING_S)
+
+    def _all_ready(self, parts: Sequence[Ready]) -> Ready:
+        places = [config.replica.place for config in self._configs if config.replica is not None]
+        return all_ready(parts, places) if len(parts) > 1 else parts[0]

@@ -1,0 +1,32 @@
+"""Whether the processes of a service have a core each, as the field counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homenode.engine.config import EngineConfig
+from homenode.host.placement.demand import Demand, Parallelism
+from homenode.host.placement.requirements import requirements
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import LiveSource
+
+
+def too_few_cores(configs: Sequence[EngineConfig], fronts: int, host: Host | None = None) -> tuple[Finding, ...]:
+    """A warning where there are fewer physical cores than `fronts`, engines, workers and the coordinator: A + DP + N + (1 if DP > 1)."""
+    parallel = configs[0].parallel
+    sizes = Parallelism(
+        data_parallel_size=len(configs),
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+        api_server_count=fronts,
+    )
+    needed = requirements(host or read_host(LiveSource(), accelerators=False), Demand(parallelism=sizes))
+    if needed.met:
+        return ()
+    message = (
+        f"{fronts} API servers, {len(configs)} engines with their workers and the coordinator want {needed.physical_cores} physical cores "
+        f"({needed.formula}), and {needed.have_cores} are there: processes take turns"
+    )
+    return (Finding("warning", "too_few_cores", message, "Lower --api-server-count or --data-parallel-size, or allow more whole cores."),)

@@ -1,0 +1,177 @@
+"""A front as a process of its own: `python -m homenode.server.fronts.main FD,DOOR,LISTENER PARENT NAME`.
+
+FD is one end of a socket pair on which it speaks with the coordinator, as in messages.py. Through DOOR come the streams to the engines. LISTENER
+is the socket that all fronts accept on. The process does not outlive the coordinator, and ignores SIGINT and SIGTERM: when to end is the
+coordinator's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from homenode.engine.fronts.client import LinkedClient
+from homenode.engine.fronts.handing import take
+from homenode.engine.fronts.messages import Way
+from homenode.engine.messages import Fatal, Heartbeat, Ping
+from homenode.engine.process import call_itself, die_with_parent, in_words
+from homenode.engine.settle import keep_to
+from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
+from homenode.errors import HomenodeError, InternalError, PeerError
+from homenode.server.app import create_app
+from homenode.server.engine import Tokenizer
+from homenode.server.fronts.messages import Begin, FromFront, Prepare, Prepared, Serve, Serving, Stop, ToFront
+from homenode.server.listener import Ending, Server, uvicorn_config
+from homenode.server.state import Share
+
+_log = logging.getLogger(__name__)
+_CHUNK = 256 * 1024
+_ACCEPTED_AT_ONCE = 1  # connections, before another front has a chance
+
+Load = Callable[[Prepare], Tokenizer]
+
+
+def main(arguments: list[str], load: Load | None = None) -> int:
+    """Answer requests until told to end; the exit code. `load` reads the vocabulary."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    descriptors, parent, name = [int(each) for each in arguments[0].split(",")], int(arguments[1]), arguments[2]
+    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s {name}: %(message)s", datefmt="%H:%M:%S")
+    call_itself(name)
+    control, door = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
+    die_with_parent(parent)
+    return asyncio.run(_Front(control, door, SharedListener(fileno=descriptors[2]), load or _load).run())
+
+
+def _load(prepare: Prepare) -> Tokenizer:
+    return prepare.text.load(Path(prepare.model))
+
+
+class SharedListener(socket.socket):
+    """A listening socket that other processes accept on as well: how many connections may wait is for who opened it to say."""
+
+    def listen(self, backlog: int = 0, /) -> None:
+        """Nothing: it does."""
+
+
+class _Front:
+    """From the first frame to the end."""
+
+    def __init__(self, control: socket.socket, door: socket.socket, listener: SharedListener, load: Load) -> None:
+        self._control, self._door, self._listener, self._load = control, door, listener, load
+        self._writer: asyncio.StreamWriter | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._control)
+        messages = _messages(reader)
+        try:
+            prepare = await _next(messages, Prepare)
+            tokenizer = await asyncio.to_thread(self._load, prepare)
+            self._say(Prepared())
+            begin = await _next(messages, Begin)
+        except Exception as error:
+            if not isinstance(error, HomenodeError):
+                _log.exception("the front could not begin")
+            self._say(Fatal(*in_words(error)))
+            return 1
+        return await self._serve(prepare, begin, tokenizer, messages)
+
+    async def _serve(self, prepare: Prepare, begin: Begin, tokenizer: Tokenizer, messages: AsyncIterator[ToFront]) -> int:
+        _keep_off_compute(begin)
+        client = LinkedClient(begin.front, begin.engines, self._say)
+        share = Share(begin.front, begin.fronts, prepare.metrics, begin.started)
+        app = create_app(client, tokenizer, prepare.server, share)
+        server = Server(uvicorn_config(app, prepare.server, backlog=_ACCEPTED_AT_ONCE), lambda: self._say(Serving()))
+        ending = Ending(app.state, server, prepare.server.shutdown_timeout)
+        client.on_engine_lost = ending.engine_lost
+        self._take_engines(client)
+        listens = asyncio.Event()
+        hearing = asyncio.ensure_future(self._hear(messages, client, ending, listens))
+        await listens.wait()
+        await server.serve(sockets=[self._listener])
+        hearing.cancel()
+        return ending.exit_code
+
+    async def _hear(self, messages: AsyncIterator[ToFront], client: LinkedClient, ending: Ending, listens: asyncio.Event) -> None:
+        try:
+            async for message in messages:
+                match message:
+                    case Ping(number):
+                        self._say(Heartbeat(number, time.monotonic()))
+                    case Serve():
+                        listens.set()
+                    case Stop():
+                        ending.drain()
+                    case Prepare() | Begin():
+                        _log.error("a %s came twice", type(message).__name__)
+                    case _:
+                        client.take(message)
+        except Exception:
+            _log.exception("what the coordinator said could not be taken")
+        os._exit(1)  # nobody would tell it of anything; where the coordinator is gone the kernel is about to end it anyway
+
+    def _say(self, message: FromFront) -> None:
+        if self._writer is not None:
+            self._writer.write(encode_frame(message))
+
+    def _take_engines(self, client: LinkedClient) -> None:
+        """Take the streams to engines, from now on."""
+        loop = asyncio.get_running_loop()
+        self._door.setblocking(False)
+
+        def come() -> None:
+            try:
+                taken = take(self._door, Way)
+            except BlockingIOError:
+                return
+            except (OSError, PeerError) as error:
+                _log.error("no more engines are connected: %s", error)
+                taken = None
+            if taken is None:
+                loop.remove_reader(self._door)
+                return
+            task = loop.create_task(client.connect(*taken))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+        loop.add_reader(self._door, come)
+
+
+async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[ToFront]:
+    decoder = FrameDecoder()
+    while data := await reader.read(_CHUNK):
+        for body in decoder.feed(data):
+            yield decode_body(body, ToFront)
+
+
+async def _next(messages: AsyncIterator[ToFront], kind: type[Any]) -> Any:
+    """The next message, of this kind. PeerError for another one, or none."""
+    message = await anext(messages, None)
+    if not isinstance(message, kind):
+        raise PeerError(f"the coordinator said {type(message).__name__} in place of {kind.__name__}")
+    return message
+
+
+def _keep_off_compute(begin: Begin) -> None:
+    """Move to the CPUs on which no engine computes, if they left any."""
+    cpus = begin.engines.ready.details.get("free_cpus", ())
+    if not isinstance(cpus, list | tuple):
+        raise InternalError("the engines' free CPUs are no list")
+    if cpus:
+        for finding in keep_to(tuple(cpus)):
+            _log.warning("%s", finding.text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

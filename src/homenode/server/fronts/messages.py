@@ -1,0 +1,49 @@
+"""Frames between the coordinator and a front, beside those about requests and engines (`homenode.engine.fronts.messages`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from homenode.engine.fronts.client import LinkedSettings
+from homenode.engine.fronts.messages import FromLinked, ToLinked
+from homenode.engine.messages import Fatal, Heartbeat, Ping
+from homenode.model.tokenizer.config import TextConfig
+from homenode.server.config import ServerConfig
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """First frame to a front: read the vocabulary of the model at `model`. `metrics`: the folder of what all fronts count."""
+
+    server: ServerConfig
+    text: TextConfig
+    model: str
+    metrics: str
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """The engines are ready. `front`: the number of this process, of `fronts` at a time. `started`: when the service was, in Unix seconds."""
+
+    front: int
+    fronts: int
+    started: int
+    engines: LinkedSettings
+
+
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """The port listens: take connections."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Take no more requests, let the running ones finish within the time that is set for it, and end."""
+
+
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """Front to coordinator: the vocabulary is read."""
+
+
+class Serving(msgspec.Struct, frozen=True, tag=True):
+    """Front to coordinator: connections are taken."""
+
+
+ToFront = Prepare | Begin | Serve | Stop | Ping | ToLinked
+FromFront = Prepared | Serving | Heartbeat | Fatal | FromLinked
