@@ -111,7 +111,7 @@ class Driver:
             self.called.get(timeout=max(0.01, deadline - time.monotonic()))
 
     def pids(self) -> list[int]:
-        processes = [member.process for member in self.executor._members]
+        processes = [member.process for member in self.executor.members]
         return [process.pid for process in processes if isinstance(process, WorkerProcess)]
 
 

@@ -221,7 +221,8 @@ class Program(Protocol):
     def expert_uses(self) -> npt.NDArray[np.uint64]:
         """For each `Ops.mixture`, in the order of the calls, how many tokens each of its experts was computed for so far: [mixtures, experts].
 
-        Experts that are elsewhere have 0. Any thread may ask while a step is computed.
+        Experts that are elsewhere have 0. Any thread may ask while a step is computed; a program that learns its calls by making them has no rows for
+        those that its first step has not come to yet.
         """
 
 

@@ -1,0 +1,147 @@
+"""The workers of an engine over all their lives: started, connected with each other, replaced where they are lost, ended. One thread at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from homenode.engine.executor.member import Member
+from homenode.engine.executor.worker_process import StartedWorker
+from homenode.engine.expert_table import Table
+from homenode.engine.wire import decode_body
+from homenode.engine.workers.channels import Channels, MakeChannels
+from homenode.engine.workers.layout import WorkerPlan
+from homenode.engine.workers.messages import Alive, Forget, FromWorker, Join, Lay, Leave
+from homenode.errors import PeerError
+from homenode.model.checkpoint.spec import ModelSpec
+
+_END_S = 3.0  # for a worker to finish its step and end
+_LAST_FIGURES_S = 1.0
+
+JoinOf = Callable[[WorkerPlan], Join]  # as for generation 0 without channels
+Launch = Callable[[WorkerPlan], StartedWorker]
+
+
+class Crew:
+    """`members`: one for each plan, from `begin` on. `selector`: of the connections of those that are watched, with the member as data."""
+
+    def __init__(
+        self,
+        plans: Sequence[WorkerPlan],
+        join_of: JoinOf,
+        make_channels: MakeChannels,
+        launch: Launch,
+        experts: ModelSpec | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """As `ProcessExecutor`."""
+        self._plans, self._join_of, self._make_channels = plans, join_of, make_channels
+        self._launch, self._experts, self._clock = launch, experts, clock
+        self._channels: Channels | None = None
+        self._generation = 0
+        self.members: list[Member] = []
+        self.restarts = 0
+        self.selector = selectors.DefaultSelector()
+
+    def begin(self) -> None:
+        """Start all. HostError when the machine refuses."""
+        self._channels = self._make_channels(0)
+        for plan in self._plans:
+            self.members.append(self._started(plan))
+
+    def start_anew(self, dead: Collection[int]) -> None:
+        """A generation in which nobody knows of any sequence, with new processes in place of dead ones."""
+        old, self._channels = self._channels, None
+        self._generation += 1
+        if old is not None:
+            old.leave()
+            old.close()
+        self._channels = self._make_channels(self._generation)
+        for number, member in enumerate(self.members):
+            if number in dead:
+                self.drop(member)
+                member.process.end(0)
+                self.restarts += 1
+                self.members[number] = self._started(member.plan, member.uses)
+            else:
+                member.drawn, member.answers = [], member.answers + 1
+                channels, descriptors = self._channels.of(number)
+                member.process.socket.send(Forget(self._generation, channels), descriptors)
+
+    def lay(self, member: Member, num_blocks: int) -> None:
+        """Have a worker take KV memory."""
+        member.state, member.answers = "laying", member.answers + 1
+        member.process.socket.send(Lay(num_blocks))
+
+    def drop(self, member: Member) -> None:
+        """What a worker says is read no more."""
+        if member.watched:
+            member.watched = False
+            self.selector.unregister(member.process.socket)
+
+    def watch_for_room(self) -> None:
+        """Wait for room on connections that are behind."""
+        for member in self.members:
+            sock = member.process.socket
+            if member.watched:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if sock.behind else 0)
+                if self.selector.get_key(sock).events != wanted:
+                    self.selector.modify(sock, wanted, member)
+
+    def dismiss(self) -> None:
+        """Tell all to leave, and take down what they have to say before they do."""
+        if self._channels is not None:
+            self._channels.leave()
+        for member in self.members:
+            member.process.socket.send(Leave())
+        if self._experts is not None:
+            self._hear_last_figures()
+        for member in self.members:
+            self.drop(member)
+
+    def end(self) -> None:
+        """See all end, by force where they do not by themselves."""
+        deadline = self._clock() + _END_S
+        for member in self.members:
+            member.process.end(max(0.0, deadline - self._clock()))
+        if self._channels is not None:
+            self._channels.close()
+
+    def _started(self, plan: WorkerPlan, uses: Table | None = None) -> Member:
+        assert self._channels is not None
+        process = self._launch(plan)
+        member = Member(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
+        self.selector.register(process.socket, selectors.EVENT_READ, member)
+        channels, descriptors = self._channels.of(plan.number)
+        process.socket.send(replace_join(self._join_of(plan), self._generation, channels), descriptors)
+        return member
+
+    def _hear_last_figures(self) -> None:
+        """What workers have counted since they last told, if they can say it at once."""
+        deadline = self._clock() + _LAST_FIGURES_S
+        while any(m.watched and m.there for m in self.members) and (left := deadline - self._clock()) > 0:
+            for key, _ in self.selector.select(left):
+                member = key.data
+                if member is None or not self._hear_out(member):
+                    self.selector.unregister(key.fileobj)
+
+    def _hear_out(self, member: Member) -> bool:
+        """Whether more may come of it."""
+        with contextlib.suppress(PeerError):
+            for frame in (frames := member.process.socket.receive()) or ():
+                match decode_body(frame, FromWorker):
+                    case Alive(_, _, _, compute):
+                        member.tells(compute, self._experts, self._clock())
+            if frames is not None:
+                return True
+        member.watched = False
+        return False
+
+
+def replace_join(join: Join, generation: int, channels: list[Any]) -> Join:
+    """A Join for another generation, with its channels."""
+    return msgspec.structs.replace(join, generation=generation, channels=channels)

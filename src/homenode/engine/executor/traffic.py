@@ -1,0 +1,79 @@
+"""Steps on their way to the workers and back: who is told what, what comes of it, and who is to blame where workers waited in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from homenode.engine.executor.flights import Flights
+from homenode.engine.executor.member import Member
+from homenode.engine.executor.protocol import StepError
+from homenode.engine.schedule.step import Step, StepResult
+from homenode.engine.wire import encode_frame
+from homenode.engine.workers.layout import WorkerPlan
+from homenode.engine.workers.messages import Done, Failed, Work
+from homenode.errors import PeerError
+
+_BLAME_AFTER_S = 1.0  # those who waited for the same worker give up within this of each other
+
+
+class StepTraffic:
+    """`now` is the time of one clock everywhere."""
+
+    def __init__(self, plans: Sequence[WorkerPlan]) -> None:
+        self._last_stage = plans[-1].stage
+        self._flights = Flights([plan.stage for plan in plans])
+        self._blame: tuple[float, Failed] | None = None  # when to look who kept the others waiting, and what was said of it
+
+    def submit(self, step: Step, members: Sequence[Member], now: float) -> bool:
+        """Give a step to all; whether some of it has to wait for room."""
+        self._flights.submit(step.number, now)
+        behind, frames = False, {}  # whoever draws is told nothing, and all others the same
+        for member in members:
+            drawn, member.drawn = member.drawn, []
+            if bool(drawn) not in frames:
+                frames[bool(drawn)] = encode_frame(Work(step, drawn))
+            behind |= not member.process.socket.send_frame(frames[bool(drawn)])
+        return behind
+
+    def done(self, member: Member, done: Done, members: Sequence[Member], now: float) -> StepResult | None:
+        """A worker is done with a step; its result if this is the one to give it."""
+        result = self._flights.done(member.plan.number, done, now)
+        if result is not None:
+            drawn = [(one.seq, one.token) for one in result.sampled]
+            for other in members:
+                if other.plan.stage != self._last_stage:
+                    other.drawn += drawn
+        return result
+
+    def failed(self, member: Member, failed: Failed, now: float) -> StepError | None:
+        """A worker could not compute a step. None where it waited in vain for another: which one, the others will have said in a moment (`guilty`)."""
+        self._flights.said(member.plan.number, failed.number)
+        if failed.kind != PeerError.__name__:
+            return StepError(failed.message, kind=failed.kind, fatal=failed.fatal)
+        if self._blame is None:
+            self._blame = (now + _BLAME_AFTER_S, failed)
+        return None
+
+    def patience(self, now: float) -> float | None:
+        """Seconds until it is to be looked who is guilty; None: nobody waited in vain."""
+        return None if self._blame is None else max(0.0, self._blame[0] - now)
+
+    def guilty(self, now: float) -> tuple[dict[int, str], StepError] | None:
+        """When it is time: the workers that kept others waiting, each with what it did, none if that cannot be said; and how the step failed."""
+        if self._blame is None or self._blame[0] > now:
+            return None
+        failed = self._blame[1]
+        self._blame = None
+        silent = dict.fromkeys(self._flights.silent(failed.number), f"kept others waiting in step {failed.number}")
+        return silent, StepError(failed.message, kind=failed.kind)
+
+    def clear(self, now: float) -> None:
+        """All steps in flight are lost."""
+        self._blame = None
+        self._flights.clear(now)
+
+    def stages(self, now: float) -> list[dict[str, Any]]:
+        """Of each stage the seconds it computed, and those it did not while steps were in flight."""
+        active = self._flights.active(now)
+        return [{"stage": s, "busy_s": busy, "wait_s": max(0.0, active - busy)} for s, busy in enumerate(self._flights.busy)]
