@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -56,6 +57,21 @@ def test_every_split_counts_the_same(split: str, tmp_path: Path) -> None:
     # Four equal experts give all routers' rounding the same text; near ties may go to another expert.
     off = sum(abs(a - b) for one, other in zip(found, whole, strict=True) for a, b in zip(one, other, strict=True))
     assert off <= 0.05 * CHOSEN * computed * LAYERS
+
+
+def test_figures_come_in_when_nothing_else_happens() -> None:
+    """A worker tells its figures every now and then: also those of its last step, after which it rests."""
+    engine = LocalEngine(config_for(STORIES_MIXTURE, stage_devices="cpu", tensor_parallel_size=2, worker_timeout=20.0))
+    try:
+        prompt = golden()[0]["prompt_ids"]
+        run_all(engine, [prompt], [greedy(TOKENS)])
+        wanted = CHOSEN * LAYERS * (len(prompt) + TOKENS - 1)
+        deadline = time.monotonic() + PATIENCE_S
+        while sum(engine.statistics.compute["experts"]["tokens"]) < wanted:  # type: ignore[index]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        engine.close()
 
 
 def test_counts_only_grow_when_a_worker_is_lost(tmp_path: Path) -> None:

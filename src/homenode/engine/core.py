@@ -195,7 +195,9 @@ class EngineCore:
         except StepError as error:
             self._step_failed(error)
             return
-        if result is not None:  # None: the result of a step that was lost with a failed one
+        if result is None:  # of a step that was lost with a failed one; or figures are new
+            self._changed = True
+        else:
             self._failures = 0
             self._apply(StepDone(self._clock(), result))
 

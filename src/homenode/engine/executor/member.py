@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from homenode.engine.executor.counting import USES
 from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.expert_table import Table, read_table
@@ -42,16 +44,18 @@ class Member:
     spoke: bool = False
     watched: bool = True
 
-    def tells(self, compute: dict[str, object], spec: ModelSpec | None, now: float) -> None:
-        """It tells its figures. PeerError when what it says of experts makes no sense. `spec`: of the model, where experts are counted."""
+    def tells(self, compute: dict[str, object], spec: ModelSpec | None, now: float) -> bool:
+        """It tells its figures; whether experts were used since it last did. PeerError when what it says of them makes no sense. `spec`: of the model,
+        where experts are counted."""
         told = compute.pop(USES, None)
         self.compute, self.told_at = compute, now
         if told is None or spec is None:
-            return
+            return False
         own = read_table(told, self.plan.part.layers.count, spec)
         if own is None:
             raise PeerError(f"its counts of experts are not those of {self.plan.part.name}")
-        self.uses = own if self.uses_before is None else own + self.uses_before
+        before, self.uses = self.uses, own if self.uses_before is None else own + self.uses_before
+        return before is None or not np.array_equal(before, self.uses)
 
     @property
     def known_at(self) -> float:

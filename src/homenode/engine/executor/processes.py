@@ -223,7 +223,8 @@ class ProcessExecutor:
                     self._step_done(member, message)
             case Alive(_, _, _, compute):
                 member.asked_at = None
-                member.tells(compute, self._experts, self._clock())
+                if member.tells(compute, self._experts, self._clock()):
+                    self._notify()  # so that the figures go on to whoever shows them, though nothing else happens
             case Failed():
                 if not member.answers:
                     self._step_failed(member, message)

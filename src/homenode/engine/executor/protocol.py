@@ -47,7 +47,8 @@ class Executor(Protocol):
         """What its workers can take."""
 
     def on_result(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, on any thread, each time a result can be taken. To be set before the first step."""
+        """Have `callback` called, on any thread, each time a result can be taken, and when figures have changed without one. To be set before the first
+        step."""
 
     def submit(self, step: Step) -> None:
         """Hand over a step; returns at once. One that comes too late, when a worker has just been lost, is lost as well."""
