@@ -101,6 +101,7 @@ void check_program(Random&);   // a layer of a model, its KV memory included
 void check_ranks(Random&);     // sums, gathers and rings of several processes, here threads
 void check_sampling(Random&);
 void check_team(Random&);
+void check_lane(Random&);
 void check_levels(Random&);    // every kernel at every level against the scalar level
 void print_levels();           // what check_levels has seen: "kernel <tab> level <tab> largest difference" lines
 

@@ -10,6 +10,7 @@ int main(int count, char** words) {
       {"attention", check_attention},
       {"copy", check_copy},
       {"elements", check_elements},
+      {"lane", check_lane},
       {"levels", check_levels},
       {"linear", check_linear},
       {"packed", check_packed},

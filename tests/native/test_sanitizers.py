@@ -29,6 +29,7 @@ CHECKS = [
             ("attention", 20),
             ("copy", 40),
             ("elements", 40),
+            ("lane", 30),
             ("linear", 10),
             ("packed", 10),
             ("program", 8),
@@ -39,7 +40,16 @@ CHECKS = [
     ),
     *(
         ("thread", check, rounds)
-        for check, rounds in (("copy", 20), ("linear", 5), ("packed", 5), ("program", 10), ("ranks", 60), ("sampling", 10), ("team", 30))
+        for check, rounds in (
+            ("copy", 20),
+            ("lane", 30),
+            ("linear", 5),
+            ("packed", 5),
+            ("program", 10),
+            ("ranks", 60),
+            ("sampling", 10),
+            ("team", 30),
+        )
     ),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from homenode.transfer.at_once import AtOnce
 from homenode.transfer.buffers import Buffers, InPlace
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, Listening, LocalBuffer
 from homenode.transfer.copying import CopyThread
@@ -77,9 +79,12 @@ class TransferAgent:
         """
         push, sends = identity.mode == "push", identity.role == "sender"
         exported = ([pool or cache] if sends else []) if not push else ([] if sends else [cache])
-        identity = replace(identity, buffers=tuple(one.buffer for one in exported), carrier=carrier.identity(exported))
+        lanes = backend.lanes if carrier.passes_memory and not push else None
+        buffers, given = tuple(one.buffer for one in exported), lanes is not None and not sends
+        identity = replace(identity, buffers=buffers, carrier=carrier.identity(exported), lane=given)
         self._carrier, self._identity, self._post_event, self._on_change, self._clock = carrier, identity, post, on_change, clock
         self._local = [cache] if pool is None else [cache, pool]
+        self._sends = sends
         self._written_by_peers = push and not sends and carrier.reaches_memory
         self._mailbox: Mailbox[ToAgent | _Closing] = Mailbox()
         self._working = threading.Lock()  # everything below is for who holds it
@@ -100,10 +105,10 @@ class TransferAgent:
             takes_buffers=push == sends,
             writable=push,
         )
-        self._links = Links(
-            carrier, identity, exported, self._performer, writable=push, limits=limits or LinkLimits(), admission=admission or Admission()
-        )
-        self._performer.links = self._links
+        self._performer.lanes = AtOnce(self._machine, self._performer, self._buffers, self._copies, self._post_event, clock, lanes)
+        limits, admission = limits or LinkLimits(), admission or Admission()
+        self._links = Links(carrier, identity, exported, self._performer, writable=push, limits=limits, admission=admission, lanes=lanes)
+        self._performer.links = self._performer.lanes.links = self._links
         self._figures = self._machine.figures()
         self._broken = ""
         self._ends: float | None = None
@@ -142,9 +147,12 @@ class TransferAgent:
             return False
         try:
             at_rest = self._started and not self._mailbox.waiting and not self._broken
-            if not at_rest or not self._performer.answer_ahead(FromEngine(message)):
+            if not at_rest:
                 return False
-            self._links.flush(self._clock())
+            if type(message) is not Computed or not self._performer.announce(message):
+                if not self._performer.answer_ahead(FromEngine(message)):
+                    return False
+                self._links.flush(self._clock())
         except Exception as error:
             self._fail(error)
         finally:
@@ -184,11 +192,13 @@ class TransferAgent:
 
     # For the thread that leads, see `inbox.Worker`
 
-    def lead(self) -> int:
-        """The caller's thread does the work from now on; a descriptor that can be read from when there is some."""
-        self._leader = threading.get_ident()
+    def lead(self, epoll: select.epoll) -> None:
+        """The caller's thread does the work from now on, and sleeps there."""
+        with self._working:
+            self._leader = threading.get_ident()
+            epoll.register(self._links.fileno(), select.EPOLLIN)
+            self._links.wait_beside(epoll)
         self._mailbox.wake()
-        return self._links.fileno()
 
     def rest(self) -> float:
         """Seconds until something is due, negative: nothing is; 0: there is work now. To be followed by `roused`."""
@@ -197,13 +207,33 @@ class TransferAgent:
         try:
             if not self._started or self._broken:
                 return -1.0
-            return self._patience() if not self._performer.behind and self._mailbox.may_sleep() else 0.0
+            if self._performer.behind:
+                return 0.0
+            self._performer.prepare()
+            return self._patience() if self._mailbox.may_sleep() else 0.0
         finally:
             self._working.release()
+
+    def watch(self, epoll: int) -> bool | None:
+        """Look for what probably comes, and at a descriptor of epoll: whether there is something. None: look yourself, until `watches_until`."""
+        left = self._awake_until - time.monotonic()
+        return self._links.watch_lanes(epoll, left) if left > 0 else False
 
     def watches_until(self) -> float:
         """Until then more will probably come."""
         return self._awake_until
+
+    def hear(self) -> None:
+        """What came over lanes."""
+        if not self._working.acquire(blocking=False):
+            return
+        try:
+            if self._started and not self._broken:
+                self._links.hear(self._clock())
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._working.release()
 
     def roused(self) -> None:
         """It sleeps no more."""
@@ -260,6 +290,8 @@ class TransferAgent:
             self._take_mail(now)
         self._look_at_the_clock(now)  # and catches up
         links.flush(now)
+        if self._sends:
+            performer.prepare()  # the scheduler may have pages next, without coming by
         if busy and self._sweep_at is None:
             self._sweep_at = now + _SWEEP_S
 

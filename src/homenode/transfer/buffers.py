@@ -140,6 +140,11 @@ class Buffers:
         attached.used_at = now
         return attached.memory
 
+    def within_reach(self, buffer_id: bytes) -> PeerBuffer | None:
+        """A peer's buffer, as long as its memory is; who keeps it keeps that."""
+        attached = self._peers.get(buffer_id)
+        return attached.memory if attached is not None and attached.users else None
+
     def give_back(self, buffer_id: bytes, now: float) -> None:
         """The copy is over."""
         attached = self._peers.get(buffer_id)

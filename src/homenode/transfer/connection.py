@@ -13,6 +13,7 @@ from homenode.errors import PeerError
 from homenode.transfer.carriers.carrier import Caller
 from homenode.transfer.framing import FrameError, FrameMac, FrameParser, frame
 from homenode.transfer.greeting import MAX_HELLO, Greeting, GreetingError
+from homenode.transfer.lane import Announced, LaneReader, LaneWriter
 from homenode.transfer.message import MAX_FRAME, Envelope, Hello, Refused, encode
 from homenode.transfer.payload import Incoming, discarding, into
 from homenode.transfer.writing import Outgoing
@@ -44,6 +45,10 @@ class Connection:
         self.forgotten = False  # nobody wants to hear of its end
         self.received = 0
         self.interest = 0  # of epoll
+        self.sent = self.taken = 0  # frames since the greeting
+        self.lane_in: LaneReader | None = None
+        self.lane_out: LaneWriter | None = None
+        self.early: Announced | None = None  # out of `lane_in`: a frame that went before it has not come yet
         self._greeting: Greeting | None = greeting
         self._parser = FrameParser(MAX_HELLO)
         self._mac: FrameMac | None = None
@@ -176,10 +181,20 @@ class Connection:
         _close_all(self._fds_out)
         self._outgoing.push(frame(encode(Envelope(self._to, refusal)), self._mac))
 
+    def announced(self) -> Announced | None:
+        """What came next over the lane; None: nothing that is due yet. PeerError for garbage."""
+        lane = self.lane_in
+        if lane is None:
+            return None
+        said = self.early or lane.take()
+        self.early = said if said is not None and said.after > self.taken else None
+        return None if self.early is not None else said
+
     # Out
 
     def send(self, body: bytes) -> None:
         """Queue a frame. FrameError when the other side is too far behind."""
+        self.sent += 1
         self._outgoing.push(frame(body, self._mac))
 
     def send_payload(self, body: bytes, views: Iterable[memoryview], token: int) -> None:

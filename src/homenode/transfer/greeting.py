@@ -42,10 +42,11 @@ class Identity:
     incarnation: bytes = field(default_factory=lambda: os.urandom(16))
     buffers: tuple[Buffer, ...] = ()  # what the other side reads or writes
     carrier: bytes = b""
+    lane: bool = False  # who connects is given a lane
     protocol: tuple[int, int] = PROTOCOL
 
-    def hello(self, secret: bool) -> Hello:
-        """A Hello for one connection."""
+    def hello(self, secret: bool, lane: bool = False) -> Hello:
+        """A Hello for one connection, which has a lane or not."""
         return Hello(
             protocol=self.protocol,
             incarnation=self.incarnation,
@@ -56,6 +57,7 @@ class Identity:
             nonce=os.urandom(16),
             buffers=list(self.buffers),
             carrier=self.carrier,
+            lane=lane,
         )
 
 
@@ -96,7 +98,7 @@ class Greeting:
     """One side of a greeting. `other` is the other side's Hello once `done`; `macs` are (incoming, outgoing) once both Hellos were exchanged."""
 
     def __init__(self, own: Identity, secret: str | None, *, connects: bool) -> None:
-        self.own = own.hello(secret is not None)
+        self.own = own.hello(secret is not None, own.lane and not connects)
         self.other: Hello | None = None
         self.done = False
         self.macs: tuple[FrameMac, FrameMac] | None = None

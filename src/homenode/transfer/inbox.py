@@ -21,11 +21,17 @@ _MOST_ABSENT_S = 2e-3  # a reader that always finds a message works in between, 
 class Worker(Protocol):
     """An agent whose work can be done by the thread that waits."""
 
-    def lead(self) -> int:
-        """The caller's thread does the work from now on; a descriptor that can be read from when there is some."""
+    def lead(self, epoll: select.epoll) -> None:
+        """The caller's thread does the work from now on, and sleeps there: what there is to read from when there is some is registered."""
 
     def rest(self) -> float:
         """Seconds until something is due, negative: nothing is; 0: there is work now. To be followed by `roused`."""
+
+    def watch(self, epoll: int) -> bool | None:
+        """Look for what probably comes, and at a descriptor of epoll: whether there is something. None: look yourself, until `watches_until`."""
+
+    def hear(self) -> None:
+        """Hear of what came past the descriptors; no more than that, as somebody waits for it."""
 
     def watches_until(self) -> float:
         """Before that (time.monotonic) more will come, probably: to look for it is quicker than to be woken."""
@@ -49,7 +55,7 @@ class Inbox(Mailbox[object]):
 
     def work_for(self, worker: Worker) -> None:
         """From now on the caller, who is the reader, does its work while it waits in `get`."""
-        self._epoll.register(worker.lead(), select.EPOLLIN)
+        worker.lead(self._epoll)
         self._worker = worker
 
     def empty(self) -> bool:
@@ -82,13 +88,23 @@ class Inbox(Mailbox[object]):
             return
         spare, came = worker.rest(), [-1]
         if spare:
-            came = self._watch(worker.watches_until()) or self._sleep(left if spare < 0 else spare if left < 0 else min(left, spare))
+            came = self._watch(worker) or self._sleep(left if spare < 0 else spare if left < 0 else min(left, spare))
+        worker.hear()
         worker.roused()
-        if came != [self.fd]:
+        if not self._items and came != [self.fd]:
             self._work(worker)
 
-    def _watch(self, until: float) -> list[int]:
+    def _watch(self, worker: Worker) -> list[int]:
         """Look, and let others run meanwhile."""
+        if not self.may_sleep():
+            return [self.fd]
+        try:
+            found = worker.watch(self._epoll.fileno())
+        finally:
+            self.awake()
+        if found is not None:
+            return self._heard([fd for fd, _ in self._epoll.poll(0)] or [-1]) if found else []
+        until = worker.watches_until()
         while time.monotonic() < until:
             if self.waiting:
                 return [self.fd]

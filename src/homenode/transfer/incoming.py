@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from homenode.transfer.ledger import PageState
-from homenode.transfer.machine import Copy, Foreseen, Receive, Send, Tell
+from homenode.transfer.machine import Copy, Expecting, Foreseen, Receive, Send, Tell
 from homenode.transfer.message import Cancel, Data, Done, Offer, Places, Read, Ready, Stored, places_of
 from homenode.transfer.pages import chunk_pages, first_target, page_count, span_bytes
 from homenode.transfer.processes import Process
@@ -17,6 +17,7 @@ from homenode.transfer.receiving import Receiving
 from homenode.transfer.seam import Arrived, Failed, Forgotten, Placed, Quarantined
 
 Stage = Literal["queued", "asked", "open"]  # waits for room; the scheduler was asked for blocks; the sender was answered
+_MOST_EXPECTED = 256  # pages in one announcement over a lane; more come as a frame, or are taken as if they did
 Ending = Literal["", "failed", "stopped", "forgotten"]  # what the scheduler is told once nobody writes any more
 
 
@@ -166,20 +167,56 @@ class Incoming:
             return None
         if not first == self.asked == self.told == self.verified or self.objection(said) is not None:
             return None
-        spans, at, past = [], first, first + said.count
-        while at < past:
-            count = self._alike(at, min(self.chunk, past - at))
-            spans.append((at, count))
-            at += count
+        spans = self._spans(first, first + said.count)
         if len(spans) > state.limits.in_flight:
             return None
         places = places_of(said)
 
         def then(digests: list[list[bytes]]) -> list[Send | Tell] | None:
             found = b"".join([digest for each in digests for digest in each])
-            return self._told_of(said, places[0], spans, now) if found == said.digests else None
+            return self._told_of(said.buffer, first, places[0], spans, now) if found == said.digests else None
 
         return Foreseen(tuple([self._foreseen_copy(said, places, *span) for span in spans]), then)
+
+    def expecting(self) -> Expecting | None:
+        """The next pages, where they can be taken as soon as they are announced; see `machine.Expecting`."""
+        state, process, first, blocks = self.with_, self.process, self.told, self.blocks
+        size, own = self.offer.page_tokens, state.layout.block_size
+        if blocks is None or process.came is None or not state.shared or state.push or size != own or not self._awaits(process.came, first):
+            return None
+        peer = process.came
+        runs = self._spans(first, min(first + _MOST_EXPECTED, self.pages))[: state.limits.in_flight]
+        buffers = [name for name, layout in process.buffers.items() if layout.block_size == size and self.buffer in (b"", name)]
+        return Expecting(
+            self.ticket,
+            peer,
+            self.offer.pull_id,
+            first,
+            self.pages,
+            self.offer.tokens,
+            size,
+            state.digest_bytes,
+            blocks[first : sum(runs[-1])],
+            runs,
+            self.seen,
+            {name: process.bases.get(name, -1) for name in buffers},
+            lambda: self._awaits(peer, first),
+        )
+
+    def _awaits(self, peer: int, first: int) -> bool:
+        """Whether page `first` is the next, from this peer, and nothing is under way before it."""
+        if self.over or self.ending or self.copies or self.again or self.stage != "open" or self.process.banned:
+            return False
+        return first == self.told == self.asked == self.verified < self.pages and peer in self.process.live
+
+    def _spans(self, first: int, past: int) -> list[tuple[int, int]]:
+        """As these pages will be read: the first, and how many, of each run."""
+        spans, at = [], first
+        while at < past:
+            count = self._alike(at, min(self.chunk, past - at))
+            spans.append((at, count))
+            at += count
+        return spans
 
     def _foreseen_copy(self, said: Ready, places: Places, first: int, count: int) -> Copy:
         assert self.blocks is not None
@@ -193,14 +230,14 @@ class Incoming:
         table = [-1] * first + table + [-1] * (self.pages - first - count)
         return Copy(0, said.buffer, table, cache, self.blocks, first, count, tokens, size, epochs, where_it_is)
 
-    def _told_of(self, said: Ready, places: Sequence[int], spans: list[tuple[int, int]], now: float) -> list[Send | Tell]:
-        """Of pages that proved good: as `_advance` tells of them."""
+    def _told_of(self, buffer: bytes, begin: int, places: Sequence[int], spans: list[tuple[int, int]], now: float) -> list[Send | Tell]:
+        """Of pages from `begin` on that proved good: as `_advance` tells of them."""
         assert self.blocks is not None
         told: list[Send | Tell] = []
         for first, count in spans:
             past = first + count
             if self.in_place and self.blocks[first] < 0:
-                base, at = self.process.bases[said.buffer], first - said.first
+                base, at = self.process.bases[buffer], first - begin
                 told.append(Tell(Placed(now, self.ticket, first, [base + page for page in places[at : at + count]])))
             told.append(Tell(Arrived(now, self.ticket, min(past * self.offer.page_tokens, self.offer.tokens))))
         if past == self.pages and not self.placed and len(told) == len(spans):

@@ -19,6 +19,7 @@ from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer
 from homenode.transfer.connection import Connection, LostError, connect_error
 from homenode.transfer.framing import FrameError
 from homenode.transfer.greeting import Admission, Greeting, GreetingError, Identity
+from homenode.transfer.lane import FDS_PER_LANE, Announced, Lanes
 from homenode.transfer.message import Envelope, Gone, Greeted, Hello, Message, Refused, decode, encode
 from homenode.transfer.payload import Incoming
 
@@ -27,6 +28,8 @@ _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _DEATH_S = 0.05  # between a connection's end and its process's, when the process is dying
 _MOST_REMAINS = 4096
 _ACCEPTS = 16  # before others have their turn
+_MOST_BEFORE = 8192  # records of a lane before a frame: more than it holds
+_MOST_AFTER = 32  # before others have their turn
 _OF_LINKS = (Hello, Greeted, Refused, Gone)  # the machine does not hear of these
 
 
@@ -46,6 +49,9 @@ class Listener(Protocol):
 
     def on_message(self, connection: Connection, message: Message) -> None:
         """A frame for this process."""
+
+    def on_announced(self, connection: Connection, said: Announced) -> None:
+        """The same, of a `Ready` that came over a lane."""
 
     def on_payload(self, connection: Connection, incoming: Incoming) -> None:
         """A payload has come completely."""
@@ -86,7 +92,9 @@ class Links:
         writable: bool,
         limits: LinkLimits,
         admission: Admission,
+        lanes: Lanes | None = None,
     ) -> None:
+        """`lanes`: where connections can have them; `identity` says whether those that come are given one."""
         self.refused: Counter[str] = Counter()  # by code
         self.frames_in = self.frames_out = self.bytes_in = self.bytes_out = 0
         self._carrier, self._identity, self._exported, self._writable = carrier, identity, exported, writable
@@ -98,6 +106,9 @@ class Links:
         self._untold: deque[_Remains] = deque()  # those of them not told as lost yet, by `until`
         self._listening: list[Listening] = []
         self._dirty: dict[int, Connection] = {}
+        self._lanes = lanes
+        self._beside: select.epoll | None = None
+        self._heard: dict[int, Connection] = {}  # those with a lane to look at
         self._last = 0
 
     # The loop's side
@@ -116,6 +127,13 @@ class Links:
     def fileno(self) -> int:
         """A descriptor that can be read from when `poll` has something."""
         return self._epoll.fileno()
+
+    def wait_beside(self, epoll: select.epoll) -> None:
+        """Who sleeps there is woken by lanes too, without a detour."""
+        self._beside = epoll
+        for connection in self._heard.values():
+            assert connection.lane_in is not None
+            epoll.register(connection.lane_in.bell, _IN)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         """Wait; descriptors and events."""
@@ -272,11 +290,15 @@ class Links:
         try:
             greeting = Greeting(self._identity, self._carrier.secret, connects=bool(address))
             fds = exported_fds(self._exported, writable=self._writable) if self._carrier.passes_memory else []
+            lane = self._lanes.create() if self._lanes is not None and greeting.own.lane else None
+            if lane is not None:
+                fds += [os.dup(lane.fd), os.dup(lane.rope)]
         except BaseException:
             sock.close()
             raise
         self._last += 1
         connection = Connection(sock, self._last, greeting, address=address, fds=fds, now=now)
+        connection.lane_in = lane
         self._connections[connection.number] = connection
         return connection
 
@@ -345,6 +367,10 @@ class Links:
         number = connection.number
         while number in self._connections and not connection.ending:
             came = connection.next(now)
+            if connection.lane_in is not None and connection.greeted:
+                self._hear(connection, _MOST_BEFORE)  # it was said before what follows
+                if number not in self._connections:
+                    return
             if came is None:
                 return
             if isinstance(came, Incoming):
@@ -354,8 +380,51 @@ class Links:
             else:
                 self._greet(connection, came, now)
 
+    def hear(self, now: float) -> None:
+        """What has come over a lane, one thing; for who was woken and is in a hurry."""
+        for connection in self._heard.values():
+            try:
+                said = self._announced(connection)
+            except FrameError as error:
+                self._failed(connection, error, now)
+                return
+            if said is not None:
+                self.frames_in += 1
+                self._listener.on_announced(connection, said)
+                return
+
+    def _rung(self, connection: Connection, now: float) -> None:
+        assert connection.lane_in is not None
+        connection.lane_in.hear_bell()
+        try:
+            if self._hear(connection, _MOST_AFTER) and connection.number in self._connections:
+                connection.lane_in.ring()  # there may be more, when others had their turn
+        except FrameError as error:
+            self._failed(connection, error, now)
+
+    def _hear(self, connection: Connection, most: int) -> bool:
+        """Take so many; whether there may be more."""
+        for _ in range(most):
+            if connection.number not in self._connections or (said := self._announced(connection)) is None:
+                return False
+            self.frames_in += 1
+            self._listener.on_announced(connection, said)
+        return True
+
+    def _announced(self, connection: Connection) -> Announced | None:
+        try:
+            return connection.announced()
+        except PeerError as error:
+            raise FrameError("garbage", error.message) from error
+
+    def watch_lanes(self, epoll: int, seconds: float) -> bool | None:
+        """Look at lanes, and at a descriptor of epoll, for so long: whether there is something. None: there is no lane to look at."""
+        lanes = [one.lane_in for one in self._heard.values() if one.lane_in is not None and one.early is None]
+        return self._lanes.watch(lanes, epoll, seconds) if lanes and self._lanes is not None else None
+
     def _take(self, connection: Connection, body: bytes, now: float) -> None:
         self.frames_in += 1
+        connection.taken += 1
         try:
             envelope = decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -383,6 +452,7 @@ class Links:
                 self._admission.greet(connection.caller.address)
             try:
                 connection.caller = self._carrier.meet(connection.caller, greeted[0].carrier)
+                self._open_lane(connection, *greeted)
                 self._listener.on_greeted(connection, *greeted)
             except PeerError as error:
                 connection.introduced = False
@@ -391,6 +461,26 @@ class Links:
             if connection.caller.pidfd is not None:
                 self.watch(connection.caller.pidfd, lambda _events, then: self._died(connection, then))
         self._flush(connection, now)
+
+    def _open_lane(self, connection: Connection, hello: Hello, fds: list[int]) -> None:
+        """As both greetings say; takes the lane's descriptors, the last ones, from the others. PeerError for what is none."""
+        if (lane := connection.lane_in) is not None:
+            self._heard[connection.number] = connection
+            self.watch(lane.bell, lambda _events, now: self._rung(connection, now))
+            if self._beside is not None:
+                self._beside.register(lane.bell, _IN)
+        if not hello.lane:
+            return
+        try:
+            if len(fds) < FDS_PER_LANE or not connection.address:
+                raise PeerError("a lane without descriptors, or from who connects", code="lane")
+            if self._lanes is not None:
+                connection.lane_out = self._lanes.attach(*fds[-FDS_PER_LANE:])
+            for _ in range(FDS_PER_LANE):
+                os.close(fds.pop())
+        except PeerError:
+            _close_each(fds)
+            raise
 
     def _flush(self, connection: Connection, now: float) -> None:
         try:
@@ -411,6 +501,10 @@ class Links:
         """End a connection for what its stream did; one refused in its greeting is told first."""
         if connection.number not in self._connections:
             return
+        if isinstance(error, LostError):
+            self._hear_last(connection)
+            if connection.number not in self._connections:
+                return
         if not isinstance(error, LostError):
             self._count(error.code)
         refusal = error.refusal if isinstance(error, GreetingError) else None
@@ -427,11 +521,24 @@ class Links:
                 self._drain(connection, now)
         except (LostError, FrameError, GreetingError):
             pass
+        self._hear_last(connection)
         if connection.number in self._connections:
             self._end(connection, "the process has ended", now)
 
+    def _hear_last(self, connection: Connection) -> None:
+        """What was said over a lane before the connection ended counts."""
+        if connection.greeted and connection.number in self._heard:
+            try:
+                self._hear(connection, _MOST_BEFORE)
+            except FrameError as error:
+                self._count(error.code)
+
     def _end(self, connection: Connection, reason: str, now: float) -> None:
         """Close it, answer what it owes, and tell."""
+        if self._heard.pop(connection.number, None) is not None and connection.lane_in is not None:
+            self._unwatch(connection.lane_in.bell)
+            if self._beside is not None:
+                self._beside.unregister(connection.lane_in.bell)
         del self._connections[connection.number]
         self._unwatch(connection.fd)
         self.bytes_in += connection.received
@@ -481,6 +588,11 @@ class Links:
 
     def _count(self, code: str) -> None:
         self.refused[code if len(self.refused) < 64 or code in self.refused else "other"] += 1
+
+
+def _close_each(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
 
 
 def _close(fd: int | None) -> None:

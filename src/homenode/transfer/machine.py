@@ -2,6 +2,9 @@
 
     machine.handle(input, now) -> list[Action]        machine.next_deadline() -> float | None        machine.tick(now) -> list[Action]
     machine.foresee(input, now) -> Foreseen | None    changes nothing: what others wait for can be done before the books are kept
+    machine.announcing(most, but), .expecting(most, but)    the same for pages that are announced over a lane (`lane.py`), asked before there is an input. Of
+                                                            at most so many hand-overs, the oldest `but` for some tickets. It holds until an input about the
+                                                            same hand-over, and longer than it `holds` nobody uses it
 
 `peer` numbers a connected process for the agent: a new number for each connection made, so that nothing of an old one is mistaken for the new.
 The agent answers every `Connect`, `Copy`, `Send...` in the end with the input named there, or with `PeerLost`.
@@ -9,7 +12,7 @@ The agent answers every `Connect`, `Copy`, `Send...` in the end with the input n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -170,6 +173,45 @@ class Foreseen:
 
     copies: tuple[Copy, ...]
     then: Callable[[list[list[bytes]]], list[Send | Tell] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Expecting:
+    """Pages that can be taken as soon as `peer` announces them: pages `first` and so on of `pages`, of `page_tokens` each but for the last of `tokens` in
+    all, as many as there are own `blocks` for (-1: they are read where they are). None of them may be in `seen`. `bases`: buffers they may be in, with
+    the block that the first page of it is where it is read in place.
+
+    When they proved good `handle` will answer for each of `runs` (the first page, and how many), as far as there are pages of it, with `Placed` for those
+    that are read in place, and then with `Arrived`. `holds`: whether nothing has come between."""
+
+    ticket: str
+    peer: int
+    pull_id: int
+    first: int
+    pages: int
+    tokens: int
+    page_tokens: int
+    digest_bytes: int
+    blocks: list[int]
+    runs: list[tuple[int, int]]
+    seen: Set[int]
+    bases: dict[bytes, int]
+    holds: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Announcing:
+    """Pages that can be announced to `peer` as soon as they were computed: `first` and so on of `pages`, at most `most`, of `tokens` from the first on.
+    They lie in the engine's cache. `holds`: whether nothing has come between."""
+
+    ticket: str
+    peer: int
+    pull_id: int
+    first: int
+    pages: int
+    most: int
+    tokens: int
+    holds: Callable[[], bool]
 
 
 class Own(msgspec.Struct, frozen=True):

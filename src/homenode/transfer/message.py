@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from homenode.transfer.memory import KvLayout
 
-PROTOCOL = (1, 1)  # oldest and newest version spoken
+PROTOCOL = (2, 2)  # oldest and newest version spoken
 MOST_PAGES = 1 << 16  # of a hand-over
 MAX_FRAME = 16 << 20
 
@@ -55,7 +55,8 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True):
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """First on every connection. `fingerprint` is compared field by field; `nonce` makes the connection's MAC key its own.
 
-    `buffers`: what the other side reads (pull) or writes (push). `carrier` is for the channel alone, such as NIXL's metadata.
+    `buffers`: what the other side reads (pull) or writes (push). `carrier` is for the channel alone, such as NIXL's metadata. `lane`: the last descriptor
+    is that of a lane, in which this side looks for announcements (`lane.py`).
     """
 
     protocol: tuple[int, int]
@@ -67,6 +68,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     nonce: Id
     buffers: Annotated[list[Buffer], Meta(max_length=16)] = []
     carrier: Annotated[bytes, Meta(max_length=1 << 18)] = b""
+    lane: bool = False
 
 
 class Greeted(msgspec.Struct, frozen=True, tag="greeted"):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
+from homenode.compute.native.kv_lane import NativeLanes
 from homenode.compute.native.kv_memory import NativeEpochWords, NativeKvMemory, copy_kv
+from homenode.transfer.lane import Lanes
 from homenode.transfer.memory import Copier, EpochWords, KvLayout, KvMemory
 
 
@@ -14,6 +17,7 @@ class NativeKv:
     def __init__(self, map_kv: Callable[..., NativeKvMemory]) -> None:
         """`map_kv`: `NativeBackend.map_kv`, so that the kernels are of the engine's own level."""
         self.copy: Copier = copy_kv
+        self.lanes: Lanes | None = cast(Lanes, NativeLanes())  # takes what its own lanes give
         self._map_kv = map_kv
 
     def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> KvMemory:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from homenode.transfer.ended import End
 from homenode.transfer.ledger import PageState
-from homenode.transfer.machine import Copy, Foreseen, Send, SendPages, Tell
+from homenode.transfer.machine import Announcing, Copy, Foreseen, Send, SendPages, Tell
 from homenode.transfer.message import Abandon, Data, Drained, Message, OfferReply, Read, Ready, ready
 from homenode.transfer.pages import first_target, page_count, span_bytes, tokens_in
 from homenode.transfer.processes import Process
@@ -134,20 +134,30 @@ class Outgoing:
         self.computing = self.computing and not last
         self.pump()
 
+    def announcing(self) -> Announcing | None:
+        """Whether the next pages can be announced as soon as they were computed; see `machine.Announcing`."""
+        state, first, process = self.with_, self.told, self.process
+        peer = process.made if process is not None else None
+        if peer is None or not state.shared or state.push or state.pool is not None or not self._is_next(peer, first):
+            return None
+        most, left = min(state.chunk, _MOST_AT_ONCE), self.tokens - first * state.page_tokens
+        return Announcing(self.ticket, peer, self.pull_id, first, self.pages, most, left, lambda: self._is_next(peer, first))
+
+    def _is_next(self, peer: int, first: int) -> bool:
+        """Whether page `first` is the next to be computed, and nothing is under way before it."""
+        if self.copies or self.over or self.read or self.process is None or self.process.made != peer or self.process.banned:
+            return False
+        return first == self.told == self.computed < self.pages
+
     def foresee(self, computed: Computed) -> Foreseen | None:
         """What `add` will lead to, where these pages can be announced as soon as their digests are known; see `machine.Foreseen`."""
-        state, first, count, process = self.with_, computed.first, len(computed.blocks), self.process
-        lies_still = state.shared and not state.push and state.pool is None
-        caught_up = first == self.computed == self.told and not self.copies and not self.over and not self.read
-        if not (
-            lies_still and caught_up and 0 < count <= min(state.chunk, _MOST_AT_ONCE) and process is not None and process.made is not None
-        ):
+        next_ = self.announcing()
+        state, first, count, size, blocks = self.with_, computed.first, len(computed.blocks), self.with_.page_tokens, computed.blocks
+        if next_ is None or first != next_.first or not 0 < count <= next_.most or computed.last != (first + count == self.pages):
             return None
-        past, size = first + count, state.page_tokens
-        if past > self.pages or computed.last != (past == self.pages):
+        peer, tokens = next_.peer, min(next_.tokens, count * size)
+        if first + count > self.pages:
             return None
-        peer, blocks = process.made, computed.blocks
-        tokens = min(self.tokens - first * size, count * size)
         copy = Copy(0, state.own.cache.id, blocks, state.own.cache.id, [], 0, count, tokens, size, digest_only=True)
 
         def then(digests: list[list[bytes]]) -> list[Send | Tell] | None:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 import msgspec
 
 from homenode.errors import HomenodeError, InternalError, PeerError
+from homenode.transfer.at_once import AtOnce
 from homenode.transfer.buffers import Buffers
 from homenode.transfer.carriers.carrier import Chunk, LocalBuffer
 from homenode.transfer.connection import Connection
 from homenode.transfer.copying import CopyJob, CopyThread
 from homenode.transfer.figures import TransferFigures
+from homenode.transfer.lane import Announced, ready_of
 from homenode.transfer.links import Links
 from homenode.transfer.machine import (
     Action,
+    Announcing,
     Close,
     Connect,
     Connected,
@@ -27,6 +30,7 @@ from homenode.transfer.machine import (
     Copied,
     Copy,
     Epochs,
+    Expecting,
     Foreseen,
     FromEngine,
     FromPeer,
@@ -40,7 +44,7 @@ from homenode.transfer.machine import (
 )
 from homenode.transfer.message import Data, Hello, Message
 from homenode.transfer.payload import Incoming
-from homenode.transfer.seam import ToScheduler
+from homenode.transfer.seam import Computed, ToScheduler
 from homenode.transfer.staging import StagingMemory, block_views, page_nbytes
 
 _log = logging.getLogger(__name__)
@@ -52,6 +56,10 @@ class Machine(Protocol):
     def handle(self, given: Input, now: float, /) -> list[Action]: ...
 
     def foresee(self, given: Input, now: float, /) -> Foreseen | None: ...
+
+    def announcing(self, most: int, but: Container[str] = ()) -> list[Announcing]: ...
+
+    def expecting(self, most: int, but: Container[str] = ()) -> list[Expecting]: ...
 
     def tick(self, now: float) -> list[Action]: ...
 
@@ -69,11 +77,13 @@ class Machine(Protocol):
 
 @dataclass(slots=True)
 class _Ahead:
-    """An input that was answered before the machine has heard of it: what was done, of which the machine will say that it is to be done."""
+    """An input that was answered before the machine has heard of it. `recall` makes it, and what was done, of which the machine will say that it is to be
+    done; `announced`: whose pages were announced."""
 
-    given: Input
+    recall: Callable[[], tuple[Input, Sequence[Action]]]
     now: float
-    digests: deque[list[bytes]]  # of each copy
+    digests: deque[bytes]  # of each page that was read
+    announced: str = ""
     done: deque[Action] = field(default_factory=deque)
     answers: deque[Copied] = field(default_factory=deque)
 
@@ -102,6 +112,7 @@ class Performer:
         self._machine, self._buffers, self._copies, self._staging = machine, buffers, copies, staging
         self._post, self._clock = post, clock
         self._takes_buffers, self._writable = takes_buffers, writable
+        self.lanes: AtOnce  # made with this
         self._layout = next(iter(buffers.local.values())).buffer.layout
         self._inputs: deque[Input] = deque()
         self._feeding = False
@@ -129,8 +140,7 @@ class Performer:
     @property
     def announced(self) -> frozenset[str]:
         """The ticket whose pages were announced though the machine does not know."""
-        given = self._ahead.given if self._ahead is not None else None
-        return frozenset((given.message.ticket,)) if isinstance(given, FromEngine) else frozenset()
+        return frozenset((self._ahead.announced,)) if self._ahead is not None and self._ahead.announced else frozenset()
 
     def answer_ahead(self, given: Input) -> bool:
         """Where the machine's answer is known before it is asked: do what others wait for, and let it keep its books later (`catch_up`). False:
@@ -151,11 +161,29 @@ class Performer:
         actions = foreseen.then(digests)
         if actions is None:
             return False
-        self._ahead = ahead = _Ahead(given, now, deque(digests))
+        ticket = given.message.ticket if type(given) is FromEngine else ""
+        self._ahead = _Ahead(lambda: (given, actions), now, deque(digest for each in digests for digest in each), ticket)
         for action in actions:
-            ahead.done.append(action)
             self._perform_now(action, now)
         return True
+
+    def prepare(self) -> None:
+        """What can be done at once, should it be wanted next; for when there is time."""
+        if not self.off and not self._feeding and self._ahead is None:
+            self.lanes.prepare()
+
+    def announce(self, computed: Computed) -> bool:
+        """Tell of pages over a lane, ahead of the machine. False: nothing was done."""
+        return not (self._ahead or self._feeding or self.off) and self.lanes.announce(computed)
+
+    def on_announced(self, connection: Connection, said: Announced) -> None:
+        """See `links.Listener`."""
+        if self._ahead or self._feeding or self.off or not self.lanes.take(connection, said):
+            self.on_message(connection, ready_of(said))
+
+    def owe(self, recall: Callable[[], tuple[Input, Sequence[Action]]], now: float, digests: Sequence[bytes], announced: str = "") -> None:
+        """The machine is to hear of what was done without it; see `_Ahead`."""
+        self._ahead = _Ahead(recall, now, deque(digests), announced)
 
     def _perform_now(self, action: Action, now: float) -> None:
         if type(action) is Tell:
@@ -188,14 +216,16 @@ class Performer:
             return
         self._feeding = True
         try:
-            self._handle(ahead.given, ahead.now)
+            given, actions = ahead.recall()
+            ahead.done.extend(actions)
+            self._handle(given, ahead.now)
             while ahead.answers:
-                self._handle(ahead.answers.popleft(), ahead.now)
+                self._handle(ahead.answers.popleft(), ahead.now, given)
         finally:
             self._feeding = False
             self._ahead = None
         if ahead.done or ahead.digests:
-            raise InternalError(f"the transfer machine answers {type(ahead.given).__name__} otherwise than was foreseen")
+            raise InternalError(f"the transfer machine answers {type(given).__name__} otherwise than was foreseen")
         if self._inputs:
             self._feed_all([])
 
@@ -204,8 +234,8 @@ class Performer:
         ahead = self._ahead
         if ahead is None:
             return False
-        if type(action) is Copy and ahead.digests:
-            ahead.answers.append(Copied(action.token, ahead.digests.popleft()))
+        if type(action) is Copy and len(ahead.digests) >= action.pages:
+            ahead.answers.append(Copied(action.token, [ahead.digests.popleft() for _ in range(action.pages)]))
             return True
         if ahead.done and action == ahead.done[0]:
             ahead.done.popleft()
@@ -215,6 +245,7 @@ class Performer:
     def perform_all(self, actions: list[Action]) -> None:
         """Do what the machine said at another occasion (`tick`, `drain`), which was not `behind`."""
         self.changed = True
+        self.lanes.forget()
         self._feed_all(actions)
 
     def _feed_all(self, actions: list[Action]) -> None:
@@ -229,8 +260,10 @@ class Performer:
         finally:
             self._feeding = False
 
-    def _handle(self, given: Input, now: float | None = None) -> None:
+    def _handle(self, given: Input, now: float | None = None, about: Input | None = None) -> None:
+        """`about`: another input about the same hand-over, where `given` does not tell which."""
         self.changed = True
+        self.lanes.forget(about or given)
         try:
             actions = self._machine.handle(given, self._clock() if now is None else now)
         except Exception as error:
@@ -335,6 +368,7 @@ class Performer:
             case Connect(address):
                 self.links.connect(address, self._clock())
             case Close(peer, reason):
+                self.lanes.forget()
                 self.links.close(peer, reason, self._clock())
                 for buffer_id in self._buffers.release(peer):
                     self._copies.stop_using(buffer_id, reason)

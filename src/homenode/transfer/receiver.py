@@ -5,13 +5,18 @@ What a hand-over goes through is in `incoming`; here is who says what to it, and
 
 from __future__ import annotations
 
+from collections.abc import Container
+from itertools import islice
+
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.incoming import Incoming
 from homenode.transfer.machine import (
     Action,
+    Announcing,
     Connected,
     ConnectFailed,
     Copied,
+    Expecting,
     Foreseen,
     FromEngine,
     FromPeer,
@@ -63,6 +68,15 @@ class ReceiverMachine(Senders):
             incoming = self._tickets.get(input.message.ticket)
             return incoming.foresee_unused() if incoming is not None else None
         return None
+
+    def announcing(self, most: int, but: Container[str] = ()) -> list[Announcing]:
+        """A receiver announces nothing."""
+        return []
+
+    def expecting(self, most: int, but: Container[str] = ()) -> list[Expecting]:
+        """What can be taken as soon as it is announced."""
+        found = (incoming.expecting() for incoming in self._tickets.values() if not incoming.complete and incoming.ticket not in but)
+        return list(islice((one for one in found if one is not None), most))
 
     def tick(self, now: float) -> list[Action]:
         """Whatever is due by now."""

@@ -6,12 +6,17 @@ scheduler, which computes. From then on it is an `Outgoing`. Every wait has a de
 
 from __future__ import annotations
 
+from collections.abc import Container
+from itertools import islice
+
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.machine import (
     Action,
+    Announcing,
     Connected,
     ConnectFailed,
     Copied,
+    Expecting,
     Foreseen,
     FromEngine,
     FromPeer,
@@ -59,6 +64,15 @@ class SenderMachine(Receivers):
             return None
         outgoing = self._tickets.get(input.message.ticket)
         return outgoing.foresee(input.message) if outgoing is not None and outgoing.admitted else None
+
+    def announcing(self, most: int, but: Container[str] = ()) -> list[Announcing]:
+        """What can be announced as soon as it is computed."""
+        found = (outgoing.announcing() for outgoing in self._tickets.values() if outgoing.admitted and outgoing.ticket not in but)
+        return list(islice((one for one in found if one is not None), most))
+
+    def expecting(self, most: int, but: Container[str] = ()) -> list[Expecting]:
+        """A sender is told of no pages."""
+        return []
 
     def tick(self, now: float) -> list[Action]:
         """Whatever is due by now."""

@@ -89,7 +89,7 @@ def test_a_channel_does_not_leave_its_kind_of_address() -> None:
         ({"mode": "pull-delay"}, "mode"),
         ({"fingerprint": FINGERPRINT | {"rope": "500000"}}, "rope"),
         ({"fingerprint": {"model": "toy", "dtype": "f16"}}, "rope"),
-        ({"protocol": (2, 3)}, "protocol"),
+        ({"protocol": (3, 4)}, "protocol"),
     ],
 )
 def test_what_differs_is_named_on_both_sides(change: dict[str, object], word: str) -> None:

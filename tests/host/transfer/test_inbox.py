@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -25,9 +26,16 @@ class Chores:
         self.done: list[int] = []
         self.resting = False
         self.watched = 0.0
+        self.heard = 0
 
-    def lead(self) -> int:
-        return self.fd
+    def lead(self, epoll: select.epoll) -> None:
+        epoll.register(self.fd, select.EPOLLIN)
+
+    def watch(self, epoll: int) -> bool | None:
+        return None
+
+    def hear(self) -> None:
+        self.heard += 1
 
     def rest(self) -> float:
         self.resting = True

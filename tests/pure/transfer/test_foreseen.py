@@ -9,7 +9,7 @@ import pytest
 
 from homenode.transfer import message as m
 from homenode.transfer import seam as s
-from homenode.transfer.machine import Connected, Copied, Copy, FromEngine, FromPeer, Send, Tell
+from homenode.transfer.machine import Connected, Copied, Copy, FromEngine, FromPeer, PeerLost, Send, Tell
 from tests.pure.transfer.bench import BLOCK, DIGEST, THEIRS, ReceiverBench, SenderBench, of, sent
 from tests.pure.transfer.test_machines_played import Plan, Play
 
@@ -134,3 +134,44 @@ def test_it_happens_in_what_is_played(mode: str) -> None:
         play.plan(f"t{number}", Plan(0.5 * number, 0, 0, 0, 40 + 20 * number, 0.1, None, None))
     play.finish(60.0)
     assert play.world.count["ahead"] > 0
+
+
+class TestLanes:
+    """What is asked for beforehand is what is foreseen of the input, until there is one about the same hand-over."""
+
+    @pytest.mark.parametrize(("tokens", "blocks"), [(3 * BLOCK, [-1] * 3), (2 * BLOCK + 5, [-1, -1, 7]), (3 * BLOCK, [5, 6, 7])])
+    def test_what_is_expected(self, tokens: int, blocks: list[int]) -> None:
+        bench = receiver()
+        assert bench.machine.expecting(16) == []
+        offered(bench, tokens, blocks)
+        (expecting,) = bench.machine.expecting(16)
+        assert bench.machine.expecting(16, {"t"}) == [] and bench.machine.expecting(0) == []
+        assert (expecting.peer, expecting.pull_id, expecting.first, expecting.pages, expecting.tokens) == (1, 0, 0, 3, tokens)
+        assert expecting.blocks == blocks and dict(expecting.bases) == {THEIRS: BASE}
+        foreseen = bench.machine.foresee(FromPeer(1, bench.ready(0, 3, True)), 0.0)
+        assert [(copy.pages, copy.digest_only) for copy in foreseen.copies] == [
+            (count, blocks[first] < 0) for first, count in expecting.runs
+        ]
+
+    def test_nothing_is_expected_while_something_is_under_way_or_of_who_was_lost(self) -> None:
+        bench = receiver()
+        offered(bench, 3 * BLOCK, [-1] * 3)
+        bench.frame(1, bench.ready(0, 1, False))  # and its copy goes on
+        assert bench.machine.expecting(16) == []
+        bench = receiver()
+        offered(bench, 3 * BLOCK, [-1] * 3)
+        bench.feed(PeerLost(1, "gone", True))
+        assert bench.machine.expecting(16) == []
+
+    def test_what_can_be_announced(self) -> None:
+        bench = SenderBench()
+        bench.want("t", 5)
+        bench.connect()
+        bench.done_channel()
+        assert bench.machine.announcing(16) == []
+        bench.frame(1, m.OfferReply(0, already_sent_indexes=[0]))
+        (announcing,) = bench.machine.announcing(16)
+        assert (announcing.ticket, announcing.peer, announcing.pull_id, announcing.first, announcing.pages) == ("t", 1, 0, 1, 5)
+        assert announcing.tokens == 4 * BLOCK and announcing.most > 0 and bench.machine.announcing(16, {"t"}) == []
+        bench.engine(s.Computed("t", 1, [11], False))  # and its digest is computed
+        assert bench.machine.announcing(16) == []

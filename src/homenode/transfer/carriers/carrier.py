@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from homenode.transfer.lane import Lanes
 from homenode.transfer.memory import Copier, EpochWords, KvLayout, KvMemory
 from homenode.transfer.message import Buffer
 
@@ -19,6 +20,10 @@ class KvBackend(Protocol):
     @property
     def copy(self) -> Copier:
         """The copy loop."""
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """Where there are any."""
 
     def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> KvMemory:
         """Memory in a memfd."""

@@ -41,6 +41,11 @@ class MappedBuffer:
         """For who reads it in place."""
         return self._memory
 
+    @property
+    def words(self) -> EpochWords:
+        """The epoch words of its blocks."""
+        return self._words
+
     def copy_from(self, copier: Copier, target: LocalBuffer, job: Chunk) -> list[bytes] | None:
         """As `PeerBuffer`."""
         return run(copier, target.memory, self._memory, self._words, job)

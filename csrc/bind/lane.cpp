@@ -1,0 +1,118 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+
+#include <cstring>
+
+#include "bind/bind.h"
+#include "host/gate.h"
+#include "host/lane.h"
+#include "kernels/kv_announcement.h"
+
+namespace homenode {
+namespace {
+
+constexpr int64_t kPatienceNs = 200'000;  // for pages that are being digested
+
+nb::bytes bytes_of(const void* data, size_t bytes) { return nb::bytes(static_cast<const char*>(data), bytes); }
+
+std::vector<nb::bytes> digests_of(const Announcement& said) {
+  const size_t each = said.digests.size() / said.pages.size();
+  std::vector<nb::bytes> found;
+  for (size_t at = 0; at < said.digests.size(); at += each) found.push_back(bytes_of(said.digests.data() + at, each));
+  return found;
+}
+
+// What was said: pages that are found to be good by `take_pages`, or a message's fields.
+struct Said : Announcement {
+  size_t digest_bytes() const { return digests.size() / pages.size(); }
+};
+
+std::shared_ptr<Said> take_said(LaneReader& lane) {
+  std::vector<std::byte> record;
+  Came came = lane.take(record);
+  if (came == Came::nothing) {
+    nb::gil_scoped_release unlocked;
+    lane.await(kPatienceNs);
+    came = lane.take(record);
+  }
+  if (came == Came::nothing) return nullptr;
+  auto said = came == Came::record ? announcement_of(record) : std::nullopt;
+  if (!said) raise({Fault::user, 0, "a lane holds what is no announcement"});
+  return std::make_shared<Said>(Said{std::move(*said)});
+}
+
+bool take_pages_of(const Said& said, Level level, const KvMemory& source, const EpochWords& words, KvMemory& own, const std::vector<int32_t>& blocks,
+                   int64_t tokens) {
+  nb::gil_scoped_release unlocked;
+  return take_pages(said, source, words, own, blocks, tokens, kernels(level));
+}
+
+// The digests of the pages, and the seconds that reading them took; None when they do not fit into the lane: nothing was said.
+std::optional<std::tuple<std::vector<nb::bytes>, double>> announce(LaneWriter& lane, Level level, const KvMemory& memory, const EpochWords& words, const nb::bytes& buffer,
+                                               uint64_t pull_id, uint64_t after, uint32_t first, const std::vector<int32_t>& pages, int64_t tokens, bool last) {
+  Said said{{pull_id, after, first, last, {}, pages, {}, {}}};
+  if (buffer.size() != said.buffer.size() || pages.empty()) raise({Fault::user, 0, "an announcement of no pages, or of a buffer without a name"});
+  std::memcpy(said.buffer.data(), buffer.c_str(), said.buffer.size());
+  bool done = false;
+  int64_t begun = 0, read = 0;
+  std::optional<Error> error;
+  {
+    nb::gil_scoped_release unlocked;
+    lane.promise(true);  // it wakes up while pages are read
+    begun = now_ns();
+    auto record = announce_pages(said, memory, words, tokens, kernels(level));
+    read = now_ns();
+    if (!record) {
+      error = record.error();
+    } else if (record.value()) {
+      done = lane.put(*record.value());
+    }
+    lane.promise(false);
+  }
+  if (error) raise(*error);
+  if (!done) return std::nullopt;
+  return std::tuple(digests_of(said), static_cast<double>(read - begun) * 1e-9);
+}
+
+bool watch(const std::vector<std::shared_ptr<LaneReader>>& lanes, int epoll, double seconds) {
+  std::vector<const LaneReader*> all;
+  for (const auto& lane : lanes) all.push_back(lane.get());
+  nb::gil_scoped_release unlocked;
+  return watch_lanes(all, epoll, now_ns() + static_cast<int64_t>(seconds * 1e9));
+}
+
+}  // namespace
+
+void bind_lane(nb::module_& m) {
+  nb::class_<LaneReader>(m, "LaneReader", "Of records that another process of this host writes. For one thread.")
+      .def_static("create", [] { return homenode::take(LaneReader::create()); })
+      .def_prop_ro("fd", &LaneReader::fd)
+      .def_prop_ro("bell", &LaneReader::bell, "Can be read from when there is something, if nobody looked.")
+      .def_prop_ro("rope", &LaneReader::bell_rope, "What it is rung by: for the writer.")
+      .def("ring", &LaneReader::ring)
+      .def("hear_bell", &LaneReader::hear_bell, "Makes it quiet.")
+      .def("take", &take_said, "What was announced; None: nothing more. ValueError for garbage, after which nothing more is to be taken.");
+  nb::class_<LaneWriter>(m, "LaneWriter", "For one thread.")
+      .def_static("attach", [](int fd, int rope) { return homenode::take(LaneWriter::attach(fd, rope)); }, nb::arg("fd"), nb::arg("rope"))
+      .def("announce", &announce, nb::arg("level"), nb::arg("memory"), nb::arg("epoch_words"), nb::arg("buffer"), nb::arg("pull_id"),
+           nb::arg("after"), nb::arg("first"), nb::arg("pages"), nb::arg("tokens"), nb::arg("last"),
+           "The digests of the pages, and the seconds it took to read them; None, and nothing was said, when they do not fit.");
+  nb::class_<Said>(m, "Announcement", "Pages that another process lends.")
+      .def_ro("pull_id", &Said::pull_id)
+      .def_ro("after", &Said::after)
+      .def_ro("first", &Said::first)
+      .def_ro("last", &Said::last)
+      .def_ro("pages", &Said::pages)
+      .def_prop_ro("digest_bytes", &Said::digest_bytes)
+      .def_prop_ro("buffer", [](const Said& said) { return bytes_of(said.buffer.data(), said.buffer.size()); })
+      .def_prop_ro("packed", [](const Said& said) {
+        return std::tuple(bytes_of(said.digests.data(), said.digests.size()), bytes_of(said.pages.data(), said.pages.size() * sizeof(int32_t)),
+                          bytes_of(said.epochs.data(), said.epochs.size() * sizeof(uint64_t)));
+      }, "Digests, pages and epochs, each in one piece, little-endian.")
+      .def_prop_ro("digests", [](const Said& said) { return digests_of(said); })
+      .def("take_pages", &take_pages_of, nb::arg("level"), nb::arg("source"), nb::arg("epoch_words"), nb::arg("own"), nb::arg("blocks"), nb::arg("tokens"),
+           "Reads the pages, copies those with a block of the own memory (not -1); whether they are what was announced.");
+  m.def("watch_lanes", &watch, nb::arg("lanes"), nb::arg("epoll"), nb::arg("seconds"), "Whether a lane has news or the descriptor events, within so long.");
+}
+
+}  // namespace homenode

@@ -1,0 +1,39 @@
+// What an engine says of pages that another one may read: where they are, under which epochs, and what they contain; as a record of a lane.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "host/epoch_words.h"
+#include "kernels/kernels.h"
+#include "kernels/kv_memory.h"
+
+namespace homenode {
+
+struct Announcement {
+  uint64_t pull_id, after;  // after: so many frames, which went another way
+  uint32_t first;           // page of the hand-over
+  bool last;                // it has no more
+  std::array<std::byte, 16> buffer;
+  std::vector<int32_t> pages;       // of the buffer
+  std::vector<uint64_t> epochs;     // theirs
+  std::vector<std::byte> digests;   // as many bytes for each
+};
+
+// Nothing for more pages than a record holds.
+std::optional<std::vector<std::byte>> record_of(const Announcement&);
+// Nothing for what is no announcement: sizes that do not fit each other, no pages, page numbers that are none.
+std::optional<Announcement> announcement_of(std::span<const std::byte> record);
+
+// Reads the pages of an announcement that says no epochs and digests yet, adds these, and makes a record of it. `tokens`: as below.
+Result<std::optional<std::vector<std::byte>>> announce_pages(Announcement&, const KvMemory&, const EpochWords&, int64_t tokens, const Kernels&);
+
+// Reads the pages where they are; those with a block of the own memory (not -1) are copied there. Whether all of them were to the end what was announced;
+// false, too, for pages and blocks that are not there. `tokens`: of these pages, a page has as many as a block of either memory.
+bool take_pages(const Announcement&, const KvMemory& source, const EpochWords&, KvMemory& own, std::span<const int32_t> blocks, int64_t tokens,
+                const Kernels&);
+
+}  // namespace homenode

@@ -1,0 +1,152 @@
+// Lanes between threads that map the same memory, and under a writer who writes what he likes; announcements of pages.
+#include "host/lane.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <numeric>
+#include <thread>
+
+#include "kernels/kv_announcement.h"
+#include "kernels/kv_copy.h"
+#include "host/gate.h"
+#include "tests/cases.h"
+
+namespace homenode::checks {
+namespace {
+
+constexpr int64_t kWaitNs = 60'000'000'000;
+
+template <class T>
+T& taken_from(Result<T>& result) {
+  if (!result) std::fprintf(stderr, "%s\n", result.error().message.c_str());
+  require(static_cast<bool>(result), "what is asked for is had");
+  return result.value();
+}
+
+std::vector<std::byte> record_number(uint64_t number) {
+  Random random(number + 1);
+  std::vector<std::byte> record(static_cast<size_t>(random.one_in(8) ? random.between(0, int(kMostRecordBytes)) : random.between(0, 200)));
+  for (std::byte& byte : record) byte = static_cast<std::byte>(random.bits());
+  return record;
+}
+
+// All records come, once, in order, however often the reader sleeps.
+void check_way(Random& random) {
+  auto made = LaneReader::create();
+  const auto reader = taken_from(made);
+  auto joined = LaneWriter::attach(reader->fd(), reader->bell_rope());
+  const auto writer = taken_from(joined);
+  const uint64_t count = static_cast<uint64_t>(random.between(1, 300));
+  std::thread other([&] {
+    const int64_t until = now_ns() + kWaitNs;
+    for (uint64_t number = 0; number < count && now_ns() < until;) {
+      if (number % 3 == 0) writer->promise(true);
+      if (writer->put(record_number(number))) ++number;
+      else std::this_thread::yield();
+      writer->promise(false);
+    }
+  });
+  const LaneReader* lane = reader.get();
+  std::vector<std::byte> record;
+  uint64_t number = 0;
+  for (const int64_t until = now_ns() + kWaitNs; number < count && now_ns() < until;) {
+    const Came came = reader->take(record);
+    require(came != Came::garbage, "a writer that keeps to the rules writes no garbage");
+    if (came == Came::record) require(record == record_number(number++), "records come as they were written, in order");
+    else if (random.one_in(2)) watch_lanes(std::span(&lane, 1), -1, now_ns() + 1000);
+    else reader->await(1000);
+  }
+  other.join();
+  require(number == count, "all records come");
+  require(reader->take(record) == Came::nothing, "and nothing else");
+  reader->hear_bell();
+}
+
+// A writer that maps the lane itself: whatever he writes, what is taken lies within bounds, and it ends.
+void check_hostile(Random& random) {
+  auto made = LaneReader::create();
+  const auto reader = taken_from(made);
+  auto mapped = map_shared(reader->fd(), kSmallPage + kLaneBytes, true);
+  std::byte* memory = taken_from(mapped).data;
+  std::vector<std::byte> record;
+  for (int turn = 0; turn < 50; ++turn) {
+    const uint64_t choices[] = {random.bits(), uint64_t(random.between(0, 1 << 20)), uint64_t(random.between(0, 64)), kLaneBytes, UINT64_MAX};
+    const uint64_t written = choices[random.between(0, 4)];
+    __atomic_store_n(reinterpret_cast<uint64_t*>(memory), written, __ATOMIC_RELEASE);
+    for (int i = random.between(0, 64); i > 0; --i) {
+      const uint64_t value = random.one_in(2) ? random.bits() : uint64_t(random.between(0, 300));
+      std::memcpy(memory + kSmallPage + size_t(random.between(0, int(kLaneBytes) / 8 - 1)) * 8, &value, sizeof value);
+    }
+    for (int i = 0; i < 100; ++i) {
+      const Came came = reader->take(record);
+      if (came != Came::record) break;
+      require(record.size() <= kMostRecordBytes, "a record has bounds");
+      if (auto said = announcement_of(record)) require(said->pages.size() == said->epochs.size() && !said->pages.empty(), "an announcement fits itself");
+    }
+  }
+  auto writer = LaneWriter::attach(reader->fd(), reader->bell_rope());
+  const uint64_t taken = random.bits();  // a reader that lies about what he took
+  std::memcpy(memory + kLine, &taken, sizeof taken);
+  std::memcpy(memory + 2 * kLine, &taken, sizeof taken);
+  for (int i = 0; i < 20; ++i) taken_from(writer)->put(record_number(uint64_t(i)));
+}
+
+void check_descriptors() {
+  auto made = LaneReader::create();
+  const auto reader = taken_from(made);
+  require(!LaneWriter::attach(reader->fd(), reader->fd()), "a bell is a pipe");
+  const int plain = open("/dev/zero", O_RDWR);
+  require(!LaneWriter::attach(plain, reader->bell_rope()), "a lane is a sealed memfd");
+  close(plain);
+}
+
+// What was announced is found to be so, and nothing else is; a record holds it all, and no other bytes are one.
+void check_pages(Random& random) {
+  const KvShape shape{random.between(1, 3), random.between(1, 3), 8 * random.between(1, 4), 2 * kTileKeys * random.between(1, 2), KvType::bf16};
+  const int64_t blocks = random.between(2, 12), count = random.between(1, static_cast<int>(blocks) - 1);
+  auto made = KvMemory::pool(shape, blocks, Sharing::readable, {}), mine = KvMemory::pool(shape, blocks, Sharing::readable, {});
+  auto words = EpochWords::create(blocks);
+  KvMemory &source = *taken_from(made), &own = *taken_from(mine);
+  for (const KvMemory::Extent& extent : source.extents()) {
+    for (int64_t i = 0; i < extent.bytes; ++i) extent.data[i] = static_cast<std::byte>(random.bits());
+  }
+  for (int64_t i = 0; i < blocks; ++i) taken_from(words)->store(i, random.bits() >> 1);
+  const int64_t tokens = count * shape.block_size - random.between(0, shape.block_size - 1);
+  std::vector<int32_t> all(static_cast<size_t>(blocks)), to(static_cast<size_t>(count));
+  std::iota(all.begin(), all.end(), 0);
+  for (int32_t& block : to) block = random.one_in(2) ? -1 : static_cast<int32_t>(&block - to.data());
+  Announcement said{random.bits() >> 1, 3, 5, random.one_in(2), {}, {all.begin() + 1, all.begin() + 1 + count}, {}, {}};
+  const Kernels& table = kernels(random.of(levels()));
+  auto record = announce_pages(said, source, *words.value(), tokens, table);
+  std::vector<std::byte> bytes = *taken_from(record);
+  const auto heard = announcement_of(bytes);
+  require(heard && heard->pages == said.pages && heard->epochs == said.epochs && heard->digests == said.digests && heard->pull_id == said.pull_id && heard->last == said.last,
+          "an announcement is heard as it was said");
+  const auto good = [&](const Announcement& what) { return take_pages(what, source, *words.value(), own, to, tokens, table); };
+  require(good(*heard), "pages that are what was announced are good");
+  Announcement wrong = *heard;
+  switch (random.between(0, 3)) {
+    case 0: wrong.epochs[0] ^= 1; break;
+    case 1: wrong.digests[wrong.digests.size() - 1] ^= std::byte{1}; break;
+    case 2: wrong.pages[0] = static_cast<int32_t>(blocks); break;
+    default: wrong.digests.pop_back();
+  }
+  require(!good(wrong), "others are not");
+  bytes.resize(bytes.size() - 1);
+  require(!announcement_of(bytes), "a record that was cut is none");
+  for (int i = random.between(1, 8); i > 0; --i) bytes[static_cast<size_t>(random.between(0, static_cast<int>(bytes.size()) - 1))] = static_cast<std::byte>(random.bits());
+  bytes.push_back(std::byte{});
+  if (auto other = announcement_of(bytes)) good(*other);  // whatever it says, memory is not touched out of bounds
+}
+
+}  // namespace
+
+void check_lane(Random& random) {
+  check_way(random);
+  check_hostile(random);
+  check_descriptors();
+  check_pages(random);
+}
+
+}  // namespace homenode::checks

@@ -1,0 +1,197 @@
+"""Pages that are announced, and taken, over lanes the moment they can be, ahead of the machine: what a receiver waits for.
+
+The machine says beforehand what it will answer (`prepare`, while there is time); that holds until its next input (`forget`). So all that is done at
+the moment itself is to compare what came with that, to read the pages, and to tell of them. The machine hears of it afterwards, and has to agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterable, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from homenode.transfer.buffers import Buffers
+from homenode.transfer.carriers.mapped import MappedBuffer
+from homenode.transfer.connection import Connection
+from homenode.transfer.copying import CopyThread
+from homenode.transfer.lane import Announced, Lanes, LaneWriter, ready_of
+from homenode.transfer.machine import Action, Announcing, Expecting, FromEngine, FromPeer, Input, Send, Tell
+from homenode.transfer.memory import EpochWords, KvMemory
+from homenode.transfer.message import ready
+from homenode.transfer.seam import Arrived, Computed, Placed, ToScheduler
+
+if TYPE_CHECKING:
+    from homenode.transfer.links import Links
+
+_MOST_PREPARED = 16  # hand-overs; it takes a few microseconds for each
+
+
+class _Machine(Protocol):
+    def announcing(self, most: int, but: Container[str] = ()) -> list[Announcing]: ...
+
+    def expecting(self, most: int, but: Container[str] = ()) -> list[Expecting]: ...
+
+
+class _Books(Protocol):
+    """`performing.Performer`."""
+
+    bytes_copied: int
+    copy_seconds: float
+
+    def owe(
+        self, recall: Callable[[], tuple[Input, Sequence[Action]]], now: float, digests: Sequence[bytes], announced: str = ""
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    next: Announcing
+    connection: Connection
+    lane: LaneWriter
+    words: EpochWords
+
+
+@dataclass(frozen=True, slots=True)
+class _Taking:
+    next: Expecting
+    sources: dict[bytes, tuple[KvMemory, EpochWords]]
+
+
+class AtOnce:
+    """For the thread that has the machine."""
+
+    def __init__(
+        self,
+        machine: _Machine,
+        books: _Books,
+        buffers: Buffers,
+        copies: CopyThread,
+        post: Callable[[ToScheduler], None],
+        clock: Callable[[], float],
+        lanes: Lanes | None,
+    ) -> None:
+        """`post`: what is told here begins or ends no ticket. `lanes`: None where there are none."""
+        self.links: Links
+        self._machine, self._books, self._buffers, self._copies = machine, books, buffers, copies
+        self._post, self._clock, self._lanes = post, clock, lanes
+        self._cache = next(iter(buffers.local.values()))
+        self._size = self._cache.buffer.layout.block_size
+        self._block_bytes = self._cache.buffer.layout.block_bytes
+        self._prepared = lanes is None  # there is nothing to prepare
+        self._sending: dict[str, _Sending] = {}
+        self._taking: dict[tuple[int, int], _Taking] = {}
+
+    # While there is time
+
+    def forget(self, given: Input | None = None) -> None:
+        """The machine is about to be told something, or has ended a connection."""
+        if self._lanes is None:
+            return
+        self._prepared = False
+        about = given.message if isinstance(given, FromEngine | FromPeer) else None
+        ticket, pull_id = getattr(about, "ticket", None), getattr(about, "pull_id", None)
+        if ticket is None and pull_id is None:
+            self._sending.clear()
+            self._taking.clear()
+        for name in [name for name, one in self._sending.items() if name == ticket or one.next.pull_id == pull_id]:
+            del self._sending[name]
+        for key in [key for key, one in self._taking.items() if one.next.ticket == ticket or key[1] == pull_id]:
+            del self._taking[key]
+
+    def prepare(self) -> None:
+        """Ask the machine what it will answer."""
+        if self._prepared:
+            return
+        self._prepared = True
+        words = self._cache.words
+        for sends in self._machine.announcing(_MOST_PREPARED - len(self._sending), self._sending):
+            connection = self.links.find(sends.peer)
+            if words is not None and connection is not None and connection.lane_out is not None:
+                self._sending[sends.ticket] = _Sending(sends, connection, connection.lane_out, words)
+        for takes in self._machine.expecting(_MOST_PREPARED - len(self._taking), {one.next.ticket for one in self._taking.values()}):
+            self._taking[takes.peer, takes.pull_id] = _Taking(takes, self._sources(takes.bases))
+
+    def _sources(self, buffers: Iterable[bytes]) -> dict[bytes, tuple[KvMemory, EpochWords]]:
+        """They stay mapped as long as this holds them."""
+        found = ((buffer, self._buffers.within_reach(buffer)) for buffer in buffers)
+        return {buffer: (one.memory, one.words) for buffer, one in found if isinstance(one, MappedBuffer)}
+
+    # At the moment itself
+
+    def announce(self, computed: Computed) -> bool:
+        """Tell of pages that were computed. False: nothing was done."""
+        sending, first, blocks = self._sending.get(computed.ticket), computed.first, computed.blocks
+        if sending is None:
+            return False
+        next_, connection, count = sending.next, sending.connection, len(blocks)
+        if (
+            first != next_.first
+            or not 0 < count <= next_.most
+            or computed.last != (first + count == next_.pages)
+            or first + count > next_.pages
+        ):
+            return False
+        if not next_.holds() or connection.sending or connection.ending or not self._copies.takes_at_once(count * self._block_bytes):
+            return False
+        cache, tokens = self._cache, min(next_.tokens, count * self._size)
+        where = (cache.memory, sending.words, cache.buffer.id, next_.pull_id, connection.sent, first, blocks, tokens, computed.last)
+        done = sending.lane.announce(*where)
+        if done is None:
+            return False
+        digests, seconds = done
+        self._books.copy_seconds += seconds
+        self._books.owe(lambda: self._announced(computed, sending, digests), self._clock(), digests, computed.ticket)
+        return True
+
+    def _announced(self, computed: Computed, sending: _Sending, digests: list[bytes]) -> tuple[Input, Sequence[Action]]:
+        epochs = [sending.words.read(block) for block in computed.blocks]
+        places = (computed.blocks, epochs)
+        said = ready(sending.next.pull_id, computed.first, digests, computed.last, self._cache.buffer.id, places)
+        return FromEngine(computed), [Send(sending.next.peer, said)]
+
+    def take(self, connection: Connection, said: Announced) -> bool:
+        """Verify pages that were announced, and tell of them. False: nothing was told."""
+        taking, pages, buffer, first = self._taking.get((connection.number, said.pull_id)), said.pages, said.buffer, said.first
+        if taking is None or self._lanes is None:
+            return False
+        next_, source, count, past = taking.next, taking.sources.get(buffer), len(pages), first + len(pages)
+        if source is None or not next_.holds() or first != next_.first or count > len(next_.blocks) or said.last != (past == next_.pages):
+            return False
+        if (
+            said.digest_bytes != next_.digest_bytes
+            or not _are_new(pages, next_.seen)
+            or not self._copies.takes_at_once(count * self._block_bytes)
+        ):
+            return False
+        begun, tokens = time.perf_counter(), min(next_.tokens - first * self._size, count * self._size)
+        good = self._lanes.take_pages(said, *source, self._cache.memory, next_.blocks[:count], tokens)
+        self._books.copy_seconds += time.perf_counter() - begun
+        if good:
+            self._tell(connection.number, said, next_, pages)
+        return good
+
+    def _tell(self, peer: int, said: Announced, expecting: Expecting, pages: list[int]) -> None:
+        """Of pages that proved good: as the machine will."""
+        now, first, past, size = self._clock(), expecting.first, expecting.first + len(pages), expecting.page_tokens
+        base = expecting.bases[said.buffer]
+        told: list[ToScheduler] = []
+        for begin, count in expecting.runs:
+            if begin >= past:
+                break
+            end = min(begin + count, past)
+            if expecting.blocks[begin - first] < 0:
+                told.append(Placed(now, expecting.ticket, begin, [base + page for page in pages[begin - first : end - first]]))
+            else:
+                self._books.bytes_copied += (end - begin) * self._block_bytes
+            told.append(Arrived(now, expecting.ticket, min(end * size, expecting.tokens)))
+        for event in told:
+            self._post(event)
+        self._books.owe(lambda: (FromPeer(peer, ready_of(said)), [Tell(event) for event in told]), now, said.digests)
+
+
+def _are_new(pages: list[int], seen: Set[int]) -> bool:
+    """No page is for two places."""
+    if len(pages) == 1:
+        return pages[0] not in seen
+    return len(set(pages)) == len(pages) and seen.isdisjoint(pages)

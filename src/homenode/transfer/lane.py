@@ -1,0 +1,115 @@
+"""Announcements between two engines of one host, past the socket: through memory that both map, and without a system call where the other looks.
+
+A lane belongs to a connection, whose accepting side made its memory and reads it. Its greeting has shown who may; what says `after` n comes after the
+n-th frame of the connection and before the next one. Garbage in it ends the connection, as garbage in a frame does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from homenode.transfer.memory import EpochWords, KvMemory
+from homenode.transfer.message import Ready
+
+FDS_PER_LANE = 2
+
+
+class Announced(Protocol):
+    """`Ready` as it came over a lane. Whatever the other side writes meanwhile, this stays as it is."""
+
+    @property
+    def pull_id(self) -> int: ...
+
+    @property
+    def after(self) -> int: ...
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def last(self) -> bool: ...
+
+    @property
+    def buffer(self) -> bytes: ...
+
+    @property
+    def pages(self) -> list[int]:
+        """Of the buffer; at least one, none negative."""
+
+    @property
+    def digest_bytes(self) -> int: ...
+
+    @property
+    def digests(self) -> list[bytes]: ...
+
+    @property
+    def packed(self) -> tuple[bytes, bytes, bytes]:
+        """Digests, pages and epochs as in `Ready`."""
+
+
+class LaneReader(Protocol):
+    """The end of who is told."""
+
+    @property
+    def fd(self) -> int:
+        """For the other side; it stays this one's."""
+
+    @property
+    def bell(self) -> int:
+        """Can be read from when there is something, if nobody looked."""
+
+    @property
+    def rope(self) -> int:
+        """What it is rung by: for the other side, as `fd`."""
+
+    def hear_bell(self) -> None:
+        """Make it quiet."""
+
+    def ring(self) -> None:
+        """Ring it from this side."""
+
+    def take(self) -> Announced | None:
+        """What came next; None: nothing. PeerError for garbage."""
+
+
+class LaneWriter(Protocol):
+    """The end of who tells."""
+
+    def announce(
+        self,
+        memory: KvMemory,
+        words: EpochWords,
+        buffer: bytes,
+        pull_id: int,
+        after: int,
+        first: int,
+        pages: Sequence[int],
+        tokens: int,
+        last: bool,
+    ) -> tuple[list[bytes], float] | None:
+        """Digest pages of this process, and say where they are, under which epochs. Their digests, and the seconds it took to read them; None, and nothing was said, where that has no room.
+
+        `tokens`: of these pages."""
+
+
+class Lanes(Protocol):
+    """What makes lanes (`native_kv.NativeKv.lanes`)."""
+
+    def create(self) -> LaneReader:
+        """HostError when there is no memory."""
+
+    def attach(self, fd: int, rope: int) -> LaneWriter:
+        """PeerError for descriptors that are no lane's; they stay the caller's."""
+
+    def take_pages(self, said: Announced, source: KvMemory, words: EpochWords, own: KvMemory, blocks: Sequence[int], tokens: int) -> bool:
+        """Read announced pages, and copy those with a block of the own memory (not -1) there. Whether they are, to the end, what was announced."""
+
+    def watch(self, lanes: Sequence[LaneReader], epoll: int, seconds: float) -> bool:
+        """Look for so long, and let others run meanwhile: whether one has something, or the epoll descriptor."""
+
+
+def ready_of(said: Announced) -> Ready:
+    """The same as a frame's message."""
+    digests, pages, epochs = said.packed
+    return Ready(said.pull_id, said.first, len(said.pages), digests, said.last, said.buffer, pages, epochs)
