@@ -74,6 +74,21 @@ def test_figures_come_in_when_nothing_else_happens() -> None:
         engine.close()
 
 
+def test_a_server_at_rest_has_everything_in_its_file(tmp_path: Path) -> None:
+    """Whoever ends a server lets its engine end in whatever it is doing."""
+    path, prompt = tmp_path / "counts.json", golden()[0]["prompt_ids"]
+    engine = LocalEngine(config_for(STORIES_MIXTURE, stage_devices="cpu", expert_counts=str(path)))
+    try:
+        run_all(engine, [prompt], [greedy(TOKENS)])
+        wanted = [CHOSEN * (len(prompt) + TOKENS - 1)] * LAYERS
+        deadline = time.monotonic() + PATIENCE_S
+        while not path.exists() or [sum(layer) for layer in json.loads(path.read_text())] != wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        engine.close()
+
+
 def test_counts_only_grow_when_a_worker_is_lost(tmp_path: Path) -> None:
     settings = {
         "stage_devices": "cpu,cpu",

@@ -136,7 +136,7 @@ class ParallelConfig:
     )
     expert_counts: str | None = option(
         None,
-        "Add to this file how often each expert of each layer was chosen, every minute and at the end; /metrics then shows layers apart.",
+        "Add to this file how often each expert of each layer was chosen, every minute and when nothing is computed; /metrics then shows layers apart.",
         metavar="FILE",
     )
     executor: str = option(

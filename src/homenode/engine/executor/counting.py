@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from homenode.model.checkpoint.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 _EVERY_S = 60.0
+_AT_REST_S = 1.0  # whoever ends a server does not wait for its engine, so what there is has to be in the file soon
 _AT_THE_END_S = 3.0  # for others that add to the same file
 USES = "expert_uses"  # of an executor's statistics: a table as in `expert_table`
 
@@ -30,6 +32,8 @@ class CountingExecutor:
         self._file = None if file is None else Path(file).expanduser()
         self._seen = self._kept = empty(spec.num_layers, spec)
         self._kept_at = clock()
+        self._keeping = threading.Lock()
+        self._soon: threading.Timer | None = None
         self._closed = False
 
     @property
@@ -67,6 +71,8 @@ class CountingExecutor:
             found["experts"] = figures(table, self._file is not None)
             if self._clock() - self._kept_at >= _EVERY_S:
                 self._keep(0.0)
+            elif not self.inner.pending:
+                self._keep_soon()
         return found
 
     def close(self) -> None:
@@ -77,14 +83,22 @@ class CountingExecutor:
             self.statistics()
             self._keep(_AT_THE_END_S)
 
+    def _keep_soon(self) -> None:
+        """Unless that is about to be done: figures of a server at rest come once, and many short requests are not worth a file each."""
+        if self._file is not None and (self._soon is None or not self._soon.is_alive()):
+            self._soon = threading.Timer(_AT_REST_S, self._keep, (_AT_THE_END_S,))
+            self._soon.daemon = True
+            self._soon.start()
+
     def _keep(self, patience_s: float) -> None:
         """What cannot be added now is added the next time."""
-        self._kept_at = self._clock()
-        more = self._seen - self._kept
-        if self._file is None or not more.any():
-            return
-        try:
-            if add_counts(self._file, more, self._spec, patience_s):
-                self._kept = self._seen
-        except HomenodeError as error:
-            _log.warning("%s", error.message)
+        with self._keeping:
+            self._kept_at, seen = self._clock(), self._seen
+            more = seen - self._kept
+            if self._file is None or not more.any():
+                return
+            try:
+                if add_counts(self._file, more, self._spec, patience_s):
+                    self._kept = seen
+            except HomenodeError as error:
+                _log.warning("%s", error.message)
