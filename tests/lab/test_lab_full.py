@@ -32,7 +32,7 @@ KV, MIB, AWAY = 2 << 20, 1 << 20, 256 << 10
 FLAGS = ("--kv-cache-memory", KV, "--max-num-batched-tokens", 64)
 _KEPT = Path("/proc/sys/vm/min_free_kbytes")  # what the kernel keeps for itself, shared out over the nodes
 _LITTLE = 4096
-_NEARLY = 4 << 20  # with less than so much too much a node is full; the kernel keeps some file pages whatever is asked
+_NEARLY = 6 << 20  # with less than so much too much a node is full; the kernel keeps some file pages whatever is asked
 _ROUNDS = 256  # while a node is being filled the kernel drops what it has read there, which is free then
 
 
@@ -75,7 +75,7 @@ def filled(node: int, left: int) -> Iterator[None]:
             for _ in range(_ROUNDS):
                 if (more := easily_had(node) - left) < _NEARLY:
                     break
-                size = max(min(more, free(node) - left), MIB) // PAGE * PAGE  # file pages make room little by little
+                size = max(min(more, (free(node) - left) // 2), MIB) // PAGE * PAGE  # file pages make room little by little
                 assert other.tell("placed", size, node), f"node {node} could not be filled"
             assert more < _NEARLY, f"node {node} still has {more} bytes more that can be had"
             yield
