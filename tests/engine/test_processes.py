@@ -140,7 +140,7 @@ def test_steps_go_through_all_workers(drive: Callable[..., Driver], stages: int,
     assert all(f"homenode-worker-{n}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes() for n, pid in enumerate(driver.pids()))
     deadline = time.monotonic() + PATIENCE_S
     while (figures := driver.executor.statistics())["stages"][0]["busy_s"] < 0.0095 and time.monotonic() < deadline:
-        driver.called.get(timeout=PATIENCE_S)  # earlier stages may say what the last step took after its result
+        time.sleep(0.001)  # earlier stages may say what the last step took after its result, and nobody is called for that
     assert [stage["busy_s"] for stage in figures["stages"]] == pytest.approx([0.010] * stages)
     assert figures["weight_bytes"] == 1000 * stages * ranks and figures["restarts"] == 0
     assert driver.executor.pending == 0 and driver.executor.result(0) is None
