@@ -107,3 +107,33 @@ def test_a_receiver_s_worker_that_is_killed_costs_nothing_but_time(expected: lis
         assert [pair.answer(prompt) for prompt in PROMPTS] == expected
         assert pair.receiver.metric("digest_mismatches_total") == 0
     assert pair.codes == [0, 0]
+
+
+@slow
+@pytest.mark.parametrize(("channel", "mode"), [("shm", "push"), ("tcp", "push"), ("shm", "pull-eager"), ("shm", "pull-delay")])
+def test_workers_killed_on_both_sides_under_load(expected: list[list[int]], channel: str, mode: str) -> None:
+    """Whatever a request was in the middle of: its tokens are those of one worker in the end, and nothing stays pinned."""
+    chunks = ("--max-num-batched-tokens", "64", "--max-num-seqs", "8")
+    with Pair(mode, channel, sender=(*workers(2), *chunks), receiver=(*workers(1, 2), *chunks)) as pair:
+
+        def ask(number: int) -> None:
+            prompt, wanted = PROMPTS[number % len(PROMPTS)], expected[number % len(PROMPTS)]
+            ticket = pair.ticket()
+            computed = pair.prefill([*prompt], ticket)
+            assert computed.status_code in (200, 503), computed.text
+            assert tokens_of(pair.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket})) == wanted
+
+        with ThreadPoolExecutor(16) as pool:
+            asked = [pool.submit(ask, number) for number in range(60)]
+            for kills, live in enumerate((pair.sender, pair.receiver, pair.sender), start=1):
+                wait_until(lambda least=12 * kills: sum(one.done() for one in asked) >= least)  # type: ignore[misc]
+                wait_until(lambda one=live: one.http.get("/health").status_code == 200)  # type: ignore[misc]
+                kill_a_worker(live, kills % 2)
+            for one in asked:
+                one.result()
+        for live in (pair.sender, pair.receiver):
+            wait_until(lambda one=live: one.http.get("/health").status_code == 200)  # type: ignore[misc]
+        assert pair.receiver.metric("digest_mismatches_total") == 0
+        wait_until(pair.nothing_pinned)
+        assert [pair.answer(prompt) for prompt in PROMPTS] == expected
+    assert pair.codes == [0, 0]
