@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.skipif(not LiveServer.possible(), r
 PROMPTS = prompts(10)
 MEMORY = ("--kv-cache-memory", "16MiB")
 OFFLOAD = ("--pd-use-cpu-offload", "--pd-cpu-buffer-size", "8MiB")
+IN_PLACE = ("--pd-in-place",)
 slow = pytest.mark.slow
 
 
@@ -36,7 +37,10 @@ CASES = [  # the model has two KV heads: with three ranks and more some are with
     ("tcp", "pull-delay", workers(1, 2), workers(2)),
     pytest.param("shm", "push", workers(2, 2), (*workers(1, 3), "--block-size", "32"), marks=slow),
     pytest.param("tcp", "push", (*workers(2), "--block-size", "32"), workers(4), marks=slow),
-    pytest.param("shm", "pull-eager", workers(2, 2), (*ONE, "--pd-in-place"), marks=slow),
+    pytest.param("shm", "pull-eager", workers(2, 2), (*ONE, *IN_PLACE), marks=slow),
+    pytest.param("shm", "pull-eager", ONE, (*workers(3), *IN_PLACE), marks=slow),
+    pytest.param("shm", "pull-delay", (*workers(2), *OFFLOAD), (*workers(1, 2), *IN_PLACE), marks=slow),
+    ("shm", "pull-delay", workers(2), (*workers(2), *IN_PLACE)),
 ]
 
 
@@ -107,6 +111,38 @@ def test_a_receiver_s_worker_that_is_killed_costs_nothing_but_time(expected: lis
         assert [pair.answer(prompt) for prompt in PROMPTS] == expected
         assert pair.receiver.metric("digest_mismatches_total") == 0
     assert pair.codes == [0, 0]
+
+
+@slow
+@pytest.mark.parametrize("victim", ["receiver's worker", "sender's worker", "sender"])
+def test_a_request_that_reads_in_place_goes_on(expected: list[list[int]], victim: str) -> None:
+    """In the memory of a neighbour that has ended; or, where a worker of its own engine did, from the beginning."""
+    alone = Live(*MEMORY)
+    prompt = PROMPTS[6]
+    wanted = tokens_of(alone.complete(prompt, max_tokens=200))
+    assert alone.close() == 0
+    with Pair("pull-delay", sender=workers(2), receiver=(*workers(2), *IN_PLACE)) as pair:
+        ticket = pair.ticket()
+        assert pair.prefill(prompt, ticket).status_code == 200
+        with ThreadPoolExecutor(1) as pool:
+            params = {"do_remote_prefill": True, "ticket": ticket}
+            answer = pool.submit(pair.receiver.complete, prompt, 200, kv_transfer_params=params)
+            wait_until(lambda: pair.receiver.metric("in_place_pages_total") > 0)
+            if victim == "sender":
+                os.kill(pair.sender.server.process.pid, signal.SIGKILL)
+            else:
+                kill_a_worker(pair.receiver if victim == "receiver's worker" else pair.sender, 1)
+            assert tokens_of(answer.result()) == wanted
+        if victim != "sender":
+            for live in (pair.sender, pair.receiver):
+                wait_until(lambda one=live: one.http.get("/health").status_code == 200)  # type: ignore[misc]
+            before = pair.receiver.metric("in_place_pages_total")
+            assert [pair.answer(prompt) for prompt in PROMPTS] == expected
+            assert pair.receiver.metric("in_place_pages_total") > before
+            wait_until(pair.nothing_pinned)
+        else:
+            wait_until(lambda: pair.receiver.metric("pinned_pages") == 0)
+    assert pair.codes[1] == 0
 
 
 @slow

@@ -215,7 +215,7 @@ def build_engine_of_workers(
         if sharing is None or file is None:
             return engine
         parts = [worker.part for worker in planned.layout.workers]
-        handing_over = sharing.hand_over_file(file.fd, joined(parts, workers.kv_layouts(), file.shares))
+        handing_over = sharing.hand_over_file(file.fd, joined(parts, workers.kv_layouts(), file.shares), workers)
         engine.ready.details["kv_transfer"] = msgspec.to_builtins(handing_over.published)
         return replace(engine, handing_over=handing_over)
     except BaseException:
