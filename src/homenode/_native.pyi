@@ -11,7 +11,7 @@ _Floats = npt.NDArray[np.float32]
 _Ints = npt.NDArray[np.int32]
 _Longs = npt.NDArray[np.uint64]
 
-Drawn = tuple[_Ints, _Floats, _Ints, _Floats, list[int]]
+Drawn = tuple[_Ints, _Floats, _Ints, _Floats]
 
 class Level(enum.Enum):
     scalar = 0

@@ -246,17 +246,17 @@ class NativeBackend:
         return NativeProgram(program)
 
     def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
-        """See `Backend.sample`. ValueError names the first row that has a NaN or nothing finite among its (edited) logits."""
+        """See `Backend.sample`."""
         drawn = self._sampler.sample(
             logits, how.temperature, how.top_k, how.top_p, how.min_p, how.seed, how.counter,
             how.repetition_penalty, how.frequency_penalty, how.presence_penalty,
             how.bias_start, how.bias_token, how.bias_value, how.seen_start, how.seen_token, how.seen_count, num_logprobs,
         )  # fmt: skip
-        return _sampled_rows(drawn)
+        return SampledRows(*drawn)
 
     def score(self, logits: _native.Output, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
-        """See `Backend.score`. ValueError as in `sample`; the row it names is an index into `rows`."""
-        return _sampled_rows(self._sampler.score(logits, rows, targets, num_logprobs))
+        """See `Backend.score`."""
+        return SampledRows(*self._sampler.score(logits, rows, targets, num_logprobs))
 
     def statistics(self) -> dict[str, Any]:
         """See `Backend.statistics`. Bytes of weights and programs count what was made, freed or not.
@@ -387,10 +387,3 @@ class NativeProgram:
 
 def _extents(ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     return [(address, size) for address, size, _ in ranges]
-
-
-def _sampled_rows(drawn: _native.Drawn) -> SampledRows:
-    tokens, logprobs, top_tokens, top_logprobs, bad_rows = drawn
-    if bad_rows:
-        raise ValueError(f"row {bad_rows[0]} of the logits holds a NaN or no finite value (rows like that: {bad_rows})")
-    return SampledRows(tokens, logprobs, top_tokens, top_logprobs)
