@@ -14,8 +14,9 @@ from homenode.compute.kv_memory import KvRegion
 from homenode.compute.native import NativeBackend
 from homenode.compute.native.kv_memory import copy_kv
 from homenode.compute.ops import KvGeometry
-from homenode.engine.workers.kv_file import Attached, KvFile, joined, sliced
+from homenode.engine.workers.kv_file import KvFile, joined
 from homenode.engine.workers.messages import Share
+from homenode.engine.workers.neighbours import Attached, sliced
 from homenode.errors import UserError
 from homenode.model.division import Grain, divide, divide_heads
 from homenode.model.part import ModelPart, Span

@@ -15,9 +15,10 @@ from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.expert_table import Table
 from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import Channels, MakeChannels
-from homenode.engine.workers.kv_file import Attached, KvFile, sliced
+from homenode.engine.workers.kv_file import KvFile
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Alive, Attach, Detach, Forget, FromWorker, Join, Lay, Leave
+from homenode.engine.workers.neighbours import Attached, sliced
 from homenode.errors import PeerError
 from homenode.model.checkpoint.spec import ModelSpec
 
