@@ -23,6 +23,7 @@ _END_S = 3.0  # for a worker to finish its step and end
 _LAST_FIGURES_S = 1.0
 
 JoinOf = Callable[[WorkerPlan], Join]  # as for generation 0 without channels
+MemoriesOf = Callable[[WorkerPlan], Sequence[int]]  # descriptors that go with its Join, after those of channels
 Launch = Callable[[WorkerPlan], StartedWorker]
 
 
@@ -37,10 +38,12 @@ class Crew:
         launch: Launch,
         experts: ModelSpec | None,
         clock: Callable[[], float],
+        memories_of: MemoriesOf,
     ) -> None:
         """As `ProcessExecutor`."""
         self._plans, self._join_of, self._make_channels = plans, join_of, make_channels
         self._launch, self._experts, self._clock = launch, experts, clock
+        self._memories_of = memories_of
         self._channels: Channels | None = None
         self._generation = 0
         self.members: list[Member] = []
@@ -117,7 +120,8 @@ class Crew:
         member = Member(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
         self.selector.register(process.socket, selectors.EVENT_READ, member)
         channels, descriptors = self._channels.of(plan.number)
-        process.socket.send(replace_join(self._join_of(plan), self._generation, channels), descriptors)
+        join = replace_join(self._join_of(plan), self._generation, channels)
+        process.socket.send(join, [*descriptors, *self._memories_of(plan)])
         return member
 
     def _hear_last_figures(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from homenode.engine.executor.crew import Crew, JoinOf, Launch
+from homenode.engine.executor.crew import Crew, JoinOf, Launch, MemoriesOf
 from homenode.engine.executor.losing import LossRecord, Silence
 from homenode.engine.executor.member import Member
 from homenode.engine.executor.protocol import StepError, WorkerLostError
@@ -51,13 +51,14 @@ class ProcessExecutor:
         launch: Launch | None = None,
         on_end: Callable[[], None] = lambda: None,
         experts: ModelSpec | None = None,
+        memories_of: MemoriesOf = lambda plan: (),
     ) -> None:
         """`plans`: stage after stage. `program`: the module that a worker runs. `worker_timeout`: seconds a worker may be silent. `launch`: starts a
         worker, at once and without waiting for it, in place of a child of this process; `on_end` is called when all have ended. `experts`: a model of
-        whose experts the use is told in `statistics`."""
+        whose experts the use is told in `statistics`. `memories_of`: what a worker is given with its Join, each time it is started; it stays the caller's."""
         launch = launch or (lambda plan: WorkerProcess(plan.name, program))
         self._on_end, self._experts, self._clock = on_end, experts, clock
-        self._crew = Crew(plans, join_of, make_channels, launch, experts, clock)
+        self._crew = Crew(plans, join_of, make_channels, launch, experts, clock, memories_of)
         self._traffic = StepTraffic(plans)
         self._silence = Silence(worker_timeout, clock())
         self._losses = LossRecord()

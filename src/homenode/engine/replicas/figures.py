@@ -48,6 +48,7 @@ def all_ready(parts: Sequence[Ready], places: Sequence[EnginePlace]) -> Ready:
             "engines": len(parts),
             "load_seconds": max(_number(part, "load_seconds") for part in parts),
             "weight_bytes": sum(_number(part, "weight_bytes") for part in parts),
+            "shared_weight_bytes": sum(_number(part, "shared_weight_bytes") for part in parts),
             "kv_bytes": sum(_number(part, "kv_bytes") for part in parts),
             "notes": _notes(parts),
             "compute": _compute([part.details.get("compute") for part in parts]),

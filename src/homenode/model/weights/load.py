@@ -88,6 +88,7 @@ def load_model(
     packed_cache: Path | None = None,
     spread_of: SpreadOf = lambda name: "split",
     part: ModelPart | None = None,
+    experts: object = None,
 ) -> LoadedModel:
     """Load a checkpoint, or a part of it, into a backend.
 
