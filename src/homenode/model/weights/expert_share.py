@@ -34,7 +34,8 @@ def expert_owners(layout: WeightLayout, part: ModelPart, members: int) -> Mappin
         if (seen := _EXPERT.search(m.name)) is not None:
             layer, expert = int(seen[1]), int(seen[2])
             at = part.experts[layer - part.layers.first].index(expert)
-            found[m.name] = (at + layer) % members
+            before = sum(len(e) for e in part.experts[: layer - part.layers.first])
+            found[m.name] = (at + before) % members
     return found
 
 
