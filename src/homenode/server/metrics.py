@@ -225,6 +225,11 @@ class Metrics:
         for reason in ("stop", "length", "abort", "error"):
             self._finished.labels(model, reason)
 
+    def front_begins(self, replaces: bool) -> None:
+        """Where there are several fronts: this is one of them, and `replaces` one that was lost."""
+        begun = Counter("homenode:front_restarts", "Times a front was started again.", ("model_name",), registry=self._own)
+        begun.labels(self._model).inc(replaces)
+
     def refuse(self, reason: str) -> None:
         """Count a request the front itself turned away."""
         self._counted.refuse(reason)

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from homenode.transfer.at_once import AtOnce
 from homenode.transfer.buffers import Buffers, InPlace
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, Listening, LocalBuffer
 from homenode.transfer.copying import CopyThread
+from homenode.transfer.feeding import Machine
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.greeting import Admission, Identity
 from homenode.transfer.limbo import Tickets, answer_without_agent
 from homenode.transfer.links import LinkLimits, Links
 from homenode.transfer.machine import FromEngine, Own
 from homenode.transfer.mailbox import Mailbox
-from homenode.transfer.performing import Machine, Performer
+from homenode.transfer.performing import Performer
 from homenode.transfer.seam import Computed, ToAgent, ToScheduler, Unused
 from homenode.transfer.staging import StagingMemory
 
@@ -105,10 +105,10 @@ class TransferAgent:
             takes_buffers=push == sends,
             writable=push,
         )
-        self._performer.lanes = AtOnce(self._machine, self._performer, self._buffers, self._copies, self._post_event, clock, lanes)
+        self._feeder = self._performer.feeder
         limits, admission = limits or LinkLimits(), admission or Admission()
         self._links = Links(carrier, identity, exported, self._performer, writable=push, limits=limits, admission=admission, lanes=lanes)
-        self._performer.links = self._performer.lanes.links = self._links
+        self._performer.join(self._links, self._post_event, lanes)
         self._figures = self._machine.figures()
         self._broken = ""
         self._ends: float | None = None
@@ -172,10 +172,10 @@ class TransferAgent:
             connections=self._figures.peers,
             frames_in=links.frames_in,
             frames_out=links.frames_out,
-            bytes_copied=performer.bytes_copied,
-            copy_seconds=performer.copy_seconds,
+            bytes_copied=performer.pages.bytes_copied,
+            copy_seconds=performer.pages.copy_seconds,
             refused=dict(links.refused),
-            failures=performer.failures,
+            failures=performer.feeder.failures,
             broken=self._broken,
         )
 
@@ -207,7 +207,7 @@ class TransferAgent:
         try:
             if not self._started or self._broken:
                 return -1.0
-            if self._performer.behind:
+            if self._feeder.behind:
                 return 0.0
             self._performer.prepare()
             return self._patience() if self._mailbox.may_sleep() else 0.0
@@ -274,15 +274,15 @@ class TransferAgent:
                 self._release()
 
     def _turn(self, events: list[tuple[int, int]]) -> None:
-        links, mailbox, performer = self._links, self._mailbox, self._performer
+        links, mailbox, feeder = self._links, self._mailbox, self._feeder
         now = self._clock()
-        busy, behind = bool(events) or mailbox.waiting, performer.behind
+        busy, behind = bool(events) or mailbox.waiting, feeder.behind
         if busy:
             self._awake_until = now + _WATCH_S
         for fd, mask in events:
             links.handle(fd, mask, now)
         links.flush(now)  # the other side waits for it, perhaps; mail may take a while
-        if performer.behind and not behind:
+        if feeder.behind and not behind:
             return  # somebody was told something a moment ago: the books are kept when he has seen to it
         for _ in range(_MOST_MAIL):
             if not mailbox.waiting:
@@ -291,7 +291,7 @@ class TransferAgent:
         self._look_at_the_clock(now)  # and catches up
         links.flush(now)
         if self._sends:
-            performer.prepare()  # the scheduler may have pages next, without coming by
+            self._performer.prepare()  # the scheduler may have pages next, without coming by
         if busy and self._sweep_at is None:
             self._sweep_at = now + _SWEEP_S
 
@@ -304,7 +304,7 @@ class TransferAgent:
             self._relief.wait(_RELIEF_S)
             return
         links, mailbox, clock = self._links, self._mailbox, self._clock
-        behind = self._performer.behind
+        behind = self._feeder.behind
         while not behind:
             if links.poll(0) or mailbox.waiting:
                 return
@@ -319,27 +319,27 @@ class TransferAgent:
 
     def _take_mail(self, now: float) -> None:
         messages = self._mailbox.take()
-        self._performer.collect()
+        self._performer.pages.collect()
         for message in messages:
             if isinstance(message, _Closing):
                 self._ends = message.until
-                self._performer.catch_up()  # else the machine would call off what was announced without it
-                self._performer.perform_all(self._machine.drain(now))
+                self._feeder.catch_up()  # else the machine would call off what was announced without it
+                self._feeder.perform_all(self._machine.drain(now))
             else:
                 self._tickets.told(message)
-                self._performer.feed(FromEngine(message))
+                self._feeder.feed(FromEngine(message))
 
     def _look_at_the_clock(self, now: float) -> None:
-        self._performer.catch_up()
+        self._feeder.catch_up()
         if self._tick_at is not None and self._tick_at <= now:
-            self._performer.perform_all(self._machine.tick(now))
+            self._feeder.perform_all(self._machine.tick(now))
         self._links.look_at_the_clock(now)
         if self._sweep_at is not None and self._sweep_at <= now:
             self._links.enforce_limits(now)
             self._buffers.retire(now)
             self._sweep_at = now + _SWEEP_S if self._links.unsettled or self._buffers.lingering else None
-        if self._performer.changed and now - self._reported_at >= _REPORT_S:
-            self._performer.changed = False
+        if self._feeder.changed and now - self._reported_at >= _REPORT_S:
+            self._feeder.changed = False
             self._reported_at = now
             self._report()
 
@@ -347,7 +347,7 @@ class TransferAgent:
         """Seconds until something is due."""
         self._tick_at = self._machine.next_deadline()
         due = [t for t in (self._tick_at, self._links.due, self._sweep_at, self._ends) if t is not None]
-        if self._performer.changed:
+        if self._feeder.changed:
             due.append(self._reported_at + _REPORT_S)
         return min(max(0.0, min(due) - self._clock()), _LONGEST_WAIT_S) if due else -1
 
@@ -376,14 +376,14 @@ class TransferAgent:
 
     def _break(self, reason: str) -> None:
         """End every ticket in hand. Readers of memory that was handed out notice by its epochs."""
-        self._performer.off = True
+        self._feeder.off = True
         self._links.close_all()
         self._copies.close(_JOIN_S)
         for buffer in self._local:
             words = buffer.words
             if words is not None:
                 words.write(range(len(words)), [words.read(block) + 1 for block in range(len(words))])
-        kept = self._machine.lent() | self._performer.announced
+        kept = self._machine.lent() | self._feeder.announced
         for event in self._tickets.endings(self._clock(), reason, written_by_others=self._written_by_peers, kept=kept):
             self._post_event(event)
         self._broken = reason
@@ -399,7 +399,7 @@ class TransferAgent:
     def _release(self) -> None:
         """Close what is open."""
         self._started = False
-        self._performer.off = True
+        self._feeder.off = True
         self._links.close_all()
         for listening in self._bound.values():
             for one in listening:

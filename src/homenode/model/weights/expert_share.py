@@ -1,19 +1,30 @@
-"""INTERIM, until the seam is merged."""
+"""Experts that several engines of one host keep in common: who owns which, and what is in memory already.
+
+Workers of the same number in D engines have the same experts (`ModelPart.experts`). Each of the D owns some of them, which it reads, packs and so
+first touches on its own node; the others map what it made, and read it in place. Memory that they share outlives each of them
+(`expert_memory`); dense matrices stay each engine's own.
+"""
 
 from __future__ import annotations
 
-import re
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from homenode.compute.ops import Backend
+from homenode.errors import InternalError
 from homenode.model.part import ModelPart
-from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.expert_header import STATE_READY, WORD_BYTES, state_of, state_word
+from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 
 @dataclass(frozen=True)
 class ExpertShare:
-    """A worker's seat among those that keep experts in common. The memfd is not closed by who gets this."""
+    """A worker's seat among those that keep experts in common. The memfd is not closed by who gets this.
+
+    `fd`: a memfd sealed against shrinking, of one page of zeros when nobody has used it yet. `timeout_s`: how long to wait for the other members.
+    """
 
     fd: int
     member: int
@@ -22,27 +33,41 @@ class ExpertShare:
 
 
 def shares_experts(backend: Backend) -> bool:
+    """Whether this backend can keep experts in common with others; where not, every engine has all of them."""
     return False
-
-
-_EXPERT = re.compile(r"\.layers\.(\d+)\..*\.experts\.(\d+)\.")
 
 
 def expert_owners(layout: WeightLayout, part: ModelPart, members: int) -> Mapping[str, int]:
-    found = {}
-    for m in layout.matrices:
-        if (seen := _EXPERT.search(m.name)) is not None:
-            layer, expert = int(seen[1]), int(seen[2])
-            at = part.experts[layer - part.layers.first].index(expert)
-            before = sum(len(e) for e in part.experts[: layer - part.layers.first])
-            found[m.name] = (at + before) % members
-    return found
+    """The member that owns each matrix kept in common, by its name; a matrix that is missing everybody has for himself.
+
+    Experts are given out in turn by their place among those of the part in a layer, each layer beginning with another member: so that every layer's
+    experts are with all members, and who has one more in one layer has one less in another. An expert's matrices are together.
+    """
+    return {m.name: owner_of(m, part, members) for m in layout.matrices if m.expert is not None}
+
+
+def owner_of(matrix: MatrixLayout, part: ModelPart, members: int) -> int:
+    """The member that owns an expert's matrix."""
+    return (place_of(matrix, part) + (matrix.layer or 0)) % members
+
+
+def place_of(matrix: MatrixLayout, part: ModelPart) -> int:
+    """The place of a matrix's expert among those that the part has in its layer. InternalError for a matrix that the part does not have."""
+    if matrix.layer is None or matrix.expert is None:
+        raise InternalError(f"{matrix.name} is no expert's")
+    experts = part.experts[matrix.layer - part.layers.first]
+    if matrix.expert not in experts:
+        raise InternalError(f"{matrix.name} is not of {part.name}")
+    return experts.index(matrix.expert)
 
 
 def own_bytes(layout: WeightLayout, part: ModelPart, member: int, members: int) -> int:
+    """Bytes that a member takes in memory: its share of the experts, and all that is not shared. Where kernels pad, it is a little more."""
     owners = expert_owners(layout, part, members)
-    return sum(m.target_bytes for m in layout.matrices if owners.get(m.name, member) == member) + layout.vector_bytes
+    return layout.vector_bytes + sum(m.target_bytes for m in layout.matrices if owners.get(m.name, member) == member)
 
 
 def share_ready(fd: int, member: int) -> bool:
-    return False
+    """Whether the share of this member is in the memory already; False for memory that nobody has used yet."""
+    word = os.pread(fd, WORD_BYTES, WORD_BYTES * state_word(member))
+    return len(word) == WORD_BYTES and state_of(int.from_bytes(word, sys.byteorder)).state == STATE_READY

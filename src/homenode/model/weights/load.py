@@ -14,6 +14,7 @@ from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.rope import Rope, rope_of
 from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
 from homenode.model.part import ModelPart
+from homenode.model.weights.expert_share import ExpertShare
 from homenode.model.weights.layout import WeightLayout, plan_layout
 from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.packed_cache import PackedCache
@@ -33,6 +34,7 @@ class LoadedModel:
     part: ModelPart
     max_model_len: int  # most positions of a sequence, prompt and output together
     notes: tuple[str, ...] = ()  # of how it was loaded, worth telling an operator
+    shared_bytes: int = 0  # of matrices that other engines own, and that are read where they lie
 
     def forward(self, cache: KvCache) -> Callable[[Ops], Tensor]:
         """The function to compile, keys and values going to `cache`: logits of a step's selected rows, or of a stage that is not the last its rows."""
@@ -88,7 +90,7 @@ def load_model(
     packed_cache: Path | None = None,
     spread_of: SpreadOf = lambda name: "split",
     part: ModelPart | None = None,
-    experts: object = None,
+    experts: ExpertShare | None = None,
 ) -> LoadedModel:
     """Load a checkpoint, or a part of it, into a backend.
 
@@ -96,7 +98,8 @@ def load_model(
     max_model_len: None means the model's own. progress: called with (bytes done, bytes in all) after every tensor.
     packed_cache: the folder of a file the packed matrices are read from, or written to for the next time; see `packed_cache.PackedCache`.
     spread_of: where the matrix of a tensor lies when the backend's threads have several homes. part: None means all of the model; the checkpoint is
-    checked as a whole all the same.
+    checked as a whole all the same. experts: the seat among those that keep the experts of this part in common; None, or a backend that cannot
+    (`shares_experts`), or a part without experts: all of the part is this engine's own.
 
     All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or format, CheckpointError for
     missing, unknown or misshapen tensors, UserError for settings.
