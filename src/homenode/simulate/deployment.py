@@ -30,12 +30,13 @@ from homenode.host.topology.host import Host
 from homenode.model.checkpoint import Checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.weights.homes import plan_homes
+from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import kv_geometry_of, plan_model
 from homenode.model.weights.numa_layout import packed_group_bytes
 from homenode.simulate.costs import Link, StageCost
 from homenode.simulate.engine import SimulatedEngine
 from homenode.simulate.speeds import Speeds
-from homenode.simulate.worker import accelerator_worker, cpu_worker, link_of, teams_of, work_of
+from homenode.simulate.worker import Owners, accelerator_worker, cpu_worker, link_of, teams_of, work_of
 from homenode.units import format_bytes
 
 
@@ -90,14 +91,26 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
         if problem := expert_problem(own, checkpoint.spec):
             raise problem
         seat = seat_of(own, everybody)
-        common = None if seat is None else ExpertsInCommon(seat)
+        together = None if seat is None else _Together(ExpertsInCommon(seat), places)
         inline = list(devices) == ["cpu"]
         made.append(
-            _one_worker(host, own, checkpoint, place, speeds, common)
+            _one_worker(host, own, checkpoint, place, speeds, together)
             if inline
-            else _workers(host, own, checkpoint, devices, speeds, common)
+            else _workers(host, own, checkpoint, devices, speeds, together)
         )
     return tuple(made)
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Engines in these places that keep experts in common, and the seat of one."""
+
+    common: ExpertsInCommon
+    places: Sequence[EnginePlace]
+
+    def owners(self, layout: WeightLayout, part: ModelPart) -> Owners:
+        kept = self.common.owners(layout, part)
+        return Owners(self.places, sum(m.target_bytes for m in layout.matrices if m.name in kept))
 
 
 def _places(host: Host, config: EngineConfig, checkpoint: Checkpoint) -> tuple[tuple[EnginePlace, ...], EngineConfig]:
@@ -121,9 +134,10 @@ def _places(host: Host, config: EngineConfig, checkpoint: Checkpoint) -> tuple[t
 
 
 def _one_worker(
-    host: Host, config: EngineConfig, checkpoint: Checkpoint, place: EnginePlace, speeds: Speeds, common: ExpertsInCommon | None
+    host: Host, config: EngineConfig, checkpoint: Checkpoint, place: EnginePlace, speeds: Speeds, together: _Together | None
 ) -> EngineSpec:
     spec, part = checkpoint.spec, ModelPart.whole(checkpoint.spec)
+    common = together.common if together else None
     backend = make_backend(config.compute, (UNPINNED,))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
@@ -139,7 +153,8 @@ def _one_worker(
         room = min(room, config.replica.memory)
     left = max(0, min(room, _available(host)) - kept_of(layout, part, common).own)
     sizes = resolve(config, spec, geometry, left if on_nodes is None else min(left, on_nodes.size))
-    cost = cpu_worker(host, place, work_of(spec, layout, geometry, part), speeds)
+    owners = together.owners(layout, part) if together else None
+    cost = cpu_worker(host, place, work_of(spec, layout, geometry, part), speeds, owners)
     nodes = {str(node): size for node, size in homes.nodes.items() if size}
     return EngineSpec(
         config, sizes, (StageCost((cost,), 4 * spec.hidden_size),), 0.0, nodes, sizes.num_blocks * geometry.block_bytes,
@@ -148,9 +163,9 @@ def _one_worker(
 
 
 def _workers(
-    host: Host, config: EngineConfig, checkpoint: Checkpoint, devices: Sequence[str], speeds: Speeds, common: ExpertsInCommon | None
+    host: Host, config: EngineConfig, checkpoint: Checkpoint, devices: Sequence[str], speeds: Speeds, together: _Together | None
 ) -> EngineSpec:
-    planned = plan_engine(config, checkpoint, host, devices, common=common)
+    planned = plan_engine(config, checkpoint, host, devices, common=together.common if together else None)
     workers = planned.layout.workers
     total = _available(host) if config.replica is None or config.replica.memory is None else config.replica.memory
     rooms = [_room(host, worker.place) for worker in workers]
@@ -160,7 +175,7 @@ def _workers(
     sizes = _sizes(planned, speeds)
     ranks, spec = config.parallel.tensor_parallel_size, checkpoint.spec
     links = [_link(host, planned, stage * ranks, speeds) for stage in range(len(workers) // ranks)]
-    stages = tuple(_stage(host, planned, stage, links[stage], speeds) for stage in range(len(links)))
+    stages = tuple(_stage(host, planned, stage, links[stage], speeds, together) for stage in range(len(links)))
     weights: dict[str, int] = {}
     for worker in workers:
         own, nodes = planned.kept(worker).own, _nodes(host, worker.place)
@@ -174,14 +189,18 @@ def _workers(
     )
 
 
-def _stage(host: Host, planned: Planned, stage: int, link: Link, speeds: Speeds) -> StageCost:
+def _stage(host: Host, planned: Planned, stage: int, link: Link, speeds: Speeds, together: _Together | None) -> StageCost:
     spec = planned.checkpoint.spec
     mine = [n for n, worker in enumerate(planned.layout.workers) if worker.stage == stage]
     costs = []
     for n in mine:
         worker = planned.layout.workers[n]
         work = work_of(spec, planned.weights[n], planned.geometries[n], worker.part)
-        costs.append(accelerator_worker(work, speeds) if is_accelerator(worker.device) else cpu_worker(host, worker.place, work, speeds))
+        if is_accelerator(worker.device):
+            costs.append(accelerator_worker(work, speeds))
+        else:
+            owners = together.owners(planned.weights[n], worker.part) if together else None
+            costs.append(cpu_worker(host, worker.place, work, speeds, owners))
     part = planned.layout.workers[mine[0]].part
     sums = 2 * part.layers.count + part.first_stage + part.last_stage if len(mine) > 1 else 0
     shared = Link(link.latency, link.byte * (len(mine) - 1))  # every rank reads what all others have
