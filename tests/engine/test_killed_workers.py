@@ -96,9 +96,11 @@ class Clients:
         self.engine.submit(requests, self.sink)
 
 
-def mark(folder: Path, moment: str, worker: int, number: signal.Signals = signal.SIGKILL) -> Path:
-    """Have a worker meet its end; the file that will say when it did."""
-    (folder / f"{moment}-{worker}-{int(number)}").touch()
+def mark(folder: Path, moment: str, worker: int, number: signal.Signals = signal.SIGKILL, times: int = 1) -> Path:
+    """Have a worker meet its end, and those in its place as well; the file that will say when the last did."""
+    made = folder / f"new-{moment}-{worker}"
+    made.write_text(str(times))
+    made.rename(folder / f"{moment}-{worker}-{int(number)}")
     return folder / f"done-{moment}-{worker}-{int(number)}"
 
 
@@ -190,13 +192,10 @@ def test_a_request_that_loses_workers_again_and_again_ends_by_name(split: str, t
         entry, sink = golden()[0], SimpleQueue[Output]()
         engine.submit([Request(id=1, prompt_ids=entry["prompt_ids"], params=greedy(TOKENS))], sink)
         heard = [sink.get(timeout=PATIENCE_S)]
-        for worker in (0, 1, 0, 1):
-            done = mark(tmp_path, "decode", worker)
-            while not done.exists():
-                heard.append(sink.get(timeout=PATIENCE_S))
-            done.unlink()
+        done = mark(tmp_path, "decode", last_of(split), times=4)
         while heard[-1].finish_reason is None:
             heard.append(sink.get(timeout=PATIENCE_S))
+        assert done.exists()
         assert heard[-1].error_kind == "WorkerLostError" and str(heard[-1].error).startswith("worker_lost")
         told = tokens_of(heard)
         assert told == entry["greedy_ids"][: len(told)]

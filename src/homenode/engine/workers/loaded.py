@@ -65,7 +65,8 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype, part)
     config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
     if not is_accelerator(join.device):
-        resolve(config, checkpoint.spec, geometry, memory_left(config, place, mine) - mine.own)
+        there = mine.held + join.kv_there
+        resolve(config, checkpoint.spec, geometry, memory_left(config, place, there=there) - mine.own)
     model = load_model(
         checkpoint,
         backend,
@@ -103,7 +104,7 @@ def _sizes(
 ) -> Sizes:
     """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and what it needs is left alone."""
     if not is_accelerator(join.device):
-        return resolve(config, model.spec, geometry, memory_left(config, place, taken=mine.own))
+        return resolve(config, model.spec, geometry, memory_left(config, place, mine.own, join.kv_there))
     if config.kv.kv_cache_memory is None:
         room = _device_room(config, join, model, backend, geometry)
         config = replace(config, kv=replace(config.kv, kv_cache_memory=room))
