@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from homenode.compute.ops import Backend
+from homenode.compute.ops import Backend, SharingBackend
 from homenode.errors import InternalError
 from homenode.model.part import ModelPart
 from homenode.model.weights.expert_header import STATE_READY, WORD_BYTES, state_of, state_word
@@ -34,7 +34,7 @@ class ExpertShare:
 
 def shares_experts(backend: Backend) -> bool:
     """Whether this backend can keep experts in common with others; where not, every engine has all of them."""
-    return False
+    return isinstance(backend, SharingBackend)
 
 
 def expert_owners(layout: WeightLayout, part: ModelPart, members: int) -> Mapping[str, int]:
