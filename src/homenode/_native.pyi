@@ -11,7 +11,7 @@ _Floats = npt.NDArray[np.float32]
 _Ints = npt.NDArray[np.int32]
 _Longs = npt.NDArray[np.uint64]
 
-Drawn = tuple[_Ints, _Floats, _Ints, _Floats, list[int]]
+Drawn = tuple[_Ints, _Floats, _Ints, _Floats]
 
 class Level(enum.Enum):
     scalar = 0
@@ -122,10 +122,11 @@ def kv_cache(
     arena: Arena | None = None,
     interleaved: bool = False,
     sharing: Sharing | None = None,
+    share: tuple[int, int, int] | None = None,
 ) -> KvCache: ...
 
 _Shape = tuple[int, int, int, int, KvType]  # layers, heads, head_dim, block_size, type
-_Region = tuple[int, int, int, int, int, int]
+_Region = tuple[int, int, int, int, int, int, int, int]
 _Layout = tuple[_Shape, int, int, int, list[_Region]]  # tile_bytes, blocks, nbytes
 
 class KvMemory:

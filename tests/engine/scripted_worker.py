@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.engine.schedule.step import Sampled, StepResult
 from homenode.engine.workers.channels import Links
 from homenode.engine.workers.main import main
-from homenode.engine.workers.messages import Done, Fits, Join, Work
+from homenode.engine.workers.messages import Done, Fits, Join, Share, Work
 from homenode.errors import CapacityError
 from tests.engine.socket_channels import open_sockets
 
@@ -47,8 +48,9 @@ class ScriptedWorker:
         progress(100, 100)
         return Fits(BLOCKS + self._join.number, 1000, 0.0, [f"note of {self._join.number}"])
 
-    def lay(self, num_blocks: int) -> None:
+    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
         assert num_blocks == BLOCKS
+        return None
 
     def prepare(self, links: Links) -> None:
         self._links, self._told = links, {}

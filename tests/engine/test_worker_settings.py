@@ -43,7 +43,9 @@ def refused(model: Path, settings: dict[str, Any]) -> str:
         ({"stage_devices": "gpu"}, ["stage_devices:", "gpu"]),
         ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, ["enable_expert_parallel:", "no experts"]),
         ({"pipeline_parallel_size": 2, "executor": "inline"}, ["executor:", "inline"]),
-        ({"pipeline_parallel_size": 2, "pd_role": "sender"}, ["pd_role:", "several workers"]),
+        ({"pipeline_parallel_size": 2, "pd_role": "sender", "executor": "ray"}, ["executor:", "pd_role", "processes"]),
+        ({"pipeline_parallel_size": 2, "pd_role": "sender", "pd_buffer_size": "1KiB"}, ["pd_buffer_size:", "less than one KV block"]),
+        ({"tensor_parallel_size": 2, "pd_role": "receiver", "pd_peer_alloc_port": [7400]}, ["pd_peer_alloc_port:", "2 ranks"]),
         ({"pipeline_parallel_size": 2, "numa": "shard", "cpu_threads_bind": "auto"}, ["numa:", "both say where threads run"]),
         ({"pipeline_parallel_size": 2, "kv_cache_memory": "1KiB"}, ["kv_cache_memory:", "hold 0"]),
         ({"pipeline_parallel_size": 2, "max_model_len": 10**6}, ["max_model_len:", "1000000"]),
@@ -57,6 +59,7 @@ def test_refusals(model: Path, settings: dict[str, Any], words: list[str]) -> No
 def test_what_can_be_is_not_refused(model: Path) -> None:
     assert check_config(config_for(model, pipeline_parallel_size=2, tensor_parallel_size=2)) == []
     assert check_config(config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", layer_split="auto")) == []
+    assert check_config(config_for(model, pipeline_parallel_size=2, tensor_parallel_size=2, pd_role="sender")) == []
 
 
 def test_zero_ranks_are_no_setting() -> None:

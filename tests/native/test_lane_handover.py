@@ -81,7 +81,7 @@ def test_what_does_not_prove_good_at_once_is_verified_as_ever(
 def test_garbage_ends_the_connection_and_nothing_else(sides: tuple[Side, Side], written: bytes) -> None:
     sender, receiver = sides
     hand_over(sender, receiver, "before", 2, 1)
-    (connection,) = receiver.agent._links._heard.values()
+    (connection,) = receiver.agent._links.hearing.connections.values()
     lane = connection.lane_in
     assert lane is not None
     os.pwrite(lane.fd, written, 0)  # the header of the lane; a record of garbage lies behind it

@@ -152,9 +152,16 @@ class SamplingArrays:
     seen_count: IntArray  # how often in the output; 0: only in the prompt
 
 
+NO_TOKEN = -1
+
+
 @dataclass
 class SampledRows:
-    """The drawn tokens and, if asked for, log-probabilities under the unmodified logits (log-softmax, natural logarithm)."""
+    """The drawn tokens and, if asked for, log-probabilities under the unmodified logits (log-softmax, natural logarithm).
+
+    A row that holds a NaN, or nothing finite that could be drawn, has the token `NO_TOKEN`. Where a row holds a NaN or has no finite largest value its
+    log-probability is NaN, and its most likely tokens mean nothing. Other rows do not suffer from it.
+    """
 
     tokens: IntArray  # [r]
     logprobs: FloatArray  # [r]

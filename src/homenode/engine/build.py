@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from homenode.engine.messages import Ready
 from homenode.engine.node_room import KvRoom, check_homes, kv_room
 from homenode.engine.numa_default import auto_is_meant
 from homenode.engine.numa_memory import leave_plan, settle_pages, spread_of, team_memory
-from homenode.engine.pairing import kept_as, require_transfer, transfer_problems
+from homenode.engine.pairing import kept_as, require_transfer, targets_of, transfer_problems
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
@@ -241,10 +240,11 @@ def _place(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePl
     return config.replica.place if config.replica else place_of_engine(config, checkpoint, host)
 
 
-def _room(config: EngineConfig, place: EnginePlace, taken: int = 0) -> MemoryRoom:
-    """What may still be taken. One of several engines keeps within its share, of which it has `taken` some: all of them load at once, and each
-    would otherwise count the memory that the others are about to take."""
+def _room(config: EngineConfig, place: EnginePlace, taken: int = 0, there: int = 0) -> MemoryRoom:
+    """What may still be taken, with `there` bytes that are counted as taken and are to be used again. One of several engines keeps within its share, of
+    which it has `taken` some: all of them load at once, and each would otherwise count the memory that the others are about to take."""
     room = memory_room(place)
+    room = replace(room, size=room.size + there)
     if config.replica is None or config.replica.memory is None:
         return room
     return replace(room, size=min(room.size, max(0, config.replica.memory - taken)))
@@ -255,9 +255,9 @@ def with_variables(config: EngineConfig, host: Host) -> EngineConfig:
     return replace(config, kv=replace(config.kv, kv_cache_memory=kv_cache_memory(config.kv.kv_cache_memory, host.variables)))
 
 
-def memory_left(config: EngineConfig, place: EnginePlace, taken: int = 0) -> int:
-    """Bytes that a worker in this place may still take, of which it has `taken` some."""
-    return _room(config, place, taken).size
+def memory_left(config: EngineConfig, place: EnginePlace, taken: int = 0, there: int = 0) -> int:
+    """Bytes that a worker in this place may still take, of which it has `taken` some; `there`: those that others have left it."""
+    return _room(config, place, taken, there).size
 
 
 def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:
@@ -351,8 +351,7 @@ def _sharing(config: EngineConfig, checkpoint: Checkpoint, layout: WeightLayout,
         return None
     from homenode.engine.handing_over import Sharing  # needs the native core
 
-    targets = Counter(matrix.target for matrix in layout.matrices)
-    fingerprint = fingerprint_of(config.transfer, checkpoint, geometry, kept_as(config, targets))
+    fingerprint = fingerprint_of(config.transfer, checkpoint, geometry, kept_as(config, targets_of([layout])))
     return Sharing(config.transfer, backend, geometry, fingerprint)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
+from homenode.compute.kv_memory import KvLayout, KvMemory
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Backend, KvCache, KvGeometry
 from homenode.engine.handoff import FiguresChanged
@@ -42,16 +43,29 @@ class Sharing:
 
     def hand_over(self, cache: KvCache) -> HandingOver:
         """The agent for that memory. Raises as `HandingOver`."""
-        return HandingOver(self._config, self._backend, cache, self._geometry, self._fingerprint)
+        in_place = _in_place(self._backend, cache) if self._config.pd_in_place else None
+        return HandingOver(self._config, self._backend, self._backend.kv_memory(cache), self._geometry, self._fingerprint, in_place)
+
+    def hand_over_file(self, fd: int, layout: KvLayout) -> HandingOver:
+        """The agent for KV memory that workers have in a file, which stays open as long as the agent works. Raises as `HandingOver`."""
+        memory = self._backend.map_kv(fd, layout, writable=True, own=True)
+        return HandingOver(self._config, self._backend, memory, self._geometry, self._fingerprint)
 
 
 class HandingOver:
     """`published`: what others are told of it."""
 
     def __init__(
-        self, config: TransferConfig, backend: NativeBackend, cache: KvCache, geometry: KvGeometry, fingerprint: Fingerprint
+        self,
+        config: TransferConfig,
+        backend: NativeBackend,
+        memory: KvMemory,
+        geometry: KvGeometry,
+        fingerprint: Fingerprint,
+        in_place: InPlace | None = None,
     ) -> None:
-        """`cache`: the engine's KV cache, in memory that can be shared. Takes the CPU pool, if there is one, and binds what others connect to.
+        """`memory`: of the engine's KV cache, which can be shared; `geometry`: of all of it. Takes the CPU pool, if there is one, and binds what others
+        connect to.
 
         UserError for an address or port that cannot be had, HostError when the machine refuses.
         """
@@ -61,13 +75,13 @@ class HandingOver:
         self._agent = open_agent(
             config,
             {name: value for name, value in fingerprint.items() if name not in _PROVED_OTHERWISE},
-            backend.kv_memory(cache),
+            memory,
             backend.kv_pool(geometry, blocks) if blocks else None,
             NativeKv(backend.map_kv),
             lambda event: self._post(event),
             on_change=lambda: self._post(FiguresChanged()),
             incarnation=incarnation,
-            in_place=_in_place(backend, cache) if config.pd_in_place else None,
+            in_place=in_place,
         )
         self.published = published_by(config, incarnation, geometry.block_size, fingerprint, self._agent.addresses)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from homenode.engine.config import EngineConfig
@@ -11,12 +13,16 @@ from homenode.transfer.surroundings import Surroundings, read_surroundings
 
 if TYPE_CHECKING:
     from homenode.compute.ops import KvGeometry  # brings NumPy, which the front does not need
+    from homenode.model.weights.layout import WeightLayout
 
 
-def transfer_problems(config: EngineConfig, geometry: KvGeometry | None = None, memory: int | None = None) -> list[UserError]:
+def transfer_problems(
+    config: EngineConfig, geometry: KvGeometry | None = None, memory: int | None = None, workers: Sequence[str] = ()
+) -> list[UserError]:
     """Everything that keeps this engine from handing KV over as its settings say; empty as well where they do not ask for it.
 
-    `geometry`: of its KV memory, None while the model is not known. `memory`: bytes that may be taken beside the weights.
+    `geometry`: of its KV memory, None while the model is not known. `memory`: bytes that may be taken beside the weights. `workers`: the devices of
+    those that compute apart from the engine's own process.
     """
     facts = EngineFacts(
         block_bytes=geometry.block_bytes if geometry else 0,
@@ -25,6 +31,8 @@ def transfer_problems(config: EngineConfig, geometry: KvGeometry | None = None, 
         backend=config.compute.backend,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
         data_parallel_size=config.parallel.data_parallel_size,
+        workers=tuple(workers),
+        executor=config.parallel.executor,
         numa="replicate" if config.replica is not None and config.parallel.data_parallel_size == 1 else config.placement.numa,
     )
     here = read_surroundings(config.transfer) if config.transfer.on else Surroundings()
@@ -46,6 +54,14 @@ def refuse_transfer(config: EngineConfig, where: str) -> None:
         raise UnsupportedError(
             f"pd_role (--pd-role) is for `homenode serve`; {where} has no address that another engine could be told", param="pd_role"
         )
+
+
+def targets_of(layouts: Sequence[WeightLayout]) -> dict[str, int]:
+    """How many matrices of a model are kept in each format, whatever parts it is cut into; one that its parts keep differently has a format like no other."""
+    kept: dict[str, set[str]] = {}
+    for matrix in (matrix for layout in layouts for matrix in layout.matrices):
+        kept.setdefault(matrix.name, set()).add(matrix.target)
+    return dict(Counter("/".join(sorted(targets)) for targets in kept.values()))
 
 
 def kept_as(config: EngineConfig, targets: dict[str, int]) -> str:

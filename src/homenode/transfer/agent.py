@@ -127,7 +127,7 @@ class TransferAgent:
         """Take connections from now on."""
         for listening in self._bound.values():
             self._links.listen(listening)
-        self._links.watch(self._mailbox.fd, lambda _events, _now: self._mailbox.seen())
+        self._links.poller.watch(self._mailbox.fd, lambda _events, _now: self._mailbox.seen())
         self._copies.start()
         self._started = True
         self._thread.start()
@@ -196,8 +196,8 @@ class TransferAgent:
         """The caller's thread does the work from now on, and sleeps there."""
         with self._working:
             self._leader = threading.get_ident()
-            epoll.register(self._links.fileno(), select.EPOLLIN)
-            self._links.wait_beside(epoll)
+            epoll.register(self._links.poller.fileno(), select.EPOLLIN)
+            self._links.hearing.wait_beside(epoll)
         self._mailbox.wake()
 
     def rest(self) -> float:
@@ -217,7 +217,7 @@ class TransferAgent:
     def watch(self, epoll: int) -> bool | None:
         """Look for what probably comes, and at a descriptor of epoll: whether there is something. None: look yourself, until `watches_until`."""
         left = self._awake_until - time.monotonic()
-        return self._links.watch_lanes(epoll, left) if left > 0 else False
+        return self._links.hearing.watch(epoll, left) if left > 0 else False
 
     def watches_until(self) -> float:
         """Until then more will probably come."""
@@ -229,7 +229,7 @@ class TransferAgent:
             return
         try:
             if self._started and not self._broken:
-                self._links.hear(self._clock())
+                self._links.hearing.one(self._clock())
         except Exception as error:
             self._fail(error)
         finally:
@@ -246,7 +246,7 @@ class TransferAgent:
             return
         try:
             if self._started and not self._broken:
-                self._turn(self._links.poll(0))
+                self._turn(self._links.poller.poll(0))
         except Exception as error:
             self._fail(error)
         finally:
@@ -265,7 +265,7 @@ class TransferAgent:
                 with self._working:
                     if self._broken:
                         break
-                    self._turn(self._links.poll(0))
+                    self._turn(self._links.poller.poll(0))
         except Exception as error:
             with self._working:
                 self._fail(error)
@@ -280,7 +280,7 @@ class TransferAgent:
         if busy:
             self._awake_until = now + _WATCH_S
         for fd, mask in events:
-            links.handle(fd, mask, now)
+            links.poller.handle(fd, mask, now)
         links.flush(now)  # the other side waits for it, perhaps; mail may take a while
         if feeder.behind and not behind:
             return  # somebody was told something a moment ago: the books are kept when he has seen to it
@@ -306,14 +306,14 @@ class TransferAgent:
         links, mailbox, clock = self._links, self._mailbox, self._clock
         behind = self._feeder.behind
         while not behind:
-            if links.poll(0) or mailbox.waiting:
+            if links.poller.poll(0) or mailbox.waiting:
                 return
             if clock() >= self._awake_until:
                 break
             os.sched_yield()
         try:
             if mailbox.may_sleep():
-                links.poll(_BOOKS_S if behind else patience)
+                links.poller.poll(_BOOKS_S if behind else patience)
         finally:
             mailbox.awake()
 

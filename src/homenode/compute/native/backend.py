@@ -194,18 +194,29 @@ class NativeBackend:
         """A constant input: float32 [rows, columns], standing for the step's tokens in the programs that use it."""
         return _native.constant(np.ascontiguousarray(array, np.float32))
 
-    def kv_cache(self, geometry: KvGeometry, blocks: int, *, shared: bool = False, others_write: bool = False) -> _native.KvCache:
-        """See `Backend.kv_cache`. With `shared` it lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well."""
+    def kv_cache(
+        self,
+        geometry: KvGeometry,
+        blocks: int,
+        *,
+        shared: bool = False,
+        others_write: bool = False,
+        share: tuple[int, int, int] | None = None,
+    ) -> _native.KvCache:
+        """See `Backend.kv_cache`. With `shared` it lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well.
+
+        `share`: descriptor, offset and bytes of a memfd of somebody else's that it lies in instead, with what that holds. ValueError when it is too small.
+        """
         g, kind = geometry, kv_type(geometry.dtype)
         interleaved = self._memory is not None and self._memory.interleaved
         sharing = (_native.Sharing.writable if others_write else _native.Sharing.readable) if shared else None
         with host_errors():
             cache = _native.kv_cache(
-                self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, kind, blocks, self._arena, interleaved, sharing
+                self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, kind, blocks, self._arena, interleaved, sharing, share
             )
         self._kv_bytes += cache.nbytes
         self._kv_ranges, self._pages, self._homes = cache.ranges, None, None
-        self._kv_shared = shared
+        self._kv_shared = shared or share is not None
         return cache
 
     def kv_memory(self, cache: _native.KvCache) -> NativeKvMemory:
@@ -229,9 +240,9 @@ class NativeBackend:
         """KV memory of its own in a memfd, each block in one piece: see `compute.native.kv_memory.pool`."""
         return pool(geometry, blocks, self._level, others_write=others_write, nodes=nodes)
 
-    def map_kv(self, fd: int, layout: KvLayout, *, writable: bool = False) -> NativeKvMemory:
-        """Another process's KV memory: see `compute.native.kv_memory.map_memory`."""
-        return map_memory(fd, layout, self._level, writable=writable)
+    def map_kv(self, fd: int, layout: KvLayout, *, writable: bool = False, own: bool = False) -> NativeKvMemory:
+        """Another process's KV memory, or `own`: see `compute.native.kv_memory.map_memory`."""
+        return map_memory(fd, layout, self._level, writable=writable, own=own)
 
     def compile(
         self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None, *, fuse: bool = True
@@ -260,17 +271,17 @@ class NativeBackend:
         return NativeProgram(program)
 
     def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
-        """See `Backend.sample`. ValueError names the first row that has a NaN or nothing finite among its (edited) logits."""
+        """See `Backend.sample`."""
         drawn = self._sampler.sample(
             logits, how.temperature, how.top_k, how.top_p, how.min_p, how.seed, how.counter,
             how.repetition_penalty, how.frequency_penalty, how.presence_penalty,
             how.bias_start, how.bias_token, how.bias_value, how.seen_start, how.seen_token, how.seen_count, num_logprobs,
         )  # fmt: skip
-        return _sampled_rows(drawn)
+        return SampledRows(*drawn)
 
     def score(self, logits: _native.Output, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
-        """See `Backend.score`. ValueError as in `sample`; the row it names is an index into `rows`."""
-        return _sampled_rows(self._sampler.score(logits, rows, targets, num_logprobs))
+        """See `Backend.score`."""
+        return SampledRows(*self._sampler.score(logits, rows, targets, num_logprobs))
 
     def statistics(self) -> dict[str, Any]:
         """See `Backend.statistics`. Bytes of weights and programs count what was made, freed or not.
@@ -421,10 +432,3 @@ def _shared(place: Place) -> tuple[_native.WeightMemory | None, int]:
 
 def _extents(ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     return [(address, size) for address, size, _ in ranges]
-
-
-def _sampled_rows(drawn: _native.Drawn) -> SampledRows:
-    tokens, logprobs, top_tokens, top_logprobs, bad_rows = drawn
-    if bad_rows:
-        raise ValueError(f"row {bad_rows[0]} of the logits holds a NaN or no finite value (rows like that: {bad_rows})")
-    return SampledRows(tokens, logprobs, top_tokens, top_logprobs)

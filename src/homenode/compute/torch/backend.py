@@ -85,12 +85,12 @@ class TorchBackend:
         return TorchProgram(forward, limits, group, self._device, self._product, self._attention, self._capture)
 
     def sample(self, logits: TorchRows, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
-        """See `Backend.sample`. ValueError names the first row that holds a NaN or nothing that can be drawn."""
+        """See `Backend.sample`."""
         with torch.inference_mode():
             return sampling.sample_rows(logits.tensor, how, num_logprobs)
 
     def score(self, logits: TorchRows, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
-        """See `Backend.score`. ValueError as in `sample`; the row it names is an index into `rows`."""
+        """See `Backend.score`."""
         with torch.inference_mode():
             chosen = logits.tensor[torch.from_numpy(rows).to(logits.tensor.device).long()]
             return sampling.score_rows(chosen, targets, num_logprobs)

@@ -14,6 +14,7 @@ from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.expert_table import Table
 from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import Channels, MakeChannels
+from homenode.engine.workers.kv_file import KvFile
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Alive, Forget, FromWorker, Join, Lay, Leave
 from homenode.errors import PeerError
@@ -42,6 +43,7 @@ class Crew:
         self._plans, self._join_of, self._make_channels = plans, join_of, make_channels
         self._launch, self._experts, self._clock = launch, experts, clock
         self._channels: Channels | None = None
+        self.kv_file: KvFile | None = None  # where the workers' KV memory lies, if that is not their own
         self._generation = 0
         self.members: list[Member] = []
         self.restarts = 0
@@ -75,7 +77,11 @@ class Crew:
     def lay(self, member: Member, num_blocks: int) -> None:
         """Have a worker take KV memory."""
         member.state, member.answers = "laying", member.answers + 1
-        member.process.socket.send(Lay(num_blocks))
+        file = self.kv_file
+        if file is None:
+            member.process.socket.send(Lay(num_blocks))
+        else:
+            member.process.socket.send(Lay(num_blocks, file.shares[member.plan.number]), [file.fd])
 
     def drop(self, member: Member) -> None:
         """What a worker says is read no more."""
@@ -110,6 +116,8 @@ class Crew:
             member.process.end(max(0.0, deadline - self._clock()))
         if self._channels is not None:
             self._channels.close()
+        if self.kv_file is not None:
+            self.kv_file.close()
 
     def _started(self, plan: WorkerPlan, uses: Table | None = None) -> Member:
         assert self._channels is not None
@@ -117,7 +125,8 @@ class Crew:
         member = Member(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
         self.selector.register(process.socket, selectors.EVENT_READ, member)
         channels, descriptors = self._channels.of(plan.number)
-        process.socket.send(replace_join(self._join_of(plan), self._generation, channels), descriptors)
+        there = self.kv_file.taken(plan.number) if self.kv_file is not None else 0
+        process.socket.send(replace_join(self._join_of(plan), self._generation, channels, there), descriptors)
         return member
 
     def _hear_last_figures(self) -> None:
@@ -142,6 +151,6 @@ class Crew:
         return False
 
 
-def replace_join(join: Join, generation: int, channels: list[Any]) -> Join:
-    """A Join for another generation, with its channels."""
-    return msgspec.structs.replace(join, generation=generation, channels=channels)
+def replace_join(join: Join, generation: int, channels: list[Any], kv_there: int) -> Join:
+    """A Join for another generation, with its channels, and with what is there of its KV memory."""
+    return msgspec.structs.replace(join, generation=generation, channels=channels, kv_there=kv_there)

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from homenode.compute.ops import KvGeometry
 from homenode.engine.build import Engine, Progress, counting, make_backend, with_variables
@@ -20,7 +22,7 @@ from homenode.engine.expert_counts import counts_problem
 from homenode.engine.location import located
 from homenode.engine.messages import Ready
 from homenode.engine.node_room import check_homes
-from homenode.engine.pairing import transfer_problems
+from homenode.engine.pairing import kept_as, targets_of, transfer_problems
 from homenode.engine.place import EnginePlace
 from homenode.engine.placement import UNPINNED
 from homenode.engine.schedule.scheduler import Scheduler
@@ -30,10 +32,11 @@ from homenode.engine.workers.calibrate import layer_seconds
 from homenode.engine.workers.channels import Channels, MakeChannels
 from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.devices import is_accelerator
+from homenode.engine.workers.kv_file import KvFile, joined
 from homenode.engine.workers.layer_room import layer_rooms, weight_needs, with_the_rest
 from homenode.engine.workers.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
 from homenode.engine.workers.layers import Room, balanced_layers
-from homenode.engine.workers.layout import Layout, WorkerPlan, config_of, lay_out, setting_problems, with_memory
+from homenode.engine.workers.layout import Layout, WorkerPlan, config_of, lay_out, with_memory
 from homenode.engine.workers.messages import Fits, Join
 from homenode.engine.workers.node_policy import own_host
 from homenode.engine.workers.places import worker_places
@@ -50,6 +53,10 @@ from homenode.model.parts import Division, plan_parts, read_layer_split
 from homenode.model.weights.grains import grains_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import kv_geometry_of, plan_model
+from homenode.transfer.fingerprint import fingerprint_of
+
+if TYPE_CHECKING:
+    from homenode.engine.handing_over import Sharing
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,20 @@ class Planned:
                 config = replace(self.config, kv=replace(self.config.kv, kv_cache_memory=self.kv_memory))
                 for problem in problems(config, self.checkpoint.spec, self.geometries[worker.number], left):
                     found.setdefault(problem.param or problem.message, problem)
+        for problem in transfer_problems(self.config, self.whole_geometry, self._left_in_all(), [w.device for w in self.layout.workers]):
+            found.setdefault(problem.param or problem.message, problem)
         return list(found.values())
+
+    @property
+    def whole_geometry(self) -> KvGeometry:
+        """Of the KV memory of all workers together."""
+        spec = self.checkpoint.spec
+        return replace(self.geometries[0], layers=spec.num_layers, kv_heads=spec.num_kv_heads)
+
+    def _left_in_all(self) -> int | None:
+        """Bytes for buffers and KV memory of all workers of this host; None where one has memory of its own."""
+        left = [self.left(worker) for worker in self.layout.workers]
+        return None if None in left else sum(size for size in left if size is not None)
 
     def _home_problem(self, worker: WorkerPlan) -> UserError | None:
         """Why a node has no room for what --numa puts there."""
@@ -105,7 +125,7 @@ def plan_engine(
 ) -> Planned:
     """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. UserError, naming the setting, for what the
     model cannot be cut into or the host cannot hold."""
-    if found := [*setting_problems(config), *transfer_problems(config)]:
+    if found := transfer_problems(config, workers=devices):
         raise found[0] if len(found) == 1 else UserError("; ".join(problem.message for problem in found), param=found[0].param)
     if problem := counts_problem(config.parallel.expert_counts, checkpoint.spec):
         raise problem
@@ -182,8 +202,16 @@ def build_engine_of_workers(
     try:
         fits = workers.start(progress)
         sizes = _sizes(planned, fits)
-        workers.lay(sizes.worker_limits())
-        return _engine(planned, executor, sizes, fits, Pacing(lookahead, micro_batches), time.monotonic() - begin)
+        file = KvFile(planned.geometries, sizes.num_blocks) if config.transfer.on else None
+        workers.lay(sizes.worker_limits(), file)
+        sharing = _sharing(planned) if file is not None else None
+        engine = _engine(planned, executor, sizes, fits, Pacing(lookahead, micro_batches), time.monotonic() - begin, sharing)
+        if sharing is None or file is None:
+            return engine
+        parts = [worker.part for worker in planned.layout.workers]
+        handing_over = sharing.hand_over_file(file.fd, joined(parts, workers.kv_layouts(), file.shares))
+        engine.ready.details["kv_transfer"] = msgspec.to_builtins(handing_over.published)
+        return replace(engine, handing_over=handing_over)
     except BaseException:
         executor.close()
         raise
@@ -232,7 +260,13 @@ def make_executor(planned: Planned, make_channels: MakeChannels | None = None, p
     if config.parallel.executor == "ray" and make_channels is None:
         return _on_ray(planned, join_of)
     return ProcessExecutor(
-        layout.workers, join_of, make_channels or shared, config.parallel.worker_timeout, program, experts=_counted(planned)
+        layout.workers,
+        join_of,
+        make_channels or shared,
+        config.parallel.worker_timeout,
+        program,
+        experts=_counted(planned),
+        lends=config.transfer.on,
     )
 
 
@@ -288,7 +322,25 @@ class Pacing:
     micro_batches: int
 
 
-def _engine(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fits], pacing: Pacing, seconds: float) -> Engine:
+def _sharing(planned: Planned) -> Sharing:
+    """What makes this engine's KV known to others."""
+    from homenode.engine.handing_over import Sharing  # needs the native core
+
+    config, geometry = planned.config, planned.whole_geometry
+    kept = kept_as(config, targets_of(planned.weights))
+    fingerprint = fingerprint_of(config.transfer, planned.checkpoint, geometry, kept)
+    return Sharing(config.transfer, make_backend(config.compute, (UNPINNED,)), geometry, fingerprint)
+
+
+def _engine(
+    planned: Planned,
+    executor: Executor,
+    sizes: Sizes,
+    fits: Sequence[Fits],
+    pacing: Pacing,
+    seconds: float,
+    sharing: Sharing | None = None,
+) -> Engine:
     config, checkpoint = planned.config, planned.checkpoint
     stages = planned.layout.workers[-1].stage + 1
     scheduler = Scheduler(
@@ -300,6 +352,7 @@ def _engine(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[F
         stages=stages,
         micro_batches=pacing.micro_batches,
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
+        hash_seed=sharing.hash_seed if sharing is not None else None,
     )
     return Engine(scheduler, executor, _ready(planned, executor, sizes, fits, seconds))
 

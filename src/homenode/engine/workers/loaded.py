@@ -61,7 +61,7 @@ def load_part(join: Join, progress: Progress) -> LoadedPart:
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype, part)
     config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
     if not is_accelerator(join.device):
-        resolve(config, checkpoint.spec, geometry, memory_left(config, place) - layout.target_bytes)
+        resolve(config, checkpoint.spec, geometry, memory_left(config, place, there=join.kv_there) - layout.target_bytes)
     model = load_model(
         checkpoint,
         backend,
@@ -96,7 +96,7 @@ def _backend(join: Join, host: Host, place: EnginePlace) -> Backend:
 def _sizes(config: EngineConfig, join: Join, place: EnginePlace, model: LoadedModel, backend: Backend, geometry: KvGeometry) -> Sizes:
     """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and what it needs is left alone."""
     if not is_accelerator(join.device):
-        return resolve(config, model.spec, geometry, memory_left(config, place, model.layout.target_bytes))
+        return resolve(config, model.spec, geometry, memory_left(config, place, model.layout.target_bytes, join.kv_there))
     if config.kv.kv_cache_memory is None:
         room = _device_room(config, join, model, backend, geometry)
         config = replace(config, kv=replace(config.kv, kv_cache_memory=room))

@@ -20,6 +20,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import NoReturn
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.engine.process import call_itself, die_with_parent, in_words
 from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import Links, OpenChannels
@@ -98,6 +99,7 @@ class _Post:
             engine.descriptors(shared_memories(join.channels)),
         )  # to be opened when the worker is where it belongs
         self._laid = False
+        self._kv: KvLayout | None = None
         self._links = Links()
         self._links_lock = threading.Lock()
         self._worker = make(join)
@@ -113,8 +115,10 @@ class _Post:
         while True:
             epoch, message, descriptors = self._todo.get()
             match message:
-                case Lay(num_blocks):
-                    self._worker.lay(num_blocks)
+                case Lay(num_blocks, share):
+                    memory = None if share is None else (descriptors[0], share)
+                    self._kv = self._worker.lay(num_blocks, memory)
+                    _close_all(descriptors)
                     self._laid = True
                     self._engine.send(self._prepared(epoch))
                 case Forget(_, channels):
@@ -153,7 +157,7 @@ class _Post:
                 self._given = (channels, [])
                 self._links = self._open(channels, descriptors)
             self._worker.prepare(self._links)
-        return Laid(self._worker.statistics())
+        return Laid(self._worker.statistics(), self._kv)
 
     # The thread that reads
 
@@ -176,6 +180,8 @@ class _Post:
             number, since = self._now or (-1, time.monotonic())
             self._engine.send(Alive(message.number, number, time.monotonic() - since, self._worker.statistics()))
             return
+        if isinstance(message, Lay) and message.share is not None:
+            descriptors = self._engine.descriptors(1)
         if isinstance(message, Forget):
             descriptors = self._engine.descriptors(shared_memories(message.channels))
             self._forgets += 1

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import KvCache, Program
 from homenode.engine.executor.counting import USES
 from homenode.engine.expert_table import Table, of_part
 from homenode.engine.worker.stage import StageRunner
 from homenode.engine.workers.channels import Links
 from homenode.engine.workers.loaded import LoadedPart, load_part
-from homenode.engine.workers.messages import Done, Fits, Join, Work
+from homenode.engine.workers.messages import Done, Fits, Join, Share, Work
 from homenode.errors import InternalError
 
 
@@ -23,8 +24,8 @@ class Worker(Protocol):
     def load(self, progress: Callable[[int, int], None]) -> Fits:
         """Load. Raises what the engine is to be told of."""
 
-    def lay(self, num_blocks: int) -> None:
-        """Take KV memory."""
+    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
+        """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's."""
 
     def prepare(self, links: Links) -> None:
         """Know of no sequence, and go on with these channels."""
@@ -55,11 +56,20 @@ class PartWorker:
         loaded = self._loaded = load_part(self._join, progress)
         return Fits(loaded.sizes.num_blocks, loaded.model.layout.target_bytes, time.monotonic() - begin, list(loaded.notes))
 
-    def lay(self, num_blocks: int) -> None:
+    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
         """See `Worker.lay`."""
         loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
-        self._cache = loaded.backend.kv_cache(loaded.geometry, num_blocks)
         self._program = None
+        if memory is None:
+            self._cache = loaded.backend.kv_cache(loaded.geometry, num_blocks)
+            return None
+        from homenode.compute.native import NativeBackend  # others keep KV where nobody else can read it
+
+        assert isinstance(loaded.backend, NativeBackend)  # `pairing.worker_problems` has seen to it
+        fd, share = memory
+        cache = loaded.backend.kv_cache(loaded.geometry, num_blocks, share=(fd, share.offset, share.nbytes))
+        self._cache = cache
+        return loaded.backend.kv_memory(cache).layout
 
     def prepare(self, links: Links) -> None:
         """See `Worker.prepare`."""
