@@ -117,6 +117,15 @@ void bind_shared_weights(nb::module_& m) {
              if (const auto error = memory.clear(begin, end)) raise(*error);
            },
            nb::arg("begin"), nb::arg("end"), "Give back what some of it, whole pages that are open, holds: they are zeros again.")
+      .def("enter",
+           [](const WeightMemory& memory, const std::shared_ptr<Team>& team, uint64_t begin, uint64_t end) {
+             const auto error = [&] {
+               nb::gil_scoped_release unlocked;
+               return memory.enter(*team, begin, end);
+             }();
+             if (error) raise(*error);
+           },
+           nb::arg("team"), nb::arg("begin"), nb::arg("end"), "Enter whole pages that others have filled into this process's tables.")
       .def("prefer", [](WeightMemory& memory, uint64_t begin, uint64_t end, const std::vector<int>& nodes) { return take(memory.prefer(begin, end, nodes)); },
            nb::arg("begin"), nb::arg("end"), nb::arg("nodes"), "Where pages nobody touched yet are to come from; the result is 0 or the kernel's errno.");
   m.def("attach_weight", &attach, nb::arg("team"), nb::arg("memory"), nb::arg("at"), nb::arg("format"), nb::arg("rows"), nb::arg("columns"),

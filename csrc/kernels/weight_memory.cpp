@@ -2,13 +2,17 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <string>
 
 #include "host/file.h"
 #include "host/shared_memory.h"
+#include "host/team.h"
 
 namespace homenode {
 namespace {
+
+constexpr int kPopulateRead = 22;  // asm-generic/mman-common.h: newer than some C libraries
 
 std::string extent_text(uint64_t begin, uint64_t end) { return "bytes " + std::to_string(begin) + " to " + std::to_string(end) + " of shared weights"; }
 
@@ -49,6 +53,17 @@ std::optional<Error> WeightMemory::clear(uint64_t begin, uint64_t end) {
 Result<int> WeightMemory::prefer(uint64_t begin, uint64_t end, const std::vector<int>& nodes) {
   if (auto error = check_pages(begin, end)) return std::move(*error);
   return prefer_nodes({nullptr, pages_.data + begin, static_cast<size_t>(end - begin)}, nodes);
+}
+
+std::optional<Error> WeightMemory::enter(Team& team, uint64_t begin, uint64_t end) const {
+  if (auto error = check_pages(begin, end)) return error;
+  const uint64_t parts = (end - begin + kHugePage - 1) / kHugePage, members = uint64_t(team.size());
+  team.run([&](int member) {
+    const uint64_t first = begin + parts * uint64_t(member) / members * kHugePage, past = std::min(end, begin + parts * uint64_t(member + 1) / members * kHugePage);
+    // Not being able to is no harm: pages are entered as they are read.
+    if (first < past) madvise(pages_.data + first, static_cast<size_t>(past - first), kPopulateRead);
+  });
+  return std::nullopt;
 }
 
 Result<uint8_t*> WeightMemory::at(uint64_t offset, uint64_t bytes, bool to_write) const {

@@ -15,6 +15,8 @@
 
 namespace homenode {
 
+class Team;
+
 class WeightMemory {
  public:
   static constexpr size_t kAlignment = 128;  // of matrices, as of pieces in an arena
@@ -31,6 +33,9 @@ class WeightMemory {
   std::optional<Error> clear(uint64_t begin, uint64_t end);
   // Has the kernel take pages begin .. end - 1 that nobody has touched yet from these nodes: see prefer_nodes.
   Result<int> prefer(uint64_t begin, uint64_t end, const std::vector<int>& nodes);
+  // Enters pages begin .. end - 1, which others have filled, into this process's tables, all threads at once: else the first steps would, page by page.
+  // Kernels before Linux 5.14 do not.
+  std::optional<Error> enter(Team&, uint64_t begin, uint64_t end) const;
   // Where `bytes` bytes at `offset` are; an Error when they are not inside, or to be written and not inside of what is open.
   Result<uint8_t*> at(uint64_t offset, uint64_t bytes, bool to_write) const;
 

@@ -74,6 +74,7 @@ void check_format(Random& random, Format format) {
   require(!memory->close(), "and closed");
   require(!read_packed(*writers, packed.fd, {place}), "nothing is written after that");
 
+  require(!others->enter(*readers, begin, end) && others->enter(*readers, begin, total + kSmallPage), "pages that are there are entered");
   const auto attached = taken(attach_weight(readers->size(), format, weight.rows, weight.columns, {others, offset}));
   require(attached->pieces.size() == static_cast<size_t>(readers->size()) && attached->bytes() == bytes, "a piece for every thread");
   require(same_rows(weight, *attached), std::string("what was put there is read, ") + format_name(format));

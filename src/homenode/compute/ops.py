@@ -63,6 +63,9 @@ class SharedWeights(Protocol):
     def close(self) -> None:
         """Nothing is put anywhere any more."""
 
+    def enter(self, begin: int, end: int) -> None:
+        """A range that others have filled will be read: whatever the first reads would have to do for that is done now."""
+
 
 class SharedPlace(NamedTuple):
     """Where a matrix goes, or is, in memory that several processes share: all of it from byte `offset` on."""

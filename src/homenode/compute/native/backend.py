@@ -173,13 +173,13 @@ class NativeBackend:
 
     def shared_weights(self, fd: int, size: int) -> NativeSharedWeights:
         """See `SharingBackend.shared_weights`."""
-        memory = NativeSharedWeights(fd, size, self._memory)
+        memory = NativeSharedWeights(self._team, fd, size, self._memory)
         self._shared.append(memory)
         return memory
 
     def attached_weight(self, place: SharedPlace, target: str, rows: int, columns: int, *, own: bool) -> _native.Weight:
         """See `SharingBackend.attached_weight`. ValueError for a place that is not inside the memory."""
-        shared, at = _shared(place)
+        shared, at = _in_shared(place)
         weight = _native.attach_weight(self._team, shared, at, self._target(target), rows, columns)
         if own:
             return self._count(weight)
@@ -422,9 +422,11 @@ def _spread(place: Place) -> _native.Spread:
 
 
 def _shared(place: Place) -> tuple[_native.WeightMemory | None, int]:
-    """The native core's memory, and where in it."""
-    if not isinstance(place, SharedPlace):
-        return None, 0
+    """The native core's memory, and where in it; none for what is not shared."""
+    return _in_shared(place) if isinstance(place, SharedPlace) else (None, 0)
+
+
+def _in_shared(place: SharedPlace) -> tuple[_native.WeightMemory, int]:
     if not isinstance(place.memory, NativeSharedWeights):
         raise InternalError(f"a weight of the native core in memory of {type(place.memory).__name__}")
     return place.memory.handle, place.offset

@@ -19,10 +19,10 @@ class NativeSharedWeights:
     UserError for memory that is not sealed against shrinking, or too small.
     """
 
-    def __init__(self, fd: int, size: int, memory: TeamMemory | None) -> None:
+    def __init__(self, team: _native.Team, fd: int, size: int, memory: TeamMemory | None) -> None:
         with _refusals():
             self.handle = _native.WeightMemory.map(fd, size)
-        self._memory = memory
+        self._team, self._memory = team, memory
         self.ranges: list[tuple[int, int, int]] = []
 
     def own(self, runs: Sequence[tuple[int, int]]) -> None:
@@ -45,6 +45,11 @@ class NativeSharedWeights:
         """See `SharedWeights.clear`."""
         with _refusals():
             self.handle.clear(begin, end)
+
+    def enter(self, begin: int, end: int) -> None:
+        """See `SharedWeights.enter`."""
+        with _refusals():
+            self.handle.enter(self._team, begin, end)
 
     def close(self) -> None:
         """See `SharedWeights.close`."""

@@ -64,6 +64,7 @@ class ExpertMemory:
 
     def __enter__(self) -> ExpertMemory:
         if self._extent is None:
+            self._set(STATE_READY)
             return self
         before = self._claim()
         self._memory.own(self._table.runs[self._share.member])
@@ -112,6 +113,8 @@ class ExpertMemory:
             self._claimed = False
             self._set(STATE_READY)
         self._wait(tell)
+        for extent in filter(None, map(self._table.share, range(self._share.members))):
+            self._memory.enter(*extent)
         found = {}
         for m in unread:
             own = m.owner == self._share.member

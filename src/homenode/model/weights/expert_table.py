@@ -16,7 +16,7 @@ from itertools import groupby
 from homenode.errors import UserError
 from homenode.model.part import ModelPart
 from homenode.model.weights.expert_header import HEADER_BYTES, IDENTITY, MAGIC, MOST_MEMBERS
-from homenode.model.weights.expert_share import owner_of, place_of
+from homenode.model.weights.expert_share import seats_of
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.packed_file import SourceFile
 
@@ -63,14 +63,17 @@ def expert_table(layout: WeightLayout, part: ModelPart, members: int, packed_byt
     if not 0 < members <= MOST_MEMBERS:
         raise UserError(f"experts cannot be kept in common by {members} engines; give 1 to {MOST_MEMBERS}", param="data_parallel_size")
 
-    def turn(m: MatrixLayout) -> tuple[int, int]:
-        return owner_of(m, part, members), place_of(m, part) // members
+    seats = seats_of(part, members)
 
-    order = sorted((m for m in layout.matrices if m.expert is not None), key=turn)  # stable: within a turn as the layout has them
+    def run(m: MatrixLayout) -> tuple[int, int]:
+        seat = seats[m.layer or 0, m.expert or 0]
+        return seat.owner, seat.turn
+
+    order = sorted((m for m in layout.matrices if m.expert is not None), key=run)  # stable: within a run as the layout has them
     matrices: dict[str, SharedMatrix] = {}
     runs: list[list[Extent]] = [[] for _ in range(members)]
     at = _up(HEADER_BYTES, HUGE_PAGE)
-    for (owner, _), some in groupby(order, turn):
+    for (owner, _), some in groupby(order, run):
         begin = at = at if runs[owner] else _up(at, HUGE_PAGE)
         for m in some:
             matrices[m.name] = SharedMatrix(m.name, m.target, m.rows, m.columns, owner, at, packed_bytes(m.target, m.rows, m.columns))

@@ -10,7 +10,7 @@ import glob
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -118,6 +118,10 @@ class PackedCache:
     def add(self, name: str, weight: Weight) -> None:
         """A matrix that was read from the model."""
         self._weights[name] = weight
+
+    def add_all(self, weights: Mapping[str, Weight]) -> None:
+        """Matrices that others have read."""
+        self._weights |= weights
 
     def complete(self) -> None:
         """All matrices are there: write the file where none could be used."""

@@ -73,8 +73,8 @@ def read_parameters(
     if experts:
         others = experts.complete(lambda: progress(done, total) if progress else None)
         handles |= others
-        for name, handle in others.items() if cache else ():
-            cache.add(name, handle)
+        if cache:
+            cache.add_all(others)
     if cache:
         cache.complete()
     return _by_key(todo, handles, layers)
