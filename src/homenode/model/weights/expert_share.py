@@ -11,12 +11,12 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
-from homenode.compute.ops import Backend
-from homenode.errors import InternalError
+from homenode.compute.ops import Backend, SharingBackend
 from homenode.model.part import ModelPart
 from homenode.model.weights.expert_header import STATE_READY, WORD_BYTES, state_of, state_word
-from homenode.model.weights.layout import MatrixLayout, WeightLayout
+from homenode.model.weights.layout import WeightLayout
 
 
 @dataclass(frozen=True)
@@ -34,31 +34,35 @@ class ExpertShare:
 
 def shares_experts(backend: Backend) -> bool:
     """Whether this backend can keep experts in common with others; where not, every engine has all of them."""
-    return False
+    return isinstance(backend, SharingBackend)
 
 
 def expert_owners(layout: WeightLayout, part: ModelPart, members: int) -> Mapping[str, int]:
     """The member that owns each matrix kept in common, by its name; a matrix that is missing everybody has for himself.
 
-    Experts are given out in turn by their place among those of the part in a layer, each layer beginning with another member: so that every layer's
-    experts are with all members, and who has one more in one layer has one less in another. An expert's matrices are together.
+    Experts are given out in turn, layer after layer, in the order the part has them: so in every layer and in all no member has more than one more
+    than another. An expert's matrices are together.
     """
-    return {m.name: owner_of(m, part, members) for m in layout.matrices if m.expert is not None}
+    seats = seats_of(part, members)
+    return {m.name: seats[m.layer, m.expert].owner for m in layout.matrices if m.layer is not None and m.expert is not None}
 
 
-def owner_of(matrix: MatrixLayout, part: ModelPart, members: int) -> int:
-    """The member that owns an expert's matrix."""
-    return (place_of(matrix, part) + (matrix.layer or 0)) % members
+@dataclass(frozen=True, slots=True)
+class ExpertSeat:
+    """Who owns an expert; and `turn`, how many of its layer the owner has that come before it."""
+
+    owner: int
+    turn: int
 
 
-def place_of(matrix: MatrixLayout, part: ModelPart) -> int:
-    """The place of a matrix's expert among those that the part has in its layer. InternalError for a matrix that the part does not have."""
-    if matrix.layer is None or matrix.expert is None:
-        raise InternalError(f"{matrix.name} is no expert's")
-    experts = part.experts[matrix.layer - part.layers.first]
-    if matrix.expert not in experts:
-        raise InternalError(f"{matrix.name} is not of {part.name}")
-    return experts.index(matrix.expert)
+def seats_of(part: ModelPart, members: int) -> dict[tuple[int, int], ExpertSeat]:
+    """For each layer and expert of a part."""
+    before = accumulate(map(len, part.experts), initial=0)
+    return {
+        (layer, expert): ExpertSeat((count + place) % members, place // members)
+        for layer, (count, experts) in enumerate(zip(before, part.experts, strict=False), part.layers.first)
+        for place, expert in enumerate(experts)
+    }
 
 
 def own_bytes(layout: WeightLayout, part: ModelPart, member: int, members: int) -> int:
@@ -68,6 +72,6 @@ def own_bytes(layout: WeightLayout, part: ModelPart, member: int, members: int) 
 
 
 def share_ready(fd: int, member: int) -> bool:
-    """Whether the share of this member is in the memory already; False for memory that nobody has used yet."""
+    """Whether the share of this member is in the memory already, or it has come to know that it has none; False for memory that nobody has used."""
     word = os.pread(fd, WORD_BYTES, WORD_BYTES * state_word(member))
     return len(word) == WORD_BYTES and state_of(int.from_bytes(word, sys.byteorder)).state == STATE_READY
