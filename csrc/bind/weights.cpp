@@ -126,6 +126,12 @@ void bind_shared_weights(nb::module_& m) {
              if (error) raise(*error);
            },
            nb::arg("team"), nb::arg("begin"), nb::arg("end"), "Enter whole pages that others have filled into this process's tables.")
+      .def("take_huge",
+           [](const WeightMemory& memory, const std::shared_ptr<Team>& team) {
+             const nb::gil_scoped_release unlocked;
+             memory.take_huge(*team);
+           },
+           nb::arg("team"), "Have what is open taken on huge pages, where the kernel gives them.")
       .def("prefer", [](WeightMemory& memory, uint64_t begin, uint64_t end, const std::vector<int>& nodes) { return take(memory.prefer(begin, end, nodes)); },
            nb::arg("begin"), nb::arg("end"), nb::arg("nodes"), "Where pages nobody touched yet are to come from; the result is 0 or the kernel's errno.");
   m.def("attach_weight", &attach, nb::arg("team"), nb::arg("memory"), nb::arg("at"), nb::arg("format"), nb::arg("rows"), nb::arg("columns"),

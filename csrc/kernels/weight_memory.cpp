@@ -12,7 +12,7 @@
 namespace homenode {
 namespace {
 
-constexpr int kPopulateRead = 22;  // asm-generic/mman-common.h: newer than some C libraries
+constexpr int kPopulateRead = 22, kCollapse = 25;  // asm-generic/mman-common.h: newer than some C libraries
 
 std::string extent_text(uint64_t begin, uint64_t end) { return "bytes " + std::to_string(begin) + " to " + std::to_string(end) + " of shared weights"; }
 
@@ -48,6 +48,20 @@ std::optional<Error> WeightMemory::clear(uint64_t begin, uint64_t end) {
   if (begin < open_begin_ || end > open_end_) return Error{Fault::user, 0, extent_text(begin, end) + ", which are not open for writing"};
   if (madvise(pages_.data + begin, static_cast<size_t>(end - begin), MADV_REMOVE)) return system_error(extent_text(begin, end) + ": madvise");
   return std::nullopt;
+}
+
+void WeightMemory::take_huge(Team& team) const {
+  const uint64_t first = (open_begin_ + kHugePage - 1) / kHugePage, past = open_end_ / kHugePage;
+  if (kExactPages || past < first + 2) return;  // one for very little would be wasted
+  team.run([&](int member) {
+    const uint64_t mine = first + (past - first) * uint64_t(member) / uint64_t(team.size());
+    const uint64_t next = first + (past - first) * uint64_t(member + 1) / uint64_t(team.size());
+    for (uint64_t page = mine; page < next; ++page) {
+      std::byte* at = pages_.data + page * kHugePage;
+      *reinterpret_cast<volatile std::byte*>(at) = std::byte{};  // the node of what is there already is where the kernel takes the huge page from
+      madvise(at, kHugePage, kCollapse);                         // refused: the pages are small ones, as they would have been
+    }
+  });
 }
 
 Result<int> WeightMemory::prefer(uint64_t begin, uint64_t end, const std::vector<int>& nodes) {

@@ -31,6 +31,9 @@ class WeightMemory {
   std::optional<Error> close();
   // Gives back what pages begin .. end - 1, all of them open, hold: they are zeros again.
   std::optional<Error> clear(uint64_t begin, uint64_t end);
+  // Has what is open taken on huge pages, each from where its first byte would come from, by all threads at once. Memory that several processes map
+  // has none by itself on most machines, but is given them when it is asked for just these pages (Linux 6.1 and later).
+  void take_huge(Team&) const;
   // Has the kernel take pages begin .. end - 1 that nobody has touched yet from these nodes: see prefer_nodes.
   Result<int> prefer(uint64_t begin, uint64_t end, const std::vector<int>& nodes);
   // Enters pages begin .. end - 1, which others have filled, into this process's tables, all threads at once: else the first steps would, page by page.

@@ -99,10 +99,11 @@ def state(fd: int, member: int) -> ShareState:
 
 
 @pytest.mark.parametrize("settings", [{}, {"quantize": "q8_0"}])
-@pytest.mark.parametrize("members", [1, 2, 3, 5])
+@pytest.mark.parametrize("members", [1, 2, 3, 9])
 def test_all_members_have_the_bits_of_a_model_of_their_own(checkpoint: Checkpoint, fd: int, members: int, settings: dict[str, str]) -> None:
-    if settings and checkpoint.spec.architecture == "qwen3_moe":
-        pytest.skip("rows of 33 elements are no blocks of 32")
+    """Of 8 experts in two layers one of nine members has none."""
+    if settings and (members == 9 or checkpoint.spec.architecture == "qwen3_moe"):
+        pytest.skip("said with fewer members, and rows of 33 elements are no blocks of 32")
     plain, backend = load(checkpoint, None, **settings)
     part = ModelPart.whole(plain.spec)
     wanted = {expected.name: values(handle) for expected, handle in handles(plain, part)}

@@ -14,7 +14,9 @@ from homenode.compute.native.shared_weights import NativeSharedWeights
 from homenode.compute.ops import Experts, Ops, PackedPlace, SharedPlace, Tensor
 from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME
+from homenode.engine.huge_pages import on_small_pages
 from homenode.errors import HostError, UserError
+from homenode.host.binding.huge_pages import ENOUGH_SHARE, TELLING_BYTES
 from tests.native.steps import evaluate, same_bits
 from tests.native.weights import FORMATS, load, stored, unpacked
 from tests.shared_memory import experts_memory
@@ -191,11 +193,30 @@ def test_own_ranges_count_as_weights_and_others_do_not() -> None:
         memory.open(BASE, SIZE)
         mine = backend.weight_from_array(np.ones((16, 64), np.float32), "F32", SharedPlace(memory, BASE))
         backend.attached_weight(SharedPlace(memory, BASE), "F32", 16, 64, own=False)
-    assert [home for _, _, home in memory.ranges] == [0, 0, 0, 1, 1]
     address, _ = memory.handle.range
-    assert [at - address for at, _, _ in memory.ranges] == [begin for begin, _ in runs]
+    assert [(at - address, size, home) for at, size, home in memory.ranges] == [(BASE, 3 * 4096, 0), (BASE + 3 * 4096, 2 * 4096, 1)]
     seen = backend.statistics()
     assert seen["weight_bytes"] == mine.nbytes == seen["shared_weight_bytes"]
     assert sum(part.size for part in backend.planned()["weights"]) == 5 * 4096
     lines = backend.residency()["weights"]
     assert lines is None or sum(line["present"] for line in lines) == 2 * 4096  # a group of 32 rows of 64 floats
+
+
+def test_what_is_shared_lies_on_huge_pages_where_the_kernel_gives_them() -> None:
+    """On this machine or another: what the kernel has said is what is told, and what is told of small pages names the setting."""
+    backend, size = NativeBackend([-1] * 2, spin_us=20), 96 << 20
+    with experts_memory(size) as fd:
+        memory = backend.shared_weights(fd, size)
+        memory.own([(BASE, size)])
+        memory.open(BASE, size)
+        memory.take_huge()
+        backend.weight_from_array(np.ones((4096, 5632), np.float32), "F32", SharedPlace(memory, BASE))
+        assert os.pread(fd, 16, BASE - 16) == bytes(16)
+    seen = backend.statistics()["shared_pages"]
+    if seen is None:
+        pytest.skip("this kernel does not tell of pages")
+    assert seen["present"] >= 4096 * 5632 * 4
+    found = [finding.code for finding in on_small_pages(backend.statistics(), "madvise", False)]
+    assert found == ([] if seen["huge"] >= ENOUGH_SHARE * seen["present"] else ["small_shared_pages"])
+    assert on_small_pages({"shared_pages": {"present": TELLING_BYTES, "huge": 0}}, "madvise", False)[0].code == "small_shared_pages"
+    assert on_small_pages({"shared_pages": {"present": TELLING_BYTES - 1, "huge": 0}}, "madvise", False) == ()

@@ -52,13 +52,16 @@ class SharedWeights(Protocol):
     """Memory of weights that several processes map. Bytes are counted from its beginning; ranges are whole pages."""
 
     def own(self, runs: Sequence[tuple[int, int]]) -> None:
-        """These ranges are this process's: their pages are to come from its nodes, each range from one, and count as its weights."""
+        """These ranges, one behind the other, are this process's: pages are to come from its nodes, those of a range from one, and count as its weights."""
 
     def open(self, begin: int, end: int) -> None:
         """From now on matrices may be put into this range, which is zeros, and nowhere else."""
 
     def clear(self, begin: int, end: int) -> None:
         """Make pages of the range that is open zeros again."""
+
+    def take_huge(self) -> None:
+        """Have all of that range on huge pages, if there are any."""
 
     def close(self) -> None:
         """Nothing is put anywhere any more."""

@@ -292,7 +292,8 @@ class NativeBackend:
         `spin_us`: how long threads watch for each other, less than asked for where there are more of them than CPUs.
         `kv_shared`: whether the last KV memory made lies in a memfd.
         `scratch_bytes`: of the last program, what threads of several homes have for themselves.
-        `weight_pages` and `kv_pages`: bytes of weights and of the last KV memory made that were in memory, `present`, and of them on huge pages,
+        `weight_pages`, `shared_pages` and `kv_pages`: bytes of weights that are this process's alone, of those that others map as well, and of the last
+        KV memory made that were in memory, `present`, and of them on huge pages,
         `huge`, when this was first asked for after the last of them was made; None where the kernel does not tell. `residency`: see there; at most
         some seconds old, of a sample of the pages.
         """
@@ -322,13 +323,14 @@ class NativeBackend:
     def _read_pages(self) -> dict[str, Any]:
         """Where weights and KV memory lie, read back once they are there."""
         if self._pages is None:
-            weights, kv = residences(_extents(self._weight_ranges()), _extents(self._kv_ranges)) or (None, None)
-            self._pages = {"weight_pages": weights and asdict(weights), "kv_pages": kv and asdict(kv)}
+            ranges = {"weight_pages": self._arena.ranges, "shared_pages": self._shared_ranges(), "kv_pages": self._kv_ranges}
+            seen = residences(*map(_extents, ranges.values())) or (None,) * len(ranges)
+            self._pages = {name: found and asdict(found) for name, found in zip(ranges, seen, strict=True)}
         return self._pages
 
     def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
         """See `PlacedBackend.planned`."""
-        parts = {"weights": self._weight_ranges(), "kv": self._kv_ranges, "scratch": self._own_ranges}
+        parts = {"weights": [*self._arena.ranges, *self._shared_ranges()], "kv": self._kv_ranges, "scratch": self._own_ranges}
         return {name: () if self._memory is None else self._memory.planned(ranges) for name, ranges in parts.items()}
 
     def residency(self, most_pages: int | None = None, calls: Syscalls | None = None) -> dict[str, list[dict[str, int]] | None]:
@@ -350,9 +352,9 @@ class NativeBackend:
             self._homes, self._homes_seen = self.residency(most_pages=_WATCHED_PAGES), now
         return self._homes
 
-    def _weight_ranges(self) -> list[tuple[int, int, int]]:
-        """Address, bytes and home of all that this process owns of weights."""
-        return [*self._arena.ranges, *(part for memory in self._shared for part in memory.ranges)]
+    def _shared_ranges(self) -> list[tuple[int, int, int]]:
+        """Address, bytes and home of what this process owns of weights that others map as well."""
+        return [part for memory in self._shared for part in memory.ranges]
 
     def _make_arena(self) -> _native.Arena:
         if self._memory is None:

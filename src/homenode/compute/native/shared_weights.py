@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 
 from homenode import _native
 from homenode.compute.native.refusals import host_errors
@@ -28,13 +29,14 @@ class NativeSharedWeights:
     def own(self, runs: Sequence[tuple[int, int]]) -> None:
         """See `SharedWeights.own`. Where the kernel refuses to be asked for nodes, `residency` tells what came of it."""
         address, _ = self.handle.range
-        homes = [self._home(index, len(runs)) for index in range(len(runs))]
-        self.ranges = [(address + begin, end - begin, home) for (begin, end), home in zip(runs, homes, strict=True)]
-        if self._memory is None or not self._memory.bound:
-            return
-        with _refusals():
-            for (begin, end), home in zip(runs, homes, strict=True):
-                self.handle.prefer(begin, end, list(self._memory.nodes) if home == EVERYWHERE else [self._memory.nodes[home]])
+        self.ranges = []
+        for home, some in groupby(enumerate(runs), lambda run: self._home(run[0], len(runs))):
+            extents = [extent for _, extent in some]
+            begin, end = extents[0][0], extents[-1][1]
+            self.ranges.append((address + begin, end - begin, home))
+            if self._memory is not None and self._memory.bound:
+                with _refusals():
+                    self.handle.prefer(begin, end, list(self._memory.nodes) if home == EVERYWHERE else [self._memory.nodes[home]])
 
     def open(self, begin: int, end: int) -> None:
         """See `SharedWeights.open`."""
@@ -45,6 +47,10 @@ class NativeSharedWeights:
         """See `SharedWeights.clear`."""
         with _refusals():
             self.handle.clear(begin, end)
+
+    def take_huge(self) -> None:
+        """See `SharedWeights.take_huge`."""
+        self.handle.take_huge(self._team)
 
     def enter(self, begin: int, end: int) -> None:
         """See `SharedWeights.enter`."""

@@ -73,6 +73,7 @@ class ExpertMemory:
                 self._memory.open(*self._extent)
                 if before.state != STATE_NONE:
                     self._memory.clear(*self._extent)
+                self._memory.take_huge()
             except BaseException:
                 self._set(STATE_FAILED)
                 raise

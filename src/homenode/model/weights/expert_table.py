@@ -46,7 +46,7 @@ class SharedMatrix:
 
 @dataclass(frozen=True)
 class ExpertTable:
-    """`matrices` by name. `runs`: of each member's share, in the order of addresses, none for a member without experts. `size`: of the memory."""
+    """`matrices` by name. `runs`: of each member's share, one behind the other, none for a member without experts. `size`: of the memory."""
 
     matrices: Mapping[str, SharedMatrix]
     runs: tuple[tuple[Extent, ...], ...]
@@ -79,6 +79,9 @@ def expert_table(layout: WeightLayout, part: ModelPart, members: int, packed_byt
             matrices[m.name] = SharedMatrix(m.name, m.target, m.rows, m.columns, owner, at, packed_bytes(m.target, m.rows, m.columns))
             at = matrices[m.name].pages[1]
         runs[owner].append((begin, at))
+    for some_runs in filter(None, runs):  # the last huge page of a share is all its own
+        begin, end = some_runs.pop()
+        some_runs.append((begin, _up(end, HUGE_PAGE)))
     return ExpertTable(matrices, tuple(map(tuple, runs)), _up(at, HUGE_PAGE))
 
 
