@@ -116,7 +116,7 @@ void bind_shared_weights(nb::module_& m) {
            [](WeightMemory& memory, uint64_t begin, uint64_t end) {
              if (const auto error = memory.clear(begin, end)) raise(*error);
            },
-           nb::arg("begin"), nb::arg("end"), "Give back what some of it, whole pages that are open, holds: they are zeros again.")
+           nb::arg("begin"), nb::arg("end"), "Make some of it, whole pages that are open, zeros again.")
       .def("enter",
            [](const WeightMemory& memory, const std::shared_ptr<Team>& team, uint64_t begin, uint64_t end) {
              const auto error = [&] {

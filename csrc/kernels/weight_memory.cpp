@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "host/file.h"
@@ -46,7 +47,12 @@ std::optional<Error> WeightMemory::close() {
 std::optional<Error> WeightMemory::clear(uint64_t begin, uint64_t end) {
   if (auto error = check_pages(begin, end)) return error;
   if (begin < open_begin_ || end > open_end_) return Error{Fault::user, 0, extent_text(begin, end) + ", which are not open for writing"};
-  if (madvise(pages_.data + begin, static_cast<size_t>(end - begin), MADV_REMOVE)) return system_error(extent_text(begin, end) + ": madvise");
+  std::byte* at = pages_.data + begin;
+  const auto bytes = static_cast<size_t>(end - begin);
+  // A part of a huge page cannot be given back; the rest of it would become small pages.
+  if (begin % kHugePage == 0 && end % kHugePage == 0 && !madvise(at, bytes, MADV_REMOVE)) return std::nullopt;
+  permit(at, bytes);
+  std::memset(at, 0, bytes);
   return std::nullopt;
 }
 

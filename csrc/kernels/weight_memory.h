@@ -29,7 +29,7 @@ class WeightMemory {
   std::optional<Error> open(uint64_t begin, uint64_t end);
   // Nothing can be written any more.
   std::optional<Error> close();
-  // Gives back what pages begin .. end - 1, all of them open, hold: they are zeros again.
+  // Makes pages begin .. end - 1, all of them open, zeros again; whole huge pages are given back.
   std::optional<Error> clear(uint64_t begin, uint64_t end);
   // Has what is open taken on huge pages, each from where its first byte would come from, by all threads at once. Memory that several processes map
   // has none by itself on most machines, but is given them when it is asked for just these pages (Linux 6.1 and later).

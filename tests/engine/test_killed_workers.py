@@ -155,7 +155,7 @@ def test_killed_at_rest(split: str) -> None:
 
 
 MOMENTS = ("chunk", "decode", "loading", "mixed", "again", "first", "laying")
-QUICK = {("stages", "chunk"), ("ranks", "decode"), ("stages of ranks", "loading")}  # the others take as long, and a silent worker is silent
+QUICK = {("ranks", "decode"), ("stages of ranks", "loading")}  # the others take as long, and a silent worker is silent
 STILL = [pytest.param(split, moment, marks=() if (split, moment) in QUICK else pytest.mark.slow) for split in SPLITS for moment in MOMENTS]
 
 
@@ -175,7 +175,7 @@ def test_standing_still(split: str, moment: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", [pytest.param(split, marks=() if split == "stages" else pytest.mark.slow) for split in SPLITS])
 def test_standing_still_at_rest(split: str) -> None:
     with engine_for(split, SILENT_S) as engine:
         os.kill(worker_pids(engine)[last_of(split)], signal.SIGSTOP)

@@ -171,7 +171,14 @@ def test_a_failed_step_loses_those_after_it_and_nobody_else(drive: Callable[...,
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("stages_ranks", "victim", "moment"),
-    [((2, 1), 0, "dies"), ((2, 1), 1, "dies"), ((1, 2), 1, "dies"), ((2, 1), 0, "stops"), ((1, 2), 0, "stops"), ((2, 1), 1, "idle")],
+    [
+        ((2, 1), 0, "dies"),
+        ((2, 1), 1, "dies"),
+        ((1, 2), 1, "dies"),
+        ((2, 1), 0, "stops"),
+        pytest.param((1, 2), 0, "stops", marks=pytest.mark.slow),
+        ((2, 1), 1, "idle"),
+    ],
 )
 def test_a_lost_worker_is_replaced(
     drive: Callable[..., Driver], tmp_path: Path, stages_ranks: tuple[int, int], victim: int, moment: str

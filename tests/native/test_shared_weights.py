@@ -102,6 +102,8 @@ def test_what_a_matrix_leaves_is_taken_away_before_another_comes_there(tmp_path:
         memory = backend.shared_weights(fd, SIZE)
         os.pwrite(fd, b"\x5a" * BASE, BASE)
         memory.open(BASE, SIZE)
+        memory.clear(BASE + 4096, BASE + 8192)
+        assert os.pread(fd, 3 * 4096, BASE) == b"\x5a" * 4096 + bytes(4096) + b"\x5a" * 4096
         memory.clear(BASE, SIZE)
         assert os.pread(fd, BASE, BASE) == bytes(BASE)
         put(backend, memory, tmp_path / "w", "Q4_0", 33, 256, BASE)

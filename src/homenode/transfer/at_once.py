@@ -144,6 +144,7 @@ class AtOnce:
             return False
         digests, seconds = done
         self._counts.copy_seconds += seconds
+        del self._sending[computed.ticket]  # what comes next the machine will know when it has heard of this
         self._books.owe(lambda: self._announced(computed, sending, digests), self._clock(), digests, computed.ticket)
         return True
 
@@ -190,6 +191,7 @@ class AtOnce:
             told.append(Arrived(now, expecting.ticket, min(end * size, expecting.tokens)))
         for event in told:
             self._post(event)
+        del self._taking[peer, said.pull_id]  # a second announcement of the same is not to be taken for the next
         self._books.owe(lambda: (FromPeer(peer, ready_of(said)), [Tell(event) for event in told]), now, said.digests)
 
 

@@ -77,7 +77,8 @@ class Feeder:
         self._machine, self._perform, self._blame, self._clock = machine, perform, blame, clock
         self._inputs: deque[Input] = deque()
         self._feeding = False
-        self._ahead: _Ahead | None = None
+        self._owed: deque[_Ahead] = deque()
+        self._ahead: _Ahead | None = None  # the one of them that the machine hears of now
 
     @property
     def busy(self) -> bool:
@@ -87,44 +88,49 @@ class Feeder:
     @property
     def behind(self) -> bool:
         """Whether the machine has not heard yet of something that was answered already."""
-        return self._ahead is not None
+        return bool(self._owed)
 
     @property
     def announced(self) -> frozenset[str]:
-        """The ticket whose pages were announced though the machine does not know."""
-        return frozenset((self._ahead.announced,)) if self._ahead is not None and self._ahead.announced else frozenset()
+        """The tickets whose pages were announced though the machine does not know."""
+        return frozenset(ahead.announced for ahead in self._owed if ahead.announced)
 
     def feed(self, given: Input) -> None:
         """Give the machine an input, and do what it says; later, if that is what is going on already."""
-        if self._ahead is not None and not self._feeding:
+        if self._owed and not self._feeding:
             self.catch_up()
         self._inputs.append(given)
         if not self._feeding:
             self._feed_all([])
 
     def owe(self, recall: Callable[[], tuple[Input, Sequence[Action]]], now: float, digests: Sequence[bytes], announced: str = "") -> None:
-        """The machine is to hear of what was done without it; see `_Ahead`."""
-        self._ahead = _Ahead(recall, now, deque(digests), announced)
+        """The machine is to hear of what was done without it, after what it is to hear of already; see `_Ahead`."""
+        self._owed.append(_Ahead(recall, now, deque(digests), announced))
 
     def catch_up(self) -> None:
         """Tell the machine of what was answered without it. InternalError when it would have answered otherwise."""
-        ahead = self._ahead
-        if ahead is None or self._feeding or self.off:
+        if not self._owed or self._feeding or self.off:
             return
         self._feeding = True
         try:
-            given, actions = ahead.recall()
-            ahead.done.extend(actions)
-            self._handle(given, ahead.now)
-            while ahead.answers:
-                self._handle(ahead.answers.popleft(), ahead.now, given)
+            while self._owed:
+                self._ahead = self._owed[0]
+                self._settle(self._ahead)
+                self._owed.popleft()
         finally:
             self._feeding = False
             self._ahead = None
-        if ahead.done or ahead.digests:
-            raise InternalError(f"the transfer machine answers {type(given).__name__} otherwise than was foreseen")
         if self._inputs:
             self._feed_all([])
+
+    def _settle(self, ahead: _Ahead) -> None:
+        given, actions = ahead.recall()
+        ahead.done.extend(actions)
+        self._handle(given, ahead.now)
+        while ahead.answers:
+            self._handle(ahead.answers.popleft(), ahead.now, given)
+        if ahead.done or ahead.digests:
+            raise InternalError(f"the transfer machine answers {type(given).__name__} otherwise than was foreseen")
 
     def perform_all(self, actions: list[Action]) -> None:
         """Do what the machine said at another occasion (`tick`, `drain`), which was not `behind`."""

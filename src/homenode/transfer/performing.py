@@ -93,6 +93,7 @@ class Performer:
         self.feeder.owe(lambda: (given, actions), now, deque(digest for each in digests for digest in each), ticket)
         for action in actions:
             self._perform_now(action, now)
+        self._at_once.forget(given)
         return True
 
     def prepare(self) -> None:
@@ -102,11 +103,11 @@ class Performer:
 
     def announce(self, computed: Computed) -> bool:
         """Tell of pages over a lane, ahead of the machine. False: nothing was done."""
-        return not (self.feeder.behind or self.feeder.busy) and self._at_once.announce(computed)
+        return not self.feeder.busy and self._at_once.announce(computed)
 
     def on_announced(self, connection: Connection, said: Announced) -> None:
         """See `links.Listener`."""
-        if self.feeder.behind or self.feeder.busy or not self._at_once.take(connection, said):
+        if self.feeder.busy or not self._at_once.take(connection, said):
             self.on_message(connection, ready_of(said))
 
     def _perform_now(self, action: Action, now: float) -> None:

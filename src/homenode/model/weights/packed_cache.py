@@ -67,6 +67,7 @@ class PackedCache:
         self._found: dict[str, PackedMatrix] = {}  # not read yet, in the order of the file
         self._ahead: dict[str, tuple[Weight, str, str]] = {}  # read with others before it was asked for; checksums read and written
         self._weights: dict[str, Weight] = {}
+        self._begun: set[str] = set()  # whatever came of it
         try:
             self._fd, header = open_packed(self.path, self._header)
             self._found = {m.name: m for m in header.matrices if is_read(m.name)}
@@ -101,6 +102,10 @@ class PackedCache:
         self._weights[name] = weight
         return weight
 
+    def has_begun(self, name: str) -> bool:
+        """Whether some of the matrix may have been read from the file to where it is to be, though it was not given."""
+        return name in self._begun
+
     def _read_on(self, fd: int, name: str) -> None:
         """Read this matrix, and those that come next in the file, with one call."""
         first = self._found.pop(name)
@@ -108,6 +113,7 @@ class PackedCache:
         some = [first, *(m for m, before in zip(self._found.values(), ends, strict=False) if before < _AT_ONCE)]
         for matrix in some[1:]:
             del self._found[matrix.name]
+        self._begun.update(m.name for m in some)
         read = self._backend.weights_from_packed(fd, [self._place(m) for m in some])
         for matrix, (weight, checksum) in zip(some, read, strict=True):
             self._ahead[matrix.name] = weight, checksum, matrix.checksum

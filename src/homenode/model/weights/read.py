@@ -61,8 +61,8 @@ def read_parameters(
             else:
                 handle = cache.weight(entry.name) if cache else None
                 if handle is None:
-                    if cache and experts:
-                        experts.clear(entry.name)  # a file that was damaged may have been read to there
+                    if experts and cache and cache.has_begun(entry.name):
+                        experts.clear(entry.name)
                     handle = _load_matrix(backend, files.open(entry.file), tensor, targets[entry.name], place_of(entry.name))
                     if cache:
                         cache.add(entry.name, handle)
