@@ -17,7 +17,7 @@ from homenode.model.parts import check_experts
 
 
 @dataclass(frozen=True)
-class ExpertSeat:
+class EngineSeat:
     """`member` of the `members` engines that keep experts in common."""
 
     member: int
@@ -29,10 +29,10 @@ def wanted(config: EngineConfig) -> bool:
     return _asked(config) and config.parallel.executor != "ray" and config.compute.backend == "native"
 
 
-def seat_of(config: EngineConfig, devices: Sequence[Sequence[str]]) -> ExpertSeat | None:
+def seat_of(config: EngineConfig, devices: Sequence[Sequence[str]]) -> EngineSeat | None:
     """The engine's seat; None where it has all experts to itself. `devices`: of the workers of every engine of the service."""
     replica = config.replica
-    return None if replica is None or not wanted(config) or not _all_native(devices) else ExpertSeat(replica.number, replica.count)
+    return None if replica is None or not wanted(config) or not _all_native(devices) else EngineSeat(replica.number, replica.count)
 
 
 def not_in_common(config: EngineConfig, devices: Sequence[Sequence[str]]) -> tuple[Finding, ...]:

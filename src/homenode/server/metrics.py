@@ -105,12 +105,13 @@ class _EngineCollector(Collector):
         return ("model_name", *names), parts
 
     def _memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Metric:
-        """Bytes of weights and KV memory by kind of page, as the kernel told after they were loaded; none where it is not known."""
+        """Bytes of weights (`shared`: its own experts that other engines read, too) and KV memory by kind of page, as the kernel told after they were
+        loaded; none where it is not known."""
         pages = GaugeMetricFamily("homenode:memory_bytes", "Weights and KV memory, by kind of page.", labels=(*names, "use", "pages"))
         for values, now in parts:
-            for use in ("weight", "kv"):
+            for use in ("weight", "shared", "kv"):
                 seen = now.compute.get(f"{use}_pages")
-                if isinstance(seen, dict):
+                if isinstance(seen, dict) and (use != "shared" or seen["present"]):
                     pages.add_metric((*values, use, "huge"), seen["huge"])
                     pages.add_metric((*values, use, "small"), seen["present"] - seen["huge"])
         return pages

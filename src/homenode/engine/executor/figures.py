@@ -12,7 +12,7 @@ from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart
 
 _SUMS = ("threads", "weight_bytes", "shared_weight_bytes", "kv_bytes", "program_bytes")
-_PAGES = ("weight_pages", "kv_pages")
+_PAGES = ("weight_pages", "shared_pages", "kv_pages")
 
 
 def together(

@@ -82,7 +82,7 @@ def _compute(parts: Sequence[object]) -> dict[str, Any]:
     found: dict[str, Any] = dict(known[0]) if known else {}
     if "threads" in found:
         found["threads"] = sum(part.get("threads", 0) for part in known)
-    for name in ("weight_pages", "kv_pages"):
+    for name in ("weight_pages", "shared_pages", "kv_pages"):
         if isinstance(found.get(name), dict):
             found[name] = _sum([part[name] for part in known if isinstance(part.get(name), dict)])
     return found

@@ -18,7 +18,7 @@ import msgspec
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.engine.config import EngineConfig
-from homenode.engine.expert_seat import ExpertSeat
+from homenode.engine.expert_seat import EngineSeat
 from homenode.engine.place import EnginePlace
 from homenode.engine.schedule.step import Step, StepResult
 from homenode.model.part import ModelPart
@@ -62,7 +62,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     channels: list[Channel]
     kv_cache_memory: int | None = None  # bytes of its KV memory, where set; else it says itself what fits
     kv_there: int = 0  # bytes of its KV memory that are taken already: of who had its place before
-    experts: ExpertSeat | None = None  # with it comes the descriptor of the memory that the engines' workers of this number keep experts in
+    experts: EngineSeat | None = None  # with it comes the descriptor of the memory that the engines' workers of this number keep experts in
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
