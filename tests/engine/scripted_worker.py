@@ -40,7 +40,7 @@ class ScriptedWorker:
         self._links = Links()
         self._told: dict[int, list[int]] = {}
 
-    def load(self, progress: Callable[[int, int], None]) -> Fits:
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
         if (self._folder / f"broken-{self._join.number}").exists():
             raise CapacityError("there is no room for this part", param="kv_cache_memory")
         self._act("dies-loading", lambda: os.kill(os.getpid(), signal.SIGKILL))

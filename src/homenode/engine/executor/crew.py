@@ -26,6 +26,7 @@ _END_S = 3.0  # for a worker to finish its step and end
 _LAST_FIGURES_S = 1.0
 
 JoinOf = Callable[[WorkerPlan], Join]  # as for generation 0 without channels
+MemoriesOf = Callable[[WorkerPlan], Sequence[int]]  # descriptors that go with its Join, after those of channels
 Launch = Callable[[WorkerPlan], StartedWorker]
 
 
@@ -40,10 +41,12 @@ class Crew:
         launch: Launch,
         experts: ModelSpec | None,
         clock: Callable[[], float],
+        memories_of: MemoriesOf,
     ) -> None:
         """As `ProcessExecutor`."""
         self._plans, self._join_of, self._make_channels = plans, join_of, make_channels
         self._launch, self._experts, self._clock = launch, experts, clock
+        self._memories_of = memories_of
         self._channels: Channels | None = None
         self.kv_file: KvFile | None = None  # where the workers' KV memory lies, if that is not their own
         self._attached = Attached()
@@ -150,7 +153,8 @@ class Crew:
         self.selector.register(process.socket, selectors.EVENT_READ, member)
         channels, descriptors = self._channels.of(plan.number)
         there = self.kv_file.taken(plan.number) if self.kv_file is not None else 0
-        process.socket.send(replace_join(self._join_of(plan), self._generation, channels, there), descriptors)
+        join = replace_join(self._join_of(plan), self._generation, channels, there)
+        process.socket.send(join, [*descriptors, *self._memories_of(plan)])
         return member
 
     def _hear_last_figures(self) -> None:

@@ -96,10 +96,9 @@ class _Post:
 
     def __init__(self, engine: EngineSocket, join: Join, make: MakeWorker, open_channels: OpenChannels) -> None:
         self._engine, self._join, self._open = engine, join, open_channels
-        self._given = (
-            join.channels,
-            engine.descriptors(shared_memories(join.channels)),
-        )  # to be opened when the worker is where it belongs
+        # To be opened when the worker is where it belongs.
+        self._given = (join.channels, engine.descriptors(shared_memories(join.channels)))
+        self._experts = engine.descriptors(1)[0] if join.experts else None
         self._laid = False
         self._kv: KvLayout | None = None
         self._links = Links()
@@ -112,7 +111,7 @@ class _Post:
     def run(self) -> NoReturn:
         """Load, and work until told to leave; does not return."""
         threading.Thread(target=self._read, name="homenode-engine", daemon=True).start()
-        self._engine.send(self._worker.load(_Progress(self._engine)))
+        self._engine.send(self._worker.load(_Progress(self._engine), self._experts))
         failed = False  # a step was; what follows is lost until the engine says that it knows
         while True:
             epoch, message, descriptors = self._todo.get()

@@ -22,8 +22,8 @@ from homenode.errors import InternalError
 class Worker(Protocol):
     """What `workers.main` runs."""
 
-    def load(self, progress: Callable[[int, int], None]) -> Fits:
-        """Load. Raises what the engine is to be told of."""
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
+        """Load. `experts`: the descriptor of the memory that comes with `Join.experts`; it stays open. Raises what the engine is to be told of."""
 
     def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
         """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's."""
@@ -58,11 +58,12 @@ class PartWorker:
             None  # the program, and how those before it used experts; one value, as others read it
         )
 
-    def load(self, progress: Callable[[int, int], None]) -> Fits:
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
         """See `Worker.load`."""
         begin = time.monotonic()
-        loaded = self._loaded = load_part(self._join, progress)
-        return Fits(loaded.sizes.num_blocks, loaded.model.layout.target_bytes, time.monotonic() - begin, list(loaded.notes))
+        loaded = self._loaded = load_part(self._join, progress, experts)
+        kept = loaded.kept
+        return Fits(loaded.sizes.num_blocks, kept.own, time.monotonic() - begin, list(loaded.notes), kept.common)
 
     def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
         """See `Worker.lay`."""
