@@ -11,15 +11,21 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.engine.build import check_config, make_backend
+from homenode.engine import build
+from homenode.engine.build import check_config, make_backend, memory_left
 from homenode.engine.config import ComputeConfig, EngineConfig
+from homenode.engine.executor.crew import replace_join
 from homenode.engine.pairing import kept_as, targets_of
+from homenode.engine.place import EnginePlace, Replica
 from homenode.engine.placement import UNPINNED
+from homenode.engine.settle import MemoryRoom
 from homenode.engine.workers.build import Planned, plan_engine
+from homenode.engine.workers.messages import Join
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
 from homenode.model.checkpoint import open_checkpoint
+from homenode.model.part import ModelPart, Span
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.load import plan_model
 from tests.checkpoints import make_folder
@@ -150,8 +156,6 @@ def test_too_much_kv_memory_is_said_of_its_setting(model: Path) -> None:
 def test_names_of_processes() -> None:
     config = EngineConfig.of(None, {"data_parallel_size": 2})
     assert config.process_name is None
-    from homenode.engine.place import EnginePlace, Replica
-
     second = replace(config, replica=Replica(1, 2, EnginePlace((0,))))
     assert second.process_name == "homenode-worker-1"
     several = replace(second, parallel=replace(second.parallel, tensor_parallel_size=2))
@@ -179,3 +183,17 @@ def test_matrices_that_are_cut_within_blocks_are_others() -> None:
     assert targets_of(whole, [layout(64, "Q8_0", "up"), layout(32, "Q8_0", "up"), layout(96, "Q8_0", "down")]) == {"Q8_0": 2}
     assert targets_of(whole, [layout(48, "Q8_0", "up")] * 2) == {"Q8_0 of 48+48": 1, "Q8_0": 1}
     assert targets_of(whole, [layout(96, "Q8_0", "up"), layout(96, "f32", "up")]) == {"Q8_0/f32": 1, "Q8_0": 1}
+
+
+def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in use already, and nobody else's."""
+    monkeypatch.setattr(build, "memory_room", lambda place: MemoryRoom(100))
+    config, place = EngineConfig.of(None, {}), EnginePlace((0,))
+    assert memory_left(config, place) == 100 and memory_left(config, place, there=50) == 150
+    bounded = replace(config, replica=Replica(0, 2, place, (), 120))
+    assert memory_left(bounded, place, taken=30, there=50) == 90
+    nothing = Span(0, 0)
+    part = ModelPart(Span(0, 1), 0, 1, 0, 1, nothing, nothing, nothing, nothing, nothing, nothing, ())
+    join = Join(0, 0, config, "cpu", part, place, [])
+    assert replace_join(join, 1, [], 0) == Join(0, 1, config, "cpu", part, place, [])
+    assert replace_join(join, 1, [], 4096) == Join(0, 1, config, "cpu", part, place, [], kv_cache_memory=4096, kv_there=4096)
