@@ -52,13 +52,13 @@ class MortalWorker(PartWorker):
         self._number, self._replaces = join.number, join.generation > 0
         self._prepared = 0
 
-    def load(self, progress: Callable[[int, int], None]) -> Fits:
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
         def told(done: int, total: int) -> None:
             progress(done, total)
             if self._replaces:
                 self._meet("loading")
 
-        return super().load(told)
+        return super().load(told, experts)
 
     def prepare(self, links: Links) -> None:
         self._prepared += 1

@@ -40,7 +40,7 @@ class ScriptedWorker:
         self._links = Links()
         self._told: dict[int, list[int]] = {}
 
-    def load(self, progress: Callable[[int, int], None]) -> Fits:
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
         if (self._folder / f"broken-{self._join.number}").exists():
             raise CapacityError("there is no room for this part", param="kv_cache_memory")
         self._act("dies-loading", lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -51,6 +51,12 @@ class ScriptedWorker:
     def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
         assert num_blocks == BLOCKS
         return None
+
+    def attach(self, fd: int, first: int, layout: KvLayout) -> None:
+        raise AssertionError("nothing is handed over here")
+
+    def detach(self, first: int) -> None:
+        raise AssertionError("nothing is handed over here")
 
     def prepare(self, links: Links) -> None:
         self._links, self._told = links, {}

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from homenode.compute.kv_memory import KvLayout
-from homenode.engine.executor.crew import Crew, JoinOf, Launch
+from homenode.engine.executor.crew import Crew, JoinOf, Launch, MemoriesOf
 from homenode.engine.executor.losing import LossRecord, Silence
 from homenode.engine.executor.member import Member
 from homenode.engine.executor.protocol import StepError, WorkerLostError
@@ -54,14 +54,16 @@ class ProcessExecutor:
         on_end: Callable[[], None] = lambda: None,
         experts: ModelSpec | None = None,
         lends: bool = False,
+        memories_of: MemoriesOf = lambda plan: (),
     ) -> None:
         """`plans`: stage after stage. `program`: the module that a worker runs. `worker_timeout`: seconds a worker may be silent. `launch`: starts a
         worker, at once and without waiting for it, in place of a child of this process; `on_end` is called when all have ended. `experts`: a model of
         whose experts the use is told in `statistics`. `lends`: others read and write the KV memory, too, so that no step is over, however it ended,
-        as long as a worker may write for it; of workers that are lost the loop hears at once, and waits with such writing until `serving`."""
+        as long as a worker may write for it; of workers that are lost the loop hears at once, and waits with such writing until `serving`.
+        `memories_of`: what a worker is given with its Join, each time it is started; it stays the caller's."""
         launch = launch or (lambda plan: WorkerProcess(plan.name, program))
         self._on_end, self._experts, self._clock = on_end, experts, clock
-        self._crew = Crew(plans, join_of, make_channels, launch, experts, clock)
+        self._crew = Crew(plans, join_of, make_channels, launch, experts, clock, memories_of)
         self._lends = lends
         self._held: StepError | None = None  # a step's failure, until all workers have ended the step
         self._kv_layouts: dict[int, KvLayout] = {}
@@ -112,6 +114,20 @@ class ProcessExecutor:
     def kv_layouts(self) -> list[KvLayout]:
         """How each worker's KV memory lies in its share of the file."""
         return [self._kv_layouts[number] for number in range(len(self._plans))]
+
+    def attach(self, fd: int, layout: KvLayout) -> int:
+        """Have the steps submitted from now on read another engine's KV memory in place: its block b is block (the result) + b. From any thread; ValueError
+        where that cannot be. The descriptor stays the caller's."""
+        with self._changed:
+            first = self._crew.attach(fd, layout, self._num_blocks)
+        self._wake()
+        return first
+
+    def detach(self, first: int) -> None:
+        """End that: no step submitted from now on names those blocks. From any thread."""
+        with self._changed:
+            self._crew.detach(first)
+        self._wake()
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         with self._changed:

@@ -26,7 +26,9 @@ from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import Links, OpenChannels
 from homenode.engine.workers.messages import (
     Alive,
+    Attach,
     Broken,
+    Detach,
     Done,
     Failed,
     Forget,
@@ -94,10 +96,9 @@ class _Post:
 
     def __init__(self, engine: EngineSocket, join: Join, make: MakeWorker, open_channels: OpenChannels) -> None:
         self._engine, self._join, self._open = engine, join, open_channels
-        self._given = (
-            join.channels,
-            engine.descriptors(shared_memories(join.channels)),
-        )  # to be opened when the worker is where it belongs
+        # To be opened when the worker is where it belongs.
+        self._given = (join.channels, engine.descriptors(shared_memories(join.channels)))
+        self._experts = engine.descriptors(1)[0] if join.experts else None
         self._laid = False
         self._kv: KvLayout | None = None
         self._links = Links()
@@ -110,7 +111,7 @@ class _Post:
     def run(self) -> NoReturn:
         """Load, and work until told to leave; does not return."""
         threading.Thread(target=self._read, name="homenode-engine", daemon=True).start()
-        self._engine.send(self._worker.load(_Progress(self._engine)))
+        self._engine.send(self._worker.load(_Progress(self._engine), self._experts))
         failed = False  # a step was; what follows is lost until the engine says that it knows
         while True:
             epoch, message, descriptors = self._todo.get()
@@ -121,6 +122,11 @@ class _Post:
                     _close_all(descriptors)
                     self._laid = True
                     self._engine.send(self._prepared(epoch))
+                case Attach(first, layout):
+                    self._worker.attach(descriptors[0], first, layout)
+                    _close_all(descriptors)
+                case Detach(first):
+                    self._worker.detach(first)
                 case Forget(_, channels):
                     failed = False
                     _close_all(self._given[1])
@@ -180,7 +186,7 @@ class _Post:
             number, since = self._now or (-1, time.monotonic())
             self._engine.send(Alive(message.number, number, time.monotonic() - since, self._worker.statistics()))
             return
-        if isinstance(message, Lay) and message.share is not None:
+        if isinstance(message, Attach) or (isinstance(message, Lay) and message.share is not None):
             descriptors = self._engine.descriptors(1)
         if isinstance(message, Forget):
             descriptors = self._engine.descriptors(shared_memories(message.channels))
