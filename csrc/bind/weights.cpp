@@ -260,7 +260,8 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("blocks", &KvCache::blocks)
       .def_prop_ro("nbytes", &KvCache::bytes)
       .def_prop_ro("ranges", &regions_of, "Address, bytes and home (-1: all of them in turn) of its regions.")
-      .def("attach", [](KvCache& cache, std::shared_ptr<const KvMemory> memory) { return take(cache.attach(std::move(memory))); }, nb::arg("memory"))
+      .def("attach", [](KvCache& cache, std::shared_ptr<const KvMemory> memory, std::optional<int64_t> first) { return take(cache.attach(std::move(memory), first)); },
+           nb::arg("memory"), nb::arg("first") = nb::none())
       .def("detach",
            [](KvCache& cache, int32_t first) {
              if (const auto error = cache.detach(first)) raise(*error);

@@ -69,8 +69,9 @@ class KvCache {
 
   // Lets attention read other memory of the same shape in place, after a step that runs has ended: block b of it is then block first + b here, and the
   // result is `first`, which no other will get. What it holds is not verified. Error for memory of another shape, or one that ends too soon for readers
-  // of whole vectors. From any thread.
-  Result<int32_t> attach(std::shared_ptr<const KvMemory>);
+  // of whole vectors. From any thread. `first`: what it is to be, if given: as several caches of one engine have to agree; Error for one that is taken or
+  // was.
+  Result<int32_t> attach(std::shared_ptr<const KvMemory>, std::optional<int64_t> first = std::nullopt);
   // Its blocks are no more; a step that runs goes on reading them, and keeps the memory to its end. Error where nothing is attached.
   std::optional<Error> detach(int32_t first);
 

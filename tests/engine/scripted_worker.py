@@ -52,6 +52,12 @@ class ScriptedWorker:
         assert num_blocks == BLOCKS
         return None
 
+    def attach(self, fd: int, first: int, layout: KvLayout) -> None:
+        raise AssertionError("nothing is handed over here")
+
+    def detach(self, first: int) -> None:
+        raise AssertionError("nothing is handed over here")
+
     def prepare(self, links: Links) -> None:
         self._links, self._told = links, {}
 

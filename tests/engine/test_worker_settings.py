@@ -11,13 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.engine.build import check_config
-from homenode.engine.config import EngineConfig
+from homenode.engine.build import check_config, make_backend
+from homenode.engine.config import ComputeConfig, EngineConfig
+from homenode.engine.pairing import kept_as, targets_of
+from homenode.engine.placement import UNPINNED
 from homenode.engine.workers.build import Planned, plan_engine
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
 from homenode.model.checkpoint import open_checkpoint
+from homenode.model.weights.layout import MatrixLayout, WeightLayout
+from homenode.model.weights.load import plan_model
 from tests.checkpoints import make_folder
 from tests.engine.engines import config_for
 
@@ -152,3 +156,26 @@ def test_names_of_processes() -> None:
     assert second.process_name == "homenode-worker-1"
     several = replace(second, parallel=replace(second.parallel, tensor_parallel_size=2))
     assert several.process_name == "homenode-engine-1"
+
+
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+def test_weights_are_kept_as_those_of_one_worker_whatever_the_degrees(tmp_path: Path, quantize: str | None) -> None:
+    """So engines of different degrees may use each other's KV."""
+    model = make_folder(tmp_path / "model", hidden_size=64, intermediate_size=128, head_dim=32)
+    host, checkpoint, backend = read_host(synthetic("1s/2n/8c")), open_checkpoint(model), make_backend(ComputeConfig(), (UNPINNED,))
+    whole = plan_model(checkpoint, backend, quantize=quantize)
+    for stages, ranks in ((2, 1), (1, 2), (2, 2)):
+        config = config_for(model, pipeline_parallel_size=stages, tensor_parallel_size=ranks, quantize=quantize)
+        plan = plan_engine(config, checkpoint, host, ["cpu"] * stages * ranks)
+        assert plan.kept_as(backend) == kept_as(config, targets_of(whole))
+
+
+def test_matrices_that_are_cut_within_blocks_are_others() -> None:
+    def layout(columns: int, target: str, *names: str) -> WeightLayout:
+        return WeightLayout(tuple(MatrixLayout(name, 8, columns, "f32", target, "", 0, 0) for name in names), 0)
+
+    whole = layout(96, "Q8_0", "up", "down")
+    assert targets_of(whole) == {"Q8_0": 2}
+    assert targets_of(whole, [layout(64, "Q8_0", "up"), layout(32, "Q8_0", "up"), layout(96, "Q8_0", "down")]) == {"Q8_0": 2}
+    assert targets_of(whole, [layout(48, "Q8_0", "up")] * 2) == {"Q8_0 of 48+48": 1, "Q8_0": 1}
+    assert targets_of(whole, [layout(96, "Q8_0", "up"), layout(96, "f32", "up")]) == {"Q8_0/f32": 1, "Q8_0": 1}

@@ -16,6 +16,7 @@ from homenode.compute.native.kv_memory import copy_kv
 from homenode.compute.ops import KvGeometry
 from homenode.engine.workers.kv_file import KvFile, joined
 from homenode.engine.workers.messages import Share
+from homenode.engine.workers.neighbours import Attached, sliced
 from homenode.errors import UserError
 from homenode.model.division import Grain, divide, divide_heads
 from homenode.model.part import ModelPart, Span
@@ -157,3 +158,42 @@ def test_regions_that_do_not_make_up_a_memory_are_refused(backend: NativeBackend
         refused(type(first)(*[value if field == name else getattr(first, field) for field in first.__struct_fields__]), *rest)
     refused(first, *layout.regions)  # twice in the same place
     refused(*layout.regions * 300)
+
+
+@pytest.mark.parametrize(("stages", "ranks"), DEGREES)
+def test_a_worker_finds_its_heads_in_the_memory_of_any_neighbour(backend: NativeBackend, stages: int, ranks: int) -> None:
+    plain = backend.kv_pool(WHOLE, BLOCKS)
+    fill(plain, 6)
+    for other_stages, other_ranks in DEGREES:
+        there = Workers(backend, other_stages, other_ranks)
+        copy_kv(there.memory, [2], plain, [5], 0, 1, 64)
+        for part in parts_of(stages, ranks):
+            mine = backend.map_kv(there.file.fd, sliced(there.memory.layout, part))
+            for layer in range(part.layers.count):
+                for head in range(part.kv_heads.count):
+                    wanted = copies_of(plain, part.layers.first + layer, 5, part.kv_heads.first + head)[0]
+                    assert np.array_equal(copies_of(mine, layer, 2, head)[0], wanted)
+            assert mine.digests([2], 0, 1, 64) == [digest(mine, [2], 0, 64, 64, range(part.kv_heads.count))]
+
+
+def test_blocks_in_place_have_the_same_numbers_for_all_workers_now_and_later(backend: NativeBackend) -> None:
+    ours, first, second = Workers(backend, 1, 2), Workers(backend, 2, 1), Workers(backend, 1, 1)
+    attached = Attached()
+    numbers = [attached.add(each.file.fd, each.memory.layout, BLOCKS) for each in (first, second)]
+    assert numbers == [BLOCKS, 2 * BLOCKS]
+    attached.remove(BLOCKS)
+    assert attached.add(first.file.fd, first.memory.layout, BLOCKS) == 3 * BLOCKS, "no number is used again"
+    for part, cache in zip(ours.parts, ours.caches, strict=True):
+        told = attached.of(part)
+        assert [message.first for message, _ in told] == [2 * BLOCKS, 3 * BLOCKS]
+        for message, fd in told:  # a worker that comes late has not seen those before
+            assert backend.attach_kv(cache, backend.map_kv(fd, message.layout), message.first) == message.first  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="is taken"):
+            backend.attach_kv(cache, backend.map_kv(fd, message.layout), 3 * BLOCKS)  # type: ignore[arg-type]
+        backend.detach_kv(cache, 2 * BLOCKS)  # type: ignore[arg-type]
+    huge = msgspec.structs.replace(first.memory.layout, blocks=(1 << 31) - 1)
+    with pytest.raises(ValueError, match="no numbers"):
+        attached.add(first.file.fd, huge, BLOCKS)
+    with pytest.raises(ValueError, match="no memory"):
+        attached.remove(BLOCKS)
+    attached.close()

@@ -72,7 +72,7 @@ class KvMemory(Protocol):
 
     @property
     def fd(self) -> int:
-        """The memfd behind it; -1 when it is private to this process, or another process's."""
+        """The memfd behind it; -1 when it is private to this process, or another process's that is not to be passed on."""
 
     @property
     def writable(self) -> bool:

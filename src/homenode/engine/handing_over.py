@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, Protocol, cast
 
 from homenode.compute.kv_memory import KvLayout, KvMemory
 from homenode.compute.native import NativeBackend
@@ -25,6 +25,14 @@ _log = logging.getLogger(__name__)
 _PROVED_OTHERWISE = ("protocol", "secret")  # Hello has the one by itself, and the greeting proves the other
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
+
+
+class Readers(Protocol):
+    """Workers that read the KV memory of other engines in place (`executor.processes`)."""
+
+    def attach(self, fd: int, layout: KvLayout) -> int: ...
+
+    def detach(self, first: int) -> None: ...
 
 
 class Sharing:
@@ -46,10 +54,12 @@ class Sharing:
         in_place = _in_place(self._backend, cache) if self._config.pd_in_place else None
         return HandingOver(self._config, self._backend, self._backend.kv_memory(cache), self._geometry, self._fingerprint, in_place)
 
-    def hand_over_file(self, fd: int, layout: KvLayout) -> HandingOver:
-        """The agent for KV memory that workers have in a file, which stays open as long as the agent works. Raises as `HandingOver`."""
+    def hand_over_file(self, fd: int, layout: KvLayout, readers: Readers) -> HandingOver:
+        """The agent for KV memory that workers have in a file, which stays open as long as the agent works. `readers`: those workers, who may be asked to
+        read others' memory in place. Raises as `HandingOver`."""
         memory = self._backend.map_kv(fd, layout, writable=True, own=True)
-        return HandingOver(self._config, self._backend, memory, self._geometry, self._fingerprint)
+        in_place = InPlace(lambda memory: readers.attach(memory.fd, memory.layout), readers.detach) if self._config.pd_in_place else None
+        return HandingOver(self._config, self._backend, memory, self._geometry, self._fingerprint, in_place, passes_on=in_place is not None)
 
 
 class HandingOver:
@@ -63,9 +73,10 @@ class HandingOver:
         geometry: KvGeometry,
         fingerprint: Fingerprint,
         in_place: InPlace | None = None,
+        passes_on: bool = False,
     ) -> None:
         """`memory`: of the engine's KV cache, which can be shared; `geometry`: of all of it. Takes the CPU pool, if there is one, and binds what others
-        connect to.
+        connect to. `passes_on`: what others lend is opened by further processes.
 
         UserError for an address or port that cannot be had, HostError when the machine refuses.
         """
@@ -77,7 +88,7 @@ class HandingOver:
             {name: value for name, value in fingerprint.items() if name not in _PROVED_OTHERWISE},
             memory,
             backend.kv_pool(geometry, blocks) if blocks else None,
-            NativeKv(backend.map_kv),
+            NativeKv(backend.map_kv, keeps_files=passes_on),
             lambda event: self._post(event),
             on_change=lambda: self._post(FiguresChanged()),
             incarnation=incarnation,

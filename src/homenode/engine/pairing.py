@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from homenode.dtypes import BY_NAME
 from homenode.engine.config import EngineConfig
 from homenode.errors import UnsupportedError, UserError
 from homenode.transfer.check import EngineFacts, check_transfer
@@ -13,7 +14,7 @@ from homenode.transfer.surroundings import Surroundings, read_surroundings
 
 if TYPE_CHECKING:
     from homenode.compute.ops import KvGeometry  # brings NumPy, which the front does not need
-    from homenode.model.weights.layout import WeightLayout
+    from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 
 def transfer_problems(
@@ -56,12 +57,22 @@ def refuse_transfer(config: EngineConfig, where: str) -> None:
         )
 
 
-def targets_of(layouts: Sequence[WeightLayout]) -> dict[str, int]:
-    """How many matrices of a model are kept in each format, whatever parts it is cut into; one that its parts keep differently has a format like no other."""
-    kept: dict[str, set[str]] = {}
-    for matrix in (matrix for layout in layouts for matrix in layout.matrices):
-        kept.setdefault(matrix.name, set()).add(matrix.target)
-    return dict(Counter("/".join(sorted(targets)) for targets in kept.values()))
+def targets_of(whole: WeightLayout, parts: Sequence[WeightLayout] = ()) -> dict[str, int]:
+    """How many matrices of a model are kept in each format, in words. A matrix that its parts do not keep as a whole model would, in another format or cut
+    within blocks, has a format like no other: its products have other values."""
+    pieces: dict[str, list[MatrixLayout]] = {}
+    for piece in (piece for part in parts for piece in part.matrices):
+        pieces.setdefault(piece.name, []).append(piece)
+    return dict(Counter(_kept(matrix, pieces.get(matrix.name, [])) for matrix in whole.matrices))
+
+
+def _kept(matrix: MatrixLayout, pieces: Sequence[MatrixLayout]) -> str:
+    if others := {piece.target for piece in pieces} - {matrix.target}:
+        return "/".join([matrix.target, *sorted(others)])
+    block = BY_NAME[matrix.target].block
+    if any(piece.columns != matrix.columns and piece.columns % block for piece in pieces):
+        return f"{matrix.target} of {'+'.join(str(piece.columns) for piece in pieces)}"
+    return matrix.target
 
 
 def kept_as(config: EngineConfig, targets: dict[str, int]) -> str:

@@ -79,10 +79,6 @@ def _workers(config: TransferConfig, engine: EngineFacts) -> Iterator[UserError]
             f"{named('transfer_channel')} is nixl: an engine of several workers hands KV over through shm or tcp, so far",
             param="transfer_channel",
         )
-    if engine.workers and config.pd_in_place:
-        yield UnsupportedError(
-            f"{named('pd_in_place')}: an engine of several workers copies what it is given, so far; leave it out", param="pd_in_place"
-        )
 
 
 def _off(config: TransferConfig) -> Iterator[UserError]:

@@ -225,12 +225,13 @@ class NativeBackend:
         homes = [home for _, _, home in cache.ranges]
         return NativeKvMemory(_native.KvMemory.of(cache), self._level, [nodes[h] if nodes and h >= 0 else -1 for h in homes])
 
-    def attach_kv(self, cache: _native.KvCache, memory: NativeKvMemory) -> int:
+    def attach_kv(self, cache: _native.KvCache, memory: NativeKvMemory, first: int | None = None) -> int:
         """Let attention read other memory in place: block b of `memory` is from now on block `first` + b of the cache, for steps that do not write there.
 
-        The result is `first`; no number is used again. The memory has to be of the cache's geometry (ValueError); its bytes are the caller's to verify.
+        The result is `first`, which may be given; no number is used again. The memory has to be of the cache's geometry (ValueError); its bytes are the
+        caller's to verify.
         """
-        return cache.attach(memory.handle)
+        return cache.attach(memory.handle, first)
 
     def detach_kv(self, cache: _native.KvCache, first: int) -> None:
         """End that. A step that runs goes on reading the memory and keeps it mapped; later ones are refused. ValueError when nothing is there."""

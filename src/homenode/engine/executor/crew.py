@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.engine.executor.member import Member
 from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.expert_table import Table
@@ -16,7 +17,8 @@ from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import Channels, MakeChannels
 from homenode.engine.workers.kv_file import KvFile
 from homenode.engine.workers.layout import WorkerPlan
-from homenode.engine.workers.messages import Alive, Forget, FromWorker, Join, Lay, Leave
+from homenode.engine.workers.messages import Alive, Attach, Detach, Forget, FromWorker, Join, Lay, Leave
+from homenode.engine.workers.neighbours import Attached, sliced
 from homenode.errors import PeerError
 from homenode.model.checkpoint.spec import ModelSpec
 
@@ -47,6 +49,7 @@ class Crew:
         self._memories_of = memories_of
         self._channels: Channels | None = None
         self.kv_file: KvFile | None = None  # where the workers' KV memory lies, if that is not their own
+        self._attached = Attached()
         self._generation = 0
         self.members: list[Member] = []
         self.restarts = 0
@@ -85,6 +88,26 @@ class Crew:
             member.process.socket.send(Lay(num_blocks))
         else:
             member.process.socket.send(Lay(num_blocks, file.shares[member.plan.number]), [file.fd])
+        for message, fd in self._attached.of(member.plan.part):
+            member.process.socket.send(message, [fd])
+
+    def attach(self, fd: int, layout: KvLayout, num_blocks: int) -> int:
+        """Have all workers read a neighbour's memory in place, now and whoever takes their place. The number of its first block; ValueError when there is
+        none left. The descriptor stays the caller's."""
+        first = self._attached.add(fd, layout, num_blocks)
+        for member in self._laid():
+            member.process.socket.send(Attach(first, sliced(layout, member.plan.part)), [fd])
+        return first
+
+    def detach(self, first: int) -> None:
+        """End that. ValueError where it did not begin."""
+        self._attached.remove(first)
+        for member in self._laid():
+            member.process.socket.send(Detach(first))
+
+    def _laid(self) -> list[Member]:
+        """Those that were told to take KV memory; others will be told of everything then."""
+        return [member for member in self.members if member.state in ("laying", "ready")]
 
     def drop(self, member: Member) -> None:
         """What a worker says is read no more."""
@@ -121,6 +144,7 @@ class Crew:
             self._channels.close()
         if self.kv_file is not None:
             self.kv_file.close()
+        self._attached.close()
 
     def _started(self, plan: WorkerPlan, uses: Table | None = None) -> Member:
         assert self._channels is not None
@@ -156,5 +180,6 @@ class Crew:
 
 
 def replace_join(join: Join, generation: int, channels: list[Any], kv_there: int) -> Join:
-    """A Join for another generation, with its channels, and with what is there of its KV memory."""
-    return msgspec.structs.replace(join, generation=generation, channels=channels, kv_there=kv_there)
+    """A Join for another generation, with its channels. `kv_there`: bytes of its KV memory that are there already, which is then as large as that."""
+    memory = kv_there or join.kv_cache_memory
+    return msgspec.structs.replace(join, generation=generation, channels=channels, kv_cache_memory=memory, kv_there=kv_there)

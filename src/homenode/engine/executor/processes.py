@@ -115,6 +115,20 @@ class ProcessExecutor:
         """How each worker's KV memory lies in its share of the file."""
         return [self._kv_layouts[number] for number in range(len(self._plans))]
 
+    def attach(self, fd: int, layout: KvLayout) -> int:
+        """Have the steps submitted from now on read another engine's KV memory in place: its block b is block (the result) + b. From any thread; ValueError
+        where that cannot be. The descriptor stays the caller's."""
+        with self._changed:
+            first = self._crew.attach(fd, layout, self._num_blocks)
+        self._wake()
+        return first
+
+    def detach(self, first: int) -> None:
+        """End that: no step submitted from now on names those blocks. From any thread."""
+        with self._changed:
+            self._crew.detach(first)
+        self._wake()
+
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: done() or self._start_error is not None, _START_TIMEOUT_S):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from homenode.compute.ops import KvGeometry
+from homenode.compute.ops import Backend, KvGeometry
 from homenode.engine.build import Engine, Progress, counting, make_backend, weights_problem, with_variables
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.processes import ProcessExecutor
@@ -110,6 +110,12 @@ class Planned:
         """Of the KV memory of all workers together."""
         spec = self.checkpoint.spec
         return replace(self.geometries[0], layers=spec.num_layers, kv_heads=spec.num_kv_heads)
+
+    def kept_as(self, backend: Backend) -> str:
+        """How the weights are kept, in words: those of a whole model where that comes to the same."""
+        kept = self.config.model
+        whole = plan_model(self.checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
+        return kept_as(self.config, targets_of(whole, self.weights))
 
     def _left_in_all(self) -> int | None:
         """Bytes for buffers and KV memory of all workers of this host; None where one has memory of its own."""
@@ -254,7 +260,7 @@ def build_engine_of_workers(
         if sharing is None or file is None:
             return engine
         parts = [worker.part for worker in planned.layout.workers]
-        handing_over = sharing.hand_over_file(file.fd, joined(parts, workers.kv_layouts(), file.shares))
+        handing_over = sharing.hand_over_file(file.fd, joined(parts, workers.kv_layouts(), file.shares), workers)
         engine.ready.details["kv_transfer"] = msgspec.to_builtins(handing_over.published)
         return replace(engine, handing_over=handing_over)
     except BaseException:
@@ -380,10 +386,9 @@ def _sharing(planned: Planned) -> Sharing:
     """What makes this engine's KV known to others."""
     from homenode.engine.handing_over import Sharing  # needs the native core
 
-    config, geometry = planned.config, planned.whole_geometry
-    kept = kept_as(config, targets_of(planned.weights))
-    fingerprint = fingerprint_of(config.transfer, planned.checkpoint, geometry, kept)
-    return Sharing(config.transfer, make_backend(config.compute, (UNPINNED,)), geometry, fingerprint)
+    config, geometry, backend = planned.config, planned.whole_geometry, make_backend(planned.config.compute, (UNPINNED,))
+    fingerprint = fingerprint_of(config.transfer, planned.checkpoint, geometry, planned.kept_as(backend))
+    return Sharing(config.transfer, backend, geometry, fingerprint)
 
 
 def _engine(

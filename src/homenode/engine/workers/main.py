@@ -26,7 +26,9 @@ from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import Links, OpenChannels
 from homenode.engine.workers.messages import (
     Alive,
+    Attach,
     Broken,
+    Detach,
     Done,
     Failed,
     Forget,
@@ -120,6 +122,11 @@ class _Post:
                     _close_all(descriptors)
                     self._laid = True
                     self._engine.send(self._prepared(epoch))
+                case Attach(first, layout):
+                    self._worker.attach(descriptors[0], first, layout)
+                    _close_all(descriptors)
+                case Detach(first):
+                    self._worker.detach(first)
                 case Forget(_, channels):
                     failed = False
                     _close_all(self._given[1])
@@ -179,7 +186,7 @@ class _Post:
             number, since = self._now or (-1, time.monotonic())
             self._engine.send(Alive(message.number, number, time.monotonic() - since, self._worker.statistics()))
             return
-        if isinstance(message, Lay) and message.share is not None:
+        if isinstance(message, Attach) or (isinstance(message, Lay) and message.share is not None):
             descriptors = self._engine.descriptors(1)
         if isinstance(message, Forget):
             descriptors = self._engine.descriptors(shared_memories(message.channels))

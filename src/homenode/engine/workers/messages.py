@@ -99,6 +99,22 @@ class Laid(msgspec.Struct, frozen=True, tag=True):
     kv: KvLayout | None = None
 
 
+class Attach(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: steps after this read a neighbour's memory in place, whose file comes with the frame, as blocks first, first + 1, ...
+
+    `layout`: of what the worker has of the model.
+    """
+
+    first: int
+    layout: KvLayout
+
+
+class Detach(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: no step names those blocks any more."""
+
+    first: int
+
+
 class Work(msgspec.Struct, frozen=True, tag=True):
     """Engine to worker: a step. `drawn`: (sequence, token) of the steps before it that this worker was not told yet, because it did not draw itself."""
 
@@ -156,5 +172,5 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToWorker = Join | Lay | Work | Forget | Probe | Leave
+ToWorker = Join | Lay | Attach | Detach | Work | Forget | Probe | Leave
 FromWorker = Loading | Fits | Laid | Done | Failed | Alive | Broken

@@ -15,6 +15,7 @@ from homenode.engine.worker.stage import StageRunner
 from homenode.engine.workers.channels import Links
 from homenode.engine.workers.loaded import LoadedPart, load_part
 from homenode.engine.workers.messages import Done, Fits, Join, Share, Work
+from homenode.engine.workers.shared_kv import SharedKv
 from homenode.errors import InternalError
 
 
@@ -26,6 +27,12 @@ class Worker(Protocol):
 
     def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
         """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's."""
+
+    def attach(self, fd: int, first: int, layout: KvLayout) -> None:
+        """Read other memory in place, as blocks from `first` on. The descriptor stays the caller's."""
+
+    def detach(self, first: int) -> None:
+        """End that."""
 
     def prepare(self, links: Links) -> None:
         """Know of no sequence, and go on with these channels."""
@@ -44,6 +51,7 @@ class PartWorker:
         self._join = join
         self._loaded: LoadedPart | None = None
         self._cache: KvCache | None = None
+        self._shared: SharedKv | None = None
         self._program: Program | None = None
         self._runner: StageRunner | None = None
         self._counts: tuple[Program, Table | None] | None = (
@@ -64,13 +72,20 @@ class PartWorker:
         if memory is None:
             self._cache = loaded.backend.kv_cache(loaded.geometry, num_blocks)
             return None
-        from homenode.compute.native import NativeBackend  # others keep KV where nobody else can read it
-
-        assert isinstance(loaded.backend, NativeBackend)  # `pairing.worker_problems` has seen to it
         fd, share = memory
-        cache = loaded.backend.kv_cache(loaded.geometry, num_blocks, share=(fd, share.offset, share.nbytes))
-        self._cache = cache
-        return loaded.backend.kv_memory(cache).layout
+        self._shared = SharedKv(loaded.backend, loaded.geometry, num_blocks, fd, share)
+        self._cache = self._shared.cache
+        return self._shared.layout
+
+    def attach(self, fd: int, first: int, layout: KvLayout) -> None:
+        """See `Worker.attach`. UserError or ValueError for memory that is not what is said of it."""
+        assert self._shared is not None  # `lay` has made it
+        self._shared.attach(fd, first, layout)
+
+    def detach(self, first: int) -> None:
+        """See `Worker.detach`."""
+        assert self._shared is not None
+        self._shared.detach(first)
 
     def prepare(self, links: Links) -> None:
         """See `Worker.prepare`."""
