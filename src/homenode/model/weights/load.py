@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from homenode.compute.ops import KV_DTYPES, Backend, FittingBackend, KvCache, KvGeometry, Ops, Place, SharingBackend, Tensor
@@ -20,7 +21,7 @@ from homenode.model.weights.expert_table import expert_table, identity_of
 from homenode.model.weights.layout import WeightLayout, plan_layout
 from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.packed_cache import PackedCache, sources_of
-from homenode.model.weights.read import Progress, SpreadOf, read_parameters
+from homenode.model.weights.read import PlaceOf, Progress, SpreadOf, read_parameters
 
 
 @dataclass(frozen=True)
@@ -112,15 +113,8 @@ def load_model(
         shared = _shared(experts, checkpoint, plan, backend)
         if shared:
             stack.enter_context(shared)
-
-        def place_of(name: str) -> Place:
-            return (shared and shared.place(name)) or spread_of(name)
-
-        is_read = shared.is_read if shared else _all
-        cache = None
-        if packed_cache:
-            writes, entries = not shared or shared.leads, _entries(checkpoint, plan)
-            cache = stack.enter_context(PackedCache(packed_cache, entries, plan.layout, backend, place_of, plan.part, is_read, writes))
+        place_of = partial(_place, shared, spread_of)
+        cache = stack.enter_context(_cache(packed_cache, checkpoint, plan, backend, place_of, shared)) if packed_cache else None
         if isinstance(backend, FittingBackend):
             backend.begin_weights(sum(m.target_bytes for m in plan.layout.matrices if not shared or m.expert is None))
         parameters = read_parameters(plan.tensors, plan.layout, backend, plan.part.layers, progress, cache, place_of, shared)
@@ -131,8 +125,17 @@ def load_model(
     return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, plan.part, length, notes, shared_bytes)
 
 
-def _all(name: str) -> bool:
-    return True
+def _place(shared: ExpertMemory | None, spread_of: SpreadOf, name: str) -> Place:
+    return (shared and shared.place(name)) or spread_of(name)
+
+
+def _cache(
+    folder: Path, checkpoint: Checkpoint, plan: _Plan, backend: Backend, place_of: PlaceOf, shared: ExpertMemory | None
+) -> PackedCache:
+    entries = _entries(checkpoint, plan)
+    if shared is None:
+        return PackedCache(folder, entries, plan.layout, backend, place_of, plan.part)
+    return PackedCache(folder, entries, plan.layout, backend, place_of, plan.part, shared.is_read, shared.leads)
 
 
 def _shared(experts: ExpertShare | None, checkpoint: Checkpoint, plan: _Plan, backend: Backend) -> ExpertMemory | None:

@@ -121,12 +121,8 @@ class PackedCache:
     def _place(self, matrix: PackedMatrix) -> PackedPlace:
         return PackedPlace(matrix.offset, matrix.format, matrix.rows, matrix.columns, self._spread_of(matrix.name))
 
-    def add(self, name: str, weight: Weight) -> None:
-        """A matrix that was read from the model."""
-        self._weights[name] = weight
-
-    def add_all(self, weights: Mapping[str, Weight]) -> None:
-        """Matrices that others have read."""
+    def add(self, weights: Mapping[str, Weight]) -> None:
+        """Matrices that did not come from the file, by name."""
         self._weights |= weights
 
     def complete(self) -> None:

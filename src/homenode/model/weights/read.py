@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,36 +48,57 @@ def read_parameters(
     Raises CheckpointError when a file is gone or ends before a tensor does, what the backend raises for failed reads, and what `experts` does.
     """
     todo = list(tensors)
-    targets = {m.name: m.target for m in layout.matrices}
     here = [t for t in todo if experts is None or experts.is_read(t.entry.name)]
     total = sum(t.nbytes for t in here)
+    matrices = _Matrices(backend, {m.name: m.target for m in layout.matrices}, place_of, cache, experts)
     handles: dict[str, Any] = {}
     done = 0
+
+    def tell() -> None:
+        if progress is not None:
+            progress(done, total)
+
     with _Files() as files:
         for tensor in here:
             entry, expected = tensor.entry, tensor.expected
             if expected.parameter.kind == "vector":
-                handle = backend.vector(_load_vector(files.open(entry.file), entry, expected.cut[0]))
+                handles[entry.name] = backend.vector(_load_vector(files.open(entry.file), entry, expected.cut[0]))
             else:
-                handle = cache.weight(entry.name) if cache else None
-                if handle is None:
-                    if experts and cache and cache.has_begun(entry.name):
-                        experts.clear(entry.name)
-                    handle = _load_matrix(backend, files.open(entry.file), tensor, targets[entry.name], place_of(entry.name))
-                    if cache:
-                        cache.add(entry.name, handle)
-            handles[entry.name] = handle
+                handles[entry.name] = matrices.load(files, tensor)
             done += tensor.nbytes
-            if progress is not None:
-                progress(done, total)
+            tell()
     if experts:
-        others = experts.complete(lambda: progress(done, total) if progress else None)
-        handles |= others
-        if cache:
-            cache.add_all(others)
+        handles |= matrices.keep(experts.complete(tell))
     if cache:
         cache.complete()
     return _by_key(todo, handles, layers)
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """Where matrices come from and go to."""
+
+    backend: Backend
+    targets: Mapping[str, str]
+    place_of: PlaceOf
+    cache: PackedCache | None
+    experts: ExpertMemory | None
+
+    def load(self, files: _Files, tensor: MatchedTensor) -> Weight:
+        """From the packed cache where it has the matrix, else from the model."""
+        name = tensor.entry.name
+        if self.cache and (found := self.cache.weight(name)) is not None:
+            return found
+        if self.cache and self.experts and self.cache.has_begun(name):
+            self.experts.clear(name)
+        weight = _load_matrix(self.backend, files.open(tensor.entry.file), tensor, self.targets[name], self.place_of(name))
+        return self.keep({name: weight})[name]
+
+    def keep(self, weights: dict[str, Weight]) -> dict[str, Weight]:
+        """These are for the cache, too, if it is written."""
+        if self.cache:
+            self.cache.add(weights)
+        return weights
 
 
 def _by_key(tensors: Iterable[MatchedTensor], handles: Mapping[str, Any], layers: Span) -> Parameters:
