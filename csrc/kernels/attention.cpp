@@ -224,7 +224,7 @@ void compute_item(TileWork& work, const AttentionItem& item, AttentionPlan& plan
     for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) work.compute_and_merge(chunk);
     return work.write_out();
   }
-  const auto kept = [&](int chunk) { return Rows(scratch.partial(tile.first_partial + chunk - tile.chunk_begin)); };
+  const auto kept = [&](int chunk) { return Rows(scratch.partial(tile, chunk)); };
   for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) work.compute_chunk(chunk, kept(chunk));
   std::atomic<int>& left = plan.chunks_left(item.tile);
   const int mine = item.chunk_end - item.chunk_begin;

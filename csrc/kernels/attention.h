@@ -38,7 +38,7 @@ struct AttentionTile {
   int sequence, kv_head;
   int row_begin, rows;          // row = query token of the sequence * group + head of the group
   int chunk_begin, chunk_end;
-  int first_partial;            // of a divided tile, else -1
+  int64_t first_partial;        // of a divided tile: where its partial results begin (see AttentionScratch), else -1
 };
 
 struct AttentionItem {
@@ -58,7 +58,8 @@ class AttentionPlan {
   int share_begin(int thread) const { return share_begins_[static_cast<size_t>(thread)]; }
   // Chunks of a tile not computed yet; the one who brings it to zero merges and sets it back.
   std::atomic<int>& chunks_left(int tile) { return chunks_left_[static_cast<size_t>(tile)]; }
-  int partials() const { return max_partials_; }
+  // What partial results take in all, in bytes.
+  int64_t partial_bytes() const { return room_; }
   int threads() const { return threads_; }
   // Does one work item alone read the new key of each sequence and KV head? Then it may be the one to write it, too.
   bool writes_alone(const Step& step) const { return step.tokens == step.sequences && shape_.group <= kQueryRows; }
@@ -72,7 +73,8 @@ class AttentionPlan {
   int64_t cost(const Step&, const AttentionItem&) const;
 
   AttentionShape shape_;
-  int threads_, max_partials_;
+  int threads_;
+  int64_t room_;  // for partial results, in bytes
   std::vector<AttentionTile> tiles_;
   std::vector<AttentionItem> items_;
   std::vector<int> share_begins_;  // [threads + 1]
@@ -83,12 +85,14 @@ class AttentionPlan {
 class AttentionScratch {
  public:
   static size_t thread_bytes(int head_dim);
-  static size_t partial_bytes(int head_dim);
+  // A partial result of so many rows: [kQueryRows largest][kQueryRows sum][rows, padded head]
+  static size_t partial_bytes(int rows, int head_dim);
   // own: a part of thread_bytes for each thread, from one to the next `own_bytes`; partials: what several threads share.
   AttentionScratch(std::byte* own, size_t own_bytes, std::byte* partials, int head_dim)
       : own_(own), own_bytes_(own_bytes), partials_(partials), head_dim_(head_dim) {}
   float* thread_part(int thread) const;
-  float* partial(int index) const;  // [rows largest][rows sum][rows, padded head]
+  // Of a chunk of a divided tile.
+  float* partial(const AttentionTile&, int chunk) const;
 
  private:
   std::byte* own_;

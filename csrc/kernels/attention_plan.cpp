@@ -3,9 +3,11 @@
 #include <algorithm>
 
 namespace homenode {
+// Room for every KV head of the longest sequence while it is decoded: with one tile left whole, all would wait for the thread that has it.
 AttentionPlan::AttentionPlan(const AttentionShape& shape, const StepLimits& limits, int block_size, int threads) : shape_(shape), threads_(threads) {
-  const int64_t longest = int64_t(limits.max_blocks_per_sequence) * block_size;
-  max_partials_ = threads == 1 ? 0 : static_cast<int>(std::max<int64_t>(16 * threads, (longest + kChunkKeys - 1) / kChunkKeys));
+  const int64_t longest = int64_t(limits.max_blocks_per_sequence) * block_size, chunks = (longest + kChunkKeys - 1) / kChunkKeys * shape.kv_heads;
+  const auto room = [&](int64_t count, int rows) { return count * static_cast<int64_t>(AttentionScratch::partial_bytes(rows, shape.head_dim)); };
+  room_ = threads == 1 ? 0 : std::max(room(16 * threads, kQueryRows), room(chunks, std::min(shape.group, kQueryRows)));
 }
 
 void AttentionPlan::add_sequence(const Step& step, int sequence) {
@@ -26,16 +28,17 @@ void AttentionPlan::divide_tiles() {
   int64_t chunks = 0;
   for (const AttentionTile& tile : tiles_) chunks += tile.chunk_end - tile.chunk_begin;
   const int span = static_cast<int>(std::max<int64_t>(1, chunks / wanted));
-  int partials = 0;
+  int64_t taken = 0;
   for (int i = 0; i < tiles; ++i) {
     AttentionTile& tile = tiles_[static_cast<size_t>(i)];
     const int count = tile.chunk_end - tile.chunk_begin;
-    if (tiles >= wanted || count <= span || partials + count > max_partials_) {
+    const int64_t bytes = count * static_cast<int64_t>(AttentionScratch::partial_bytes(tile.rows, shape_.head_dim));
+    if (tiles >= wanted || count <= span || taken + bytes > room_) {
       items_.push_back({i, tile.chunk_begin, tile.chunk_end});
       continue;
     }
-    tile.first_partial = partials;
-    partials += count;
+    tile.first_partial = taken;
+    taken += bytes;
     for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; chunk += span) items_.push_back({i, chunk, std::min(chunk + span, tile.chunk_end)});
   }
 }
@@ -102,17 +105,18 @@ void AttentionPlan::divide(const Step& step) {
   }
 }
 
-size_t AttentionScratch::partial_bytes(int head_dim) { return sizeof(float) * static_cast<size_t>(kQueryRows * (2 + padded_head(head_dim))); }
+size_t AttentionScratch::partial_bytes(int rows, int head_dim) { return sizeof(float) * static_cast<size_t>(2 * kQueryRows + rows * padded_head(head_dim)); }
 
 // Queries, scores, and two results: the chunk's and the merged one.
 size_t AttentionScratch::thread_bytes(int head_dim) {
-  return sizeof(float) * static_cast<size_t>(kQueryRows * padded_head(head_dim) + kQueryRows * kChunkKeys) + 2 * partial_bytes(head_dim);
+  return sizeof(float) * static_cast<size_t>(kQueryRows * padded_head(head_dim) + kQueryRows * kChunkKeys) + 2 * partial_bytes(kQueryRows, head_dim);
 }
 
 float* AttentionScratch::thread_part(int thread) const { return reinterpret_cast<float*>(own_ + static_cast<size_t>(thread) * own_bytes_); }
 
-float* AttentionScratch::partial(int index) const {
-  return reinterpret_cast<float*>(partials_ + static_cast<size_t>(index) * partial_bytes(head_dim_));
+float* AttentionScratch::partial(const AttentionTile& tile, int chunk) const {
+  const size_t before = static_cast<size_t>(chunk - tile.chunk_begin) * partial_bytes(tile.rows, head_dim_);
+  return reinterpret_cast<float*>(partials_ + static_cast<size_t>(tile.first_partial) + before);
 }
 
 }  // namespace homenode

@@ -49,7 +49,7 @@ void AttentionOperation::lower(Lowering& to) {
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();
   Memory* own = to.own_scratch(AttentionScratch::thread_bytes(head_dim));
-  Memory* partials = to.scratch(AttentionScratch::partial_bytes(head_dim) * static_cast<size_t>(plan->partials()));
+  Memory* partials = to.scratch(static_cast<size_t>(plan->partial_bytes()));
   const Kernels* table = &kernels(to.level());
   std::vector<Memory*> touched = {memory_of(v)};
   k.add_to(touched);

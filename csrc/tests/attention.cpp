@@ -48,7 +48,7 @@ Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& qu
   require(plan.share_begin(0) == 0 && plan.share_begin(threads) == static_cast<int>(plan.items().size()), "shares are all items");
   const size_t own_bytes = AttentionScratch::thread_bytes(layer.shape.head_dim);
   Exact<std::byte> own(own_bytes * static_cast<size_t>(threads));
-  Exact<std::byte> partials(AttentionScratch::partial_bytes(layer.shape.head_dim) * static_cast<size_t>(plan.partials()));
+  Exact<std::byte> partials(static_cast<size_t>(plan.partial_bytes()));
   RunClaims claims(team.groups());
   const int64_t width = layer.query_width();
   const AttentionCall call{queries.get(), width, out.get(), width, &cache, 0, 0.2f, 0, transform};
@@ -86,9 +86,32 @@ Exact<float> run(Layer& layer, Random random, const Exact<float>& q, const Exact
   return attended(layer, *cache, q, query, table, team);
 }
 
+// One token of one sequence, of any length: no thread has much more to do than its part, however few KV heads there are.
+void check_shares(Random& random) {
+  const int threads = random.between(2, 16), block_size = 64, blocks = random.between(1, 1200), context = random.between(1, blocks * block_size);
+  const AttentionShape shape{random.between(1, 4), random.between(1, kQueryRows), 16, 0};
+  const StepLimits limits{blocks * block_size, 1, 1, blocks};
+  const std::vector<int32_t> ids = {0}, positions = {context - 1}, start = {0, 1}, length = {context}, table(static_cast<size_t>(blocks), 0);
+  Step step;
+  const auto error = step.assign({ids, positions, start, length, table, blocks, {}}, {limits, 1, blocks, block_size});
+  require(!error, error ? error->message : "");
+  AttentionPlan plan(shape, limits, block_size, threads);
+  plan.divide(step);
+  const int chunks = (context + kChunkKeys - 1) / kChunkKeys * shape.kv_heads, run = std::max(1, chunks / (4 * threads));
+  for (int thread = 0; thread < threads; ++thread) {
+    int mine = 0;
+    for (int i = plan.share_begin(thread); i < plan.share_begin(thread + 1); ++i) {
+      const AttentionItem& item = plan.items()[static_cast<size_t>(i)];
+      mine += item.chunk_end - item.chunk_begin;
+    }
+    require(mine <= chunks / threads + 2 * run, "chunks of a thread are about its part: " + std::to_string(mine) + " of " + std::to_string(chunks));
+  }
+}
+
 }  // namespace
 
 void check_attention(Random& random) {
+  check_shares(random);
   Layer layer(random);
   const auto tokens = static_cast<size_t>(layer.tokens), context = static_cast<size_t>(layer.context);
   const auto head = static_cast<size_t>(layer.shape.head_dim), half = static_cast<size_t>(layer.half);

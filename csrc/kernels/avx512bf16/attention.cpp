@@ -98,19 +98,20 @@ __attribute__((noinline)) void score_pairs(const AttendArgs& a, Ahead& ahead, in
   const uint16_t *q = static_cast<const uint16_t*>(a.queries) + row * head_dim, *keys[T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) keys[t] = static_cast<const uint16_t*>(a.keys[tile + t]);
-  Pieces pieces;
+  Asking asking = ahead.begin();
   for (int64_t d = 0; d < head_dim;) {
-    ahead.take(pieces);
+    ahead.look(asking);
     const int64_t end = d + 2 * kAskSteps < head_dim ? d + 2 * kAskSteps : head_dim;
 #pragma GCC unroll 1
     for (; d < end; d += 2) {
-      pieces.ask(d / 2);
+      asking.step();
       __m512bh k[T];
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) k[t] = as_pairs(load_line(keys[t] + d * kTileKeys));
       sums.add(k, q + d, head_dim);
     }
   }
+  ahead.end(asking);
   sums.store(a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys, kChunkKeys, kTileKeys);
 }
 
@@ -128,20 +129,21 @@ template <int R, int C>
 inline void add_pairs(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int begin, int end, Sums<R, C>& sums) {
   const uint16_t* weights = weight_pairs(a, row) + begin;
   const int64_t stride = 2 * int64_t(a.head_dim);
-  Pieces pieces;
+  Asking asking = ahead.begin();
   while (begin < end) {
-    ahead.take(pieces);
+    ahead.look(asking);
     const int tile = begin / kTileKeys, tile_end = (tile + 1) * kTileKeys < end ? (tile + 1) * kTileKeys : end;
     const uint16_t* values = static_cast<const uint16_t*>(a.values[tile]) + begin % kTileKeys / 2 * stride + 2 * d;
 #pragma GCC unroll 1
     for (; begin < tile_end; begin += 2, weights += 2, values += stride) {
-      pieces.ask(begin / 2);
+      asking.step();
       __m512bh v[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) v[c] = as_pairs(load_line(values + kPairLine * c));
       sums.add(v, weights, 2 * kChunkKeys);
     }
   }
+  ahead.end(asking);
 }
 
 // The same of keys that only some of the rows see.
@@ -190,16 +192,16 @@ inline void weigh_pair_rows(const AttendArgs& a, Ahead& ahead, const Seen& seen,
   for (; d < padded; d += 16) value_pairs<R, 1>(a, ahead, seen, row, d);
 }
 
-// How often all loops together take what to ask for, at least.
-inline int64_t count_takes(const AttendArgs& a) {
+// Steps of all loops together, about.
+inline int64_t count_steps(const AttendArgs& a) {
   const Seen any = seen_by(a, 0, a.rows);
   const int blocks = count_blocks(a.rows), columns = beside((a.rows + blocks - 1) / blocks);
   const int64_t tiles = any.last_tile() - any.first_tile();
-  return blocks * (tiles / columns * (a.head_dim / (2 * kAskSteps)) + tiles * (padded_head(a.head_dim) / (16 * columns)));
+  return blocks * tiles * (a.head_dim / 2 + padded_head(a.head_dim) / 2) / columns;
 }
 
 void attend_pairs(const AttendArgs& a) {
-  Ahead ahead(a, a.ahead_ranges ? count_takes(a) : 0);
+  Ahead ahead(a, a.ahead_ranges ? count_steps(a) : 0);
   Seen seen[kQueryRows];  // by the first row of a block
   for_pair_blocks(a.rows, [&]<int R>(int row) { seen[row] = seen_by(a, row, R); });
   for (int tile = 0; tile < kChunkTiles; tile += kRun) {  // a run of keys stays in the first cache while all rows are multiplied with it

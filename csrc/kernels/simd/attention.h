@@ -8,68 +8,67 @@
 #pragma once
 #include "kernels/kernels.h"
 #include "kernels/simd/ahead.h"
+#include "kernels/simd/attention_sums.h"
 #include "kernels/simd/math.h"
 
 namespace homenode {
 namespace {
 
-// How keys and values lie in memory: see kv_cache.h.
+// How keys and values lie in memory (see kv_cache.h): kStep head elements of keys, or tokens of values, in one load, and a vector of lanes after the
+// other. `add` adds to sums of R rows and T vectors of lanes the products with one load each, that at `at[t]`; a row's factors lie `stride` apart from
+// those of the row before.
 struct StoredF32 {
   using Element = float;
-  static constexpr int kStep = 1;  // head elements of keys, or tokens of values, in one load
-  static void keys(const void* tile, int64_t d, Lanes (&out)[1]) { out[0] = load(static_cast<const float*>(tile) + d * kTileKeys); }
-  static void values(const void* tile, int64_t head_dim, int64_t token, int64_t d, Lanes (&out)[1]) {
-    out[0] = load(static_cast<const float*>(tile) + token * head_dim + d);
+  static constexpr int kStep = 1;
+  static void load_lanes(const float* p, Lanes (&out)[1]) { out[0] = load(p); }
+  template <int R, int T>
+  HOMENODE_ATTEND static void add(const float* x, int64_t stride, const float* const (&at)[T], Lanes (&sums)[R][T]) {
+    add_floats(x, stride, at, sums);
   }
 };
 
 struct StoredBf16 {
   using Element = uint16_t;
   static constexpr int kStep = 2;
-  static void keys(const void* tile, int64_t d, Lanes (&out)[2]) { load_pairs(static_cast<const uint16_t*>(tile) + d * kTileKeys, out[0], out[1]); }
-  static void values(const void* tile, int64_t head_dim, int64_t token, int64_t d, Lanes (&out)[2]) {
-    load_pairs(static_cast<const uint16_t*>(tile) + token * head_dim + 2 * d, out[0], out[1]);
+  static void load_lanes(const uint16_t* p, Lanes (&out)[2]) { load_pairs(p, out[0], out[1]); }
+  template <int R, int T>
+  HOMENODE_ATTEND static void add(const float* x, int64_t stride, const uint16_t* const (&at)[T], Lanes (&sums)[R][T]) {
+    add_pairs(x, stride, at, sums);
   }
 };
 
 // Scores of R rows against T tiles.
 template <class Stored, int R, int T>
-inline void score_block(const AttendArgs& a, Ahead& ahead, int row, int tile) {
+__attribute__((noinline)) void score_block(const AttendArgs& a, Ahead& ahead, int row, int tile) {
+  using Element = typename Stored::Element;
   constexpr int kStep = Stored::kStep;
+  const int64_t head_dim = a.head_dim;
+  const float* q = static_cast<const float*>(a.queries) + row * head_dim;
+  const Element* keys[T];
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) keys[t] = static_cast<const Element*>(a.keys[tile + t]);
   Lanes sums[R][T];
+  clear_sums(sums);
+  Asking asking = ahead.begin();
+  for (int64_t d = 0; d < head_dim;) {
+    ahead.look(asking);
+    const int64_t end = d + kStep * kAskSteps < head_dim ? d + kStep * kAskSteps : head_dim;
+#pragma GCC unroll 1
+    for (; d < end; d += kStep) {
+      asking.step();
+      Stored::add(q + d, head_dim, keys, sums);
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) sums[r][t] = fill(0);
-  }
-  const float* q = static_cast<const float*>(a.queries) + int64_t(row) * a.head_dim;
-  Pieces pieces;
-  for (int64_t d = 0; d < a.head_dim; d += kStep) {
-    if (d / kStep % kAskSteps == 0) ahead.take(pieces);
-    pieces.ask(d / kStep);
-    Lanes k[T][kStep];
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) Stored::keys(a.keys[tile + t], d, k[t]);
-#pragma GCC unroll 4
-    for (int s = 0; s < kStep; ++s) {
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const Lanes x = fill(q[int64_t(r) * a.head_dim + d + s]);
-#pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) sums[r][t] = multiply_add(x, k[t][s], sums[r][t]);
-      }
+      for (int t = 0; t < T; ++t) keys[t] += kStep * kTileKeys;
     }
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) store(a.scores + int64_t(row + r) * kChunkKeys + (tile + t) * kTileKeys, sums[r][t]);
-  }
+  ahead.end(asking);
+  store_sums(sums, a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys, kChunkKeys);
 }
 
 template <class Stored, int R>
 inline void score_rows(const AttendArgs& a, Ahead& ahead, int row, int tile, int tile_end) {
-  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock) score_block<Stored, R, kLaneBlock>(a, ahead, row, tile);
+  constexpr int T = lanes_beside(R);
+  for (; tile + T <= tile_end; tile += T) score_block<Stored, R, T>(a, ahead, row, tile);
   for (; tile < tile_end; ++tile) score_block<Stored, R, 1>(a, ahead, row, tile);
 }
 
@@ -107,13 +106,16 @@ inline void for_row_blocks(int rows, Block block) {
 
 constexpr int kRun = 4;  // tiles
 
-// How often all loops together take what to ask for, about; `step`: head elements of keys, or tokens of values, in one load.
-inline int64_t count_takes(const AttendArgs& a, int step) {
+// Steps of all loops together, about; `step`: head elements of keys, or tokens of values, in one load.
+inline int64_t count_steps(const AttendArgs& a, int step) {
   const Seen any = seen_by(a, 0, a.rows);
-  const int64_t blocks = (a.rows + kRowBlock - 1) / kRowBlock, tiles = any.last_tile() - any.first_tile();
-  const int64_t scores = tiles / kLaneBlock * ((a.head_dim / step + kAskSteps - 1) / kAskSteps);
-  const int64_t values = padded_head(a.head_dim) / (16 * kLaneBlock) * (tiles * kTileKeys / step / kAskSteps);
-  return blocks * (scores + values);
+  const int64_t tiles = any.last_tile() - any.first_tile();
+  int64_t steps = 0;
+  for_row_blocks(a.rows, [&]<int R>(int) {
+    constexpr int T = lanes_beside(R);
+    steps += (tiles * a.head_dim + padded_head(a.head_dim) * tiles) / (step * T);
+  });
+  return steps;
 }
 
 // Calls work.operator()<R>(first row, tile begin, tile end) until all that any row sees has been worked on: tiles in runs of a few, which stay in
@@ -130,109 +132,132 @@ inline void for_key_runs(const AttendArgs& a, Work work) {
   }
 }
 
-// Scores of a row as lanes, `other` where masked.
-inline Lanes load_visible(const AttendArgs& a, int row, int tile, const Lanes& other) {
-  const Lanes v = load(a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys);
-  const int begin = a.begin[row] - tile * kTileKeys, end = a.end[row] - tile * kTileKeys;
-  return begin <= 0 && end >= kTileKeys ? v : keep(v, begin, end, other);
+// The tiles a row sees something of: calls work.operator()<Whole>(tile) for each in order, Whole where all of it is visible.
+template <class Work>
+HOMENODE_ATTEND void for_tiles(const AttendArgs& a, int row, Work work) {
+  const int begin = a.begin[row], end = a.end[row], whole_begin = (begin + kTileKeys - 1) / kTileKeys, whole_end = end / kTileKeys;
+  if (begin >= end) return;
+  int tile = begin / kTileKeys;
+  if (tile < whole_begin) work.template operator()<false>(tile++);
+#pragma GCC unroll 2
+  for (; tile < whole_end; ++tile) work.template operator()<true>(tile);
+  if (tile * kTileKeys < end) work.template operator()<false>(tile);
+}
+
+inline float* tile_scores(const AttendArgs& a, int row, int tile) { return a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys; }
+
+// The lanes of x that a row sees, `other` elsewhere.
+template <bool Whole>
+inline Lanes visible(const AttendArgs& a, int row, int tile, const Lanes& x, float other) {
+  if constexpr (Whole) return x;
+  return keep(x, a.begin[row] - tile * kTileKeys, a.end[row] - tile * kTileKeys, fill(other));
 }
 
 // cap * tanh(score / cap) for all tiles a row sees.
 inline void cap_scores(const AttendArgs& a, int row) {
   const Lanes slope = fill(1 / a.softcap), cap = fill(a.softcap);
-  for (int t = a.begin[row] / kTileKeys; t <= (a.end[row] - 1) / kTileKeys; ++t) {
-    float* scores = a.scores + int64_t(row) * kChunkKeys + t * kTileKeys;
-    store(scores, multiply(cap, tanh_of(multiply(load(scores), slope))));
-  }
+  for_tiles(a, row, [&]<bool>(int t) { store(tile_scores(a, row, t), multiply(cap, tanh_of(multiply(load(tile_scores(a, row, t)), slope)))); });
 }
 
 // The largest visible score of a row, capped first where there is a cap.
 inline float largest_score(const AttendArgs& a, int row) {
   if (a.softcap != 0) cap_scores(a, row);
-  Lanes top = fill(-__builtin_inff());
-  for (int t = a.begin[row] / kTileKeys; t <= (a.end[row] - 1) / kTileKeys; ++t) top = larger(load_visible(a, row, t, fill(-__builtin_inff())), top);
+  constexpr float kLowest = -__builtin_inff();
+  Lanes top = fill(kLowest);
+  for_tiles(a, row, [&]<bool Whole>(int t) { top = larger(visible<Whole>(a, row, t, load(tile_scores(a, row, t)), kLowest), top); });
   return largest_lane(top);
 }
 
 // Weight 2^(score - largest) of each key of a tile, 0 where masked.
+template <bool Whole>
 inline Lanes weights_of(const AttendArgs& a, int row, int tile, const Lanes& largest) {
-  const Lanes e = power_of_two_at(subtract(load(a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys), largest));
-  const int begin = a.begin[row] - tile * kTileKeys, end = a.end[row] - tile * kTileKeys;
-  return begin <= 0 && end >= kTileKeys ? e : keep(e, begin, end, fill(0));
+  return visible<Whole>(a, row, tile, power_of_two_below_1(subtract(load(tile_scores(a, row, tile)), largest)), 0);
 }
 
-inline void forget_row(const AttendArgs& a, int row) {
-  a.largest[row] = -__builtin_inff();
-  a.sum[row] = 0;
+// The largest score of each row, -infinity where it sees nothing: of all rows first, so that what follows need not wait for them.
+inline void find_largest_scores(const AttendArgs& a) {
+  for (int r = 0; r < a.rows; ++r) a.largest[r] = a.begin[r] < a.end[r] ? largest_score(a, r) : -__builtin_inff();
 }
 
 // Scores become weights.
 inline void soften_row(const AttendArgs& a, int row) {
-  forget_row(a, row);
-  if (a.begin[row] >= a.end[row]) return;
-  const float largest = largest_score(a, row);
+  const Lanes top = fill(a.largest[row]);
   Lanes sum = fill(0);
-  for (int t = a.begin[row] / kTileKeys; t <= (a.end[row] - 1) / kTileKeys; ++t) {
-    const Lanes weights = weights_of(a, row, t, fill(largest));
+  for_tiles(a, row, [&]<bool Whole>(int t) {
+    const Lanes weights = weights_of<Whole>(a, row, t, top);
     sum = add(sum, weights);
-    store(a.scores + int64_t(row) * kChunkKeys + t * kTileKeys, weights);
-  }
-  a.largest[row] = largest;
+    store(tile_scores(a, row, t), weights);
+  });
   a.sum[row] = sum_lanes(sum);
 }
 
 // Adds the values of keys key + First .. key + Last - 1, all within one load, to the sums. Every index is a constant, so sums stay in registers.
-template <class Stored, int R, int C, int First, int Last>
-inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int key, Lanes (&sums)[R][C]) {
+template <class Stored, int First, int Last, int R, int T>
+inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int key, Lanes (&sums)[R][T]) {
+  const auto* at = static_cast<const typename Stored::Element*>(a.values[key / kTileKeys]) + key % kTileKeys * int64_t(a.head_dim) + Stored::kStep * d;
 #pragma GCC unroll 4
-  for (int c = 0; c < C; ++c) {
+  for (int t = 0; t < T; ++t) {
     Lanes v[Stored::kStep];
-    Stored::values(a.values[key / kTileKeys], a.head_dim, key % kTileKeys, d + 16 * c, v);
+    Stored::load_lanes(at + 16 * Stored::kStep * t, v);
 #pragma GCC unroll 4
     for (int s = First; s < Last; ++s) {
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sums[r][c] = multiply_add(fill(weights[int64_t(r) * kChunkKeys + key + s]), v[s], sums[r][c]);
+      for (int r = 0; r < R; ++r) add_product(fill(weights[int64_t(r) * kChunkKeys + key + s]), v[s], sums[r][t]);
     }
   }
 }
 
-// Adds the values of keys begin .. end - 1 to the outputs of R rows, C vectors of lanes starting at element d.
-template <class Stored, int R, int C>
-inline void value_block(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int begin, int end) {
+// The same of the keys key .. end - 1, whole loads of one tile.
+template <class Stored, int R, int T>
+inline void add_tile_values(const AttendArgs& a, const float* weights, int64_t d, int key, int end, Asking& asking, Lanes (&sums)[R][T]) {
+  using Element = typename Stored::Element;
   constexpr int kStep = Stored::kStep;
-  const int64_t padded = padded_head(a.head_dim);
-  Lanes sums[R][C];
+  const Element* at[T];
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) sums[r][c] = load(a.out + (row + r) * padded + d + 16 * c);
+  for (int t = 0; t < T; ++t) {
+    at[t] = static_cast<const Element*>(a.values[key / kTileKeys]) + key % kTileKeys * int64_t(a.head_dim) + kStep * (d + 16 * t);
   }
+#pragma GCC unroll 1
+  for (; key < end; key += kStep) {
+    asking.step();
+    Stored::add(weights + key, kChunkKeys, at, sums);
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) at[t] += kStep * int64_t(a.head_dim);
+  }
+}
+
+// Adds the values of keys begin .. end - 1 to the outputs of R rows, T vectors of lanes starting at element d.
+template <class Stored, int R, int T>
+__attribute__((noinline)) void value_block(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int begin, int end) {
+  constexpr int kStep = Stored::kStep, kTake = kStep * kAskSteps;
+  static_assert(kTileKeys % kTake == 0);
+  const int64_t padded = padded_head(a.head_dim);
+  float* out = a.out + row * padded + d;
+  Lanes sums[R][T];
+  load_sums(out, padded, sums);
   const float* weights = a.scores + int64_t(row) * kChunkKeys;
   int key = begin;
-  if (key % kStep) {
-    add_values<Stored, R, C, kStep - 1, kStep>(a, weights, d, key - 1, sums);
-    ++key;
+  if (key % kStep) add_values<Stored, kStep - 1, kStep>(a, weights, d, key++ - 1, sums);
+  const int whole = end - end % kStep;
+  Asking asking = ahead.begin();
+  while (key < whole) {
+    ahead.look(asking);
+    const int next = (key / kTake + 1) * kTake, stop = next < whole ? next : whole;
+    add_tile_values<Stored>(a, weights, d, key, stop, asking, sums);
+    key = stop;
   }
-  Pieces pieces;
-  for (int64_t step = 0; key + kStep <= end; key += kStep, ++step) {
-    if (step % kAskSteps == 0) ahead.take(pieces);
-    pieces.ask(step);
-    add_values<Stored, R, C, 0, kStep>(a, weights, d, key, sums);
-  }
-  if (key < end) add_values<Stored, R, C, 0, 1>(a, weights, d, key, sums);
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) store(a.out + (row + r) * padded + d + 16 * c, sums[r][c]);
-  }
+  ahead.end(asking);
+  if (key < end) add_values<Stored, 0, 1>(a, weights, d, key, sums);
+  store_sums(sums, out, padded);
 }
 
 template <class Stored, int R>
 inline void value_rows(const AttendArgs& a, Ahead& ahead, int row, int begin, int end) {
   if (begin >= end) return;
+  constexpr int T = lanes_beside(R);
   const int64_t padded = padded_head(a.head_dim);
   int64_t d = 0;
-  for (; d + 16 * kLaneBlock <= padded; d += 16 * kLaneBlock) value_block<Stored, R, kLaneBlock>(a, ahead, row, d, begin, end);
+  for (; d + 16 * T <= padded; d += 16 * T) value_block<Stored, R, T>(a, ahead, row, d, begin, end);
   for (; d < padded; d += 16) value_block<Stored, R, 1>(a, ahead, row, d, begin, end);
 }
 
@@ -255,8 +280,9 @@ inline void clear_rows(const AttendArgs& a) {
 
 template <class Stored>
 void attend(const AttendArgs& a) {
-  Ahead ahead(a, a.ahead_ranges ? count_takes(a, Stored::kStep) : 0);
+  Ahead ahead(a, a.ahead_ranges ? count_steps(a, Stored::kStep) : 0);
   for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, ahead, row, begin, end); });
+  find_largest_scores(a);
   for (int r = 0; r < a.rows; ++r) soften_row(a, r);
   clear_rows(a);
   for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(a, ahead, row); });

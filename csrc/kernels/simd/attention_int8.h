@@ -20,30 +20,44 @@ inline Lanes load_scales(const void* tile, int64_t head_dim) {
 // A row's codes of weights take the place of its scores.
 inline int16_t* weight_codes(const AttendArgs& a, int row) { return reinterpret_cast<int16_t*>(a.scores + int64_t(row) * kChunkKeys); }
 
+// sums[r][t] += the pair at x[r * stride] times the pairs of codes at at[t].
+template <int R, int T>
+HOMENODE_ATTEND void add_codes(const int16_t* x, int64_t stride, const int8_t* const (&at)[T], IntLanes (&sums)[R][T]) {
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) {
+    const PairLanes codes = load_code_pairs(at[t]);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) add_products(fill_pair(x + r * stride), codes, sums[r][t]);
+  }
+}
+
 // Scores of R rows against T tiles.
 template <int R, int T>
-inline void score_codes(const AttendArgs& a, Ahead& ahead, int row, int tile) {
+__attribute__((noinline)) void score_codes(const AttendArgs& a, Ahead& ahead, int row, int tile) {
   IntLanes sums[R][T];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) sums[r][t] = zero_ints();
   }
-  const int16_t* q = static_cast<const int16_t*>(a.queries) + int64_t(row) * a.head_dim;
-  Pieces pieces;
-  for (int64_t d = 0; d < a.head_dim; d += 2) {
-    if (d / 2 % kAskSteps == 0) ahead.take(pieces);
-    pieces.ask(d / 2);
-    PairLanes k[T];
+  const int64_t head_dim = a.head_dim;
+  const int16_t* q = static_cast<const int16_t*>(a.queries) + row * head_dim;
+  const int8_t* keys[T];
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) k[t] = load_code_pairs(static_cast<const int8_t*>(a.keys[tile + t]) + d * kTileKeys);
+  for (int t = 0; t < T; ++t) keys[t] = static_cast<const int8_t*>(a.keys[tile + t]);
+  Asking asking = ahead.begin();
+  for (int64_t d = 0; d < head_dim;) {
+    ahead.look(asking);
+    const int64_t end = d + 2 * kAskSteps < head_dim ? d + 2 * kAskSteps : head_dim;
+#pragma GCC unroll 1
+    for (; d < end; d += 2) {
+      asking.step();
+      add_codes(q + d, head_dim, keys, sums);
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const PairLanes x = fill_pair(q + int64_t(r) * a.head_dim + d);
-#pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) sums[r][t] = add_products(x, k[t], sums[r][t]);
+      for (int t = 0; t < T; ++t) keys[t] += 2 * kTileKeys;
     }
   }
+  ahead.end(asking);
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     const Lanes scales = load_scales(a.keys[tile + t], a.head_dim);
@@ -57,27 +71,23 @@ inline void score_codes(const AttendArgs& a, Ahead& ahead, int row, int tile) {
 
 template <int R>
 inline void score_code_rows(const AttendArgs& a, Ahead& ahead, int row, int tile, int tile_end) {
-  for (; tile + kLaneBlock <= tile_end; tile += kLaneBlock) score_codes<R, kLaneBlock>(a, ahead, row, tile);
+  constexpr int T = lanes_beside(R);
+  for (; tile + T <= tile_end; tile += T) score_codes<R, T>(a, ahead, row, tile);
   for (; tile < tile_end; ++tile) score_codes<R, 1>(a, ahead, row, tile);
 }
 
 // A row's scores become weights times the values' scales, 0 where masked. Returns the largest, NaN where a visible one is.
 inline float scale_weights(const AttendArgs& a, int row) {
-  forget_row(a, row);
-  if (a.begin[row] >= a.end[row]) return 0;
-  const float largest = largest_score(a, row);
+  const Lanes highest = fill(a.largest[row]);
   Lanes top = fill(0), sum = fill(0), scaled_sum = fill(0);
-  for (int t = a.begin[row] / kTileKeys; t <= (a.end[row] - 1) / kTileKeys; ++t) {
-    const Lanes weights = weights_of(a, row, t, fill(largest));
-    const Lanes product = multiply(weights, load_scales(a.values[t], a.head_dim));
-    const int begin = a.begin[row] - t * kTileKeys, end = a.end[row] - t * kTileKeys;
-    const Lanes scaled = begin <= 0 && end >= kTileKeys ? product : keep(product, begin, end, fill(0));
+  for_tiles(a, row, [&]<bool Whole>(int t) {
+    const Lanes weights = weights_of<Whole>(a, row, t, highest);
+    const Lanes scaled = visible<Whole>(a, row, t, multiply(weights, load_scales(a.values[t], a.head_dim)), 0);
     sum = add(sum, weights);
     top = larger(scaled, top);  // a NaN is passed over here and shows in the sum
     scaled_sum = add(scaled_sum, scaled);
-    store(a.scores + int64_t(row) * kChunkKeys + t * kTileKeys, scaled);
-  }
-  a.largest[row] = largest;
+    store(tile_scores(a, row, t), scaled);
+  });
   a.sum[row] = sum_lanes(sum);
   const float total = sum_lanes(scaled_sum);
   return total != total ? total : largest_lane(top);
@@ -100,7 +110,7 @@ inline float encode_weights(const AttendArgs& a, int row, int tile_begin, int ti
 
 // The outputs of R rows, C vectors of lanes starting at element d.
 template <int R, int C>
-inline void value_codes(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int tile_begin, int tile_end, const float* scales) {
+__attribute__((noinline)) void value_codes(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int tile_begin, int tile_end, const float* scales) {
   const int64_t padded = padded_head(a.head_dim);
   IntLanes sums[R][C];
 #pragma GCC unroll 4
@@ -108,24 +118,22 @@ inline void value_codes(const AttendArgs& a, Ahead& ahead, int row, int64_t d, i
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) sums[r][c] = zero_ints();
   }
+  Asking asking = ahead.begin();
   for (int t = tile_begin; t < tile_end; ++t) {
     const int16_t* weights = weight_codes(a, row) + t * kTileKeys;
-    const int8_t* values = static_cast<const int8_t*>(a.values[t]) + 2 * d;
-    Pieces pieces;
-    ahead.take(pieces);
+    const int8_t* values[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) values[c] = static_cast<const int8_t*>(a.values[t]) + 2 * d + 32 * c;
+    ahead.look(asking);
+#pragma GCC unroll 1
     for (int key = 0; key < kTileKeys; key += 2) {
-      pieces.ask(key / 2);
-      PairLanes v[C];
+      asking.step();
+      add_codes(weights + key, 2 * kChunkKeys, values, sums);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) v[c] = load_code_pairs(values + key * int64_t(a.head_dim) + 32 * c);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const PairLanes x = fill_pair(weights + int64_t(r) * 2 * kChunkKeys + key);
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) sums[r][c] = add_products(x, v[c], sums[r][c]);
-      }
+      for (int c = 0; c < C; ++c) values[c] += 2 * int64_t(a.head_dim);
     }
   }
+  ahead.end(asking);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -140,14 +148,16 @@ inline void weigh_code_rows(const AttendArgs& a, Ahead& ahead, int row) {
   float scales[R];
   for (int r = 0; r < R; ++r) scales[r] = encode_weights(a, row + r, first, last);
   const int64_t padded = padded_head(a.head_dim);
+  constexpr int C = lanes_beside(R);
   int64_t d = 0;
-  for (; d + 16 * kLaneBlock <= padded; d += 16 * kLaneBlock) value_codes<R, kLaneBlock>(a, ahead, row, d, first, last, scales);
+  for (; d + 16 * C <= padded; d += 16 * C) value_codes<R, C>(a, ahead, row, d, first, last, scales);
   for (; d < padded; d += 16) value_codes<R, 1>(a, ahead, row, d, first, last, scales);
 }
 
 void attend_int8(const AttendArgs& a) {
-  Ahead ahead(a, a.ahead_ranges ? count_takes(a, 2) : 0);
+  Ahead ahead(a, a.ahead_ranges ? count_steps(a, 2) : 0);
   for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<R>(a, ahead, row, begin, end); });
+  find_largest_scores(a);
   for_row_blocks(a.rows, [&]<int R>(int row) { weigh_code_rows<R>(a, ahead, row); });
 }
 

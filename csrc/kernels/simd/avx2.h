@@ -12,7 +12,8 @@ struct Lanes {
 };
 
 constexpr int kRowBlock = 4;   // rows and columns of the register tile of the matrix-like loops
-constexpr int kLaneBlock = 1;
+// Vectors of lanes beside so many rows: eight sums and more, each two registers, of the sixteen.
+constexpr int lanes_beside(int rows) { return rows > 3 ? 1 : rows > 1 ? 2 : 4; }
 
 inline Lanes fill(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -28,6 +29,11 @@ inline Lanes divide(const Lanes& a, const Lanes& b) { return {_mm256_div_ps(a.lo
 inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
+// sum += a * b, rounded once. Left to itself the compiler puts sums into other registers as it goes, runs out of them, and has sums wait for memory.
+inline void add_product(const Lanes& a, const Lanes& b, Lanes& sum) {
+  asm("vfmadd231ps %1, %2, %0" : "+x"(sum.low) : "x"(a.low), "x"(b.low));
+  asm("vfmadd231ps %1, %2, %0" : "+x"(sum.high) : "x"(a.high), "x"(b.high));
+}
 // The larger lane; b where either is NaN.
 inline Lanes larger(const Lanes& a, const Lanes& b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 inline Lanes smaller(const Lanes& a, const Lanes& b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
@@ -36,13 +42,11 @@ inline Lanes round_even(const Lanes& x) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(x.low, mode), _mm256_round_ps(x.high, mode)};
 }
-inline __m256 power_of_two(__m256 n) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+// x * 2^n for whole n in -126 .. 127 with a normal result. A NaN, for n as well, becomes 0 when it is shifted.
+inline __m256 add_exponent(__m256 x, __m256 n) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
 }
-// x * 2^n for whole n in -126 .. 127 with a normal result.
-inline Lanes scale_by_power(const Lanes& x, const Lanes& n) {
-  return {_mm256_mul_ps(x.low, power_of_two(n.low)), _mm256_mul_ps(x.high, power_of_two(n.high))};
-}
+inline Lanes scale_by_power(const Lanes& x, const Lanes& n) { return {add_exponent(x.low, n.low), add_exponent(x.high, n.high)}; }
 inline __m256 keep_half(__m256 x, int begin, int end, __m256 other) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1)), _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane));
@@ -54,7 +58,8 @@ inline Lanes keep(const Lanes& x, int begin, int end, const Lanes& other) {
 }
 // 32 bf16 values: the even ones and the odd ones.
 inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
-  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  asm("" : "+x"(a), "+x"(b));  // or each would be loaded twice
   const __m256i top = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
   odd = {_mm256_castsi256_ps(_mm256_and_si256(a, top)), _mm256_castsi256_ps(_mm256_and_si256(b, top))};
@@ -94,12 +99,13 @@ inline PairLanes fill_pair(const int16_t* p) {
   __builtin_memcpy(&pair, p, sizeof pair);
   return {_mm256_set1_epi32(pair), _mm256_set1_epi32(pair)};
 }
-// The two products of each lane's pairs, added to its sum.
-inline IntLanes add_products(const PairLanes& a, const PairLanes& b, const IntLanes& sum) {
+// The two products of each lane's pairs, added to its sum. See add_product.
+inline void add_products(const PairLanes& a, const PairLanes& b, IntLanes& sum) {
 #ifdef __AVXVNNI__
-  return {_mm256_dpwssd_avx_epi32(sum.low, a.low, b.low), _mm256_dpwssd_avx_epi32(sum.high, a.high, b.high)};
+  sum = {_mm256_dpwssd_avx_epi32(sum.low, a.low, b.low), _mm256_dpwssd_avx_epi32(sum.high, a.high, b.high)};
 #else
-  return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(a.low, b.low)), _mm256_add_epi32(sum.high, _mm256_madd_epi16(a.high, b.high))};
+  asm("vpaddd %1, %0, %0" : "+x"(sum.low) : "x"(_mm256_madd_epi16(a.low, b.low)));
+  asm("vpaddd %1, %0, %0" : "+x"(sum.high) : "x"(_mm256_madd_epi16(a.high, b.high)));
 #endif
 }
 // Nearest whole numbers, halves to even, of magnitudes below 2^15.
@@ -141,3 +147,5 @@ inline WordLine swap_pairs(const WordLine& x) { return {_mm256_shuffle_epi32(x.l
 
 }  // namespace
 }  // namespace homenode
+
+#include "kernels/simd/avx2_rows.h"

@@ -12,7 +12,7 @@ struct Lanes {
 };
 
 constexpr int kRowBlock = 4;   // rows and columns of the register tile of the matrix-like loops
-constexpr int kLaneBlock = 4;
+constexpr int lanes_beside(int) { return 4; }
 
 inline Lanes fill(float x) { return {_mm512_set1_ps(x)}; }
 inline Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -23,6 +23,8 @@ inline Lanes multiply(const Lanes& a, const Lanes& b) { return {_mm512_mul_ps(a.
 inline Lanes divide(const Lanes& a, const Lanes& b) { return {_mm512_div_ps(a.all, b.all)}; }
 // a * b + c, rounded once.
 inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
+// sum += a * b, rounded once.
+inline void add_product(const Lanes& a, const Lanes& b, Lanes& sum) { sum = multiply_add(a, b, sum); }
 // The larger lane; b where either is NaN.
 inline Lanes larger(const Lanes& a, const Lanes& b) { return {_mm512_max_ps(a.all, b.all)}; }
 inline Lanes smaller(const Lanes& a, const Lanes& b) { return {_mm512_min_ps(a.all, b.all)}; }
@@ -75,7 +77,7 @@ inline PairLanes fill_pair(const int16_t* p) {
   return {_mm512_set1_epi32(pair)};
 }
 // The two products of each lane's pairs, added to its sum.
-inline IntLanes add_products(const PairLanes& a, const PairLanes& b, const IntLanes& sum) { return {_mm512_dpwssd_epi32(sum.all, a.all, b.all)}; }
+inline void add_products(const PairLanes& a, const PairLanes& b, IntLanes& sum) { sum.all = _mm512_dpwssd_epi32(sum.all, a.all, b.all); }
 // Nearest whole numbers, halves to even, of magnitudes below 2^15.
 inline void store_codes(int16_t* p, const Lanes& x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.all)));

@@ -40,6 +40,13 @@ inline Lanes power_of_two_at(Lanes x) {
   return scale_by_power(add(power_of_two_less_1(subtract(x, n)), fill(1.0f)), n);
 }
 
+// The same for x in -infinity .. 0.
+inline Lanes power_of_two_below_1(Lanes x) {
+  x = larger(fill(-126.0f), x);
+  const Lanes n = round_even(x);
+  return scale_by_power(add(power_of_two_less_1(subtract(x, n)), fill(1.0f)), n);
+}
+
 // tanh(x) = (2^y - 1) / (2^y + 1) with y = 2 x / ln 2, to a few units in the last place: near 0 nothing cancels, as n is 0 there.
 inline Lanes tanh_of(const Lanes& x) {
   const Lanes y = larger(fill(-64.0f), smaller(fill(64.0f), multiply(x, fill(2.88539008f)))), n = round_even(y);

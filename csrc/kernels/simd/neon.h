@@ -12,7 +12,7 @@ struct Lanes {
 };
 
 constexpr int kRowBlock = 4;   // rows and columns of the register tile of the matrix-like loops
-constexpr int kLaneBlock = 1;
+constexpr int lanes_beside(int) { return 1; }
 
 // f(0) .. f(3) as the four parts.
 template <class F>
@@ -46,6 +46,8 @@ inline Lanes divide(const Lanes& a, const Lanes& b) {
 inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
   return each([&](int i) { return vfmaq_f32(c.part[i], a.part[i], b.part[i]); });
 }
+// sum += a * b, rounded once.
+inline void add_product(const Lanes& a, const Lanes& b, Lanes& sum) { sum = multiply_add(a, b, sum); }
 // The larger lane; b where either is NaN.
 inline Lanes larger(const Lanes& a, const Lanes& b) {
   return each([&](int i) { return vbslq_f32(vcgtq_f32(a.part[i], b.part[i]), a.part[i], b.part[i]); });
@@ -120,13 +122,11 @@ inline PairLanes fill_pair(const int16_t* p) {
   return {{all, all, all, all}};
 }
 // The two products of each lane's pairs, added to its sum.
-inline IntLanes add_products(const PairLanes& a, const PairLanes& b, const IntLanes& sum) {
-  IntLanes r;
+inline void add_products(const PairLanes& a, const PairLanes& b, IntLanes& sum) {
   for (int i = 0; i < 4; ++i) {
     const int32x4_t low = vmull_s16(vget_low_s16(a.part[i]), vget_low_s16(b.part[i])), high = vmull_high_s16(a.part[i], b.part[i]);
-    r.part[i] = vaddq_s32(sum.part[i], vpaddq_s32(low, high));
+    sum.part[i] = vaddq_s32(sum.part[i], vpaddq_s32(low, high));
   }
-  return r;
 }
 // Nearest whole numbers, halves to even, of magnitudes below 2^15.
 inline void store_codes(int16_t* p, const Lanes& x) {

@@ -14,7 +14,7 @@ struct Lanes {
 };
 
 constexpr int kRowBlock = 2;   // rows and columns of the register tile of the matrix-like loops
-constexpr int kLaneBlock = 1;
+constexpr int lanes_beside(int) { return 1; }
 
 inline Lanes fill(float x) {
   const Quad q = {x, x, x, x};
@@ -49,6 +49,8 @@ inline Lanes divide(const Lanes& a, const Lanes& b) {
 }
 // a * b + c, rounded twice here: the baseline has no fused multiply-add.
 inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) { return add(multiply(a, b), c); }
+// sum += a * b, rounded once.
+inline void add_product(const Lanes& a, const Lanes& b, Lanes& sum) { sum = multiply_add(a, b, sum); }
 // The larger lane; b where either is NaN.
 inline Lanes larger(const Lanes& a, const Lanes& b) {
   Lanes r;
@@ -135,10 +137,8 @@ inline PairLanes fill_pair(const int16_t* p) {
   return {{first, first, first, first}, {second, second, second, second}};
 }
 // The two products of each lane's pairs, added to its sum.
-inline IntLanes add_products(const PairLanes& a, const PairLanes& b, const IntLanes& sum) {
-  IntLanes r;
-  for (int i = 0; i < 4; ++i) r.part[i] = sum.part[i] + a.first[i] * b.first[i] + a.second[i] * b.second[i];
-  return r;
+inline void add_products(const PairLanes& a, const PairLanes& b, IntLanes& sum) {
+  for (int i = 0; i < 4; ++i) sum.part[i] += a.first[i] * b.first[i] + a.second[i] * b.second[i];
 }
 // Nearest whole numbers, halves to even, of magnitudes below 2^15.
 inline void store_codes(int16_t* p, const Lanes& x) {
