@@ -13,8 +13,6 @@ namespace {
 // Bytes of weights that stay in the first-level cache while all the tokens at hand pass, and those that follow them come in: a third of it each,
 // and a third for the activations.
 constexpr int64_t kSliceBytes = 16 << 10;
-// How far ahead a single tile asks for its weights.
-constexpr int64_t kBytesAhead = 8 << 10;
 constexpr int kPartSteps = 8;  // lines of a part
 
 // Columns multiplied with all the tokens at hand before the next: about equal slices of whole steps and whole parts.
@@ -65,7 +63,7 @@ int64_t block_tokens(const LinearTable& table, int64_t tokens, int64_t row_bytes
 }
 
 GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const LinearTable& table)
-    : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)) {
+    : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)), bytes_ahead_(table.bytes_ahead) {
   if (const Coding* coding = coding_of(w.format)) {
     const auto& panels = table.panels[coding - kCodings];
     coded_ = &table.coded[coding - kCodings];
@@ -100,7 +98,7 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
 
 void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
   if (n <= coded_->max_tokens) {
-    const SpreadAhead ahead{packed + kBytesAhead, kPartSteps, group_bytes_ / (rows_.columns / kPartColumns)};
+    const SpreadAhead ahead{packed + bytes_ahead_, kPartSteps, group_bytes_ / (rows_.columns / kPartColumns)};
     coded_->tile[n - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums, ahead);
     return;
   }

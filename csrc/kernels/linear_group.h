@@ -50,7 +50,7 @@ class GroupProduct {
   const PanelTiles* panels_ = nullptr;  // null where there are none
   PackedStep step_;
   ActivationRows rows_;
-  int64_t group_bytes_;
+  int64_t group_bytes_, bytes_ahead_;
 };
 
 }  // namespace homenode

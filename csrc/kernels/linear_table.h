@@ -104,6 +104,8 @@ struct LinearTable {
   // Activations that stay in the second-level cache while the weights of a piece pass, beside what passes and the sums. Processors with AVX-512 VNNI
   // have 1 MiB of it and more.
   int64_t block_bytes = 512 << 10;
+  // How far ahead a single tile of a block format asks for its weights.
+  int64_t bytes_ahead = 8 << 10;
   Tiles floats[kFloatFormats];
   CodedTiles coded[kCodingCount];  // in the order of kCodings
   PanelTiles panels[kCodingCount];  // the same values, faster for many tokens; `unpack` is null where a level has none
