@@ -17,7 +17,7 @@ from homenode.model.weights.load import load_model
 from tests.model.driver import Driver
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-DEADLINE_S = 60.0
+DEADLINE_S = 100.0
 
 
 @dataclass(frozen=True)
