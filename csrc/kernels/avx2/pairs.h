@@ -1,5 +1,6 @@
-// BF16 tiles of two and three tokens: the values of linear_floats.h. Of three, twelve sums, three activations and a vector of weights fill all sixteen registers. The
-// compiler does not find a way to do it: it moves sums to memory and back with every column. So two columns are written out.
+// BF16 tiles of one to three tokens, which ask for their weights: the values of linear_floats.h. Of three, twelve sums, three activations and a vector of
+// weights fill all sixteen registers. The compiler does not find a way to do it: it moves sums to memory and back with every column. So two columns are
+// written out.
 #pragma once
 #include "kernels/linear_floats.h"
 
@@ -8,23 +9,24 @@ namespace {
 
 constexpr int kTripleTokens = 3;
 
-// How far ahead weights are asked for: with several tokens the processor by itself sees the next ones too late. Beyond the end it does nothing.
-constexpr int kPairBytesAhead = 8 << 10;
+// How far ahead weights are asked for: the processor by itself sees the next ones too late. Beyond the end it does nothing.
+constexpr int kPairBytesAhead = 2 << 10;
 HOMENODE_INLINE void expect_pairs(const uint8_t* packed) {
   __builtin_prefetch(packed + kPairBytesAhead);
   __builtin_prefetch(packed + kPairBytesAhead + kCacheLine);
 }
 
-void tile_two(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums) {
-  Block<2> f;
-  load_sums<2>(sums, f);
+template <int M>
+void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums) {
+  Block<M> f;
+  load_sums<M>(sums, f);
   for (; columns > 1; columns -= 2, packed += 4 * kGroupRows, x += 8) {
     expect_pairs(packed);
-    add_column<2>([packed](int v) { return first_of_pair(packed + v * kVectorBytes); }, x, stride, f);
-    add_column<2>([packed](int v) { return second_of_pair(packed + v * kVectorBytes); }, x + 4, stride, f);
+    add_column<M>([packed](int v) { return first_of_pair(packed + v * kVectorBytes); }, x, stride, f);
+    add_column<M>([packed](int v) { return second_of_pair(packed + v * kVectorBytes); }, x + 4, stride, f);
   }
-  if (columns > 0) add_column<2>([packed](int v) { return first_of_pair(packed + v * kVectorBytes); }, x, stride, f);
-  store_sums<2>(f, sums);
+  if (columns > 0) add_column<M>([packed](int v) { return first_of_pair(packed + v * kVectorBytes); }, x, stride, f);
+  store_sums<M>(f, sums);
 }
 
 // Weights of eight rows, in the first of the registers 12 .. 15: the first or the second column of each pair at `at`; times the activations of three tokens.
@@ -61,7 +63,8 @@ void tile_triple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
 #undef HOMENODE_COLUMN
 
 constexpr void fill_pairs(Tiles& tiles) {
-  tiles.tile[1] = tile_two;
+  tiles.tile[0] = tile_asking<1>;
+  tiles.tile[1] = tile_asking<2>;
   tiles.tile[kTripleTokens - 1] = tile_triple;
   tiles.max_tokens = kTripleTokens;
 }
