@@ -3,11 +3,11 @@
     python -m benchmarks.homes MODEL.gguf decode [--rounds 24]
     python -m benchmarks.homes MODEL.gguf load [--rounds 3]
 
-Everything is measured in turns, round by round, and each figure is a median; a ratio is the median of the rounds' ratios. `decode`: `off` knows of no
+Everything is measured in turns, round by round, and each figure is a median, of loading with the best beside it: on a virtual machine memory may have to
+come from the host first; a ratio is the median of the rounds' ratios. `decode`: `off` knows of no
 homes, `one home` is what serves on one node, and with `a home for each thread` the whole mechanism works though there is nothing to gain.
-`load`: reading alone is all bytes of the file read by as many threads as compute, and dropped; kept, they come to fresh memory, which is the least that
-loading can cost; each way once with the file in the page cache
-and once without.
+`load`: reading alone is all bytes of the file read by as many threads as compute, and dropped; kept, they come to fresh memory, once or several times,
+without any packing; each way once with the file in the page cache and once without.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def load(path: Path, rounds: int) -> None:
     print(f"the file: {size / 1e6:.1f} MB, {len(cpus)} threads")
     for (name, cached), times in sorted(taken.items(), key=lambda item: item[0][1]):
         middle = statistics.median(times)
-        print(f"{name}, {cached}: {middle:.2f} s, {size / middle / 1e9:.2f} GB/s of the file, {counted[name] / 1e6:.1f} MB read")
+        print(
+            f"{name}, {cached}: {middle:.2f} s (best {min(times):.2f}), {size / middle / 1e9:.2f} GB/s of the file, {counted[name] / 1e6:.1f} MB read"
+        )
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ namespace {
 constexpr int kMostThreads = 64;
 
 using ShapeNumbers = std::tuple<int, int, int, int, KvType>;  // layers, heads, head_dim, block_size, type
-using RegionNumbers = std::tuple<int, int, int64_t, int64_t, int64_t, int64_t>;  // as KvRegion
+using RegionNumbers = std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, int, int>;  // as KvRegion
 using LayoutNumbers = std::tuple<ShapeNumbers, int64_t, int64_t, int64_t, std::vector<RegionNumbers>>;  // shape, tile_bytes, blocks, nbytes, regions
 
 KvShape shape_of(const ShapeNumbers& numbers) {
@@ -24,7 +24,9 @@ KvShape shape_of(const ShapeNumbers& numbers) {
 KvLayout layout_of(const LayoutNumbers& numbers) {
   const auto& [shape, tile_bytes, blocks, nbytes, regions] = numbers;
   KvLayout layout{shape_of(shape), tile_bytes, blocks, nbytes, {}};
-  for (const auto& [first, past, offset, layer, block, head] : regions) layout.regions.push_back({first, past, offset, layer, block, head});
+  for (const auto& [first, past, offset, layer, block, head, first_layer, past_layer] : regions) {
+    layout.regions.push_back({first, past, offset, layer, block, head, first_layer, past_layer});
+  }
   return layout;
 }
 
@@ -32,7 +34,9 @@ LayoutNumbers numbers_of(const KvMemory& memory) {
   const KvLayout& layout = memory.layout();
   const KvShape& shape = layout.shape;
   std::vector<RegionNumbers> regions;
-  for (const KvRegion& r : layout.regions) regions.emplace_back(r.first_head, r.past_head, r.offset, r.layer_stride, r.block_stride, r.head_stride);
+  for (const KvRegion& r : layout.regions) {
+    regions.emplace_back(r.first_head, r.past_head, r.offset, r.layer_stride, r.block_stride, r.head_stride, r.first_layer, r.past_layer);
+  }
   return {{shape.layers, shape.kv_heads, shape.head_dim, shape.block_size, shape.type}, layout.tile_bytes, layout.blocks, layout.nbytes, regions};
 }
 

@@ -5,13 +5,11 @@
 namespace homenode {
 namespace {
 
-// (tokens, logprobs, top_tokens, top_logprobs, bad_rows)
+// (tokens, logprobs, top_tokens, top_logprobs)
 nb::tuple as_arrays(Drawn drawn) {
   const size_t rows = drawn.tokens.size(), top = static_cast<size_t>(drawn.top);
-  nb::list bad;
-  for (const int32_t row : drawn.bad_rows) bad.append(row);
   return nb::make_tuple(array_of(std::move(drawn.tokens), {rows}), array_of(std::move(drawn.logprobs), {rows}),
-                        array_of(std::move(drawn.top_tokens), {rows, top}), array_of(std::move(drawn.top_logprobs), {rows, top}), bad);
+                        array_of(std::move(drawn.top_tokens), {rows, top}), array_of(std::move(drawn.top_logprobs), {rows, top}));
 }
 
 nb::tuple sample(Sampler& sampler, const Output& logits, const Array1<float>& temperature, const Array1<int32_t>& top_k, const Array1<float>& top_p,

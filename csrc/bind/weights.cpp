@@ -6,6 +6,7 @@
 #include <set>
 
 #include "host/arena.h"
+#include "host/shared_words.h"
 #include "kernels/kv_cache.h"
 #include "kernels/kv_memory.h"
 #include "kernels/packed_file.h"
@@ -35,22 +36,23 @@ WeightHandle packed(std::shared_ptr<Team> team, F&& make) {
 }
 
 WeightHandle from_file(std::shared_ptr<Team> team, int fd, uint64_t offset, int source, int64_t rows, int64_t columns, int target, int permuted_heads,
-                       Arena* arena, Spread spread, uint64_t stride) {
+                       Arena* arena, Spread spread, uint64_t stride, std::shared_ptr<WeightMemory> shared, uint64_t at) {
   check_shape(rows, columns);
   if (permuted_heads < 0 || (permuted_heads && rows % (2 * int64_t(permuted_heads)))) {
     raise({Fault::user, 0, std::to_string(rows) + " rows cannot be " + std::to_string(permuted_heads) + " heads of interleaved halves"});
   }
   return packed(std::move(team), [&](Team& t) {
     return weight_from_file(t, fd, offset, static_cast<Format>(source), rows, columns, static_cast<Format>(target), permuted_heads, arena, spread,
-                            stride);
+                            stride, {std::move(shared), at});
   });
 }
 
-WeightHandle from_rows(std::shared_ptr<Team> team, const Array2<float>& rows, int target, Arena* arena, Spread spread) {
+WeightHandle from_rows(std::shared_ptr<Team> team, const Array2<float>& rows, int target, Arena* arena, Spread spread, std::shared_ptr<WeightMemory> shared,
+                       uint64_t at) {
   const auto n = static_cast<int64_t>(rows.shape(0)), columns = static_cast<int64_t>(rows.shape(1));
   check_shape(n, columns);
   const float* data = rows.data();
-  return packed(std::move(team), [&](Team& t) { return weight_from_rows(t, data, n, columns, static_cast<Format>(target), arena, spread); });
+  return packed(std::move(team), [&](Team& t) { return weight_from_rows(t, data, n, columns, static_cast<Format>(target), arena, spread, {std::move(shared), at}); });
 }
 
 uint64_t write(const WeightHandle& handle, int fd, uint64_t offset) {
@@ -61,13 +63,14 @@ uint64_t write(const WeightHandle& handle, int fd, uint64_t offset) {
   return take(std::move(result));
 }
 
-using PlaceNumbers = std::tuple<uint64_t, int, int64_t, int64_t, Spread>;  // offset, format, rows, columns, spread
+// Offset, format, rows, columns, spread, and where in shared memory it goes, if there.
+using PlaceNumbers = std::tuple<uint64_t, int, int64_t, int64_t, Spread, std::shared_ptr<WeightMemory>, uint64_t>;
 
 std::vector<std::pair<WeightHandle, uint64_t>> read(const std::shared_ptr<Team>& team, int fd, const std::vector<PlaceNumbers>& wanted, Arena* arena) {
   std::vector<PackedPlace> places;
-  for (const auto& [offset, format, rows, columns, spread] : wanted) {
+  for (const auto& [offset, format, rows, columns, spread, shared, at] : wanted) {
     check_shape(rows, columns);
-    places.push_back({offset, static_cast<Format>(format), rows, columns, spread});
+    places.push_back({offset, static_cast<Format>(format), rows, columns, spread, {shared, at}});
   }
   auto result = [&] {
     nb::gil_scoped_release unlocked;
@@ -76,6 +79,63 @@ std::vector<std::pair<WeightHandle, uint64_t>> read(const std::shared_ptr<Team>&
   std::vector<std::pair<WeightHandle, uint64_t>> found;
   for (ReadWeight& read : take(std::move(result))) found.emplace_back(WeightHandle{std::move(read.weight), team}, read.checksum);
   return found;
+}
+
+WeightHandle attach(std::shared_ptr<Team> team, std::shared_ptr<WeightMemory> memory, uint64_t at, int format, int64_t rows, int64_t columns) {
+  check_shape(rows, columns);
+  auto weight = take(attach_weight(team->size(), static_cast<Format>(format), rows, columns, {std::move(memory), at}));
+  return {std::move(weight), std::move(team)};
+}
+
+int64_t word_of(const SharedWords& words, int64_t i) {
+  if (i < 0 || i >= words.count()) raise({Fault::user, 0, "shared word " + std::to_string(i) + " of " + std::to_string(words.count())});
+  return i;
+}
+
+void bind_shared_weights(nb::module_& m) {
+  nb::class_<SharedWords>(m, "SharedWords", "Words at the beginning of a memfd that several processes write.")
+      .def_static("map", [](int fd, int64_t count) { return take(SharedWords::map(fd, count)); }, nb::arg("fd"), nb::arg("count"))
+      .def("load", [](const SharedWords& words, int64_t i) { return words.load(word_of(words, i)); }, nb::arg("word"))
+      .def("store", [](SharedWords& words, int64_t i, uint64_t value) { words.store(word_of(words, i), value); }, nb::arg("word"), nb::arg("value"))
+      .def("exchange", [](SharedWords& words, int64_t i, uint64_t expected, uint64_t value) { return words.exchange(word_of(words, i), expected, value); },
+           nb::arg("word"), nb::arg("expected"), nb::arg("value"), "Write `value` where the word is `expected`; the result is what it was.");
+  nb::class_<WeightMemory>(m, "WeightMemory", "Packed weights that several processes keep in one memfd.")
+      .def_static("map", [](int fd, uint64_t bytes) { return take(WeightMemory::map(fd, bytes)); }, nb::arg("fd"), nb::arg("nbytes"))
+      .def_prop_ro("range", [](const WeightMemory& memory) { return numbers({memory.pages().data, memory.pages().bytes}); }, "Address and bytes.")
+      .def("open",
+           [](WeightMemory& memory, uint64_t begin, uint64_t end) {
+             if (const auto error = memory.open(begin, end)) raise(*error);
+           },
+           nb::arg("begin"), nb::arg("end"), "Let some of it, whole pages, be written, and nothing else.")
+      .def("close",
+           [](WeightMemory& memory) {
+             if (const auto error = memory.close()) raise(*error);
+           },
+           "Nothing of it can be written any more.")
+      .def("clear",
+           [](WeightMemory& memory, uint64_t begin, uint64_t end) {
+             if (const auto error = memory.clear(begin, end)) raise(*error);
+           },
+           nb::arg("begin"), nb::arg("end"), "Make some of it, whole pages that are open, zeros again.")
+      .def("enter",
+           [](const WeightMemory& memory, const std::shared_ptr<Team>& team, uint64_t begin, uint64_t end) {
+             const auto error = [&] {
+               nb::gil_scoped_release unlocked;
+               return memory.enter(*team, begin, end);
+             }();
+             if (error) raise(*error);
+           },
+           nb::arg("team"), nb::arg("begin"), nb::arg("end"), "Enter whole pages that others have filled into this process's tables.")
+      .def("take_huge",
+           [](const WeightMemory& memory, const std::shared_ptr<Team>& team) {
+             const nb::gil_scoped_release unlocked;
+             memory.take_huge(*team);
+           },
+           nb::arg("team"), "Have what is open taken on huge pages, where the kernel gives them.")
+      .def("prefer", [](WeightMemory& memory, uint64_t begin, uint64_t end, const std::vector<int>& nodes) { return take(memory.prefer(begin, end, nodes)); },
+           nb::arg("begin"), nb::arg("end"), nb::arg("nodes"), "Where pages nobody touched yet are to come from; the result is 0 or the kernel's errno.");
+  m.def("attach_weight", &attach, nb::arg("team"), nb::arg("memory"), nb::arg("at"), nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
+        "A matrix that is in shared memory already.");
 }
 
 uint64_t checksum_of_head(int fd, uint64_t bytes) {
@@ -142,10 +202,14 @@ std::vector<std::tuple<int64_t, int64_t, uint64_t>> pieces_of(const WeightHandle
 }
 
 std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int kv_heads, int head_dim, int block_size, KvType type, int64_t blocks,
-                                    const Arena* arena, bool interleaved, std::optional<Sharing> sharing) {
+                                    const Arena* arena, bool interleaved, std::optional<Sharing> sharing, std::optional<std::tuple<int, size_t, size_t>> share) {
   auto result = [&] {
     nb::gil_scoped_release unlocked;
-    return KvCache::create(*team, {layers, kv_heads, head_dim, block_size, type}, blocks, arena ? arena->homes().get() : nullptr, interleaved, sharing);
+    const KvShape shape{layers, kv_heads, head_dim, block_size, type};
+    const Homes* homes = arena ? arena->homes().get() : nullptr;
+    if (!share) return KvCache::create(*team, shape, blocks, homes, interleaved, sharing);
+    const auto [fd, offset, bytes] = *share;
+    return KvCache::create_in({fd, offset, bytes}, *team, shape, blocks, homes, interleaved);
   }();
   return take(std::move(result));
 }
@@ -153,6 +217,7 @@ std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int 
 }  // namespace
 
 void bind_weights(nb::module_& m) {
+  bind_shared_weights(m);
   m.def("has_kernel", [](int format) { return has_kernel(static_cast<Format>(format)); }, nb::arg("format"), "Of a GGUF type number.");
   m.def("can_decode", [](int format) { return can_decode(static_cast<Format>(format)); }, nb::arg("format"), "Of a GGUF type number.");
   nb::enum_<Spread>(m, "Spread", "Where a weight lies when its team has several homes.")
@@ -175,14 +240,15 @@ void bind_weights(nb::module_& m) {
       .def("write", &write, nb::arg("fd"), nb::arg("offset"), "Write it as packed_bytes at `offset` of a file; the result is its checksum.")
       .def("unpack_row", &unpack, nb::arg("row"), "One row as float32.");
   m.def("weight_from_file", &from_file, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("source"), nb::arg("rows"), nb::arg("columns"),
-        nb::arg("target"), nb::arg("permuted_heads"), nb::arg("arena") = nb::none(), nb::arg("spread") = Spread::split, nb::arg("stride") = 0);
+        nb::arg("target"), nb::arg("permuted_heads"), nb::arg("arena") = nb::none(), nb::arg("spread") = Spread::split, nb::arg("stride") = 0,
+        nb::arg("shared") = nb::none(), nb::arg("at") = 0);
   m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"), nb::arg("arena") = nb::none(),
-        nb::arg("spread") = Spread::split);
+        nb::arg("spread") = Spread::split, nb::arg("shared") = nb::none(), nb::arg("at") = 0);
   m.def("packed_bytes", &bytes_of, nb::arg("format"), nb::arg("rows"), nb::arg("columns"));
   m.def("head_checksum", &checksum_of_head, nb::arg("fd"), nb::arg("bytes"), "Of the first bytes of a file, or of all where it ends before.");
   m.def("packing_fingerprint", &packing_fingerprint, "Changes when rows are encoded or packed in another way.");
   m.def("weights_from_packed", &read, nb::arg("team"), nb::arg("fd"), nb::arg("places"), nb::arg("arena") = nb::none(),
-        "What `Weight.write` wrote at each (offset, format, rows, columns, spread), and the checksums of what was read.");
+        "What `Weight.write` wrote at each (offset, format, rows, columns, spread, shared memory or None, offset there), and the checksums of what was read.");
   nb::enum_<Sharing>(m, "Sharing", "What other processes may do with a memfd of ours.")
       .value("readable", Sharing::readable)
       .value("writable", Sharing::writable);
@@ -194,7 +260,8 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("blocks", &KvCache::blocks)
       .def_prop_ro("nbytes", &KvCache::bytes)
       .def_prop_ro("ranges", &regions_of, "Address, bytes and home (-1: all of them in turn) of its regions.")
-      .def("attach", [](KvCache& cache, std::shared_ptr<const KvMemory> memory) { return take(cache.attach(std::move(memory))); }, nb::arg("memory"))
+      .def("attach", [](KvCache& cache, std::shared_ptr<const KvMemory> memory, std::optional<int64_t> first) { return take(cache.attach(std::move(memory), first)); },
+           nb::arg("memory"), nb::arg("first") = nb::none())
       .def("detach",
            [](KvCache& cache, int32_t first) {
              if (const auto error = cache.detach(first)) raise(*error);
@@ -203,7 +270,8 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("refused", &KvCache::refused, "The errno with which the kernel last refused to take a region from its home, or 0.");
   m.def("kv_cache", &make_cache, nb::arg("team"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("type"),
         nb::arg("blocks"), nb::arg("arena") = nb::none(), nb::arg("interleaved") = false, nb::arg("sharing") = nb::none(),
-        "At the homes of `arena`, if given.");
+        nb::arg("share") = nb::none(),
+        "At the homes of `arena`, if given. share: descriptor, offset and bytes of somebody else's memfd to lie in; the descriptor is not kept.");
 }
 
 }  // namespace homenode

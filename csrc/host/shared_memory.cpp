@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -28,7 +29,7 @@ int create_file(const char* name) {
 }
 
 // On a boundary of huge pages in memory as in the file: the kernel puts none elsewhere.
-Result<Pages> map_file(int fd, size_t bytes, int protection) {
+Result<Pages> map_file(int fd, size_t bytes, int protection, size_t offset = 0) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : kSmallPage, reserved = bytes + (alignment == kHugePage ? kHugePage : 0);
   void* base = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return system_error("mmap of " + std::to_string(reserved) + " bytes");
@@ -38,7 +39,7 @@ Result<Pages> map_file(int fd, size_t bytes, int protection) {
     munmap(p, reserved);
   });
   void* wanted = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(base) + alignment - 1) / alignment * alignment);
-  if (mmap(wanted, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+  if (mmap(wanted, bytes, protection, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(offset)) == MAP_FAILED) {
     return system_error("mmap of " + std::to_string(bytes) + " bytes of a memfd");
   }
   pages.data = static_cast<std::byte*>(wanted);
@@ -75,16 +76,19 @@ Result<SharedFile> create_shared(size_t bytes, const char* name, Sharing sharing
   return file;
 }
 
-Result<Pages> map_shared(int fd, size_t bytes, bool writable) {
+Result<Pages> map_shared(int fd, size_t bytes, bool writable, size_t offset) {
   struct stat found;
   if (fstat(fd, &found)) return system_error("fstat of shared memory");
   const int seals = fcntl(fd, kGetSeals);
   if (seals < 0 || !(seals & kSealShrink)) return Error{Fault::user, 0, "memory that is not sealed against shrinking; wanted a memfd with F_SEAL_SHRINK"};
-  if (!bytes || found.st_size < 0 || bytes > static_cast<uint64_t>(found.st_size)) {
-    return Error{Fault::user, 0, "shared memory of " + std::to_string(found.st_size) + " bytes; wanted at least " + std::to_string(bytes ? bytes : 1)};
+  const auto size = static_cast<uint64_t>(std::max<off_t>(found.st_size, 0));
+  if (!bytes || offset > size || bytes > size - offset) {
+    return Error{Fault::user, 0, "shared memory of " + std::to_string(found.st_size) + " bytes; wanted at least " + std::to_string(bytes ? bytes : 1) +
+                                     (offset ? " from byte " + std::to_string(offset) + " on" : "")};
   }
+  if (offset % kHugePage) return Error{Fault::user, 0, "shared memory from byte " + std::to_string(offset) + " on; wanted a multiple of " + std::to_string(kHugePage)};
   if (writable && seals & (kSealWrite | kSealFutureWrite)) return Error{Fault::user, 0, "shared memory that is sealed for reading only; wanted to write it"};
-  return map_file(fd, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ);
+  return map_file(fd, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, offset);
 }
 
 std::optional<Error> populate(const Pages& pages) {

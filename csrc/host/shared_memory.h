@@ -20,8 +20,9 @@ struct SharedFile {
 // Zeroed, not touched yet. `name` is what /proc says of it.
 Result<SharedFile> create_shared(size_t bytes, const char* name, Sharing);
 
-// The first `bytes` bytes of another process's memory. It must be sealed against shrinking and be as large; the descriptor is not kept.
-Result<Pages> map_shared(int fd, size_t bytes, bool writable);
+// So many bytes of another process's memory, from `offset`, a multiple of kHugePage, on. It must be sealed against shrinking and be as large; the
+// descriptor is not kept.
+Result<Pages> map_shared(int fd, size_t bytes, bool writable, size_t offset = 0);
 
 // Takes all pages now, so that a lack of memory is an Error here instead of a signal later.
 std::optional<Error> populate(const Pages&);

@@ -30,10 +30,11 @@ bool members_share_cpus(const std::vector<int>& cpus) {
 }  // namespace
 
 struct Team::State {
-  State(std::vector<int> on, int64_t spin, bool pin, std::unique_ptr<TeamTree> meeting)
-      : cpus(std::move(on)), spin_ns(spin), pin_caller(pin), tree(std::move(meeting)), crowding(static_cast<int>(cpus.size())) {}
+  State(std::vector<int> on, std::vector<GroupPath> paths, int64_t spin, bool pin, std::unique_ptr<TeamTree> meeting)
+      : cpus(std::move(on)), groups(std::move(paths)), spin_ns(spin), pin_caller(pin), tree(std::move(meeting)), crowding(static_cast<int>(cpus.size())) {}
 
   const std::vector<int> cpus;
+  const std::vector<GroupPath> groups;
   const int64_t spin_ns;
   const bool pin_caller;
   std::mutex one_run;  // run() may come from several Python threads; they take turns
@@ -131,7 +132,7 @@ Result<std::unique_ptr<Team>> Team::create(std::vector<int> cpus, int spin_us, b
   if (!tree) return tree.error();
   std::unique_ptr<Team> team(new Team);
   const int64_t spin_ns = std::clamp(spin_us, 0, members_share_cpus(cpus) ? kSharedSpinUs : INT_MAX) * int64_t(1000);
-  team->state_ = std::make_unique<State>(std::move(cpus), spin_ns, pin_caller, std::move(tree.value()));
+  team->state_ = std::make_unique<State>(std::move(cpus), std::move(groups), spin_ns, pin_caller, std::move(tree.value()));
   State& s = *team->state_;
 
   size_t started = 0;
@@ -158,6 +159,7 @@ Team::~Team() {
 
 int Team::size() const { return static_cast<int>(state_->cpus.size()); }
 const std::vector<int>& Team::cpus() const { return state_->cpus; }
+const std::vector<GroupPath>& Team::groups() const { return state_->groups; }
 
 void Team::run_raw(void (*f)(int, void*), void* context, bool computes) {
   State& s = *state_;

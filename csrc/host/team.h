@@ -23,6 +23,8 @@ class Team {
   Team& operator=(const Team&) = delete;
   int size() const;
   const std::vector<int>& cpus() const;
+  // The path of each member.
+  const std::vector<GroupPath>& groups() const;
 
   template <class F>
   void run(F&& f) {  // f(int member)

@@ -250,7 +250,7 @@ void attend(const AttentionCall& call, const Step& step, AttentionPlan& plan, co
     compute_item(work, *item, plan, scratch);
   };
   const auto helps = [](int) { return true; };  // to read another home's keys is better than to wait
-  each_share(claims, thread, plan.threads(), helps, [&](int owner, auto take) {
+  each_share(claims, thread, helps, [&](int owner, auto take) {
     const int64_t begin = plan.share_begin(owner), end = plan.share_begin(owner + 1);
     for (int64_t i; (i = begin + take()) < end;) compute(i, end);
   });

@@ -17,11 +17,12 @@ bool has_slack(const KvMemory& memory) {
 
 }  // namespace
 
-Result<int32_t> KvCache::attach(std::shared_ptr<const KvMemory> memory) {
+Result<int32_t> KvCache::attach(std::shared_ptr<const KvMemory> memory, std::optional<int64_t> wanted) {
   if (!(memory->shape() == shape_)) return Error{Fault::user, 0, "attached KV memory: its layers, heads, block size or type are not those of the KV cache"};
   if (!has_slack(*memory)) return Error{Fault::user, 0, "attached KV memory: wanted " + std::to_string(kKvSlack) + " bytes behind every region"};
   const std::lock_guard<std::mutex> lock(change_);
-  const int64_t first = std::max(next_first_, blocks_), past = first + memory->blocks();
+  const int64_t least = std::max(next_first_, blocks_), first = std::min<int64_t>(wanted.value_or(least), INT32_MAX), past = first + memory->blocks();
+  if (first < least) return Error{Fault::user, 0, "attached KV memory: block " + std::to_string(first) + " on is taken up to " + std::to_string(least)};
   if (past > INT32_MAX) return Error{Fault::user, 0, "attached KV memory: no numbers are left for its blocks"};
   auto changed = std::make_shared<std::vector<Attached>>(*attached_);
   changed->push_back({first, past, std::move(memory)});

@@ -37,6 +37,22 @@ std::vector<HeadGroup> groups_of(const Homes& homes, const std::vector<int>& pas
 
 Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
                                                  std::optional<Sharing> sharing) {
+  if (!sharing) return make(team, shape, blocks, homes, interleaved, nullptr);
+  return make(team, shape, blocks, homes, interleaved, [&](size_t bytes) { return create_shared(bytes, "homenode KV cache", *sharing); });
+}
+
+Result<std::shared_ptr<KvCache>> KvCache::create_in(const FileShare& share, Team& team, const KvShape& shape, int64_t blocks, const Homes* homes,
+                                                    bool interleaved) {
+  return make(team, shape, blocks, homes, interleaved, [&](size_t bytes) -> Result<SharedFile> {
+    if (bytes > share.bytes) return Error{Fault::user, 0, "a share of " + std::to_string(share.bytes) + " bytes for KV memory of " + std::to_string(bytes)};
+    auto pages = map_shared(share.fd, share.bytes, true, share.offset);
+    if (!pages) return pages.error();
+    return SharedFile{nullptr, std::move(pages.value())};
+  });
+}
+
+Result<std::shared_ptr<KvCache>> KvCache::make(Team& team, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
+                                               const TakeFile& take_file) {
   if (auto error = check(shape)) return std::move(*error);
   int64_t total;
   if (blocks < 1 || blocks > INT32_MAX || __builtin_mul_overflow(head_bytes_of(shape) * shape.kv_heads, shape.layers * blocks, &total)) {
@@ -50,10 +66,10 @@ Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shap
   cache->bytes_ = static_cast<size_t>(total);
   const bool whole = interleaved || !homes;
   const std::vector<int> ends = whole ? std::vector<int>{shape.kv_heads} : past_heads(*homes, shape.kv_heads);
-  if (sharing) {
+  if (take_file) {
     size_t bytes = 0;
     for (size_t home = 0; home < ends.size(); ++home) bytes += cache->region_room(ends[home] - (home ? ends[home - 1] : 0));
-    auto file = create_shared(bytes, "homenode KV cache", *sharing);
+    auto file = take_file(bytes);
     if (!file) return file.error();
     cache->file_ = std::move(file.value());
   }
@@ -64,7 +80,7 @@ Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shap
   }
   if (!whole) cache->head_groups_ = groups_of(*homes, ends);
   cache->clear(team, whole ? nullptr : homes);
-  if (!cache->file_.fd) {
+  if (!cache->in_file()) {
     for (Region& region : cache->regions_) shrink(region.pages, cache->region_bytes(region.past_head - region.first_head));
   }
   return cache;
@@ -80,7 +96,7 @@ size_t KvCache::region_room(int heads) const {
 
 Result<Pages> KvCache::take_pages(int heads) {
   const size_t bytes = region_bytes(heads);
-  if (!file_.fd) return allocate_pages(bytes);
+  if (!in_file()) return allocate_pages(bytes);
   Pages pages = file_.pages;
   pages.data += taken_;
   pages.bytes = region_room(heads);
@@ -104,14 +120,19 @@ KvLayout KvCache::layout() const {
   KvLayout layout{shape_, tile_bytes_, blocks_, 0, {}};
   for (const Region& region : regions_) {
     const int64_t step = head_bytes_ * (region.past_head - region.first_head);
-    layout.regions.push_back({region.first_head, region.past_head, layout.nbytes, blocks_ * step, step, head_bytes_});
+    layout.regions.push_back({region.first_head, region.past_head, layout.nbytes, blocks_ * step, step, head_bytes_, 0, shape_.layers});
     layout.nbytes += static_cast<int64_t>(region.pages.bytes);
   }
-  if (file_.fd) layout.nbytes = static_cast<int64_t>(file_.pages.bytes);
+  if (in_file()) layout.nbytes = static_cast<int64_t>(file_.pages.bytes);
   return layout;
 }
 
-// Every region is shared by the members at its home.
+// Takes pages without changing what they hold, whoever else writes there now.
+void touch(std::byte* data, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += kSmallPage) __atomic_fetch_or(reinterpret_cast<uint8_t*>(data + at), uint8_t{0}, __ATOMIC_RELAXED);
+}
+
+// Every region is shared by the members at its home. A file is all zero from the kernel, or holds what is to stay.
 void KvCache::clear(Team& team, const Homes* homes) {
   const int64_t count = int64_t(shape_.layers) * blocks_;
   team.run([&](int member) {
@@ -119,7 +140,10 @@ void KvCache::clear(Team& team, const Homes* homes) {
       if (homes && homes->of_member[static_cast<size_t>(member)] != region.home) continue;
       const Homes::Turn turn = homes ? homes->turn(member) : Homes::Turn{member, team.size()};
       const int64_t begin = count * turn.index / turn.of, end = count * (turn.index + 1) / turn.of, block_bytes = head_bytes_ * (region.past_head - region.first_head);
-      std::memset(region.pages.data + begin * block_bytes, 0, static_cast<size_t>((end - begin) * block_bytes));
+      std::byte* const data = region.pages.data + begin * block_bytes;
+      const auto bytes = static_cast<size_t>((end - begin) * block_bytes);
+      if (in_file()) touch(data, bytes);
+      else std::memset(data, 0, bytes);
     }
   });
 }

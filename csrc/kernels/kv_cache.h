@@ -8,6 +8,7 @@
 // so that a thread working on one KV head reads both as streams, with a token of keys in each lane.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -31,12 +32,21 @@ struct HeadGroup {
   bool operator==(const HeadGroup&) const = default;
 };
 
+// Bytes offset .. offset + bytes - 1 of a memfd that others have made; `offset` is a multiple of kHugePage.
+struct FileShare {
+  int fd;
+  size_t offset, bytes;
+};
+
 class KvCache {
  public:
   // Zeroed, each part by a thread of the team at its home; all is one region without homes, or when pages are to come from all homes in turn.
   // With `sharing` the regions lie in one sealed memfd, which others may map. Error when the shape is impossible or the memory is not to be had.
   static Result<std::shared_ptr<KvCache>> create(Team&, const KvShape&, int64_t blocks, const Homes* homes = nullptr, bool interleaved = false,
                                                  std::optional<Sharing> sharing = std::nullopt);
+  // In memory that belongs to somebody else and outlives this; what it holds is left as it is. Error when it is too small.
+  static Result<std::shared_ptr<KvCache>> create_in(const FileShare&, Team&, const KvShape&, int64_t blocks, const Homes* homes = nullptr,
+                                                    bool interleaved = false);
 
   const KvShape& shape() const { return shape_; }
   int64_t blocks() const { return blocks_; }
@@ -48,9 +58,9 @@ class KvCache {
     Pages pages;
   };
   const std::vector<Region>& regions() const { return regions_; }
-  // Of the memfd, or, in private memory, as if the regions lay one behind the other. Its regions are those above.
+  // Of the memfd, or of the share of one, or, in private memory, as if the regions lay one behind the other. Its regions are those above.
   KvLayout layout() const;
-  const std::shared_ptr<const int>& file() const { return file_.fd; }  // the memfd; null: private memory
+  const std::shared_ptr<const int>& file() const { return file_.fd; }  // the memfd; null: private memory, or somebody else's
   // Which threads had best attend to which heads: those at their home. Empty where there is one home, a home has no heads, or threads that are
   // neighbours in number are not at home together.
   const std::vector<HeadGroup>& head_groups() const { return head_groups_; }
@@ -59,8 +69,9 @@ class KvCache {
 
   // Lets attention read other memory of the same shape in place, after a step that runs has ended: block b of it is then block first + b here, and the
   // result is `first`, which no other will get. What it holds is not verified. Error for memory of another shape, or one that ends too soon for readers
-  // of whole vectors. From any thread.
-  Result<int32_t> attach(std::shared_ptr<const KvMemory>);
+  // of whole vectors. From any thread. `first`: what it is to be, if given: as several caches of one engine have to agree; Error for one that is taken or
+  // was.
+  Result<int32_t> attach(std::shared_ptr<const KvMemory>, std::optional<int64_t> first = std::nullopt);
   // Its blocks are no more; a step that runs goes on reading them, and keeps the memory to its end. Error where nothing is attached.
   std::optional<Error> detach(int32_t first);
 
@@ -110,6 +121,9 @@ class KvCache {
   const Attached* find(int64_t block) const;
   const std::byte* attached_head(int layer, int64_t block, int kv_head) const;
 
+  using TakeFile = std::function<Result<SharedFile>(size_t bytes)>;
+  static Result<std::shared_ptr<KvCache>> make(Team&, const KvShape&, int64_t blocks, const Homes*, bool interleaved, const TakeFile&);
+  bool in_file() const { return file_.pages.data != nullptr; }
   size_t region_bytes(int heads) const;
   size_t region_room(int heads) const;
   Result<Pages> take_pages(int heads);

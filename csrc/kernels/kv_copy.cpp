@@ -118,7 +118,13 @@ class PageWork {
   }
 
   void run(int layer, int head, int64_t tile, int64_t tiles, int side, const std::byte* next) {
-    kernels_.copy_tiles({source(layer, head, tile, side), place(layer, head, tile, side), tile_bytes_, tiles, next}, digests_[head - pages_.first_head]);
+    const std::byte* from = source(layer, head, tile, side);
+    kernels_.copy_tiles({from, place(layer, head, tile, side), tile_bytes_, tiles, next}, digests_[head - pages_.first_head]);
+    if (!target_) return;
+    for (const KvMemory::Place& copy : target_->memory->copies(layer, target_head(head))) {
+      KvDigest known;
+      kernels_.copy_tiles({from, copy.of(target_block(tile)) + target_offset(tile, side), tile_bytes_, tiles, next}, known);
+    }
   }
 
   const std::byte* source(int layer, int head, int64_t tile, int side) const {
@@ -126,10 +132,11 @@ class PageWork {
   }
   // Where a tile goes; null without a target.
   std::byte* place(int layer, int head, int64_t tile, int side) const {
-    if (!target_) return nullptr;
-    const int32_t block = target_->table[static_cast<size_t>(tile / target_tiles_)];
-    return target_->memory->head(layer, block, head - pages_.first_head + target_->first_head) + (tile % target_tiles_ + side * target_tiles_) * tile_bytes_;
+    return target_ ? target_->memory->head(layer, target_block(tile), target_head(head)) + target_offset(tile, side) : nullptr;
   }
+  int target_head(int head) const { return head - pages_.first_head + target_->first_head; }
+  int32_t target_block(int64_t tile) const { return target_->table[static_cast<size_t>(tile / target_tiles_)]; }
+  int64_t target_offset(int64_t tile, int side) const { return (tile % target_tiles_ + side * target_tiles_) * tile_bytes_; }
   const std::byte* next_head(int layer, int head) const {
     if (head + 1 < pages_.past_head) return source(layer, head + 1, first_, 0);
     return source(std::min(layer + 1, pages_.memory->shape().layers - 1), pages_.first_head, first_, 0);

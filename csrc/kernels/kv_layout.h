@@ -22,10 +22,12 @@ std::optional<Error> check(const KvShape&);
 int64_t tile_bytes_of(const KvShape&);  // keys (or values) of 16 tokens, one head
 int64_t head_bytes_of(const KvShape&);  // keys and values of a block, one head
 
-// Head h of block b in layer l begins at offset + l * layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes.
+// Heads first_head .. past_head - 1 of layers first_layer .. past_layer - 1: head h of block b in layer l begins at
+// offset + (l - first_layer) * layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes.
 struct KvRegion {
   int first_head, past_head;
   int64_t offset, layer_stride, block_stride, head_stride;
+  int first_layer, past_layer;
 };
 
 struct KvLayout {
@@ -40,8 +42,11 @@ constexpr int64_t kTileAlignment = 32;
 // Readers of values load whole vectors of lanes: the last ones of a head that is no multiple of 16 long reach past it.
 constexpr int64_t kKvSlack = 256;
 
-// Nothing when every head of every block lies within `nbytes`, regions hold all heads in order, and tiles are where kernels can read them. A layout
-// may come from another process and be made up.
+constexpr size_t kMostRegions = 1024;
+
+// Nothing when every head of every block lies within `nbytes`, every head of every layer is in a region, regions that have one in common lie apart,
+// and tiles are where kernels can read them. A head that is in several regions (of ranks that share it) is read from the first and written to all. A
+// layout may come from another process and be made up.
 std::optional<Error> check(const KvLayout&);
 // Bytes from a region's offset to the end of its last head. Of a layout that was checked.
 int64_t extent_of(const KvLayout&, const KvRegion&);

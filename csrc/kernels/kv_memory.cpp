@@ -51,11 +51,19 @@ Result<std::shared_ptr<KvMemory>> KvMemory::map(int fd, const KvLayout& layout, 
 }
 
 void KvMemory::place(const std::vector<std::byte*>& regions) {
+  const size_t cells = static_cast<size_t>(shape().layers) * static_cast<size_t>(shape().kv_heads);
+  places_.assign(cells, Place{nullptr, 0, -1});
   for (size_t i = 0; i < regions.size(); ++i) {
     const KvRegion& region = layout_.regions[i];
     extents_.push_back({regions[i], extent_of(layout_, region)});
-    for (int head = region.first_head; head < region.past_head; ++head) {
-      places_.push_back({regions[i] + (head - region.first_head) * region.head_stride, region.layer_stride, region.block_stride});
+    for (int layer = region.first_layer; layer < region.past_layer; ++layer) {
+      for (int head = region.first_head; head < region.past_head; ++head) {
+        std::byte* const first = regions[i] + (layer - region.first_layer) * region.layer_stride + (head - region.first_head) * region.head_stride;
+        Place& place = places_[cell(layer, head)];
+        const bool again = place.region >= 0;
+        if (again && copies_.empty()) copies_.resize(cells);
+        (again ? copies_[cell(layer, head)].emplace_back() : place) = {first, region.block_stride, static_cast<int>(i)};
+      }
     }
   }
 }
@@ -68,13 +76,11 @@ std::vector<KvMemory::Part> KvMemory::parts(int64_t block, int tiles) const {
     else found.push_back({region, offset, bytes});
   };
   for (int layer = 0; layer < shape().layers && tiles; ++layer) {
-    for (int region = 0; region < static_cast<int>(extents_.size()); ++region) {
-      const KvRegion& at = layout_.regions[static_cast<size_t>(region)];
-      for (int head = at.first_head; head < at.past_head; ++head) {
-        const int64_t keys = this->head(layer, block, head) - extents_[static_cast<size_t>(region)].data;
-        add(region, keys);
-        add(region, keys + to_values);
-      }
+    for (int head = 0; head < shape().kv_heads; ++head) {
+      const Place& place = places_[cell(layer, head)];
+      const int64_t keys = place.of(block) - extents_[static_cast<size_t>(place.region)].data;
+      add(place.region, keys);
+      add(place.region, keys + to_values);
     }
   }
   return found;

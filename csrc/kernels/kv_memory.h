@@ -1,6 +1,7 @@
 // KV memory that can be copied from and to, whoever made it: a KV cache, a pool of pages, or memory of another process.
 #pragma once
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "host/shared_memory.h"
@@ -25,9 +26,18 @@ class KvMemory {
   int tiles() const { return shape().block_size / kTileKeys; }  // of the keys of a block
 
   // Keys of a head of a block; its values follow. Writing is for who has asked writable().
-  std::byte* head(int layer, int64_t block, int kv_head) const {
-    const Place& place = places_[static_cast<size_t>(kv_head)];
-    return place.first + layer * place.layer_stride + block * place.block_stride;
+  std::byte* head(int layer, int64_t block, int kv_head) const { return places_[cell(layer, kv_head)].of(block); }
+
+  // Where the head of a layer begins in block 0, and how far it is to the next block.
+  struct Place {
+    std::byte* first;
+    int64_t block_stride;
+    int region;
+    std::byte* of(int64_t block) const { return first + block * block_stride; }
+  };
+  // Where else it is to be written: other regions have it, too.
+  std::span<const Place> copies(int layer, int kv_head) const {
+    return copies_.empty() ? std::span<const Place>() : std::span<const Place>(copies_[cell(layer, kv_head)]);
   }
 
   // The memory of each region, from its first head to the end of its last.
@@ -45,17 +55,15 @@ class KvMemory {
   std::vector<Part> parts(int64_t block, int tiles) const;
 
  private:
-  struct Place {
-    std::byte* first;
-    int64_t layer_stride, block_stride;
-  };
+  size_t cell(int layer, int kv_head) const { return static_cast<size_t>(layer) * static_cast<size_t>(layout_.shape.kv_heads) + static_cast<size_t>(kv_head); }
   void place(const std::vector<std::byte*>& regions);
 
   KvLayout layout_;
   bool writable_ = false;
   std::shared_ptr<const int> fd_;
   std::shared_ptr<void> owner_;
-  std::vector<Place> places_;  // of each head
+  std::vector<Place> places_;                // of each head of each layer, the first region that has it
+  std::vector<std::vector<Place>> copies_;  // the same, the other regions; empty where no head has any
   std::vector<Extent> extents_;
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/weight_memory.h"
 #include "quant/format.h"
 
 namespace homenode {
@@ -48,15 +49,18 @@ struct Weight {
   size_t memory_bytes() const { return bytes() * (copies.empty() ? 1 : copies.size()); }
 };
 
-// The memory comes from `arena`, or is the weight's own where that is null.
+// The memory comes from `arena`, or is the weight's own where that is null; where there is a `shared` place, open for writing and all zeros, the
+// pieces are there one behind the other, and all threads are as near.
 //
 // Read and pack. Rows are read with pread by the thread that will own them. `permuted_heads` > 0: file rows of each of that many heads have the
 // two halves interleaved (row 2*j + h of a head holds canonical row h * head/2 + j). When source != target, rows are decoded to float32 and encoded again.
 // `stride`: bytes from the beginning of a row to that of the next, for some columns of a wider matrix; 0: rows follow each other.
 Result<std::shared_ptr<Weight>> weight_from_file(Team&, int fd, uint64_t offset, Format source, int64_t rows, int64_t columns, Format target,
-                                                 int permuted_heads, Arena* arena = nullptr, Spread = Spread::split, uint64_t stride = 0);
+                                                 int permuted_heads, Arena* arena = nullptr, Spread = Spread::split, uint64_t stride = 0, SharedPlace shared = {});
 Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target, Arena* arena = nullptr,
-                                                 Spread = Spread::split);
+                                                 Spread = Spread::split, SharedPlace shared = {});
+// A weight that is in shared memory already, for a team of `members` threads. Nothing of it is read here.
+Result<std::shared_ptr<Weight>> attach_weight(int members, Format, int64_t rows, int64_t columns, const SharedPlace&);
 
 // Decode one row of a packed weight to float32 (what embedding does), on a thread of the team.
 void unpack_row(const Weight&, int64_t row, float* out, int thread = 0);

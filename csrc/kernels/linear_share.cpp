@@ -1,10 +1,22 @@
 #include "kernels/linear_share.h"
 
 #include <algorithm>
+#include <map>
 
 #include "kernels/linear_group.h"
 
 namespace homenode {
+
+RunClaims::RunClaims(const std::vector<GroupPath>& paths) : places_(new Place[paths.size()]), circles_(paths.size()) {
+  std::map<GroupPath, std::vector<int>> groups;
+  for (size_t thread = 0; thread < paths.size(); ++thread) groups[paths[thread]].push_back(static_cast<int>(thread));
+  for (const auto& [path, members] : groups) {
+    for (size_t place = 0; place < members.size(); ++place) {
+      Circle& circle = circles_[static_cast<size_t>(members[place])];
+      for (size_t i = 0; i < kCircle; ++i) circle[i] = (place ^ i) < members.size() ? members[place ^ i] : kNobody;
+    }
+  }
+}
 namespace {
 
 // Weights of a run: little enough that the last runs end together, enough that taking one costs nothing beside it.

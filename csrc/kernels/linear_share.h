@@ -1,14 +1,17 @@
-// Who multiplies what: each thread's share of a product is cut into runs of groups, and threads that are done help their neighbours, those whose
-// weights lie at their own home.
+// Who multiplies what: each thread's share of a product is cut into runs of groups, and threads that are done help their neighbours, which share
+// the last-level cache with them and whose weights lie at their own home.
 //
 // A run is some groups of one piece times one block of tokens, and nothing but these numbers decides what it computes: who takes it changes no value.
 #pragma once
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "host/gate.h"
+#include "host/tree.h"
 #include "kernels/linear.h"
 
 namespace homenode {
@@ -18,7 +21,15 @@ struct LinearTable;
 // Which runs of each thread's share are taken. Serves one product after the other, as long as a barrier stands between two of them.
 class RunClaims {
  public:
-  explicit RunClaims(int threads) : places_(new Place[static_cast<size_t>(threads)]) {}
+  static constexpr int kCircle = 4;  // threads help each other: more would mostly look into each other's counters
+  static constexpr int kNobody = -1;
+  using Circle = std::array<int, kCircle>;
+
+  // One path of groups for each thread (see host/tree.h): those with the same path share a last-level cache, and only they may be neighbours.
+  explicit RunClaims(const std::vector<GroupPath>& paths);
+
+  // In whose shares a thread may work: its own first, then those of its neighbours, in another order for each of them; or kNobody.
+  const Circle& circle(int thread) const { return circles_[static_cast<size_t>(thread)]; }
 
   // Every thread, before it takes the first run of a product.
   void begin(int thread) {
@@ -38,6 +49,7 @@ class RunClaims {
     int turn = 0;  // of its own thread
   };
   std::unique_ptr<Place[]> places_;
+  std::vector<Circle> circles_;
 };
 
 struct Run {
@@ -74,19 +86,17 @@ inline bool may_help(const LinearArgs& a, int thread, int owner) {
   return true;
 }
 
-// Calls `work(owner, take)` for this thread and then, with claims, for those neighbours that it `helps(owner)`: take() is the number of the next piece
-// of the owner's share, counted from 0; the share ends where `work` finds it to.
+// Calls `work(owner, take)` for this thread and then, with claims, for those of its circle that it `helps(owner)`: take() is the number of the next
+// piece of the owner's share, counted from 0; the share ends where `work` finds it to.
 template <class Helps, class Work>
-void each_share(RunClaims* claims, int thread, int threads, Helps&& helps, Work&& work) {
+void each_share(RunClaims* claims, int thread, Helps&& helps, Work&& work) {
   if (!claims) {
     int64_t number = 0;
     return work(thread, [&] { return number++; });
   }
-  constexpr int kNeighbours = 4;  // threads of a block help each other: more would mostly look into each other's counters
   claims->begin(thread);
-  for (int i = 0; i < kNeighbours; ++i) {
-    const int owner = thread ^ i;
-    if (owner < threads && helps(owner)) work(owner, [=] { return claims->take(thread, owner); });
+  for (const int owner : claims->circle(thread)) {
+    if (owner != RunClaims::kNobody && helps(owner)) work(owner, [=] { return claims->take(thread, owner); });
   }
 }
 
@@ -94,7 +104,7 @@ void each_share(RunClaims* claims, int thread, int threads, Helps&& helps, Work&
 template <class Work>
 void work_through(const LinearArgs& a, int weights, const LinearTable& table, int thread, int threads, Work&& work) {
   const auto helps = [&](int owner) { return may_help(a, thread, owner); };
-  each_share(a.claims, thread, threads, helps, [&](int owner, auto take) {
+  each_share(a.claims, thread, helps, [&](int owner, auto take) {
     Run run;
     Share share(a, weights, table, owner, threads);
     while (share.find(take(), run)) work(run);

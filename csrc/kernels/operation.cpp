@@ -69,7 +69,7 @@ AttentionPlan* Lowering::plan(const AttentionShape& shape, int block_size) {
 }
 
 RunClaims* Lowering::claims() {
-  if (!program_.claims_ && threads() > 1) program_.claims_ = std::make_unique<RunClaims>(threads());
+  if (!program_.claims_ && threads() > 1) program_.claims_ = std::make_unique<RunClaims>(team()->groups());
   return program_.claims_.get();
 }
 

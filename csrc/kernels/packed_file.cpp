@@ -114,7 +114,7 @@ Result<std::vector<ReadWeight>> read_packed(Team& team, int fd, const std::vecto
     if (!bytes) return bytes.error();
     const std::string what = "a packed " + shape_text(place.format, place.rows, place.columns);
     if (auto error = check_extent(fd, place.offset, bytes.value(), what)) return *error;
-    shapes.push_back({place.format, place.rows, place.columns, place.spread});
+    shapes.push_back({place.format, place.rows, place.columns, place.spread, place.shared});
   }
   const auto members = size_t(team.size());
   std::vector<uint64_t> sums(places.size() * members);

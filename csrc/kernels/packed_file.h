@@ -29,6 +29,7 @@ struct PackedPlace {
   Format format;
   int64_t rows, columns;
   Spread spread = Spread::split;
+  SharedPlace shared = {};  // where it goes, if not into the arena
 };
 // Reads what write_packed wrote, straight into place: every thread its own rows of all of them, without waiting for the others in between.
 Result<std::vector<ReadWeight>> read_packed(Team&, int fd, const std::vector<PackedPlace>&, Arena* arena = nullptr);

@@ -106,13 +106,6 @@ Drawn make_result(size_t rows, int64_t vocabulary, int64_t logprobs) {
 
 bool finite(const Largest& x) { return !x.nan && std::isfinite(x.value); }
 
-// Bad rows are marked with the token -1 while threads work, and collected after.
-void collect_bad(Drawn& out) {
-  for (size_t i = 0; i < out.tokens.size(); ++i) {
-    if (out.tokens[i] < 0) out.bad_rows.push_back(static_cast<int32_t>(i));
-  }
-}
-
 }  // namespace
 
 void Sampler::prepare(int64_t vocabulary) {
@@ -148,11 +141,10 @@ Result<Drawn> Sampler::sample(const Output& logits, const SamplingInput& in, int
     for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows;) {
       const float* row = logits.data + static_cast<int64_t>(i) * logits.stride;
       const Largest largest = scan.of_row(static_cast<int64_t>(i));
-      out.tokens[i] = largest.nan ? -1 : draw(row, logits.columns, row_settings(in, i), &largest, s, table);
+      out.tokens[i] = largest.nan ? kNoToken : draw(row, logits.columns, row_settings(in, i), &largest, s, table);
       if (logprobs >= 0 && out.tokens[i] >= 0 && finite(largest)) log_probabilities(row, logits.columns, largest, i, out, s);
     }
   });
-  collect_bad(out);
   return out;
 }
 
@@ -173,11 +165,10 @@ Result<Drawn> Sampler::score(const Output& logits, std::span<const int32_t> rows
     for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows.size();) {
       const float* row = logits.data + rows[i] * logits.stride;
       const Largest largest = kernels(level_).find_largest(row, logits.columns);
-      out.tokens[i] = finite(largest) ? targets[i] : -1;
-      if (out.tokens[i] >= 0) log_probabilities(row, logits.columns, largest, i, out, s);
+      out.tokens[i] = targets[i];
+      if (finite(largest)) log_probabilities(row, logits.columns, largest, i, out, s);
     }
   });
-  collect_bad(out);
   return out;
 }
 

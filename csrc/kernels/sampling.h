@@ -62,13 +62,14 @@ struct SamplingInput {
   std::span<const int32_t> seen_start, seen_token, seen_count;
 };
 
+constexpr int32_t kNoToken = -1;
+
 struct Drawn {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;       // NaN where not asked for
+  std::vector<int32_t> tokens;       // kNoToken for a row with NaN logits or no finite one to draw
+  std::vector<float> logprobs;       // NaN where not asked for, and for a row with NaN logits or no finite largest one
   int64_t top = 0;                   // columns of the following
   std::vector<int32_t> top_tokens;
   std::vector<float> top_logprobs;
-  std::vector<int32_t> bad_rows;     // rows with NaN logits or no finite one; their other values mean nothing
 };
 
 class Sampler {

@@ -118,7 +118,7 @@ std::optional<Error> fill_from_file(const Weight& weight, const Weight::Piece& p
 }  // namespace
 
 Result<std::shared_ptr<Weight>> weight_from_file(Team& team, int fd, uint64_t offset, Format source, int64_t rows, int64_t columns, Format target,
-                                                 int permuted_heads, Arena* arena, Spread spread, uint64_t stride) {
+                                                 int permuted_heads, Arena* arena, Spread spread, uint64_t stride, SharedPlace shared) {
   if (auto error = check_request(source, rows, columns, target)) return *error;
   if (permuted_heads < 0 || (permuted_heads > 0 && rows % (2 * int64_t(permuted_heads)))) {
     return user_error(std::to_string(rows) + " rows are not " + std::to_string(permuted_heads) + " heads of an even size");
@@ -131,14 +131,14 @@ Result<std::shared_ptr<Weight>> weight_from_file(Team& team, int fd, uint64_t of
   uint64_t bytes;
   if (__builtin_mul_overflow(uint64_t(rows - 1), file.stride, &bytes) || __builtin_add_overflow(bytes, uint64_t(row_bytes), &bytes)) bytes = UINT64_MAX;
   if (auto error = check_extent(fd, offset, bytes, "a " + shape_text(source, rows, columns))) return *error;
-  return make_weight(team, arena, {target, rows, columns, spread},
+  return make_weight(team, arena, {target, rows, columns, spread, std::move(shared)},
                      [&](int, size_t, const Weight& weight, const Weight::Piece& piece) { return fill_from_file(weight, piece, file, source); });
 }
 
 Result<std::shared_ptr<Weight>> weight_from_rows(Team& team, const float* source, int64_t rows, int64_t columns, Format target, Arena* arena,
-                                                 Spread spread) {
+                                                 Spread spread, SharedPlace shared) {
   if (auto error = check_request(Format::f32, rows, columns, target)) return *error;
-  return make_weight(team, arena, {target, rows, columns, spread}, [&](int, size_t, const Weight& weight, const Weight::Piece& piece) -> std::optional<Error> {
+  return make_weight(team, arena, {target, rows, columns, spread, std::move(shared)}, [&](int, size_t, const Weight& weight, const Weight::Piece& piece) -> std::optional<Error> {
     Packer packer(Format::f32, target, columns);
     const size_t group_bytes = size_t(packed_group_bytes(target, columns));
     uint8_t* group = piece.data;

@@ -62,12 +62,34 @@ class LayOut {
   Spread spread_;
 };
 
-// The weight with its pieces laid out, one for each member, and none of its memory touched.
-Result<std::shared_ptr<Weight>> lay_out(Arena& arena, const WeightShape& shape) {
+std::shared_ptr<Weight> without_pieces(const WeightShape& shape) {
   auto weight = std::make_shared<Weight>();
   weight->format = shape.format;
   weight->rows = shape.rows;
   weight->columns = shape.columns;
+  return weight;
+}
+
+// The weight with its pieces in shared memory, one behind the other.
+Result<std::shared_ptr<Weight>> lay_out_shared(int64_t members, const WeightShape& shape, bool to_write) {
+  auto weight = without_pieces(shape);
+  const int64_t groups = (shape.rows + kGroupRows - 1) / kGroupRows;
+  const auto group_bytes = size_t(packed_group_bytes(shape.format, shape.columns));
+  auto first = shape.shared.memory->at(shape.shared.offset, uint64_t(groups) * group_bytes, to_write);
+  if (!first) return first.error();
+  for (int64_t t = 0; t < members; ++t) {
+    const int64_t begin = groups * t / members, end = groups * (t + 1) / members;
+    weight->pieces.push_back({begin * kGroupRows, std::min(shape.rows, end * kGroupRows), first.value() + size_t(begin) * group_bytes,
+                              size_t(end - begin) * group_bytes});
+  }
+  weight->memory.push_back(shape.shared.memory);
+  return weight;
+}
+
+// The weight with its pieces laid out, one for each member, and none of its memory touched.
+Result<std::shared_ptr<Weight>> lay_out(Arena& arena, const WeightShape& shape) {
+  if (shape.shared.memory) return lay_out_shared(arena.members(), shape, true);
+  auto weight = without_pieces(shape);
   if (auto error = LayOut(arena, *weight, shape.spread).all()) return std::move(*error);
   return weight;
 }
@@ -141,6 +163,12 @@ Result<std::shared_ptr<Weight>> make_weight(Team& team, Arena* arena, const Weig
   auto made = make_weights(team, arena, {shape}, fill);
   if (!made) return made.error();
   return made.value().front();
+}
+
+Result<std::shared_ptr<Weight>> attach_weight(int members, Format format, int64_t rows, int64_t columns, const SharedPlace& place) {
+  if (auto error = check_packed(format, rows, columns)) return std::move(*error);
+  if (members < 1 || !place.memory) return Error{Fault::internal, 0, "a weight to attach without threads or without memory"};
+  return lay_out_shared(members, {format, rows, columns, Spread::split, place}, false);
 }
 
 const uint8_t* Weight::data(size_t piece, int thread) const {

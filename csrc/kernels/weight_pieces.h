@@ -21,6 +21,7 @@ struct WeightShape {
   Format format;
   int64_t rows, columns;
   Spread spread = Spread::split;
+  SharedPlace shared = {};
 };
 
 // One member's piece of weight `index`: nothing, or what went wrong. A std::bad_alloc inside becomes an Error.

@@ -49,7 +49,7 @@ Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& qu
   const size_t own_bytes = AttentionScratch::thread_bytes(layer.shape.head_dim);
   Exact<std::byte> own(own_bytes * static_cast<size_t>(threads));
   Exact<std::byte> partials(static_cast<size_t>(plan.partial_bytes()));
-  RunClaims claims(threads);
+  RunClaims claims(team.groups());
   const int64_t width = layer.query_width();
   const AttentionCall call{queries.get(), width, out.get(), width, &cache, 0, 0.2f, 0, transform};
   const AttentionScratch scratch(own.get(), own_bytes, partials.get(), layer.shape.head_dim);

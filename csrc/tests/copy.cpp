@@ -54,6 +54,26 @@ std::shared_ptr<KvMemory> any_memory(Random& random, const KvShape& shape, int64
   return memory;
 }
 
+// Memory that several workers have made: stages of layers, ranks of heads, some of which are with two ranks.
+std::shared_ptr<KvMemory> parted_memory(Random& random, const KvShape& shape, int64_t blocks) {
+  KvLayout layout{shape, tile_bytes_of(shape), blocks, 0, {}};
+  const auto cut = [&random](int from, int to) { return random.one_in(2) ? to : random.between(from + 1, to); };
+  for (int layer = 0, past_layer; layer < shape.layers; layer = past_layer) {
+    past_layer = cut(layer, shape.layers);
+    for (int head = 0, past_head; head < shape.kv_heads; head = past_head) {
+      past_head = cut(head, shape.kv_heads);
+      const int first_head = head && random.one_in(3) ? head - 1 : head;
+      const int64_t step = head_bytes_of(shape) * (past_head - first_head), bytes = step * (past_layer - layer) * blocks;
+      layout.regions.push_back({first_head, past_head, layout.nbytes, blocks * step, step, head_bytes_of(shape), layer, past_layer});
+      layout.nbytes += bytes + kKvSlack;
+    }
+  }
+  const auto file = taken(create_shared(static_cast<size_t>(layout.nbytes), "parts", Sharing::writable));
+  auto memory = taken(KvMemory::map(*file.fd, layout, true));
+  for (const KvMemory::Extent& extent : memory->extents()) fill(random, extent.data, static_cast<size_t>(extent.bytes));
+  return memory;
+}
+
 std::vector<int32_t> any_table(Random& random, int64_t blocks, int64_t entries) {
   std::vector<int32_t> table(static_cast<size_t>(blocks));
   std::iota(table.begin(), table.end(), 0);
@@ -70,11 +90,11 @@ const std::byte* tile_of(const KvMemory& memory, const std::vector<int32_t>& tab
 void check_pages(Random& random) {
   KvShape shape{random.between(1, 3), random.between(2, 5), 2 * random.between(1, 20), 32 * random.between(1, 4), static_cast<KvType>(random.between(0, 2))};
   const int64_t tokens = random.between(1, 400), pages = (tokens + shape.block_size - 1) / shape.block_size;
-  const auto source = any_memory(random, shape, pages + 2);
+  const auto source = random.one_in(2) ? parted_memory(random, shape, pages + 2) : any_memory(random, shape, pages + 2);
   const std::vector<int32_t> table = any_table(random, pages + 2, pages);
   shape.block_size = 32 * random.between(1, 4);
   const int64_t blocks = (tokens + shape.block_size - 1) / shape.block_size;
-  const auto target = any_memory(random, shape, blocks + 1);
+  const auto target = random.one_in(2) ? parted_memory(random, shape, blocks + 1) : any_memory(random, shape, blocks + 1);
   const std::vector<int32_t> to_table = any_table(random, blocks + 1, blocks);
   const KvPages what{source.get(), table, 0, pages, tokens, source->shape().block_size, 0, shape.kv_heads};
   const KvTarget to{target.get(), to_table, 0};
@@ -91,7 +111,13 @@ void check_pages(Random& random) {
     for (int i = 0; i < shape.layers * shape.kv_heads * 2; ++i) {
       const int layer = i / 2 / shape.kv_heads, head = i / 2 % shape.kv_heads, side = i % 2;
       const auto bytes = static_cast<size_t>(source->layout().tile_bytes);
-      require(!std::memcmp(tile_of(*source, table, layer, head, tile, side), tile_of(*target, to_table, layer, head, tile, side), bytes), "every tile is where it belongs");
+      const std::byte *wanted = tile_of(*source, table, layer, head, tile, side), *there = tile_of(*target, to_table, layer, head, tile, side);
+      require(!std::memcmp(wanted, there, bytes), "every tile is where it belongs");
+      const int32_t block = to_table[static_cast<size_t>(tile / target->tiles())];
+      for (const KvMemory::Place& copy : target->copies(layer, head)) {
+        const std::byte* again = copy.of(block) + (there - target->head(layer, block, head));
+        require(again != there && !std::memcmp(wanted, again, bytes), "every tile is wherever it belongs");
+      }
     }
   }
 }
@@ -151,16 +177,17 @@ void check_layouts(Random& random) {
     const KvShape shape{random.between(0, 3), random.between(0, 3), random.between(0, 20), 32 * random.between(0, 3), static_cast<KvType>(random.between(0, 2))};
     KvLayout layout{shape, tile_bytes_of(shape), random.one_in(4) ? number() : random.between(0, 9), random.one_in(4) ? number() : 1 << 20, {}};
     for (int first = 0; first < shape.kv_heads;) {
-      const int past = random.between(first, shape.kv_heads + 1);
-      layout.regions.push_back({first, past, number(), number(), number(), number()});
+      const int past = random.between(first, shape.kv_heads + 1), layer = random.one_in(8) ? random.between(-1, 2) : 0;
+      layout.regions.push_back({first, past, number(), number(), number(), number(), layer, random.one_in(8) ? random.between(0, 4) : shape.layers});
       first = std::max(first + 1, past);
     }
     if (check(layout)) continue;
     for (const KvRegion& region : layout.regions) {
-      const unsigned __int128 end = static_cast<unsigned __int128>(region.offset) + static_cast<unsigned __int128>(region.layer_stride) * unsigned(shape.layers - 1) +
+      const unsigned __int128 end = static_cast<unsigned __int128>(region.offset) + static_cast<unsigned __int128>(region.layer_stride) * unsigned(region.past_layer - region.first_layer - 1) +
                                     static_cast<unsigned __int128>(region.block_stride) * static_cast<uint64_t>(layout.blocks - 1) +
                                     static_cast<unsigned __int128>(region.head_stride) * unsigned(region.past_head - region.first_head - 1) +
                                     static_cast<uint64_t>(head_bytes_of(shape));
+      require(region.first_layer >= 0 && region.past_layer <= shape.layers, "a layout that was taken has no other layers than it says");
       require(region.offset >= 0 && end <= static_cast<uint64_t>(layout.nbytes), "a layout that was taken stays within its bytes");
     }
   }

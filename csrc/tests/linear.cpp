@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/linear_share.h"
 #include "tests/matrices.h"
 
 namespace homenode::checks {
@@ -51,9 +52,33 @@ void check_format(Random& random, Format format) {
   }
 }
 
+// Threads help those with the same path and nobody else, and who is helped by one helps it.
+void check_circles(Random& random) {
+  std::vector<GroupPath> paths(static_cast<size_t>(random.between(1, 20)));
+  for (GroupPath& path : paths) path = {0, random.between(0, 2)};
+  const RunClaims claims(paths);
+  const int threads = static_cast<int>(paths.size());
+  std::vector<int> helpers(paths.size());
+  for (int thread = 0; thread < threads; ++thread) {
+    require(claims.circle(thread)[0] == thread, "a thread's own share is first");
+    for (const int owner : claims.circle(thread)) {
+      if (owner == RunClaims::kNobody) continue;
+      require(paths[static_cast<size_t>(owner)] == paths[static_cast<size_t>(thread)], "neighbours share a cache");
+      const RunClaims::Circle& back = claims.circle(owner);
+      require(std::count(back.begin(), back.end(), thread) == 1, "neighbours help each other");
+      ++helpers[static_cast<size_t>(owner)];
+    }
+  }
+  for (int thread = 0; thread < threads; ++thread) {
+    const auto mates = std::count(paths.begin(), paths.end(), paths[static_cast<size_t>(thread)]);
+    require(helpers[static_cast<size_t>(thread)] > (mates > 1 && mates % RunClaims::kCircle != 1 ? 1 : 0), "nobody is left without help who has neighbours");
+  }
+}
+
 }  // namespace
 
 void check_linear(Random& random) {
+  for (int times = 0; times < 20; ++times) check_circles(random);
   for (const Format format : kFormats) {
     require(has_kernel(format), format_name(format));
     check_format(random, format);

@@ -17,6 +17,7 @@ int main(int count, char** words) {
       {"program", check_program},
       {"ranks", check_ranks},
       {"sampling", check_sampling},
+      {"shared_weights", check_shared_weights},
       {"team", check_team},
   };
   const auto check = count == 4 ? all.find(words[1]) : all.end();

@@ -52,7 +52,7 @@ void check_sampling(Random& random) {
   for (const Level level : levels()) {
     Sampler alone(team_of(1), level), several(team_of(random.between(2, 4)), level);
     const Drawn wanted = taken(alone.sample(output, settings.input(), logprobs)), found = taken(several.sample(output, settings.input(), logprobs));
-    require(wanted.tokens == found.tokens && wanted.bad_rows == found.bad_rows && wanted.top_tokens == found.top_tokens,
+    require(wanted.tokens == found.tokens && wanted.top_tokens == found.top_tokens,
             std::string("several threads draw what one does, at ") + level_name(level));
     const Drawn scored = taken(several.score(output, all, targets, std::max(0, logprobs)));
     require(scored.tokens.size() == targets.size(), "every target has a score");

@@ -93,3 +93,24 @@ def connections(pid: int, port: int) -> int:
 def _is_open(line: str, port: int) -> bool:
     fields = line.split()
     return int(fields[1].split(":")[1], 16) == port and fields[3] == "01"
+
+
+def workers(server: LiveServer) -> dict[str, int]:
+    """Process ids by the names in their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if words[-2:-1] and words[-2].startswith(b"homenode-worker-") and _descends(int(folder.name), server.process.pid):
+                found[words[-2].decode()] = int(folder.name)
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+def _descends(pid: int, from_pid: int) -> bool:
+    while pid > 1:
+        if pid == from_pid:
+            return True
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False

@@ -1,7 +1,8 @@
 """A worker of a real model that ends or stands still at a moment it is told: `python -m tests.engine.mortal_worker FD PARENT NAME`.
 
-The folder that the variable MARKS names has a file for each such moment, WHEN-WORKER-SIGNAL; it is removed when the moment has come, and one that is
-called `done-` and so on, with the time of the monotonic clock, takes its place.
+The folder that the variable MARKS names has a file for each such moment, WHEN-WORKER-SIGNAL, with how often it is to be met, by the worker and by those
+that replace it; it is removed when the moment has come as often, and one that is called `done-` and so on, with the time of the monotonic clock, takes its
+place.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ class MortalWorker(PartWorker):
         self._number, self._replaces = join.number, join.generation > 0
         self._prepared = 0
 
-    def load(self, progress: Callable[[int, int], None]) -> Fits:
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
         def told(done: int, total: int) -> None:
             progress(done, total)
             if self._replaces:
                 self._meet("loading")
 
-        return super().load(told)
+        return super().load(told, experts)
 
     def prepare(self, links: Links) -> None:
         self._prepared += 1
@@ -75,10 +76,14 @@ class MortalWorker(PartWorker):
 
     def _meet(self, moment: str) -> None:
         for mark in Path(os.environ[MARKS]).glob(f"{moment}-{self._number}-*"):
-            done = mark.with_name(f"new-{mark.name}")
-            done.write_text(str(time.monotonic()))
-            mark.unlink()
-            done.replace(mark.with_name(f"done-{mark.name}"))
+            left = int(mark.read_text()) - 1
+            new = mark.with_name(f"new-{mark.name}")
+            new.write_text(str(left or time.monotonic()))
+            if left:
+                new.replace(mark)
+            else:
+                mark.unlink()
+                new.replace(mark.with_name(f"done-{mark.name}"))
             os.kill(os.getpid(), int(mark.name.rpartition("-")[2]))
 
 

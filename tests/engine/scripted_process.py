@@ -1,13 +1,17 @@
 """The engine's process with the scripted executor in place of a model: `python -m tests.engine.scripted_process FD PARENT [NAME]`.
 
-The path of its model is a folder. While there is a file `broken` in it no engine starts.
+The path of its model is a folder. While there is a file `broken` in it no engine starts. Engine N is killed while it loads as often as the number in
+the file `dies-N` says. Each puts its number, from 1, into the memory for experts, where there is one: engine N's at N.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,10 +36,18 @@ class TimedExecutor(ScriptedExecutor):
         super().submit(step)
 
 
-def build(config: EngineConfig, progress: Callable[[int, int], None]) -> Any:
-    if (Path(str(config.model.path)) / "broken").exists():
+def build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Any:
+    folder, number = Path(str(config.model.path)), config.replica.number if config.replica else 0
+    if (folder / "broken").exists():
         raise HostError("this machine is broken")
     progress(50, 100)
+    with suppress(FileNotFoundError):
+        times = int((folder / f"dies-{number}").read_text())
+        if times:
+            (folder / f"dies-{number}").write_text(str(times - 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+    for descriptor in experts:
+        os.pwrite(descriptor, bytes([number + 1]), number)
     progress(100, 100)
     executor = TimedExecutor(LIMITS)
     ready = Ready(

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.engine.schedule.step import Sampled, StepResult
 from homenode.engine.workers.channels import Links
 from homenode.engine.workers.main import main
-from homenode.engine.workers.messages import Done, Fits, Join, Work
+from homenode.engine.workers.messages import Done, Fits, Join, Share, Work
 from homenode.errors import CapacityError
 from tests.engine.socket_channels import open_sockets
 
@@ -39,7 +40,7 @@ class ScriptedWorker:
         self._links = Links()
         self._told: dict[int, list[int]] = {}
 
-    def load(self, progress: Callable[[int, int], None]) -> Fits:
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
         if (self._folder / f"broken-{self._join.number}").exists():
             raise CapacityError("there is no room for this part", param="kv_cache_memory")
         self._act("dies-loading", lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -47,8 +48,15 @@ class ScriptedWorker:
         progress(100, 100)
         return Fits(BLOCKS + self._join.number, 1000, 0.0, [f"note of {self._join.number}"])
 
-    def lay(self, num_blocks: int) -> None:
+    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
         assert num_blocks == BLOCKS
+        return None
+
+    def attach(self, fd: int, first: int, layout: KvLayout) -> None:
+        raise AssertionError("nothing is handed over here")
+
+    def detach(self, first: int) -> None:
+        raise AssertionError("nothing is handed over here")
 
     def prepare(self, links: Links) -> None:
         self._links, self._told = links, {}

@@ -11,32 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.engine.live import LiveServer
+from tests.engine.live import LiveServer, workers
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(not LiveServer.possible(), reason="needs a model")]
 PATIENCE_S = 60.0
-
-
-def workers(server: LiveServer) -> dict[str, int]:
-    """Process ids by the names in their command lines."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            if words[-2:-1] and words[-2].startswith(b"homenode-worker-") and _descends(int(folder.name), server.process.pid):
-                found[words[-2].decode()] = int(folder.name)
-        except OSError:
-            continue  # it has ended meanwhile
-    return found
-
-
-def _descends(pid: int, from_pid: int) -> bool:
-    while pid > 1:
-        if pid == from_pid:
-            return True
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return False
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:

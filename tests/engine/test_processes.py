@@ -45,7 +45,9 @@ def part(stage: int, stages: int, rank: int, ranks: int) -> ModelPart:
 class Driver:
     """An executor of scripted workers, and a sequence that decodes on it."""
 
-    def __init__(self, folder: Path, stages: int, ranks: int, start: bool = True, silent_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, folder: Path, stages: int, ranks: int, start: bool = True, silent_s: float = PATIENCE_S, lends: bool = False
+    ) -> None:
         config = EngineConfig.of(None, {"worker_timeout": silent_s})
         self.config = replace(config, model=replace(config.model, path=str(folder)))
         parts = [part(stage, stages, rank, ranks) for stage in range(stages) for rank in range(ranks)]
@@ -56,6 +58,7 @@ class Driver:
             lambda generation: SocketChannels([p.stage for p in self.plans]),
             silent_s,
             "tests.engine.scripted_worker",
+            lends=lends,
         )
         self.called: SimpleQueue[None] = SimpleQueue()
         self.executor.on_result(lambda: self.called.put(None))
@@ -119,8 +122,8 @@ class Driver:
 def drive(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     made: list[Driver] = []
 
-    def make(stages: int, ranks: int, start: bool = True, silent_s: float = PATIENCE_S) -> Driver:
-        made.append(Driver(tmp_path, stages, ranks, start, silent_s))
+    def make(stages: int, ranks: int, start: bool = True, silent_s: float = PATIENCE_S, lends: bool = False) -> Driver:
+        made.append(Driver(tmp_path, stages, ranks, start, silent_s, lends))
         return made[-1]
 
     yield make
@@ -168,10 +171,51 @@ def test_a_failed_step_loses_those_after_it_and_nobody_else(drive: Callable[...,
     assert driver.pids() == before
 
 
+def test_where_others_use_kv_memory_a_failure_is_told_when_nobody_is_at_the_step(drive: Callable[..., Driver], tmp_path: Path) -> None:
+    driver = drive(1, 2, lends=True)
+    driver.run(2)
+    (tmp_path / "slow-0").touch()
+    (tmp_path / "fails-1").touch()
+    driver.go_on()
+    driver.begin()
+    with pytest.raises(StepError) as failed:
+        driver.executor.result(PATIENCE_S)
+    assert failed.value.kind == "ValueError" and not isinstance(failed.value, WorkerLostError)
+    assert all(member.there for member in driver.executor.members), "told too early"
+    assert driver.executor.serving and driver.executor.pending == 0
+    driver.run(3)
+
+
+def test_where_others_use_kv_memory_a_loss_takes_a_failure_s_place(drive: Callable[..., Driver], tmp_path: Path) -> None:
+    driver = drive(1, 2, lends=True)
+    driver.run(2)
+    (tmp_path / "fails-1").touch()
+    os.kill(driver.pids()[0], signal.SIGSTOP)  # in the middle of the step, as far as anybody knows
+    driver.go_on()
+    deadline = time.monotonic() + PATIENCE_S
+    while driver.executor.serving:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # nobody is called while the failure is held
+    assert driver.executor.result(0) is None
+    os.kill(driver.pids()[0], signal.SIGKILL)
+    with pytest.raises(WorkerLostError, match="homenode-worker-0"):
+        driver.executor.result(PATIENCE_S)
+    driver.await_serving()
+    assert driver.executor.result(0) is None
+    driver.run(3)
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("stages_ranks", "victim", "moment"),
-    [((2, 1), 0, "dies"), ((2, 1), 1, "dies"), ((1, 2), 1, "dies"), ((2, 1), 0, "stops"), ((1, 2), 0, "stops"), ((2, 1), 1, "idle")],
+    [
+        ((2, 1), 0, "dies"),
+        ((2, 1), 1, "dies"),
+        ((1, 2), 1, "dies"),
+        ((2, 1), 0, "stops"),
+        pytest.param((1, 2), 0, "stops", marks=pytest.mark.slow),
+        ((2, 1), 1, "idle"),
+    ],
 )
 def test_a_lost_worker_is_replaced(
     drive: Callable[..., Driver], tmp_path: Path, stages_ranks: tuple[int, int], victim: int, moment: str

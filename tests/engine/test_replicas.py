@@ -312,3 +312,39 @@ async def test_prompts_find_the_engine_that_knows_their_beginning(tmp_path: Path
                 assert outputs[0].cached_tokens == (96 if number > 3 else 0)
         await until(client, lambda engines: client.statistics.generation_tokens == 36)
         assert [engine.statistics.prefix_hits for engine in client.engines] == [192, 192, 192]
+
+
+async def _start_counting(folder: Path, **settings: Any) -> tuple[tuple[int, ...], list[bytes]]:
+    """Start three engines; how often each was started again, and what they left in the memory they were given."""
+    async with started(folder, 3, **settings) as client:
+        asked = [request(number) for number in range(6)]
+        found = await asyncio.gather(*(collect(client.submit(one)) for one in asked))
+        assert all(map(is_right, asked, found))
+        memories = [os.pread(each, 3, 0) for each in client._experts.descriptors()]
+        return tuple(engine.restarts for engine in client.engines), memories
+
+
+def test_engines_that_keep_experts_in_common_are_given_the_same_memory(tmp_path: Path) -> None:
+    """One for each worker of an engine; it is gone with the client."""
+    alone = asyncio.run(_start_counting(tmp_path))
+    assert alone == ((0, 0, 0), [])
+    together = asyncio.run(_start_counting(tmp_path, enable_expert_parallel=True, tensor_parallel_size=2))
+    assert together == ((0, 0, 0), [b"\1\2\3"] * 2)
+    assert not [name for entry in Path("/proc/self/fd").iterdir() if "homenode experts" in (name := _target(entry))]
+
+
+def _target(entry: Path) -> str:
+    try:
+        return str(entry.readlink())
+    except FileNotFoundError:  # that of the folder itself
+        return ""
+
+
+def test_an_engine_that_others_wait_for_may_die_while_it_loads(tmp_path: Path) -> None:
+    (tmp_path / "dies-1").write_text("2")
+    assert asyncio.run(_start_counting(tmp_path, enable_expert_parallel=True))[0] == (0, 2, 0)
+    for settings, left in (({"enable_expert_parallel": True}, 96), ({}, 98)):  # three starts, or one where nobody waits
+        (tmp_path / "dies-1").write_text("99")
+        with pytest.raises(PeerError, match="killed"):
+            asyncio.run(_start_counting(tmp_path, **settings))
+        assert (tmp_path / "dies-1").read_text() == str(left)

@@ -11,13 +11,23 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.engine.build import check_config
-from homenode.engine.config import EngineConfig
+from homenode.engine import build
+from homenode.engine.build import check_config, make_backend, memory_left
+from homenode.engine.config import ComputeConfig, EngineConfig
+from homenode.engine.executor.crew import replace_join
+from homenode.engine.pairing import kept_as, targets_of
+from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.placement import UNPINNED
+from homenode.engine.settle import MemoryRoom
 from homenode.engine.workers.build import Planned, plan_engine
+from homenode.engine.workers.messages import Join
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
 from homenode.model.checkpoint import open_checkpoint
+from homenode.model.part import ModelPart, Span
+from homenode.model.weights.layout import MatrixLayout, WeightLayout
+from homenode.model.weights.load import plan_model
 from tests.checkpoints import make_folder
 from tests.engine.engines import config_for
 
@@ -43,7 +53,9 @@ def refused(model: Path, settings: dict[str, Any]) -> str:
         ({"stage_devices": "gpu"}, ["stage_devices:", "gpu"]),
         ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, ["enable_expert_parallel:", "no experts"]),
         ({"pipeline_parallel_size": 2, "executor": "inline"}, ["executor:", "inline"]),
-        ({"pipeline_parallel_size": 2, "pd_role": "sender"}, ["pd_role:", "several workers"]),
+        ({"pipeline_parallel_size": 2, "pd_role": "sender", "executor": "ray"}, ["executor:", "pd_role", "processes"]),
+        ({"pipeline_parallel_size": 2, "pd_role": "sender", "pd_buffer_size": "1KiB"}, ["pd_buffer_size:", "less than one KV block"]),
+        ({"tensor_parallel_size": 2, "pd_role": "receiver", "pd_peer_alloc_port": [7400]}, ["pd_peer_alloc_port:", "2 ranks"]),
         ({"pipeline_parallel_size": 2, "numa": "shard", "cpu_threads_bind": "auto"}, ["numa:", "both say where threads run"]),
         ({"pipeline_parallel_size": 2, "kv_cache_memory": "1KiB"}, ["kv_cache_memory:", "hold 0"]),
         ({"pipeline_parallel_size": 2, "max_model_len": 10**6}, ["max_model_len:", "1000000"]),
@@ -57,6 +69,7 @@ def test_refusals(model: Path, settings: dict[str, Any], words: list[str]) -> No
 def test_what_can_be_is_not_refused(model: Path) -> None:
     assert check_config(config_for(model, pipeline_parallel_size=2, tensor_parallel_size=2)) == []
     assert check_config(config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", layer_split="auto")) == []
+    assert check_config(config_for(model, pipeline_parallel_size=2, tensor_parallel_size=2, pd_role="sender")) == []
 
 
 def test_zero_ranks_are_no_setting() -> None:
@@ -143,9 +156,44 @@ def test_too_much_kv_memory_is_said_of_its_setting(model: Path) -> None:
 def test_names_of_processes() -> None:
     config = EngineConfig.of(None, {"data_parallel_size": 2})
     assert config.process_name is None
-    from homenode.engine.place import EnginePlace, Replica
-
     second = replace(config, replica=Replica(1, 2, EnginePlace((0,))))
     assert second.process_name == "homenode-worker-1"
     several = replace(second, parallel=replace(second.parallel, tensor_parallel_size=2))
     assert several.process_name == "homenode-engine-1"
+
+
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+def test_weights_are_kept_as_those_of_one_worker_whatever_the_degrees(tmp_path: Path, quantize: str | None) -> None:
+    """So engines of different degrees may use each other's KV."""
+    model = make_folder(tmp_path / "model", hidden_size=64, intermediate_size=128, head_dim=32)
+    host, checkpoint, backend = read_host(synthetic("1s/2n/8c")), open_checkpoint(model), make_backend(ComputeConfig(), (UNPINNED,))
+    whole = plan_model(checkpoint, backend, quantize=quantize)
+    for stages, ranks in ((2, 1), (1, 2), (2, 2)):
+        config = config_for(model, pipeline_parallel_size=stages, tensor_parallel_size=ranks, quantize=quantize)
+        plan = plan_engine(config, checkpoint, host, ["cpu"] * stages * ranks)
+        assert plan.kept_as(backend) == kept_as(config, targets_of(whole))
+
+
+def test_matrices_that_are_cut_within_blocks_are_others() -> None:
+    def layout(columns: int, target: str, *names: str) -> WeightLayout:
+        return WeightLayout(tuple(MatrixLayout(name, 8, columns, "f32", target, "", 0, 0) for name in names), 0)
+
+    whole = layout(96, "Q8_0", "up", "down")
+    assert targets_of(whole) == {"Q8_0": 2}
+    assert targets_of(whole, [layout(64, "Q8_0", "up"), layout(32, "Q8_0", "up"), layout(96, "Q8_0", "down")]) == {"Q8_0": 2}
+    assert targets_of(whole, [layout(48, "Q8_0", "up")] * 2) == {"Q8_0 of 48+48": 1, "Q8_0": 1}
+    assert targets_of(whole, [layout(96, "Q8_0", "up"), layout(96, "f32", "up")]) == {"Q8_0/f32": 1, "Q8_0": 1}
+
+
+def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in use already, and nobody else's."""
+    monkeypatch.setattr(build, "memory_room", lambda place: MemoryRoom(100))
+    config, place = EngineConfig.of(None, {}), EnginePlace((0,))
+    assert memory_left(config, place) == 100 and memory_left(config, place, there=50) == 150
+    bounded = replace(config, replica=Replica(0, 2, place, (), 120))
+    assert memory_left(bounded, place, taken=30, there=50) == 90
+    nothing = Span(0, 0)
+    part = ModelPart(Span(0, 1), 0, 1, 0, 1, nothing, nothing, nothing, nothing, nothing, nothing, ())
+    join = Join(0, 0, config, "cpu", part, place, [])
+    assert replace_join(join, 1, [], 0) == Join(0, 1, config, "cpu", part, place, [])
+    assert replace_join(join, 1, [], 4096) == Join(0, 1, config, "cpu", part, place, [], kv_cache_memory=4096, kv_there=4096)

@@ -129,7 +129,11 @@ def test_a_killed_worker_costs_no_token(settings: dict[str, Any]) -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("settings", "victim"), [({"pipeline_parallel_size": 2}, 0), ({"tensor_parallel_size": 2}, 1)], ids=["stages", "ranks"]
+    ("settings", "victim"),
+    [
+        pytest.param({"pipeline_parallel_size": 2}, 0, id="stages"),
+        pytest.param({"tensor_parallel_size": 2}, 1, id="ranks", marks=pytest.mark.slow),
+    ],
 )
 def test_a_worker_that_stands_still_is_replaced(settings: dict[str, Any], victim: int) -> None:
     with engine_of(STORIES, worker_timeout=5.0, **TIGHT, **settings) as engine:

@@ -28,11 +28,18 @@ def fill(memory: NativeKvMemory, seed: int) -> None:
 
 def head_of(memory: NativeKvMemory, layer: int, block: int, head: int) -> Bytes:
     """Keys and values of a head of a block: [2, tiles, tile_bytes], a view."""
-    layout = memory.layout
-    index, region = next((i, r) for i, r in enumerate(layout.regions) if r.first_head <= head < r.past_head)
-    at = layer * region.layer_stride + block * region.block_stride + (head - region.first_head) * region.head_stride
-    tiles = layout.block_size // TILE_TOKENS
-    return whole(memory)[index][at : at + 2 * tiles * layout.tile_bytes].reshape(2, tiles, layout.tile_bytes)
+    return copies_of(memory, layer, block, head)[0]
+
+
+def copies_of(memory: NativeKvMemory, layer: int, block: int, head: int) -> list[Bytes]:
+    """The same in each region that has it."""
+    layout, tiles, found = memory.layout, memory.layout.block_size // TILE_TOKENS, []
+    for data, region in zip(whole(memory), layout.regions, strict=True):
+        first, past = layout.layers_of(region)
+        if first <= layer < past and region.first_head <= head < region.past_head:
+            at = (layer - first) * region.layer_stride + block * region.block_stride + (head - region.first_head) * region.head_stride
+            found.append(data[at : at + 2 * tiles * layout.tile_bytes].reshape(2, tiles, layout.tile_bytes))
+    return found
 
 
 def tiles_of(memory: NativeKvMemory, table: Sequence[int], layer: int, head: int, first: int, past: int) -> list[list[Bytes]]:

@@ -69,6 +69,55 @@ def test_pages_are_taken_at_once(sides: tuple[Side, Side], taken: list[bool], pa
             assert all(bytes(a) == bytes(b) for a, b in zip(here, there, strict=True))
 
 
+def test_one_after_another_before_any_books_are_kept(sides: tuple[Side, Side], taken: list[bool]) -> None:
+    sender, receiver = sides
+    hand_over(sender, receiver, "first", 2, 1)
+    for number in range(3):
+        sender.send(f"t{number}", receiver.document, 4, late=[PAGES + number])
+    for number in range(3):
+        sender.arrival(f"t{number}", 3, PATIENCE_S)
+        receiver.arrival(f"t{number}", 3, PATIENCE_S)
+    prepared(sides, 3)
+    taken.clear()
+    with receiver.agent._working:  # it can hear nothing before all was said
+        for number in range(3):
+            sender.finish(f"t{number}")
+        assert sender.agent._feeder.announced == {"t0", "t1", "t2"}
+    for number in range(3):
+        assert isinstance(sender.wait(f"t{number}", PATIENCE_S).event, Returned)
+        receiver.arrival(f"t{number}", 4, PATIENCE_S)
+    assert taken == [True] * 3
+    for side in sides:
+        assert not side.agent.statistics().broken
+
+
+def prepared(sides: tuple[Side, Side], count: int) -> None:
+    """Both machines have said what they will answer about so many hand-overs."""
+    sender, receiver = (side.agent._performer._at_once for side in sides)
+    eventually(lambda: len(receiver._taking) == count, f"{count} hand-overs are expected")
+    sides[0].attend(lambda: len(sender._sending) == count, PATIENCE_S, f"{count} hand-overs to be announced")
+
+
+def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Side], taken: list[bool]) -> None:
+    sender, receiver = sides
+    sender.send("t", receiver.document, 4, late=[PAGES, PAGES + 1])
+    sender.arrival("t", 2, PATIENCE_S)
+    receiver.arrival("t", 2, PATIENCE_S)
+    prepared(sides, 1)
+    sending, cache = sender.agent._performer._at_once._sending["t"], sender.agent._performer._at_once._cache
+    with receiver.agent._working:
+        taken.clear()
+        for _ in range(2):
+            where = (sending.next.pull_id, sending.connection.sent, 2, [PAGES], sender.block_size, False)
+            assert sending.lane.announce(cache.memory, sending.words, cache.buffer.id, *where)
+    eventually(
+        lambda: bool(receiver.agent.figures().bad_frames or receiver.agent._machine.figures().bad_frames), "the violation is counted"
+    )
+    assert taken == [True, False] and receiver.agent._machine.figures().bad_frames == {"ready": 1}
+    assert not receiver.agent.statistics().broken
+    sender.agent.close(0.0)  # its pages are waited for otherwise: nobody says Done to who broke the protocol
+
+
 def test_what_does_not_prove_good_at_once_is_verified_as_ever(
     sides: tuple[Side, Side], taken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,12 +130,14 @@ def test_what_does_not_prove_good_at_once_is_verified_as_ever(
 def test_garbage_ends_the_connection_and_nothing_else(sides: tuple[Side, Side], written: bytes) -> None:
     sender, receiver = sides
     hand_over(sender, receiver, "before", 2, 1)
-    (connection,) = receiver.agent._links._heard.values()
+    (connection,) = receiver.agent._links.hearing.connections.values()
     lane = connection.lane_in
     assert lane is not None
     os.pwrite(lane.fd, written, 0)  # the header of the lane; a record of garbage lies behind it
     lane.ring()
     eventually(lambda: bool(receiver.agent.statistics().refused), "the end of a connection")
     assert receiver.agent.statistics().refused == {"garbage": 1}
-    sender.attend(lambda: not sender.agent._links.greeted, PATIENCE_S, "the end of the connection")
+    sender.attend(
+        lambda: not sender.agent._machine.figures().peers, PATIENCE_S, "the end of the connection"
+    )  # what is offered before is refused
     hand_over(sender, receiver, "after", 2, 1)

@@ -35,6 +35,7 @@ CHECKS = [
             ("program", 8),
             ("ranks", 30),
             ("sampling", 20),
+            ("shared_weights", 10),
             ("team", 20),
         )
     ),
@@ -48,6 +49,7 @@ CHECKS = [
             ("program", 10),
             ("ranks", 60),
             ("sampling", 10),
+            ("shared_weights", 5),
             ("team", 30),
         )
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from homenode.engine.schedule.events import WorkersBack, WorkersLost
 from homenode.transfer import seam
 from tests.pure.receiver_bench import OTHER, PROMPT, bench_of, items_of
 
@@ -97,3 +98,16 @@ def test_the_ready_overtake_one_whose_blocks_they_hold() -> None:
     assert items_of(bench) == [(13, 1)]
     bench.settle()
     assert bench.tokens(long)
+
+
+def test_no_room_is_given_while_workers_are_lost() -> None:
+    """Those that are left may be at the lost step still, and write into blocks that are free by now."""
+    bench = bench_of()
+    before = bench.offer(PROMPT)
+    bench.apply(WorkersLost(bench.now, "worker 1 of 2 is being replaced"))
+    during = bench.offer(OTHER)
+    assert not bench.coming[before].refused
+    assert bench.coming[during].refused == "workers of the engine were lost and are being replaced"
+    bench.apply(WorkersBack(bench.now))
+    assert not bench.coming[bench.offer(OTHER)].refused
+    bench.settle()

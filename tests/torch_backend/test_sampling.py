@@ -68,11 +68,14 @@ def test_uniform_is_the_references() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_rows_that_cannot_be_drawn_are_named(bad: float) -> None:
-    logits = torch.zeros((3, 8))
+def test_rows_that_cannot_be_drawn_are_marked(bad: float) -> None:
+    logits, how = torch.zeros((3, 8)), random_how(3, 8, 0)
+    usable = sampling.sample_rows(logits, how, 2)
     logits[1, 4] = bad
-    with pytest.raises(ValueError, match="row 1 of the logits"):
-        sampling.sample_rows(logits, random_how(3, 8, 0), -1)
+    found = sampling.sample_rows(logits, how, 2)
+    assert found.tokens.tolist() == [usable.tokens[0], -1, usable.tokens[2]]
+    assert np.isnan(found.logprobs).tolist() == [False, True, False]
+    assert np.array_equal(found.logprobs[[0, 2]], usable.logprobs[[0, 2]])
 
 
 def test_a_row_depends_on_itself_only() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +12,9 @@ from homenode.errors import UserError
 
 if TYPE_CHECKING:
     from homenode.cli.placement_options import PlanFlags
+    from homenode.engine.config import EngineConfig
     from homenode.engine.workers.build import Planned
+    from homenode.host.topology.host import Host
 
 _SETTINGS = ("stage_devices", "layer_split", "enable_expert_parallel", "expert_placement")
 _KEPT = ("threads", "quantize", "dtype", "kv_cache_dtype")  # as for --weights
@@ -36,9 +38,15 @@ def with_stage_flags(command: Any) -> Any:
 
 
 def stage_flags(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any] | None:
-    """The values of these flags, taken out of `values`; None where no stages are planned. UserError for flags that go with nothing else."""
+    """The values of these flags, taken out of `values`; None where no stages are planned. UserError for flags that go with nothing else.
+
+    --enable-expert-parallel goes with --weights, too, and is left in `values` for it.
+    """
     mine = {name: values.pop(name) for name in ("stages", *_SETTINGS)}
     given = [name for name in _SETTINGS if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if mine["stages"] is None and values["weights"] is not None:
+        values["enable_expert_parallel"] = mine["enable_expert_parallel"]
+        given = [name for name in given if name != "enable_expert_parallel"]
     if mine["stages"] is not None:
         return mine | {name: values[name] for name in (*_KEPT, *_PLACED, *_SIZES)}
     if given:
@@ -50,6 +58,7 @@ def stage_flags(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any] | 
 def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     """Print the workers. The result is the exit code. Raises what reading the host and the model and planning raise."""
     planned = _planned(flags, asked)
+    in_common = any(planned.kept(worker).common for worker in planned.layout.workers)
     if as_json:
         lines = [_line(planned, n) for n in range(len(planned.layout.workers))]
         print_json({"workers": lines, "rooms": [asdict(room) for room in planned.rooms], "findings": _findings(planned)})
@@ -60,13 +69,15 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     from homenode.engine.workers.layers import in_words
     from homenode.units import format_bytes
 
-    table = Table("worker", "device", "stage", "rank", "layers", "weights", "KV of a token", "CPUs", "memory nodes")
+    others = ("of other engines",) if in_common else ()
+    table = Table("worker", "device", "stage", "rank", "layers", "weights", *others, "KV of a token", "CPUs", "memory nodes")
     for n in range(len(planned.layout.workers)):
         line = _line(planned, n)
         first, last = line["layers"]
         table.add_row(
             str(n), line["device"], str(line["stage"]), str(line["rank"]), f"{first}-{last} ({last - first + 1})",
-            format_bytes(line["weight_bytes"]), format_bytes(line["kv_bytes_per_token"]), line["cpus"] or "-", line["memory_nodes"] or "any",
+            format_bytes(line["weight_bytes"]), *([format_bytes(line["shared_weight_bytes"])] if in_common else []),
+            format_bytes(line["kv_bytes_per_token"]), line["cpus"] or "-", line["memory_nodes"] or "any",
         )  # fmt: skip
     OUT.print(table)
     for room in planned.rooms:
@@ -79,6 +90,8 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
 def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     from homenode.cli.placement_options import open_source
     from homenode.engine.config import EngineConfig
+    from homenode.engine.expert_room import ExpertsInCommon
+    from homenode.engine.expert_seat import seat_of
     from homenode.engine.workers.build import plan_engine
     from homenode.engine.workers.devices import is_accelerator, worker_devices
     from homenode.host.topology.read import read_host
@@ -92,10 +105,32 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     host = read_host(open_source(flags.source), accelerators=config.parallel.stage_devices.strip() != "cpu")
     there = [f"torch:{'cuda' if chip.kind == 'rocm' else chip.kind}:{chip.id}" for chip in host.accelerators.chips]
     parallel = config.parallel
-    devices = worker_devices(parallel.stage_devices, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, there)
+    config, engines = _as_one_of_several(config, host, flags), max(1, flags.data_parallel_size)
+    everybody = [
+        worker_devices(parallel.stage_devices, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, there, number, engines)
+        for number in range(engines)
+    ]
+    devices = everybody[flags.data_parallel_rank]
     if missing := [device for device in devices if is_accelerator(device) and device not in there]:
         raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
-    return plan_engine(config, checkpoint, host, devices)
+    seat = seat_of(config, everybody)
+    return plan_engine(config, checkpoint, host, devices, common=None if seat is None else ExpertsInCommon(seat))
+
+
+def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> EngineConfig:
+    """The engine --data-parallel-rank of --data-parallel-size, in its place. As given where there is one."""
+    from homenode.engine.place import Replica
+    from homenode.engine.replicas.places import replica_places
+
+    count, rank = flags.data_parallel_size, flags.data_parallel_rank
+    if rank >= count:
+        raise UserError(
+            f"--data-parallel-rank {rank}: there are {count} engines (--data-parallel-size), numbered from 0", param="--data-parallel-rank"
+        )
+    if count == 1:
+        return config
+    place = replica_places(host, config, count)[rank]
+    return replace(config, replica=Replica(rank, count, place, host.allowance.cpus))
 
 
 def _line(planned: Planned, number: int) -> dict[str, Any]:
@@ -109,7 +144,8 @@ def _line(planned: Planned, number: int) -> dict[str, Any]:
         "stage": worker.stage,
         "rank": worker.rank,
         "layers": [worker.part.layers.first, worker.part.layers.end - 1],
-        "weight_bytes": planned.weights[number].target_bytes,
+        "weight_bytes": planned.kept(worker).own,
+        "shared_weight_bytes": planned.kept(worker).common,
         "kv_bytes_per_token": geometry.block_bytes // geometry.block_size,
         "cpus": format_cpu_list(cpus),
         "memory_nodes": format_cpu_list(worker.place.memory_nodes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,10 @@ def weight_flags(ctx: click.Context, values: dict[str, Any], with_stages: bool =
     `with_stages`: they are for --stages, which looks at some of them itself.
     """
     mine = {name: values.pop(name) for name in ("weights", *NUMA_SETTINGS, *_OWN_FLAGS)}
+    mine["enable_expert_parallel"] = values.pop("enable_expert_parallel", False)
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if mine["weights"] is None:
+        del mine["enable_expert_parallel"]  # which is about stages, too
         if not with_stages and (extra := sorted(given.intersection(mine))):
             raise UserError(f"{_flag(ctx, extra[0])} is about weights: name the model with --weights MODEL", param=_flag(ctx, extra[0]))
         return None
@@ -98,8 +101,12 @@ def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayou
     from homenode.engine.build import make_backend
     from homenode.engine.config import ComputeConfig
     from homenode.engine.placement import UNPINNED
+    from homenode.host.placement.numa_policy import numa_plan
     from homenode.model.checkpoint import open_checkpoint
     from homenode.model.locate import BUILTIN_NAME, locate
+    from homenode.model.part import ModelPart
+    from homenode.model.parts import check_experts
+    from homenode.model.weights.expert_share import expert_owners
     from homenode.model.weights.load import kv_geometry_of, plan_model
     from homenode.model.weights.numa_choice import cost_choice, measured_speeds
     from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
@@ -112,7 +119,12 @@ def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayou
     geometry = kv_geometry_of(checkpoint.spec, layout, 64, asked["kv_cache_dtype"])
     measured = measured_speeds(settings.numa_measured)
     choose = cost_choice(host, checkpoint.spec, layout, geometry, asked["batch"], asked["context"], measured)
-    return numa_layout(layout, host, settings.demand(asked["threads"], reserve), choose, packed_group_bytes(backend))
+    demand = settings.demand(asked["threads"], reserve)
+    owners: Mapping[str, int] = {}
+    if asked["enable_expert_parallel"]:  # of the engines of --numa replicate, one for each team
+        check_experts(checkpoint.spec, 1)
+        owners = expert_owners(layout, ModelPart.whole(checkpoint.spec), len(numa_plan(host, demand, choose).teams))
+    return numa_layout(layout, host, demand, choose, packed_group_bytes(backend), owners)
 
 
 def _to_json(made: NumaLayout) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
     ERR.print(
-        f"[bold green]ready[/] {url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}, "
+        f"[bold green]ready[/] {url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
         f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
         f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
         highlight=False,
@@ -140,6 +140,11 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
 def _engines(details: Mapping[str, Any]) -> str:
     """How many engines there are, where there are several: the figures that follow are of all together."""
     return f"{details['engines']} engines, " if "engines" in details else ""
+
+
+def _in_common(details: Mapping[str, Any]) -> str:
+    """That the experts among the weights are there once for all engines, where they are."""
+    return " (experts once)" if details.get("shared_weight_bytes") else ""
 
 
 def _workers(details: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ TILE_TOKENS = 16
 
 
 class KvRegion(msgspec.Struct, frozen=True, array_like=True):
-    """Heads first_head .. past_head - 1: head h of block b in layer l begins at
-    offset + l * layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes from the beginning of the memory's file."""
+    """Heads first_head .. past_head - 1 of layers first_layer .. past_layer - 1: head h of block b in layer l begins at
+    offset + (l - first_layer) * layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes from the beginning of the memory's file."""
 
     first_head: int
     past_head: int
@@ -25,10 +25,13 @@ class KvRegion(msgspec.Struct, frozen=True, array_like=True):
     block_stride: int
     head_stride: int
     node: int = -1  # NUMA node, -1: unknown or several
+    first_layer: int = 0
+    past_layer: int = -1  # -1: all from the first on
 
 
 class KvLayout(msgspec.Struct, frozen=True, array_like=True):
-    """Everything needed to address a KV memory."""
+    """Everything needed to address a KV memory. Every head of every layer is in a region; one that is in several (of ranks that share it) is read from
+    the first of them, and written to all."""
 
     layers: int
     kv_heads: int
@@ -42,8 +45,22 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def block_bytes(self) -> int:
-        """Of a block over all layers and heads."""
+        """Of a block over all layers and heads, each counted once."""
         return self.layers * self.kv_heads * 2 * (self.block_size // TILE_TOKENS) * self.tile_bytes
+
+    def layers_of(self, region: KvRegion) -> tuple[int, int]:
+        """The first layer of one of its regions, and one past the last."""
+        return region.first_layer, self.layers if region.past_layer < 0 else region.past_layer
+
+    def holds(self, region: KvRegion) -> int:
+        """Heads of layers in a region."""
+        first, past = self.layers_of(region)
+        return (past - first) * (region.past_head - region.first_head)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether a head is in several regions."""
+        return sum(map(self.holds, self.regions)) > self.layers * self.kv_heads
 
 
 class KvMemory(Protocol):
@@ -55,7 +72,7 @@ class KvMemory(Protocol):
 
     @property
     def fd(self) -> int:
-        """The memfd behind it; -1 when it is private to this process, or another process's."""
+        """The memfd behind it; -1 when it is private to this process, or another process's that is not to be passed on."""
 
     @property
     def writable(self) -> bool:

@@ -34,6 +34,51 @@ Logits = Any  # a backend's [sampled rows, vocabulary] handle, float32, valid un
 # Where a matrix lies when the threads have several homes, such as NUMA nodes: the rows of each at its home, all rows at all homes, pages at all in turn.
 Spread = Literal["split", "copied", "interleaved"]
 
+
+class SharedWords(Protocol):
+    """Words of 64 bits in memory that several processes write. ValueError for a word that is not there."""
+
+    def load(self, word: int) -> int:
+        """What it is; whatever was written before it was stored is seen from now on."""
+
+    def store(self, word: int, value: int) -> None:
+        """Let it be seen after all that was written before."""
+
+    def exchange(self, word: int, expected: int, value: int) -> int:
+        """Write `value` where the word is `expected`, at once. The result is what it was."""
+
+
+class SharedWeights(Protocol):
+    """Memory of weights that several processes map. Bytes are counted from its beginning; ranges are whole pages."""
+
+    def own(self, runs: Sequence[tuple[int, int]]) -> None:
+        """These ranges, one behind the other, are this process's: pages are to come from its nodes, those of a range from one, and count as its weights."""
+
+    def open(self, begin: int, end: int) -> None:
+        """From now on matrices may be put into this range, which is zeros, and nowhere else."""
+
+    def clear(self, begin: int, end: int) -> None:
+        """Make pages of the range that is open zeros again."""
+
+    def take_huge(self) -> None:
+        """Have all of that range on huge pages, if there are any."""
+
+    def close(self) -> None:
+        """Nothing is put anywhere any more."""
+
+    def enter(self, begin: int, end: int) -> None:
+        """A range that others have filled will be read: whatever the first reads would have to do for that is done now."""
+
+
+class SharedPlace(NamedTuple):
+    """Where a matrix goes, or is, in memory that several processes share: all of it from byte `offset` on."""
+
+    memory: SharedWeights
+    offset: int
+
+
+Place = Spread | SharedPlace  # where a matrix lies
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
@@ -113,9 +158,16 @@ class SamplingArrays:
     seen_count: IntArray  # how often in the output; 0: only in the prompt
 
 
+NO_TOKEN = -1
+
+
 @dataclass
 class SampledRows:
-    """The drawn tokens and, if asked for, log-probabilities under the unmodified logits (log-softmax, natural logarithm)."""
+    """The drawn tokens and, if asked for, log-probabilities under the unmodified logits (log-softmax, natural logarithm).
+
+    A row that holds a NaN, or nothing finite that could be drawn, has the token `NO_TOKEN`. Where a row holds a NaN or has no finite largest value its
+    log-probability is NaN, and its most likely tokens mean nothing. Other rows do not suffer from it.
+    """
 
     tokens: IntArray  # [r]
     logprobs: FloatArray  # [r]
@@ -243,7 +295,7 @@ class Backend(Protocol):
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: Spread = "split",
+        spread: Place = "split",
         row_bytes: int = 0,
     ) -> Weight:
         """Read a [rows, columns] matrix stored as `dtype` at `offset` of an open file and keep it as `target` (see weight_types).
@@ -254,7 +306,7 @@ class Backend(Protocol):
         in Hugging Face order.
         """
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Spread = "split") -> Weight:
+    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Place = "split") -> Weight:
         """The same from a float32 [rows, columns] array."""
 
     def vector(self, array: npt.NDArray[Any]) -> Tensor:
@@ -297,7 +349,7 @@ class PackedPlace(NamedTuple):
     target: str
     rows: int
     columns: int
-    spread: Spread = "split"
+    spread: Place = "split"
 
 
 @runtime_checkable
@@ -321,6 +373,21 @@ class PackedBackend(Protocol):
         """What `write_packed` wrote at each place, and the checksum of what was read. ValueError when the file ends early, HostError when reading
         fails. Many at once are read faster than one after the other: threads need not wait for each other in between.
         """
+
+
+@runtime_checkable
+class SharingBackend(PackedBackend, Protocol):
+    """A backend that can use weights that another process has packed, where they lie."""
+
+    def shared_words(self, fd: int, count: int) -> SharedWords:
+        """The first words of a memfd that is sealed against shrinking and as large. The descriptor is not kept. UserError when it is not like that,
+        HostError when the machine refuses."""
+
+    def shared_weights(self, fd: int, size: int) -> SharedWeights:
+        """The first `size` bytes of such a memfd, nothing of it open. Its weights keep it mapped."""
+
+    def attached_weight(self, place: SharedPlace, target: str, rows: int, columns: int, *, own: bool) -> Weight:
+        """A matrix that is there already, kept as `target`. `own`: this process's, though it did not read it this time."""
 
 
 @runtime_checkable

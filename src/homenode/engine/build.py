@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,8 @@ from homenode.engine.executor.counting import USES, CountingExecutor
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.executor.protocol import Executor
 from homenode.engine.expert_counts import counts_problem
+from homenode.engine.expert_room import ExpertsInCommon, Kept, kept_of, missing_layout
+from homenode.engine.expert_seat import expert_problem, not_in_common, seat_of
 from homenode.engine.expert_table import of_part
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location import located as located
@@ -29,14 +30,14 @@ from homenode.engine.messages import Ready
 from homenode.engine.node_room import KvRoom, check_homes, kv_room
 from homenode.engine.numa_default import auto_is_meant
 from homenode.engine.numa_memory import leave_plan, settle_pages, spread_of, team_memory
-from homenode.engine.pairing import kept_as, require_transfer, transfer_problems
+from homenode.engine.pairing import kept_as, require_transfer, targets_of, transfer_problems
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
 from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
 from homenode.engine.workers.layout import executor_kind
-from homenode.engine.workers.there import devices_of
+from homenode.engine.workers.there import devices_of_service
 from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
 from homenode.host.binding.ladder import current_policy
@@ -110,25 +111,35 @@ def _torch_backend(compute: ComputeConfig) -> Backend:
 
 
 def build_engine(
-    config: EngineConfig, progress: Progress | None = None, lookahead: int = 1, own_process: bool = False, micro_batches: int = 0
+    config: EngineConfig,
+    progress: Progress | None = None,
+    lookahead: int = 1,
+    own_process: bool = False,
+    micro_batches: int = 0,
+    experts: Sequence[int] = (),
 ) -> Engine:
     """Load the model and lay out everything. `progress` is told (bytes done, bytes in all) while weights are read.
 
     `own_process`: nothing else lives in this process, so that all its threads may be kept off the CPUs that compute. `micro_batches`: of an engine
-    with several stages, see `schedule.pace`.
+    with several stages, see `schedule.pace`. `experts`: descriptors of memory for experts that several engines keep in common, one for each worker;
+    they stay open as long as the engine. Without them every engine has all experts.
 
     Raises UserError, CapacityError and CheckpointError for what the user can mend, before anything large is read wherever that is
     possible, and HostError when the machine refuses.
     """
     begin = time.monotonic()
     config = located(config)
-    devices = devices_of(config)
+    everybody = devices_of_service(config)
+    devices = everybody[config.replica.number if config.replica else 0]
+    seat = seat_of(config, everybody)
+    common = ExpertsInCommon(seat, dict(enumerate(experts))) if seat is not None and experts else None
+    findings = not_in_common(config, everybody)
     if executor_kind(config, devices) != "inline":
         from homenode.engine.workers.build import build_engine_of_workers  # built on this module
 
-        return build_engine_of_workers(config, devices, progress, lookahead, own_process, micro_batches)
+        return build_engine_of_workers(config, devices, progress, lookahead, own_process, micro_batches, common, findings)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
-    if problem := counts_problem(config.parallel.expert_counts, checkpoint.spec):
+    if problem := _model_problem(config, checkpoint.spec):
         raise problem
     if config.replica is not None and config.replica.allowed:
         keep_to(config.replica.allowed)  # the front, whose CPUs were inherited, may have moved to a few of them
@@ -140,14 +151,19 @@ def build_engine(
     if config.compute.backend == "torch":
         place = replace(place, others=())  # its threads are torch's own, which inherit where this process may be
     # Judged before this process is bound to its nodes: the kernel ends a process that wants more of them than there is.
-    layout, on_nodes = _planned(config, checkpoint, host, place)
+    layout, on_nodes = _planned(config, checkpoint, host, place, common)
+    whole = ModelPart.whole(checkpoint.spec)
+    mine = kept_of(layout, whole, common)
     crowded = () if config.replica else too_few_cores(host, place)  # of several engines it is said with their places
-    findings = (*place.findings, *crowded, *too_many_threads(host, place), *settle(place))
+    findings += (*place.findings, *crowded, *too_many_threads(host, place), *settle(place))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, place))
     backend = make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    _sizes(config, checkpoint.spec, geometry, _room(config, place), on_nodes, layout.target_bytes)
-    require_transfer(config, geometry, _left(_room(config, place), on_nodes, layout.target_bytes))
+    room = _room(config, place, there=mine.held)
+    if short := _weights_problem(config, checkpoint.spec, mine, room):
+        raise _at_home(short, room, on_nodes, mine.own)
+    _sizes(config, checkpoint.spec, geometry, room, on_nodes, mine.own)
+    require_transfer(config, geometry, _left(room, on_nodes, mine.own))
     model = load_model(
         checkpoint,
         backend,
@@ -157,15 +173,16 @@ def build_engine(
         progress=progress,
         packed_cache=packed_folder(config.model.packed_cache, Path(str(config.model.path))),
         spread_of=spread_of(place),
+        experts=None if common is None else common.share(0),
     )
-    sizes = _sizes(config, model.spec, geometry, _room(config, place, layout.target_bytes), on_nodes)
+    sizes = _sizes(config, model.spec, geometry, _room(config, place, taken=mine.own), on_nodes)
     sharing = _sharing(config, checkpoint, layout, geometry, backend)
     cache = sharing.kv_cache(sizes.num_blocks) if sharing else backend.kv_cache(geometry, sizes.num_blocks)
     program = backend.compile(model.forward(cache), sizes.step_limits())
     runner = Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
     # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
     cpu = place.team[0] if compute.backend == "native" else UNPINNED
-    whole, spec = ModelPart.whole(model.spec), model.spec
+    spec = model.spec
     executor = counting(
         InlineExecutor(
             runner,
@@ -190,7 +207,7 @@ def build_engine(
         if own_process:
             leave_plan(place, backend.planned())
     findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
-    ready = _ready(config, sizes, geometry, model, backend, time.monotonic() - begin, place, findings)
+    ready = _ready(config, sizes, geometry, model, mine, backend, time.monotonic() - begin, place, findings)
     if sharing is None:
         return Engine(scheduler, executor, ready)
     handing_over = sharing.hand_over(cache)
@@ -210,14 +227,17 @@ def check_config(config: EngineConfig) -> list[UserError]:
     """
     config = located(config)
     try:
-        devices = devices_of(config)
+        everybody = devices_of_service(config)
+        devices = everybody[config.replica.number if config.replica else 0]
         inline = executor_kind(config, devices) == "inline"
     except UserError as error:
         return [error]
+    seat = seat_of(config, everybody)
+    common = None if seat is None else ExpertsInCommon(seat)
     if not inline:
         from homenode.engine.workers.build import check_engine_of_workers  # built on this module
 
-        return check_engine_of_workers(config, devices)
+        return check_engine_of_workers(config, devices, common)
     host = read_host(LiveSource(), accelerators=False)
     found: list[UserError] = []
     place = EnginePlace(())
@@ -226,14 +246,19 @@ def check_config(config: EngineConfig) -> list[UserError]:
     except UserError as error:
         found.append(error)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
-    if problem := counts_problem(config.parallel.expert_counts, checkpoint.spec):
+    if problem := _model_problem(config, checkpoint.spec):
         found.append(problem)
     config = settled_numa(config, checkpoint, host)
     try:
         place = _place(config, checkpoint, host)
     except UserError as error:
         found.append(error)
-    return found + _check_model(config, checkpoint, host, place)
+    return found + _check_model(config, checkpoint, host, place, common)
+
+
+def _model_problem(config: EngineConfig, spec: ModelSpec) -> UserError | None:
+    """What is asked of experts and this model has not."""
+    return expert_problem(config, spec) or counts_problem(config.parallel.expert_counts, spec)
 
 
 def _place(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:
@@ -241,10 +266,11 @@ def _place(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePl
     return config.replica.place if config.replica else place_of_engine(config, checkpoint, host)
 
 
-def _room(config: EngineConfig, place: EnginePlace, taken: int = 0) -> MemoryRoom:
-    """What may still be taken. One of several engines keeps within its share, of which it has `taken` some: all of them load at once, and each
-    would otherwise count the memory that the others are about to take."""
+def _room(config: EngineConfig, place: EnginePlace, taken: int = 0, there: int = 0) -> MemoryRoom:
+    """What may still be taken, with `there` bytes that are counted as taken and are to be used again. One of several engines keeps within its share, of
+    which it has `taken` some: all of them load at once, and each would otherwise count the memory that the others are about to take."""
     room = memory_room(place)
+    room = replace(room, size=room.size + there)
     if config.replica is None or config.replica.memory is None:
         return room
     return replace(room, size=min(room.size, max(0, config.replica.memory - taken)))
@@ -255,9 +281,9 @@ def with_variables(config: EngineConfig, host: Host) -> EngineConfig:
     return replace(config, kv=replace(config.kv, kv_cache_memory=kv_cache_memory(config.kv.kv_cache_memory, host.variables)))
 
 
-def memory_left(config: EngineConfig, place: EnginePlace, taken: int = 0) -> int:
-    """Bytes that a worker in this place may still take, of which it has `taken` some."""
-    return _room(config, place, taken).size
+def memory_left(config: EngineConfig, place: EnginePlace, taken: int = 0, there: int = 0) -> int:
+    """Bytes that a worker in this place may still take, of which it has `taken` some; `there`: those that others have left it."""
+    return _room(config, place, taken, there).size
 
 
 def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:
@@ -298,23 +324,51 @@ def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Cal
     return choose
 
 
-def _planned(config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace) -> tuple[WeightLayout, KvRoom | None]:
+def _planned(
+    config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace, common: ExpertsInCommon | None = None
+) -> tuple[WeightLayout, KvRoom | None]:
     """How every matrix is kept, and what the nodes leave for KV memory. Raises what `plan_model` and `check_homes` raise."""
     backend = make_backend(config.compute, (UNPINNED,))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
-    return layout, kv_room(check_homes(config, host, place, layout, backend), place, checkpoint.spec.num_kv_heads)
+    whole = ModelPart.whole(checkpoint.spec)
+    wanted = missing_layout(layout, whole, common) if common and common.is_there(0) else layout
+    homes = check_homes(config, host, place, wanted, backend, common.owners(wanted, whole) if common else {})
+    return layout, kv_room(homes, place, checkpoint.spec.num_kv_heads)
 
 
-def _check_model(config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace) -> list[UserError]:
+def _check_model(
+    config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace, common: ExpertsInCommon | None = None
+) -> list[UserError]:
     room = _room(config, place)
     try:
-        layout, on_nodes = _planned(config, checkpoint, host, place)
+        layout, on_nodes = _planned(config, checkpoint, host, place, common)
     except UserError as error:
         return [error, *transfer_problems(config)]
+    mine = kept_of(layout, ModelPart.whole(checkpoint.spec), common)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    left = _left(room, on_nodes, layout.target_bytes)
-    found = [_at_home(problem, room, on_nodes, layout.target_bytes) for problem in problems(config, checkpoint.spec, geometry, left)]
-    return found + transfer_problems(config, geometry, left)
+    left = _left(room, on_nodes, mine.own)
+    short = _weights_problem(config, checkpoint.spec, mine, room)
+    found = [short] if short else problems(config, checkpoint.spec, geometry, left)
+    return [_at_home(problem, room, on_nodes, mine.own) for problem in found] + transfer_problems(config, geometry, left)
+
+
+def _weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, room: MemoryRoom) -> CapacityError | None:
+    """Why there is no room for the weights alone, if so."""
+    return weights_problem(config, spec, mine, room.size) if mine.own > room.size else None
+
+
+def weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, there: int) -> CapacityError:
+    """That the weights of an engine or a worker take more than the bytes that are `there`, and what would help."""
+    advice = ["keep them smaller (--quantize)"]
+    if config.replica is not None:
+        advice.append("have fewer engines")
+        if spec.mixture is not None and not config.parallel.enable_expert_parallel:
+            advice.append("keep the experts once for all engines (--enable-expert-parallel)")
+    besides = f" beside {format_bytes(mine.common)} of experts that other engines keep" if mine.common else ""
+    return CapacityError(
+        f"the weights take {format_bytes(mine.own)}{besides}, and {format_bytes(there)} are available; {', or '.join(advice)}",
+        param="model",
+    )
 
 
 def _sizes(
@@ -351,8 +405,7 @@ def _sharing(config: EngineConfig, checkpoint: Checkpoint, layout: WeightLayout,
         return None
     from homenode.engine.handing_over import Sharing  # needs the native core
 
-    targets = Counter(matrix.target for matrix in layout.matrices)
-    fingerprint = fingerprint_of(config.transfer, checkpoint, geometry, kept_as(config, targets))
+    fingerprint = fingerprint_of(config.transfer, checkpoint, geometry, kept_as(config, targets_of(layout)))
     return Sharing(config.transfer, backend, geometry, fingerprint)
 
 
@@ -361,6 +414,7 @@ def _ready(
     sizes: Sizes,
     geometry: KvGeometry,
     model: LoadedModel,
+    mine: Kept,
     backend: Backend,
     seconds: float,
     place: EnginePlace,
@@ -379,7 +433,8 @@ def _ready(
         details={
             "architecture": model.spec.architecture,
             "load_seconds": round(seconds, 3),
-            "weight_bytes": model.layout.target_bytes,
+            "weight_bytes": mine.own,
+            "shared_weight_bytes": mine.common,
             "notes": [*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info")],
             "kv_bytes": sizes.num_blocks * geometry.block_bytes,
             "kv_dtype": geometry.dtype,

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from homenode.engine.config import EngineConfig
@@ -22,7 +22,7 @@ from homenode.engine.messages import Drain, EngineFigures, Fatal, Loading, Ready
 from homenode.engine.wire import encode_frame
 from homenode.errors import HostError, InternalError, PeerError
 
-_START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its time; a dead process is noticed at once
+START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its time; a dead process is noticed at once
 _KILL_AFTER_S = 2.0  # an engine that was left by its front ends by itself well within this
 
 
@@ -34,12 +34,17 @@ class AsyncEngineClient(EngineLink):
     """
 
     def __init__(
-        self, config: EngineConfig, on_engine_lost: Callable[[str], None] | None = None, program: str = "homenode.engine.process"
+        self,
+        config: EngineConfig,
+        on_engine_lost: Callable[[str], None] | None = None,
+        program: str = "homenode.engine.process",
+        memories: Callable[[], Sequence[int]] = tuple,
     ) -> None:
-        """`program`: the module that the child runs; it has to speak as homenode.engine.process does."""
+        """`program`: the module that the child runs; it has to speak as homenode.engine.process does. `memories`: descriptors that it is given as well, of
+        memory for experts in common; asked for when it starts, they stay the caller's."""
         super().__init__()
         self.on_engine_lost = on_engine_lost
-        self._config, self._program = config, program
+        self._config, self._program, self._memories = config, program, memories
         self._process: subprocess.Popen[bytes] | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._progress: Callable[[int, int], None] | None = None
@@ -55,7 +60,7 @@ class AsyncEngineClient(EngineLink):
 
     # Life
 
-    async def start(self, progress: Callable[[int, int], None] | None = None, timeout: float = _START_TIMEOUT_S) -> Ready:
+    async def start(self, progress: Callable[[int, int], None] | None = None, timeout: float = START_TIMEOUT_S) -> Ready:
         """Start the process and wait until it is ready. `progress` is told (bytes done, bytes in all) while weights are read.
 
         To be called on the thread that lives as long as the engine should: the kernel ends the engine with it. Raises what the engine could
@@ -89,10 +94,11 @@ class AsyncEngineClient(EngineLink):
 
     def _run_program(self, *descriptors: int) -> subprocess.Popen[bytes]:
         """Start it with these descriptors, named by its first argument."""
-        name = [self._config.process_name] if self._config.process_name else []
+        name, memories = [self._config.process_name] if self._config.process_name else [], self._memories()
+        given = ",".join(map(str, descriptors)) + (":" + ",".join(map(str, memories)) if memories else "")
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", self._program, ",".join(map(str, descriptors)), str(os.getpid()), *name],
-            pass_fds=descriptors,
+            [sys.executable, "-P", "-m", self._program, given, str(os.getpid()), *name],
+            pass_fds=(*descriptors, *memories),
             stdin=subprocess.DEVNULL,
             process_group=0,  # a terminal's Ctrl-C is for the front
         )

@@ -103,7 +103,8 @@ class ParallelConfig:
 
     data_parallel_size: int = option(
         1,
-        "Engines behind this port, each with the whole model, KV memory and CPUs of its own. Settings of memory and threads are of each.",
+        "Engines behind this port, each with the whole model (see --enable-expert-parallel), KV memory and CPUs of its own. Settings of memory and threads "
+        "are of each.",
         minimum=1,
         maximum=1024,
     )
@@ -127,7 +128,9 @@ class ParallelConfig:
         "Layers of each stage, joined by commas. auto: by the time and memory that a layer takes on each device.",
         metavar="auto|N,...",
     )
-    enable_expert_parallel: bool = option(False, "Give each worker whole experts of a mixture instead of a part of each.")
+    enable_expert_parallel: bool = option(
+        False, "Give each worker whole experts of a mixture instead of a part of each, and have several engines on a host keep them once."
+    )
     expert_placement: str = option(
         "spread",
         "Which experts are where: spread (one after another, in turn), packed (runs), or a file as --expert-counts makes it; the most used then go to "

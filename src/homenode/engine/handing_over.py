@@ -7,8 +7,9 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, Protocol, cast
 
+from homenode.compute.kv_memory import KvLayout, KvMemory
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Backend, KvCache, KvGeometry
 from homenode.engine.handoff import FiguresChanged
@@ -24,6 +25,14 @@ _log = logging.getLogger(__name__)
 _PROVED_OTHERWISE = ("protocol", "secret")  # Hello has the one by itself, and the greeting proves the other
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
+
+
+class Readers(Protocol):
+    """Workers that read the KV memory of other engines in place (`executor.processes`)."""
+
+    def attach(self, fd: int, layout: KvLayout) -> int: ...
+
+    def detach(self, first: int) -> None: ...
 
 
 class Sharing:
@@ -42,16 +51,32 @@ class Sharing:
 
     def hand_over(self, cache: KvCache) -> HandingOver:
         """The agent for that memory. Raises as `HandingOver`."""
-        return HandingOver(self._config, self._backend, cache, self._geometry, self._fingerprint)
+        in_place = _in_place(self._backend, cache) if self._config.pd_in_place else None
+        return HandingOver(self._config, self._backend, self._backend.kv_memory(cache), self._geometry, self._fingerprint, in_place)
+
+    def hand_over_file(self, fd: int, layout: KvLayout, readers: Readers) -> HandingOver:
+        """The agent for KV memory that workers have in a file, which stays open as long as the agent works. `readers`: those workers, who may be asked to
+        read others' memory in place. Raises as `HandingOver`."""
+        memory = self._backend.map_kv(fd, layout, writable=True, own=True)
+        in_place = InPlace(lambda memory: readers.attach(memory.fd, memory.layout), readers.detach) if self._config.pd_in_place else None
+        return HandingOver(self._config, self._backend, memory, self._geometry, self._fingerprint, in_place, passes_on=in_place is not None)
 
 
 class HandingOver:
     """`published`: what others are told of it."""
 
     def __init__(
-        self, config: TransferConfig, backend: NativeBackend, cache: KvCache, geometry: KvGeometry, fingerprint: Fingerprint
+        self,
+        config: TransferConfig,
+        backend: NativeBackend,
+        memory: KvMemory,
+        geometry: KvGeometry,
+        fingerprint: Fingerprint,
+        in_place: InPlace | None = None,
+        passes_on: bool = False,
     ) -> None:
-        """`cache`: the engine's KV cache, in memory that can be shared. Takes the CPU pool, if there is one, and binds what others connect to.
+        """`memory`: of the engine's KV cache, which can be shared; `geometry`: of all of it. Takes the CPU pool, if there is one, and binds what others
+        connect to. `passes_on`: what others lend is opened by further processes.
 
         UserError for an address or port that cannot be had, HostError when the machine refuses.
         """
@@ -61,13 +86,13 @@ class HandingOver:
         self._agent = open_agent(
             config,
             {name: value for name, value in fingerprint.items() if name not in _PROVED_OTHERWISE},
-            backend.kv_memory(cache),
+            memory,
             backend.kv_pool(geometry, blocks) if blocks else None,
-            NativeKv(backend.map_kv),
+            NativeKv(backend.map_kv, keeps_files=passes_on),
             lambda event: self._post(event),
             on_change=lambda: self._post(FiguresChanged()),
             incarnation=incarnation,
-            in_place=_in_place(backend, cache) if config.pd_in_place else None,
+            in_place=in_place,
         )
         self.published = published_by(config, incarnation, geometry.block_size, fingerprint, self._agent.addresses)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from homenode.host.binding.huge_pages import Residence, small_pages
+from homenode.host.binding.huge_pages import Residence, small_pages, small_shared_pages
 from homenode.host.topology.finding import Finding
 
 
@@ -20,5 +20,7 @@ def residence_of(figures: Mapping[str, Any]) -> Residence:
 
 
 def on_small_pages(figures: Mapping[str, Any], setting: str, disabled: bool) -> tuple[Finding, ...]:
-    """See `small_pages`."""
-    return small_pages(residence_of(figures), setting, disabled)
+    """See `small_pages`; of weights that several processes map, see `small_shared_pages`."""
+    shared = figures.get("shared_pages")
+    found = small_shared_pages(Residence(shared["present"], shared["huge"])) if shared else ()
+    return small_pages(residence_of(figures), setting, disabled) + found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from homenode.compute.ops import Backend
 from homenode.engine.config import EngineConfig
@@ -35,9 +36,16 @@ class KvRoom:
         return CapacityError(f"{error.message}; {part}", param=error.param, **error.facts)
 
 
-def check_homes(config: EngineConfig, host: Host, place: EnginePlace, layout: WeightLayout, backend: Backend) -> WeightHomes | None:
-    """Where weights lie under --numa; None without. Raises PlacementError where a node has no room for its part, UserError for patterns of tensors
-    that match none."""
+def check_homes(
+    config: EngineConfig,
+    host: Host,
+    place: EnginePlace,
+    layout: WeightLayout,
+    backend: Backend,
+    owners: Mapping[str, int] = MappingProxyType({}),
+) -> WeightHomes | None:
+    """Where weights lie under --numa; None without. `owners`: the engines that keep what several have in common, by the matrices' names. Raises
+    PlacementError where a node has no room for its part, UserError for patterns of tensors that match none."""
     if place.numa is None:
         return None
     reserve = reserve_cpus(config.placement.reserve_cpus, host.variables, cpu_workers=True)
@@ -45,7 +53,8 @@ def check_homes(config: EngineConfig, host: Host, place: EnginePlace, layout: We
     home = (first.node,) if place.numa == "local" and first is not None and first.node is not None else ()
     settled = Decision(place.numa, place.numa_why, home)
     demand = config.placement.demand(config.compute.threads, reserve)
-    return numa_layout(layout, host, demand, lambda _: settled, packed_group_bytes(backend)).homes
+    replica = config.replica.number if config.replica is not None and place.numa == "replicate" else None
+    return numa_layout(layout, host, demand, lambda _: settled, packed_group_bytes(backend), owners, replica).homes
 
 
 def kv_room(homes: WeightHomes | None, place: EnginePlace, kv_heads: int) -> KvRoom | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from homenode.dtypes import BY_NAME
 from homenode.engine.config import EngineConfig
 from homenode.errors import UnsupportedError, UserError
 from homenode.transfer.check import EngineFacts, check_transfer
@@ -11,12 +14,16 @@ from homenode.transfer.surroundings import Surroundings, read_surroundings
 
 if TYPE_CHECKING:
     from homenode.compute.ops import KvGeometry  # brings NumPy, which the front does not need
+    from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 
-def transfer_problems(config: EngineConfig, geometry: KvGeometry | None = None, memory: int | None = None) -> list[UserError]:
+def transfer_problems(
+    config: EngineConfig, geometry: KvGeometry | None = None, memory: int | None = None, workers: Sequence[str] = ()
+) -> list[UserError]:
     """Everything that keeps this engine from handing KV over as its settings say; empty as well where they do not ask for it.
 
-    `geometry`: of its KV memory, None while the model is not known. `memory`: bytes that may be taken beside the weights.
+    `geometry`: of its KV memory, None while the model is not known. `memory`: bytes that may be taken beside the weights. `workers`: the devices of
+    those that compute apart from the engine's own process.
     """
     facts = EngineFacts(
         block_bytes=geometry.block_bytes if geometry else 0,
@@ -25,6 +32,8 @@ def transfer_problems(config: EngineConfig, geometry: KvGeometry | None = None, 
         backend=config.compute.backend,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
         data_parallel_size=config.parallel.data_parallel_size,
+        workers=tuple(workers),
+        executor=config.parallel.executor,
         numa="replicate" if config.replica is not None and config.parallel.data_parallel_size == 1 else config.placement.numa,
     )
     here = read_surroundings(config.transfer) if config.transfer.on else Surroundings()
@@ -46,6 +55,24 @@ def refuse_transfer(config: EngineConfig, where: str) -> None:
         raise UnsupportedError(
             f"pd_role (--pd-role) is for `homenode serve`; {where} has no address that another engine could be told", param="pd_role"
         )
+
+
+def targets_of(whole: WeightLayout, parts: Sequence[WeightLayout] = ()) -> dict[str, int]:
+    """How many matrices of a model are kept in each format, in words. A matrix that its parts do not keep as a whole model would, in another format or cut
+    within blocks, has a format like no other: its products have other values."""
+    pieces: dict[str, list[MatrixLayout]] = {}
+    for piece in (piece for part in parts for piece in part.matrices):
+        pieces.setdefault(piece.name, []).append(piece)
+    return dict(Counter(_kept(matrix, pieces.get(matrix.name, [])) for matrix in whole.matrices))
+
+
+def _kept(matrix: MatrixLayout, pieces: Sequence[MatrixLayout]) -> str:
+    if others := {piece.target for piece in pieces} - {matrix.target}:
+        return "/".join([matrix.target, *sorted(others)])
+    block = BY_NAME[matrix.target].block
+    if any(piece.columns != matrix.columns and piece.columns % block for piece in pieces):
+        return f"{matrix.target} of {'+'.join(str(piece.columns) for piece in pieces)}"
+    return matrix.target
 
 
 def kept_as(config: EngineConfig, targets: dict[str, int]) -> str:

@@ -1,7 +1,8 @@
-"""The engine as a process of its own: `python -m homenode.engine.process FD[,DOOR] PARENT [NAME]`.
+"""The engine as a process of its own: `python -m homenode.engine.process FD[,DOOR][:EXPERTS] PARENT [NAME]`.
 
 FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py. Through DOOR come the
-streams of further fronts, if there are any (`fronts.switchboard`). The process does not
+streams of further fronts, if there are any (`fronts.switchboard`). EXPERTS are memfds joined by commas, one for each worker, where several engines keep
+experts in common (`replicas.expert_memory`). The process does not
 outlive its front: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and it ends by itself when the
 stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision. NAME is what one of several engines is called, in the log and
 by ps and top.
@@ -36,7 +37,7 @@ _HANDING_OVER_ENDS_S = 3.0  # for other engines to hear that what was handed ove
 _PROGRESS_STEPS = 200  # most Loading messages of a start
 _log = logging.getLogger(__name__)
 
-Build = Callable[[EngineConfig, Callable[[int, int], None]], "Engine"]
+Build = Callable[[EngineConfig, Callable[[int, int], None], Sequence[int]], "Engine"]  # with the memory for experts in common
 
 
 def main(arguments: list[str], build: Build | None = None) -> int:
@@ -44,21 +45,25 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()  # a crash of the native core shows where it was called from
-    descriptors, parent, name = [int(each) for each in arguments[0].split(",")], int(arguments[1]), "".join(arguments[2:])
+    parent, name = int(arguments[1]), "".join(arguments[2:])
+    streams, _, memories = arguments[0].partition(":")
+    experts = [int(each) for each in memories.split(",") if each]
+    for descriptor in experts:
+        os.set_inheritable(descriptor, False)  # a worker is given its own
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s {name or 'engine'}: %(message)s", datefmt="%H:%M:%S")
     if name:
         call_itself(name)
-    front, *doors = (socket.socket(fileno=descriptor) for descriptor in descriptors)
-    return _main(FrameSocket(front), doors, parent, build or _build)
+    front, *doors = (socket.socket(fileno=int(each)) for each in streams.split(","))
+    return _main(FrameSocket(front), doors, parent, build or _build, experts)
 
 
-def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Build) -> int:
+def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Build, experts: Sequence[int]) -> int:
     try:
         die_with_parent(parent)
         first = front.receive()
         if first is None:
             return 0
-        serve(front, decode_body(first, EngineConfig), build, doors)
+        serve(front, decode_body(first, EngineConfig), build, doors, experts)
     except BaseException as error:
         if not isinstance(error, HomenodeError):
             _log.exception("the engine failed")
@@ -67,20 +72,20 @@ def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Bu
     return 0
 
 
-def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> Engine:
+def _build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
     from homenode.engine.build import build_engine  # heavy, and errors of its import are to be told as well
 
-    return build_engine(config, progress, own_process=True)
+    return build_engine(config, progress, own_process=True, experts=experts)
 
 
-def serve(front: FrameSocket, config: EngineConfig, build: Build, doors: Sequence[socket.socket] = ()) -> None:
-    """Load, say Ready, and work until drained. `doors`: that further fronts come through. Raises what loading or the loop raise."""
+def serve(front: FrameSocket, config: EngineConfig, build: Build, doors: Sequence[socket.socket] = (), experts: Sequence[int] = ()) -> None:
+    """Load, say Ready, and work until drained. `doors`: that further fronts come through. `experts`: memory for those in common. Raises what loading or the loop raise."""
     from homenode.engine.core import EngineCore
 
     inbox = Inbox() if config.transfer.on else SimpleQueue[object]()
     threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
     send = _further_fronts(front, inbox, doors) if doors else front.send
-    engine = build(config, _Progress(front))
+    engine = build(config, _Progress(front), experts)
     try:
         agent = engine.handing_over.start(inbox.put) if engine.handing_over else None
         if isinstance(inbox, Inbox) and agent is not None:

@@ -96,7 +96,7 @@ class _Shares:
     def of(cls, spec: ModelSpec, grains: Mapping[str, Grain], how: Division) -> _Shares:
         mixture = spec.mixture or MixtureSpec(0, 0, 0, False)
         if how.experts_whole:
-            _check_experts(spec, how.ranks)
+            check_experts(spec, how.ranks)
 
         def inner(name: str, count: int) -> tuple[Span, ...]:
             if name not in grains or (how.experts_whole and name == "expert_intermediate"):
@@ -144,7 +144,8 @@ def _experts(spec: ModelSpec, how: Division, layer: int, stage: int) -> Experts:
     return place_experts(experts, layer, how.ranks, how.placement, {worker - first for worker in how.accelerators})
 
 
-def _check_experts(spec: ModelSpec, ranks: int) -> None:
+def check_experts(spec: ModelSpec, ranks: int) -> None:
+    """UserError, naming the setting, where the experts of the model cannot be divided as wholes among so many ranks."""
     if spec.mixture is None:
         raise UserError(
             f"--enable-expert-parallel: a {spec.architecture} model has no experts to divide; leave it out", param="enable_expert_parallel"

@@ -86,6 +86,7 @@ class _EngineCollector(Collector):
                 counter.add_metric(values, getattr(now, field))
             yield counter
         yield self._memory(names, parts)
+        yield from _in_common(names, parts)
         yield self._homes(names, parts)
         yield self._rejections([now for _, now in parts])
         if self._client.ready.details.get("kv_transfer"):
@@ -104,12 +105,13 @@ class _EngineCollector(Collector):
         return ("model_name", *names), parts
 
     def _memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Metric:
-        """Bytes of weights and KV memory by kind of page, as the kernel told after they were loaded; none where it is not known."""
+        """Bytes of weights (`shared`: its own experts that other engines read, too) and KV memory by kind of page, as the kernel told after they were
+        loaded; none where it is not known."""
         pages = GaugeMetricFamily("homenode:memory_bytes", "Weights and KV memory, by kind of page.", labels=(*names, "use", "pages"))
         for values, now in parts:
-            for use in ("weight", "kv"):
+            for use in ("weight", "shared", "kv"):
                 seen = now.compute.get(f"{use}_pages")
-                if isinstance(seen, dict):
+                if isinstance(seen, dict) and (use != "shared" or seen["present"]):
                     pages.add_metric((*values, use, "huge"), seen["huge"])
                     pages.add_metric((*values, use, "small"), seen["present"] - seen["huge"])
         return pages
@@ -152,6 +154,18 @@ class _EngineCollector(Collector):
             restarts.add_metric((self._model, *values), engine.restarts)
             moved.add_metric((self._model, *values), engine.moved)
         yield from (states, restarts, moved)
+
+
+def _in_common(names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Iterator[Metric]:
+    """Of engines that keep experts in common, what each has of the weights; nothing of others."""
+    if not any(now.compute.get("shared_weight_bytes") for _, now in parts):
+        return
+    own = GaugeMetricFamily("homenode:weight_bytes", "Weights that an engine keeps itself.", labels=names)
+    others = GaugeMetricFamily("homenode:shared_weight_bytes", "Experts that an engine reads where others keep them.", labels=names)
+    for values, now in parts:
+        own.add_metric(values, float(str(now.compute.get("weight_bytes") or 0)))
+        others.add_metric(values, float(str(now.compute.get("shared_weight_bytes") or 0)))
+    yield from (own, others)
 
 
 def _labels(engines: Sequence[EngineFigures]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -211,6 +225,11 @@ class Metrics:
         )
         for reason in ("stop", "length", "abort", "error"):
             self._finished.labels(model, reason)
+
+    def front_begins(self, replaces: bool) -> None:
+        """Where there are several fronts: this is one of them, and `replaces` one that was lost."""
+        begun = Counter("homenode:front_restarts", "Times a front was started again.", ("model_name",), registry=self._own)
+        begun.labels(self._model).inc(replaces)
 
     def refuse(self, reason: str) -> None:
         """Count a request the front itself turned away."""

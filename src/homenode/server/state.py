@@ -73,6 +73,11 @@ class Share:
     metrics: str | None = None
     started: int | None = None
 
+    @property
+    def replaces(self) -> bool:
+        """Whether this process is there because another one was lost: the first ones have the first numbers."""
+        return self.front > self.fronts
+
 
 ALONE = Share()
 
@@ -86,6 +91,8 @@ class ServerState(Admission):
         self.ready = client.ready
         self.models = config.served_model_name or (_public_name(self.ready.model),)
         self.metrics = Metrics(self.models[0], client, share.metrics)
+        if share.metrics is not None:
+            self.metrics.front_begins(share.replaces)
         self.fingerprint = _fingerprint(self.ready)
         self.started = int(time.time()) if share.started is None else share.started
         self.active: set[int] = set()  # engine requests that have not ended

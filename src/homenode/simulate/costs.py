@@ -49,13 +49,23 @@ class WorkerWork:
 
 
 @dataclass(frozen=True, slots=True)
+class CommonExperts:
+    """Experts that several engines keep in common. `besides`: bytes of the other weights. `byte`: seconds of a byte of experts, whoever keeps it."""
+
+    besides: float
+    byte: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerCost:
-    """A worker's work at its speed. `fixed`: seconds of every step besides. `float_cost`: of an operation of attention, in operations of weights."""
+    """A worker's work at its speed. `fixed`: seconds of every step besides. `float_cost`: of an operation of attention, in operations of weights.
+    `common`: where experts are not all its own."""
 
     rates: Rates
     work: WorkerWork
     fixed: float = 0.0
     float_cost: float = FLOAT_COST
+    common: CommonExperts | None = None
 
     def seconds(self, load: StepLoad) -> float:
         """One step."""
@@ -66,7 +76,10 @@ class WorkerCost:
         multiply = rates.multiplying(model.flops_per_token, load.tokens) + rates.multiplying(work.output_operations, load.rows)
         multiply += self.float_cost * rates.operation * work.attention * load.attended
         across = load.tokens * model.layers * (rates.exchange_layer + rates.exchange_byte * model.activation_bytes)
-        return max(read * rates.byte, multiply) + across + rates.barrier * model.layers * model.barriers_per_layer + self.fixed
+        reading = read * rates.byte
+        if self.common is not None:
+            reading += max(0.0, model.read_bytes(load.tokens) - self.common.besides) * (self.common.byte - rates.byte)
+        return max(reading, multiply) + across + rates.barrier * model.layers * model.barriers_per_layer + self.fixed
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 from homenode.engine.build import make_backend, numa_choice, with_variables
 from homenode.engine.config import EngineConfig
+from homenode.engine.expert_room import ExpertsInCommon, kept_of, own_layout
+from homenode.engine.expert_seat import expert_problem, seat_of
 from homenode.engine.node_room import check_homes, kv_room
 from homenode.engine.numa_default import auto_is_meant
 from homenode.engine.place import EnginePlace, Replica
@@ -28,12 +30,13 @@ from homenode.host.topology.host import Host
 from homenode.model.checkpoint import Checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.weights.homes import plan_homes
+from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import kv_geometry_of, plan_model
 from homenode.model.weights.numa_layout import packed_group_bytes
 from homenode.simulate.costs import Link, StageCost
 from homenode.simulate.engine import SimulatedEngine
 from homenode.simulate.speeds import Speeds
-from homenode.simulate.worker import accelerator_worker, cpu_worker, link_of, teams_of, work_of
+from homenode.simulate.worker import Owners, accelerator_worker, cpu_worker, link_of, teams_of, work_of
 from homenode.units import format_bytes
 
 
@@ -76,17 +79,38 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
     offered = there if speeds.accelerator else ()
     rooms = [_room(host, place) for place in places]
     shares = memory_shares(rooms, _available(host)) if len(places) > 1 else (None,) * len(places)
-    made = []
-    for number, (place, share) in enumerate(zip(places, shares, strict=True)):
+    made: list[EngineSpec] = []
+    everybody = [
+        worker_devices(parallel.stage_devices, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, offered, number, len(places))
+        for number in range(len(places))
+    ]
+    for number, (place, share, devices) in enumerate(zip(places, shares, everybody, strict=True)):
         own = config if share is None else replace(config, replica=Replica(number, len(places), place, host.allowance.cpus, share))
-        devices = worker_devices(
-            parallel.stage_devices, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, offered, number, len(places)
-        )
         if missing := [device for device in devices if is_accelerator(device) and device not in there]:
             raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
+        if problem := expert_problem(own, checkpoint.spec):
+            raise problem
+        seat = seat_of(own, everybody)
+        together = None if seat is None else _Together(ExpertsInCommon(seat), places)
         inline = list(devices) == ["cpu"]
-        made.append(_one_worker(host, own, checkpoint, place, speeds) if inline else _workers(host, own, checkpoint, devices, speeds))
+        made.append(
+            _one_worker(host, own, checkpoint, place, speeds, together)
+            if inline
+            else _workers(host, own, checkpoint, devices, speeds, together)
+        )
     return tuple(made)
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Engines in these places that keep experts in common, and the seat of one."""
+
+    common: ExpertsInCommon
+    places: Sequence[EnginePlace]
+
+    def owners(self, layout: WeightLayout, part: ModelPart) -> Owners:
+        kept = self.common.owners(layout, part)
+        return Owners(self.places, sum(m.target_bytes for m in layout.matrices if m.name in kept))
 
 
 def _places(host: Host, config: EngineConfig, checkpoint: Checkpoint) -> tuple[tuple[EnginePlace, ...], EngineConfig]:
@@ -109,8 +133,11 @@ def _places(host: Host, config: EngineConfig, checkpoint: Checkpoint) -> tuple[t
     return (place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host)),), config
 
 
-def _one_worker(host: Host, config: EngineConfig, checkpoint: Checkpoint, place: EnginePlace, speeds: Speeds) -> EngineSpec:
+def _one_worker(
+    host: Host, config: EngineConfig, checkpoint: Checkpoint, place: EnginePlace, speeds: Speeds, together: _Together | None
+) -> EngineSpec:
     spec, part = checkpoint.spec, ModelPart.whole(checkpoint.spec)
+    common = together.common if together else None
     backend = make_backend(config.compute, (UNPINNED,))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
@@ -119,13 +146,15 @@ def _one_worker(host: Host, config: EngineConfig, checkpoint: Checkpoint, place:
     on_nodes = kv_room(homes, place, spec.num_kv_heads)
     if homes is None:
         teams = teams_of(host, place)
-        homes = plan_homes(layout, teams, "shard" if len(teams) > 1 else "local", (), place.numa_why, packed_group_bytes(backend))
+        own = own_layout(layout, part, common)
+        homes = plan_homes(own, teams, "shard" if len(teams) > 1 else "local", (), place.numa_why, packed_group_bytes(backend))
     room = _room(host, place)[0]
     if config.replica is not None and config.replica.memory is not None:
         room = min(room, config.replica.memory)
-    left = max(0, min(room, _available(host)) - layout.target_bytes)
+    left = max(0, min(room, _available(host)) - kept_of(layout, part, common).own)
     sizes = resolve(config, spec, geometry, left if on_nodes is None else min(left, on_nodes.size))
-    cost = cpu_worker(host, place, work_of(spec, layout, geometry, part), speeds)
+    owners = together.owners(layout, part) if together else None
+    cost = cpu_worker(host, place, work_of(spec, layout, geometry, part), speeds, owners)
     nodes = {str(node): size for node, size in homes.nodes.items() if size}
     return EngineSpec(
         config, sizes, (StageCost((cost,), 4 * spec.hidden_size),), 0.0, nodes, sizes.num_blocks * geometry.block_bytes,
@@ -133,24 +162,26 @@ def _one_worker(host: Host, config: EngineConfig, checkpoint: Checkpoint, place:
     )  # fmt: skip
 
 
-def _workers(host: Host, config: EngineConfig, checkpoint: Checkpoint, devices: Sequence[str], speeds: Speeds) -> EngineSpec:
-    planned = plan_engine(config, checkpoint, host, devices)
+def _workers(
+    host: Host, config: EngineConfig, checkpoint: Checkpoint, devices: Sequence[str], speeds: Speeds, together: _Together | None
+) -> EngineSpec:
+    planned = plan_engine(config, checkpoint, host, devices, common=together.common if together else None)
     workers = planned.layout.workers
     total = _available(host) if config.replica is None or config.replica.memory is None else config.replica.memory
     rooms = [_room(host, worker.place) for worker in workers]
-    planned = replace(planned, layout=with_memory(planned.layout, [w.target_bytes for w in planned.weights], rooms, total))
+    planned = replace(planned, layout=with_memory(planned.layout, [planned.kept(worker).own for worker in workers], rooms, total))
     if found := planned.problems():
         raise found[0]
     sizes = _sizes(planned, speeds)
     ranks, spec = config.parallel.tensor_parallel_size, checkpoint.spec
     links = [_link(host, planned, stage * ranks, speeds) for stage in range(len(workers) // ranks)]
-    stages = tuple(_stage(host, planned, stage, links[stage], speeds) for stage in range(len(links)))
+    stages = tuple(_stage(host, planned, stage, links[stage], speeds, together) for stage in range(len(links)))
     weights: dict[str, int] = {}
-    for worker, kept in zip(workers, planned.weights, strict=True):
-        nodes = _nodes(host, worker.place)
+    for worker in workers:
+        own, nodes = planned.kept(worker).own, _nodes(host, worker.place)
         names = [worker.device.removeprefix("torch:")] if is_accelerator(worker.device) else [str(node) for node in nodes]
         for at, name in enumerate(names):
-            weights[name] = weights.get(name, 0) + kept.target_bytes // len(names) + (at < kept.target_bytes % len(names))
+            weights[name] = weights.get(name, 0) + own // len(names) + (at < own % len(names))
     kv = sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries)
     back = links[0].latency if len(stages) > 1 else 0.0
     return EngineSpec(
@@ -158,14 +189,18 @@ def _workers(host: Host, config: EngineConfig, checkpoint: Checkpoint, devices: 
     )
 
 
-def _stage(host: Host, planned: Planned, stage: int, link: Link, speeds: Speeds) -> StageCost:
+def _stage(host: Host, planned: Planned, stage: int, link: Link, speeds: Speeds, together: _Together | None) -> StageCost:
     spec = planned.checkpoint.spec
     mine = [n for n, worker in enumerate(planned.layout.workers) if worker.stage == stage]
     costs = []
     for n in mine:
         worker = planned.layout.workers[n]
         work = work_of(spec, planned.weights[n], planned.geometries[n], worker.part)
-        costs.append(accelerator_worker(work, speeds) if is_accelerator(worker.device) else cpu_worker(host, worker.place, work, speeds))
+        if is_accelerator(worker.device):
+            costs.append(accelerator_worker(work, speeds))
+        else:
+            owners = together.owners(planned.weights[n], worker.part) if together else None
+            costs.append(cpu_worker(host, worker.place, work, speeds, owners))
     part = planned.layout.workers[mine[0]].part
     sums = 2 * part.layers.count + part.first_stage + part.last_stage if len(mine) > 1 else 0
     shared = Link(link.latency, link.byte * (len(mine) - 1))  # every rank reads what all others have

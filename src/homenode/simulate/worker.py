@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from homenode.compute.ops import KvGeometry
 from homenode.engine.place import EnginePlace
@@ -11,13 +12,13 @@ from homenode.errors import UserError
 from homenode.host.placement.machine_speed import MachineSpeed, machine_speed
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.node_teams import NodeTeam
-from homenode.host.placement.step_cost import at_home, round_robin
+from homenode.host.placement.step_cost import Spread, at_home, round_robin
 from homenode.host.topology.host import Host
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.numa_choice import model_work
-from homenode.simulate.costs import Link, WorkerCost, WorkerWork
+from homenode.simulate.costs import CommonExperts, Link, WorkerCost, WorkerWork
 from homenode.simulate.rates import Rates
 from homenode.simulate.speeds import DECLARED, Speeds
 
@@ -25,11 +26,39 @@ _EMBEDDING = "model.embed_tokens.weight"
 _OUTPUT = "lm_head.weight"
 
 
-def cpu_worker(host: Host, place: EnginePlace, work: WorkerWork, speeds: Speeds) -> WorkerCost:
-    """A worker on these CPUs. Weights lie with the threads that read them, unless its policy puts their pages in turn on all nodes."""
+@dataclass(frozen=True)
+class Owners:
+    """The places of engines that keep `experts` bytes in common, as many each."""
+
+    places: Sequence[EnginePlace]
+    experts: int
+
+
+def cpu_worker(host: Host, place: EnginePlace, work: WorkerWork, speeds: Speeds, owners: Owners | None = None) -> WorkerCost:
+    """A worker on these CPUs. Weights lie with the threads that read them, unless its policy puts their pages in turn on all nodes, or `owners` keep some."""
     machine = machine_speed(teams_of(host, place), host, speeds.measured)
     spread = round_robin(machine.nodes) if place.numa == "interleave" else at_home(machine.nodes)
-    return WorkerCost(Rates.of(machine, spread, speeds.reached.kind), work, speeds.step_s, speeds.reached.float_cost)
+    common = None
+    if owners is not None:
+        common = CommonExperts(work.model.weight_bytes - owners.experts, _byte_of(owners, host, place, speeds))
+    return WorkerCost(Rates.of(machine, spread, speeds.reached.kind), work, speeds.step_s, speeds.reached.float_cost, common)
+
+
+def _byte_of(owners: Owners, host: Host, place: EnginePlace, speeds: Speeds) -> float:
+    """Seconds in which the threads of a place read a byte that all owners keep parts of."""
+    own = teams_of(host, place)
+    theirs = [teams_of(host, each) for each in owners.places]
+    by_node = {team.node: team for teams in theirs for team in teams} | {team.node: team for team in own}
+    machine = machine_speed(tuple(by_node.values()), host, speeds.measured)
+    nodes = {team.node for team in own}
+    work = at_home([node for node in machine.nodes if node.node in nodes]).work
+    reads: dict[tuple[int, int], float] = {}
+    for teams in theirs:
+        threads = sum(len(team.cpus) for team in teams) * len(theirs)
+        for (node, share), team in itertools.product(work.items(), teams):
+            way = node, team.memory_node
+            reads[way] = reads.get(way, 0.0) + share * len(team.cpus) / threads
+    return Rates.of(machine, Spread(work, reads), speeds.reached.kind).byte
 
 
 def accelerator_worker(work: WorkerWork, speeds: Speeds) -> WorkerCost:

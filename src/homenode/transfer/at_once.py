@@ -9,20 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from homenode.transfer.buffers import Buffers
 from homenode.transfer.carriers.mapped import MappedBuffer
 from homenode.transfer.connection import Connection
 from homenode.transfer.copying import CopyThread
 from homenode.transfer.lane import Announced, Lanes, LaneWriter, ready_of
+from homenode.transfer.links import Links
 from homenode.transfer.machine import Action, Announcing, Expecting, FromEngine, FromPeer, Input, Send, Tell
 from homenode.transfer.memory import EpochWords, KvMemory
 from homenode.transfer.message import ready
 from homenode.transfer.seam import Arrived, Computed, Placed, ToScheduler
-
-if TYPE_CHECKING:
-    from homenode.transfer.links import Links
 
 _MOST_PREPARED = 16  # hand-overs; it takes a few microseconds for each
 
@@ -33,11 +31,15 @@ class _Machine(Protocol):
     def expecting(self, most: int, but: Container[str] = ()) -> list[Expecting]: ...
 
 
-class _Books(Protocol):
-    """`performing.Performer`."""
+class _Counts(Protocol):
+    """`page_io.PageIO`."""
 
     bytes_copied: int
     copy_seconds: float
+
+
+class _Books(Protocol):
+    """`feeding.Feeder`."""
 
     def owe(
         self, recall: Callable[[], tuple[Input, Sequence[Action]]], now: float, digests: Sequence[bytes], announced: str = ""
@@ -65,15 +67,16 @@ class AtOnce:
         self,
         machine: _Machine,
         books: _Books,
+        counts: _Counts,
         buffers: Buffers,
         copies: CopyThread,
+        links: Links,
         post: Callable[[ToScheduler], None],
         clock: Callable[[], float],
         lanes: Lanes | None,
     ) -> None:
         """`post`: what is told here begins or ends no ticket. `lanes`: None where there are none."""
-        self.links: Links
-        self._machine, self._books, self._buffers, self._copies = machine, books, buffers, copies
+        self._machine, self._books, self._counts, self._buffers, self._copies, self._links = machine, books, counts, buffers, copies, links
         self._post, self._clock, self._lanes = post, clock, lanes
         self._cache = next(iter(buffers.local.values()))
         self._size = self._cache.buffer.layout.block_size
@@ -106,7 +109,7 @@ class AtOnce:
         self._prepared = True
         words = self._cache.words
         for sends in self._machine.announcing(_MOST_PREPARED - len(self._sending), self._sending):
-            connection = self.links.find(sends.peer)
+            connection = self._links.find(sends.peer)
             if words is not None and connection is not None and connection.lane_out is not None:
                 self._sending[sends.ticket] = _Sending(sends, connection, connection.lane_out, words)
         for takes in self._machine.expecting(_MOST_PREPARED - len(self._taking), {one.next.ticket for one in self._taking.values()}):
@@ -140,7 +143,8 @@ class AtOnce:
         if done is None:
             return False
         digests, seconds = done
-        self._books.copy_seconds += seconds
+        self._counts.copy_seconds += seconds
+        del self._sending[computed.ticket]  # what comes next the machine will know when it has heard of this
         self._books.owe(lambda: self._announced(computed, sending, digests), self._clock(), digests, computed.ticket)
         return True
 
@@ -166,7 +170,7 @@ class AtOnce:
             return False
         begun, tokens = time.perf_counter(), min(next_.tokens - first * self._size, count * self._size)
         good = self._lanes.take_pages(said, *source, self._cache.memory, next_.blocks[:count], tokens)
-        self._books.copy_seconds += time.perf_counter() - begun
+        self._counts.copy_seconds += time.perf_counter() - begun
         if good:
             self._tell(connection.number, said, next_, pages)
         return good
@@ -183,10 +187,11 @@ class AtOnce:
             if expecting.blocks[begin - first] < 0:
                 told.append(Placed(now, expecting.ticket, begin, [base + page for page in pages[begin - first : end - first]]))
             else:
-                self._books.bytes_copied += (end - begin) * self._block_bytes
+                self._counts.bytes_copied += (end - begin) * self._block_bytes
             told.append(Arrived(now, expecting.ticket, min(end * size, expecting.tokens)))
         for event in told:
             self._post(event)
+        del self._taking[peer, said.pull_id]  # a second announcement of the same is not to be taken for the next
         self._books.owe(lambda: (FromPeer(peer, ready_of(said)), [Tell(event) for event in told]), now, said.digests)
 
 

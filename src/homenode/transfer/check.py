@@ -23,7 +23,8 @@ _PORTS = ("pd_peer_init_port", "pd_peer_alloc_port", "pd_pull_done_port")
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What of the engine's other settings handing KV over depends on. `block_bytes`: of a KV block, 0 while the model is not known."""
+    """What of the engine's other settings handing KV over depends on. `block_bytes`: of a KV block, 0 while the model is not known. `workers`: the devices
+    of those that compute apart from the engine's own process; none: that one computes."""
 
     block_bytes: int = 0
     block_size: int = 0
@@ -32,6 +33,8 @@ class EngineFacts:
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     numa: str | None = None
+    workers: tuple[str, ...] = ()
+    executor: str = "auto"
 
 
 def named(setting: str) -> str:
@@ -44,7 +47,7 @@ def check_transfer(config: TransferConfig, here: Surroundings, engine: EngineFac
     if not config.on:
         return list(_off(config))
     checks = (
-        _parallel(engine),
+        _workers(config, engine),
         _role(config),
         _modes(config),
         _numbers(config),
@@ -58,12 +61,23 @@ def check_transfer(config: TransferConfig, here: Surroundings, engine: EngineFac
     return [problem for check in checks for problem in check]
 
 
-def _parallel(engine: EngineFacts) -> Iterator[UserError]:
-    if engine.tensor_parallel_size > 1:
+def _workers(config: TransferConfig, engine: EngineFacts) -> Iterator[UserError]:
+    """What workers that are processes of their own cannot do."""
+    if engine.executor == "ray":
         yield UnsupportedError(
-            f"tensor_parallel_size (--tensor-parallel-size) is {engine.tensor_parallel_size}: KV is handed over by engines with one "
-            "worker, so far",
-            param="tensor_parallel_size",
+            f"{named('pd_role')} with --executor ray: KV is handed over by workers that share memory with their engine; give --executor processes",
+            param="executor",
+        )
+    if others := sorted({device for device in engine.workers if device != "cpu"}):
+        yield UnsupportedError(
+            f"{named('pd_role')} with --stage-devices {', '.join(others)}: KV is handed over by CPU workers, whose KV memory other processes can read; "
+            "give cpu for all",
+            param="stage_devices",
+        )
+    if engine.workers and config.transfer_channel == "nixl":
+        yield UnsupportedError(
+            f"{named('transfer_channel')} is nixl: an engine of several workers hands KV over through shm or tcp, so far",
+            param="transfer_channel",
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 # Upper bounds of the histogram of durations, in seconds; the last class is what took longer.
@@ -40,6 +42,20 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
     # Hand-overs that ended well, by the class of their duration.
     durations: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     seconds: float = 0.0  # of all these
+
+
+@dataclass(frozen=True)
+class AgentStatistics:
+    """What the agent itself counts; the machine's figures are `TransferFigures`."""
+
+    connections: int
+    frames_in: int
+    frames_out: int
+    bytes_copied: int
+    copy_seconds: float
+    refused: dict[str, int]  # connections and frames, by code
+    failures: int  # of our own
+    broken: str  # why the agent has ended, if it has
 
 
 def duration_class(seconds: float) -> int:

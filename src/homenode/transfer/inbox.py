@@ -15,6 +15,7 @@ from typing import Protocol
 
 from homenode.transfer.mailbox import Mailbox
 
+_WORK, _SOMETHING = [-1], [-2]  # instead of descriptors: there is work; something came over one of them, or a lane
 _MOST_ABSENT_S = 2e-3  # a reader that always finds a message works in between, so often
 
 
@@ -86,12 +87,19 @@ class Inbox(Mailbox[object]):
         if worker is None:
             self._sleep(left)
             return
-        spare, came = worker.rest(), [-1]
+        spare, came = worker.rest(), _WORK
         if spare:
             came = self._watch(worker) or self._sleep(left if spare < 0 else spare if left < 0 else min(left, spare))
+        empty = not self._items
         worker.hear()
         worker.roused()
-        if not self._items and came != [self.fd]:
+        if self._items:
+            if empty:
+                self._worked_at = time.monotonic()  # what was heard comes before any books
+            return
+        if came is _SOMETHING:
+            came = self._came(0)
+        if came != [self.fd]:
             self._work(worker)
 
     def _watch(self, worker: Worker) -> list[int]:
@@ -103,13 +111,13 @@ class Inbox(Mailbox[object]):
         finally:
             self.awake()
         if found is not None:
-            return self._heard([fd for fd, _ in self._epoll.poll(0)] or [-1]) if found else []
+            return _SOMETHING if found else []
         until = worker.watches_until()
         while time.monotonic() < until:
             if self.waiting:
                 return [self.fd]
-            if came := [fd for fd, _ in self._epoll.poll(0)]:
-                return self._heard(came)
+            if came := self._came(0):
+                return came
             os.sched_yield()
         return []
 
@@ -117,12 +125,13 @@ class Inbox(Mailbox[object]):
         if not self.may_sleep():
             return [self.fd]
         try:
-            came = [fd for fd, _ in self._epoll.poll(timeout)]
+            return self._came(timeout)
         finally:
             self.awake()
-        return self._heard(came)
 
-    def _heard(self, came: list[int]) -> list[int]:
+    def _came(self, timeout: float) -> list[int]:
+        """Descriptors that something came over."""
+        came = [fd for fd, _ in self._epoll.poll(timeout)]
         if self.fd in came:
             self.seen()
         return came

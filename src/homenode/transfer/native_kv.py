@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable
 from typing import cast
 
@@ -14,15 +16,25 @@ from homenode.transfer.memory import Copier, EpochWords, KvLayout, KvMemory
 class NativeKv:
     """See the module."""
 
-    def __init__(self, map_kv: Callable[..., NativeKvMemory]) -> None:
-        """`map_kv`: `NativeBackend.map_kv`, so that the kernels are of the engine's own level."""
+    def __init__(self, map_kv: Callable[..., NativeKvMemory], keeps_files: bool = False) -> None:
+        """`map_kv`: `NativeBackend.map_kv`, so that the kernels are of the engine's own level. `keeps_files`: mapped memory has a descriptor, for others of
+        this engine."""
         self.copy: Copier = copy_kv
         self.lanes: Lanes | None = cast(Lanes, NativeLanes())  # takes what its own lanes give
-        self._map_kv = map_kv
+        self._map_kv, self._keeps_files = map_kv, keeps_files
 
     def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> KvMemory:
         """See `KvBackend`."""
-        return self._map_kv(fd, layout, writable=writable)
+        if not self._keeps_files:
+            return self._map_kv(fd, layout, writable=writable)
+        own = os.dup(fd)
+        try:
+            memory = self._map_kv(own, layout, writable=writable, own=True)
+        except BaseException:
+            os.close(own)
+            raise
+        weakref.finalize(memory, os.close, own)
+        return memory
 
     def create_words(self, count: int) -> EpochWords:
         """See `KvBackend`."""

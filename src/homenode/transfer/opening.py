@@ -11,11 +11,11 @@ from homenode.transfer.agent import TransferAgent
 from homenode.transfer.buffers import InPlace, register
 from homenode.transfer.carriers.carrier import KvBackend
 from homenode.transfer.carriers.registry import open_carrier
+from homenode.transfer.feeding import Machine
 from homenode.transfer.greeting import Identity
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import Own
 from homenode.transfer.memory import KvMemory
-from homenode.transfer.performing import Machine
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.seam import ToScheduler
 from homenode.transfer.sender import SenderMachine

@@ -1,8 +1,9 @@
-"""Where tokens lie: pages of the sender, blocks of the receiver, heads of ranks. Arithmetic, and what cannot be matched."""
+"""Where tokens lie: pages of the sender, blocks of the receiver, heads of ranks, layers of stages. Arithmetic, and what cannot be matched."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -62,19 +63,19 @@ def difference(source: KvLayout, target: KvLayout) -> str | None:
     for layout, whose in ((source, "sender"), (target, "receiver")):
         if layout.block_size <= 0 or layout.block_size % TILE_TOKENS:
             return f"the {whose}'s KV blocks hold {layout.block_size} tokens, which is no multiple of {TILE_TOKENS}"
-    spans = head_spans([(r.first_head, r.past_head) for r in source.regions], [(r.first_head, r.past_head) for r in target.regions])
+    spans = region_spans(source, target)
     return spans if isinstance(spans, str) else None
 
 
 def readable_in_place(source: KvLayout, target: KvLayout) -> bool:
     """Whether attention over the target's memory may as well read the source's: pages as large as blocks, and no byte from another NUMA node."""
-    near = all(
-        there.node == here.node or -1 in (there.node, here.node)
-        for here in target.regions
-        for there in source.regions
-        if there.first_head < here.past_head and here.first_head < there.past_head
-    )
-    return near and source.block_size == target.block_size and difference(source, target) is None
+    if source.block_size != target.block_size or difference(source, target) is not None:
+        return False
+    spans = region_spans(source, target)
+    if isinstance(spans, str):
+        return False
+    pairs = ((source.regions[span.source].node, target.regions[span.target].node) for span in spans)
+    return all(there == here or -1 in (there, here) for there, here in pairs)
 
 
 def head_spans(sources: Sequence[Heads], targets: Sequence[Heads]) -> list[HeadSpan] | str:
@@ -93,3 +94,53 @@ def head_spans(sources: Sequence[Heads], targets: Sequence[Heads]) -> list[HeadS
             spans.append(HeadSpan(source, target, head, end))
             head = end
     return spans
+
+
+class RegionSpan(msgspec.Struct, frozen=True):
+    """Heads first_head .. past_head - 1 of layers first_layer .. past_layer - 1 are copied from this region of the source to that of the target."""
+
+    source: int
+    target: int
+    first_layer: int
+    past_layer: int
+    first_head: int
+    past_head: int
+
+
+def region_spans(source: KvLayout, target: KvLayout) -> list[RegionSpan] | str:
+    """What goes from where to where, whatever the tensor-parallel and the pipeline degrees of the two sides: all that each region of the target holds,
+    once, from the first region of the source that has it. A string says what nobody has."""
+    edges = sorted({edge for layout in (source, target) for region in layout.regions for edge in layout.layers_of(region)})
+    spans = []
+    for first, past in pairwise(edges):
+        sources, targets = _across(source, first), _across(target, first)
+        found = head_spans([heads for _, heads in sources], [heads for _, heads in targets])
+        if isinstance(found, str):
+            return f"{found} (layers {first} to {past - 1})"
+        spans += [RegionSpan(sources[one.source][0], targets[one.target][0], first, past, one.first_head, one.past_head) for one in found]
+    return spans
+
+
+def _across(layout: KvLayout, layer: int) -> list[tuple[int, Heads]]:
+    """The regions that a layer is in, and which of its heads each has."""
+    found = []
+    for index, region in enumerate(layout.regions):
+        first, past = layout.layers_of(region)
+        if first <= layer < past:
+            found.append((index, (region.first_head, region.past_head)))
+    return found
+
+
+def hole(layout: KvLayout) -> str | None:
+    """What of its layers and heads no region of a layout has, or what a region has beyond them, in words; None: it is sound."""
+    there = [bytearray(layout.kv_heads) for _ in range(layout.layers)]
+    for region in layout.regions:
+        first, past = layout.layers_of(region)
+        if not (0 <= region.first_head < region.past_head <= layout.kv_heads and 0 <= first < past <= layout.layers):
+            return f"heads {region.first_head} to {region.past_head} of layers {first} to {past}"
+        for row in there[first:past]:
+            row[region.first_head : region.past_head] = b"\1" * (region.past_head - region.first_head)
+    for layer, row in enumerate(there):
+        if (head := row.find(0)) >= 0:
+            return f"no head {head} of layer {layer}"
+    return None

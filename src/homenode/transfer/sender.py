@@ -85,16 +85,22 @@ class SenderMachine(Receivers):
         return self._state.deadlines.next()
 
     def drain(self, now: float) -> list[Action]:
-        """No new hand-overs; those whose pages are all announced may still be read. `idle` once nothing is left."""
+        """No new hand-overs; those whose pages are all announced may still be read. `idle` once nothing is left.
+
+        Nothing more is waited for from the scheduler, which may have ended: what it has not computed by now will not be."""
         self._begin(now)
         self._draining = "the engine is shutting down"
+        for ticket in sorted(self._empty):
+            self._return_empty(ticket)
         for outgoing in list(self._tickets.values()):
             if not outgoing.admitted:
                 self._refuse(outgoing, "draining", self._draining)
-            elif outgoing.told < outgoing.pages:
+                continue
+            outgoing.computing = False
+            if outgoing.told < outgoing.pages:
                 outgoing.call_off("draining", self._draining)
-                outgoing.pump()
-                self._look(outgoing)
+            outgoing.pump()
+            self._look(outgoing)
         return self._end()
 
     @property

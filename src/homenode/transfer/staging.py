@@ -44,7 +44,7 @@ class StagingMemory:
         tokens = [min(action.page_tokens, action.tokens - page * action.page_tokens) for page in pages]
         where = (action.first_page, action.pages, action.tokens, action.page_tokens)
         page = page_nbytes(local.memory.layout, action.page_tokens)
-        if action.page_tokens == local.memory.layout.block_size:
+        if action.page_tokens == local.memory.layout.block_size and not local.memory.layout.has_copies:
             views = block_views(local.memory, action.target_table[pages.start : pages.stop], tokens)
             return views, CopyJob(action.token, local, None, Chunk(action.target_table, [], *where, None), page)
         staged = self._allocate(local, action.page_tokens, action.pages)

@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,7 +19,7 @@ from homenode.transfer import opening
 from homenode.transfer.agent import TransferAgent
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.limits import Limits
-from homenode.transfer.machine import Action, Foreseen, Input
+from homenode.transfer.machine import Action, Foreseen, Input, Send, Tell
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.seam import (
     Arrived,
@@ -176,11 +176,11 @@ class Interrupted:
             return None
         self._step()
 
-        def then(digests: list[list[bytes]]) -> Iterator[Action] | None:
+        def then(digests: list[list[bytes]]) -> list[Send | Tell] | None:
             actions = foreseen.then(digests)
-            return None if actions is None else self._in_steps(list(actions))
+            return None if actions is None else _InSteps(actions, self._step)
 
-        return Foreseen(foreseen.copies, then)  # type: ignore[arg-type]
+        return Foreseen(foreseen.copies, then)
 
     def tick(self, now: float) -> Iterator[Action]:
         return self._in_steps(self._machine.tick(now))
@@ -212,6 +212,21 @@ class Interrupted:
         self.steps += 1
         if self.steps == self._after:
             self._fault()
+
+
+class _InSteps(list[Send | Tell]):
+    """Performed one after another the first time, with a step after each; compared with what the machine says the second time."""
+
+    def __init__(self, actions: Iterable[Send | Tell], step: Callable[[], None]) -> None:
+        super().__init__(actions)
+        self._step: Callable[[], None] | None = step
+
+    def __iter__(self) -> Iterator[Send | Tell]:
+        step, self._step = self._step, None
+        for action in super().__iter__():
+            yield action
+            if step is not None:
+                step()
 
 
 def _fail() -> None:

@@ -32,8 +32,8 @@ from homenode.transfer.seam import (
     Stopped,
 )
 from homenode.transfer.settings import TransferConfig, parse_networks
-from tests.host.transfer.pair import engines, hand_over, want
-from tests.host.transfer.rig import FINGERPRINT, PythonKv, eventually, layout, new_memory, running
+from tests.host.transfer.pair import engines, hand_over, want, within
+from tests.host.transfer.rig import FINGERPRINT, PATIENCE_S, PythonKv, eventually, layout, new_memory, running
 
 
 def boom(given: object) -> list[Any]:
@@ -98,6 +98,23 @@ def test_closing_calls_off_what_is_under_way(channel: str) -> None:
         assert time.monotonic() - begun < 3
         for number in range(5):
             sender.wait(f"t{number}", SendRefused, Returned, SendAdmitted)
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_closing_waits_for_no_scheduler(channel: str) -> None:
+    """What was admitted is to be computed by a scheduler that ends before its agent does: it will say nothing more."""
+    with engines(channel=channel) as (sender, receiver):
+        want(sender, receiver, "nothing computed", 100)
+        want(sender, receiver, "a part computed", 100)
+        sender.wait("nothing computed", SendAdmitted)
+        sender.wait("a part computed", SendAdmitted)
+        sender.agent.tell(Computed("a part computed", 0, sender.take_blocks("a part computed", 64), False))
+        receiver.arrived("a part computed", 64)
+        begun = time.monotonic()
+        assert sender.agent.close(PATIENCE_S)
+        assert within(PATIENCE_S / 2, begun)
+        for ticket in ("nothing computed", "a part computed"):
+            sender.wait(ticket, Returned, timeout=0.0)
 
 
 def test_closing_right_after_pages_were_announced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,3 +134,22 @@ def test_a_reader_that_always_finds_a_message_works_in_between(inbox: Inbox) -> 
         inbox.put("and more")
         assert inbox.get(0) in ("more", "and more")
         assert time.monotonic() < deadline
+
+
+def test_what_was_heard_comes_before_any_books(inbox: Inbox) -> None:
+    """Two messages of one announcement, to a reader that slept for long: nothing is worked between the two."""
+
+    class Slept(Chores):
+        def rest(self) -> float:
+            inbox._worked_at -= 3600.0
+            return 0.0
+
+        def hear(self) -> None:
+            inbox.leave("placed")
+            inbox.leave("arrived")
+
+    slept = Slept()
+    inbox.work_for(slept)
+    inbox._worked_at = time.monotonic()
+    assert inbox.get(PATIENCE_S) == "placed" and inbox.get(PATIENCE_S) == "arrived"
+    assert not slept.done

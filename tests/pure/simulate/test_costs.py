@@ -10,7 +10,7 @@ from homenode.engine.schedule.step import Step, StepItem
 from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
 from homenode.host.placement.step_cost import OWN, Load, at_home, round_robin, step_time
 from homenode.host.placement.weight_cost import ModelWork
-from homenode.simulate.costs import Link, StageCost, StepLoad, WorkerCost, WorkerWork
+from homenode.simulate.costs import CommonExperts, Link, StageCost, StepLoad, WorkerCost, WorkerWork
 from homenode.simulate.rates import Rates
 
 MACHINE = MachineSpeed((NodeSpeed(0, 8, 100.0, 1000.0), NodeSpeed(1, 4, 50.0, 600.0)), {(0, 1): 40.0, (1, 0): 30.0}, 0.5, 2.0)
@@ -48,6 +48,15 @@ def test_a_step_by_hand() -> None:
     many = WorkerCost(RATES, WORK).seconds(StepLoad(tokens=10, rows=0, read=10, attended=55))
     # without a row of logits: read 60 + 40; multiply 10 * (10 * 2 + 3) + 4 * 2 * 0.5 * 55
     assert many == max(100, 230 + 220) + 7
+
+
+def test_experts_in_common_are_read_at_their_own_speed() -> None:
+    work = WorkerWork(ModelWork(100, 0.0, 0, 1, 0, 0, active_bytes=70, expert_share=0.5), 0.0, 0.0, 0.0)
+    near, far = (WorkerCost(RATES, work, common=CommonExperts(40.0, byte)) for byte in (1.0, 4.0))
+    for tokens, experts in ((1, 30), (2, 45)):  # of 60, half of which a token reads
+        load = StepLoad(tokens, 1, 0, 0)
+        assert near.seconds(load) == WorkerCost(RATES, work).seconds(load) == 40 + experts
+        assert far.seconds(load) == 40 + 4 * experts
 
 
 def test_ranks_wait_for_the_slowest_and_add_up() -> None:

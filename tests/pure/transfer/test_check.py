@@ -92,7 +92,8 @@ def test_refused_alone(settings: dict[str, Any], words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        (EngineFacts(tensor_parallel_size=2), ["tensor_parallel_size", "one worker"]),
+        (EngineFacts(workers=("cpu", "torch:cuda:0")), ["pd_role", "--stage-devices torch:cuda:0"]),
+        (EngineFacts(workers=("cpu",), executor="ray"), ["pd_role", "--executor ray"]),
         (EngineFacts(data_parallel_size=2), ["data-parallel-size", "pd_role", "homenode proxy"]),
         (EngineFacts(numa="replicate"), ["--numa replicate", "pd_role"]),
         (EngineFacts(backend="reference"), ["--backend native", "reference"]),
@@ -104,8 +105,19 @@ def test_engines_that_cannot(engine: EngineFacts, words: list[str]) -> None:
     assert all(word in found[0] for word in words)
 
 
-def test_several_ranks_are_no_trouble_where_no_kv_is_handed_over() -> None:
-    assert said(engine=EngineFacts(tensor_parallel_size=2)) == []
+def test_several_workers_are_no_trouble() -> None:
+    several = EngineFacts(tensor_parallel_size=2, workers=("cpu", "cpu"))
+    assert said(engine=several) == []
+    assert said(engine=several, pd_role="sender", pd_pull_done_port=(7600, 7601)) == []
+    (found,) = said(engine=several, pd_role="sender", pd_pull_done_port=(7600,))
+    assert "pd_pull_done_port" in found and "2 ranks" in found
+
+
+def test_what_several_workers_cannot() -> None:
+    several = EngineFacts(workers=("cpu", "cpu"))
+    assert said(engine=several, pd_role="receiver", pd_pull_mode=True, pd_in_place=True) == []
+    (found,) = said(Surroundings(("shm", "tcp", "nixl")), engine=several, pd_role="receiver", transfer_channel="nixl")
+    assert "nixl" in found and "several workers" in found
 
 
 def test_off_this_host_a_secret_is_needed_and_no_address_for_all() -> None:
@@ -138,8 +150,8 @@ def test_all_that_the_field_s_file_asks_for_and_this_host_lacks_is_told_at_once(
         pd_buffer_device="npu",
     )
     told = "\n".join(found)
-    assert all(word in told for word in ("tensor_parallel_size", "hccl", "npu", "pd_peer_host", "pd_cpu_buffer_size"))
-    assert len(found) == 5
+    assert all(word in told for word in ("hccl", "npu", "pd_peer_host", "pd_cpu_buffer_size"))
+    assert len(found) == 4
 
 
 def test_delayed_reads_over_hccl_want_the_accelerator_s_memory() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -10,12 +12,16 @@ from hypothesis import strategies as st
 from homenode.transfer.memory import KvLayout, KvRegion
 from homenode.transfer.pages import (
     HeadSpan,
+    RegionSpan,
     chunk_pages,
     difference,
     first_target,
     head_spans,
+    hole,
     page_bytes,
     page_count,
+    readable_in_place,
+    region_spans,
     span_bytes,
     tokens_in,
 )
@@ -90,7 +96,7 @@ def test_heads_are_matched_over_different_numbers_of_ranks() -> None:
 def test_a_head_nobody_has_is_named() -> None:
     reason = head_spans([(0, 4)], [(0, 8)])
     assert isinstance(reason, str) and "head 4" in reason
-    assert difference(layout(regions=((0, 4),)), layout()) == reason
+    assert difference(layout(regions=((0, 4),)), layout()) == f"{reason} (layers 0 to 3)"
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.lists(st.integers(1, 4), min_size=1, max_size=6))
@@ -108,3 +114,74 @@ def test_each_head_of_the_target_is_filled_once(source: list[int], target: list[
     for span in spans:
         a, b = ranges(source)[span.source]
         assert a <= span.first_head < span.past_head <= b
+
+
+LAYERS, HEADS = 6, 6
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> KvLayout:
+    """KV memory of an engine with stages of layers and ranks of heads, cut anywhere; a head may be with several ranks."""
+    regions = []
+    cuts = sorted({0, LAYERS, *draw(st.lists(st.integers(1, LAYERS - 1), max_size=3))})
+    for first, past in pairwise(cuts):
+        edges = sorted({0, HEADS, *draw(st.lists(st.integers(1, HEADS - 1), max_size=4))})
+        for begin, end in pairwise(edges):
+            copies = draw(st.integers(0, min(1, begin)))
+            regions += [KvRegion(begin - copies, end, 0, 0, 0, 0, -1, first, past)] * draw(st.integers(1, 2))
+    plain = KvLayout(LAYERS, HEADS, 64, 32, "bfloat16", 2048, 10, 0, tuple(regions))
+    return msgspec.structs.replace(plain, regions=(KvRegion(0, HEADS, 0, 0, 0, 0),)) if draw(st.integers(0, 3)) == 0 else plain
+
+
+def cells(layout: KvLayout, region: KvRegion) -> set[tuple[int, int]]:
+    first, past = layout.layers_of(region)
+    return {(layer, head) for layer in range(first, past) for head in range(region.first_head, region.past_head)}
+
+
+@given(engines(), engines())
+def test_all_that_a_region_holds_comes_once_from_the_first_that_has_it(source: KvLayout, target: KvLayout) -> None:
+    spans = region_spans(source, target)
+    assert not isinstance(spans, str) and difference(source, target) is None
+    for index, region in enumerate(target.regions):
+        mine = [span for span in spans if span.target == index]
+        filled = [(la, h) for s in mine for la in range(s.first_layer, s.past_layer) for h in range(s.first_head, s.past_head)]
+        assert len(filled) == len(set(filled)) and set(filled) == cells(target, region)
+        for span in mine:
+            taken = cells(source, KvRegion(span.first_head, span.past_head, 0, 0, 0, 0, -1, span.first_layer, span.past_layer))
+            assert taken <= cells(source, source.regions[span.source])
+            assert not any(taken & cells(source, before) for before in source.regions[: span.source])
+
+
+@given(engines(), st.data())
+def test_a_region_that_is_missing_is_a_hole_unless_others_have_it(of: KvLayout, data: st.DataObject) -> None:
+    gone = data.draw(st.integers(0, len(of.regions) - 1))
+    rest = msgspec.structs.replace(of, regions=of.regions[:gone] + of.regions[gone + 1 :])
+    left = set().union(*(cells(rest, region) for region in rest.regions))
+    lost = cells(of, of.regions[gone]) - left
+    assert hole(of) is None
+    if lost:
+        layer, head = min(lost)
+        assert hole(rest) == f"no head {head} of layer {layer}"
+        assert isinstance(region_spans(rest, of), str)
+    else:
+        assert hole(rest) is None
+    assert of.has_copies == (sum(len(cells(of, region)) for region in of.regions) > LAYERS * HEADS)
+
+
+@pytest.mark.parametrize(
+    "region",
+    [KvRegion(0, 9, 0, 0, 0, 0), KvRegion(-1, 8, 0, 0, 0, 0), KvRegion(0, 8, 0, 0, 0, 0, -1, 0, 5), KvRegion(0, 8, 0, 0, 0, 0, -1, 2, 2)],
+)
+def test_a_region_of_heads_or_layers_that_are_not_there_is_none(region: KvRegion) -> None:
+    assert hole(msgspec.structs.replace(layout(), regions=(region,))) is not None
+
+
+def test_stages_and_ranks_are_read_in_place_where_each_part_is_near() -> None:
+    ours = layout(regions=((0, 4), (4, 8)))
+    parts = tuple(KvRegion(0, 8, 0, 0, 0, 0, node, 2 * stage, 2 * stage + 2) for stage, node in enumerate((0, 1)))
+    theirs = msgspec.structs.replace(layout(), regions=parts)
+    assert readable_in_place(theirs, ours)
+    far = msgspec.structs.replace(ours, regions=tuple(msgspec.structs.replace(region, node=0) for region in ours.regions))
+    assert not readable_in_place(theirs, far)
+    spans = region_spans(theirs, far)
+    assert spans[0] == RegionSpan(0, 0, 0, 2, 0, 4) and len(spans) == 4

@@ -18,14 +18,16 @@ from homenode.compute.native.meter import NativeMeter
 from homenode.compute.native.ranks import NativeRankGroup
 from homenode.compute.native.recorder import RecordingOps
 from homenode.compute.native.refusals import host_errors, peer_errors
+from homenode.compute.native.shared_weights import NativeSharedWeights, shared_words
 from homenode.compute.ops import (
     IntArray,
     KvGeometry,
     Ops,
     PackedPlace,
+    Place,
     SampledRows,
     SamplingArrays,
-    Spread,
+    SharedPlace,
     StepArrays,
     StepLimits,
     Tensor,
@@ -33,7 +35,7 @@ from homenode.compute.ops import (
 from homenode.compute.ranks import RankGroup
 from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME, DType
-from homenode.errors import UnsupportedError, UserError
+from homenode.errors import InternalError, UnsupportedError, UserError
 from homenode.host.binding.huge_pages import residences
 from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
@@ -80,6 +82,8 @@ class NativeBackend:
         self._homes: dict[str, list[dict[str, int]] | None] | None = None  # as last seen
         self._homes_seen = 0.0
         self._weight_bytes = 0
+        self._shared: list[NativeSharedWeights] = []
+        self._shared_weight_bytes = 0
         self._kv_bytes = 0
         self._program_bytes = 0
 
@@ -96,7 +100,7 @@ class NativeBackend:
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: Spread = "split",
+        spread: Place = "split",
         row_bytes: int = 0,
     ) -> _native.Weight:
         """See `Backend.weight_from_file`. UnsupportedError for a format the core cannot decode or keep, HostError when reading fails."""
@@ -113,16 +117,19 @@ class NativeBackend:
                 self._target(target),
                 permuted_heads,
                 self._arena,
-                _SPREADS[spread],
+                _spread(spread),
                 row_bytes,
+                *_shared(spread),
             )
         return self._count(packed)
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Spread = "split") -> _native.Weight:
+    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Place = "split") -> _native.Weight:
         """See `Backend.weight_from_array`."""
         with host_errors():
             values = np.ascontiguousarray(array, np.float32)
-            return self._count(_native.weight_from_rows(self._team, values, self._target(target), self._arena, _SPREADS[spread]))
+            return self._count(
+                _native.weight_from_rows(self._team, values, self._target(target), self._arena, _spread(spread), *_shared(spread))
+            )
 
     def begin_weights(self, size: int) -> None:
         """See `FittingBackend.begin_weights`."""
@@ -155,10 +162,29 @@ class NativeBackend:
 
     def weights_from_packed(self, fd: int, places: Sequence[PackedPlace]) -> list[tuple[_native.Weight, str]]:
         """See `PackedBackend.weights_from_packed`."""
-        wanted = [(p.offset, self._target(p.target), p.rows, p.columns, _SPREADS[p.spread]) for p in places]
+        wanted = [(p.offset, self._target(p.target), p.rows, p.columns, _spread(p.spread), *_shared(p.spread)) for p in places]
         with host_errors():
             read = _native.weights_from_packed(self._team, fd, wanted, self._arena)
         return [(self._count(weight), f"{checksum:016x}") for weight, checksum in read]
+
+    def shared_words(self, fd: int, count: int) -> _native.SharedWords:
+        """See `SharingBackend.shared_words`."""
+        return shared_words(fd, count)
+
+    def shared_weights(self, fd: int, size: int) -> NativeSharedWeights:
+        """See `SharingBackend.shared_weights`."""
+        memory = NativeSharedWeights(self._team, fd, size, self._memory)
+        self._shared.append(memory)
+        return memory
+
+    def attached_weight(self, place: SharedPlace, target: str, rows: int, columns: int, *, own: bool) -> _native.Weight:
+        """See `SharingBackend.attached_weight`. ValueError for a place that is not inside the memory."""
+        shared, at = _in_shared(place)
+        weight = _native.attach_weight(self._team, shared, at, self._target(target), rows, columns)
+        if own:
+            return self._count(weight)
+        self._shared_weight_bytes += weight.nbytes
+        return weight
 
     def vector(self, array: npt.NDArray[Any]) -> _native.Tensor:
         """See `Backend.vector`."""
@@ -168,18 +194,29 @@ class NativeBackend:
         """A constant input: float32 [rows, columns], standing for the step's tokens in the programs that use it."""
         return _native.constant(np.ascontiguousarray(array, np.float32))
 
-    def kv_cache(self, geometry: KvGeometry, blocks: int, *, shared: bool = False, others_write: bool = False) -> _native.KvCache:
-        """See `Backend.kv_cache`. With `shared` it lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well."""
+    def kv_cache(
+        self,
+        geometry: KvGeometry,
+        blocks: int,
+        *,
+        shared: bool = False,
+        others_write: bool = False,
+        share: tuple[int, int, int] | None = None,
+    ) -> _native.KvCache:
+        """See `Backend.kv_cache`. With `shared` it lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well.
+
+        `share`: descriptor, offset and bytes of a memfd of somebody else's that it lies in instead, with what that holds. ValueError when it is too small.
+        """
         g, kind = geometry, kv_type(geometry.dtype)
         interleaved = self._memory is not None and self._memory.interleaved
         sharing = (_native.Sharing.writable if others_write else _native.Sharing.readable) if shared else None
         with host_errors():
             cache = _native.kv_cache(
-                self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, kind, blocks, self._arena, interleaved, sharing
+                self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, kind, blocks, self._arena, interleaved, sharing, share
             )
         self._kv_bytes += cache.nbytes
         self._kv_ranges, self._pages, self._homes = cache.ranges, None, None
-        self._kv_shared = shared
+        self._kv_shared = shared or share is not None
         return cache
 
     def kv_memory(self, cache: _native.KvCache) -> NativeKvMemory:
@@ -188,12 +225,13 @@ class NativeBackend:
         homes = [home for _, _, home in cache.ranges]
         return NativeKvMemory(_native.KvMemory.of(cache), self._level, [nodes[h] if nodes and h >= 0 else -1 for h in homes])
 
-    def attach_kv(self, cache: _native.KvCache, memory: NativeKvMemory) -> int:
+    def attach_kv(self, cache: _native.KvCache, memory: NativeKvMemory, first: int | None = None) -> int:
         """Let attention read other memory in place: block b of `memory` is from now on block `first` + b of the cache, for steps that do not write there.
 
-        The result is `first`; no number is used again. The memory has to be of the cache's geometry (ValueError); its bytes are the caller's to verify.
+        The result is `first`, which may be given; no number is used again. The memory has to be of the cache's geometry (ValueError); its bytes are the
+        caller's to verify.
         """
-        return cache.attach(memory.handle)
+        return cache.attach(memory.handle, first)
 
     def detach_kv(self, cache: _native.KvCache, first: int) -> None:
         """End that. A step that runs goes on reading the memory and keeps it mapped; later ones are refused. ValueError when nothing is there."""
@@ -203,9 +241,9 @@ class NativeBackend:
         """KV memory of its own in a memfd, each block in one piece: see `compute.native.kv_memory.pool`."""
         return pool(geometry, blocks, self._level, others_write=others_write, nodes=nodes)
 
-    def map_kv(self, fd: int, layout: KvLayout, *, writable: bool = False) -> NativeKvMemory:
-        """Another process's KV memory: see `compute.native.kv_memory.map_memory`."""
-        return map_memory(fd, layout, self._level, writable=writable)
+    def map_kv(self, fd: int, layout: KvLayout, *, writable: bool = False, own: bool = False) -> NativeKvMemory:
+        """Another process's KV memory, or `own`: see `compute.native.kv_memory.map_memory`."""
+        return map_memory(fd, layout, self._level, writable=writable, own=own)
 
     def compile(
         self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None, *, fuse: bool = True
@@ -234,26 +272,29 @@ class NativeBackend:
         return NativeProgram(program)
 
     def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
-        """See `Backend.sample`. ValueError names the first row that has a NaN or nothing finite among its (edited) logits."""
+        """See `Backend.sample`."""
         drawn = self._sampler.sample(
             logits, how.temperature, how.top_k, how.top_p, how.min_p, how.seed, how.counter,
             how.repetition_penalty, how.frequency_penalty, how.presence_penalty,
             how.bias_start, how.bias_token, how.bias_value, how.seen_start, how.seen_token, how.seen_count, num_logprobs,
         )  # fmt: skip
-        return _sampled_rows(drawn)
+        return SampledRows(*drawn)
 
     def score(self, logits: _native.Output, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
-        """See `Backend.score`. ValueError as in `sample`; the row it names is an index into `rows`."""
-        return _sampled_rows(self._sampler.score(logits, rows, targets, num_logprobs))
+        """See `Backend.score`."""
+        return SampledRows(*self._sampler.score(logits, rows, targets, num_logprobs))
 
     def statistics(self) -> dict[str, Any]:
         """See `Backend.statistics`. Bytes of weights and programs count what was made, freed or not.
+
+        `shared_weight_bytes`: of weights that other processes own and that are read where they lie; `weight_bytes` is without them.
 
         `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it did not have its CPU.
         `spin_us`: how long threads watch for each other, less than asked for where there are more of them than CPUs.
         `kv_shared`: whether the last KV memory made lies in a memfd.
         `scratch_bytes`: of the last program, what threads of several homes have for themselves.
-        `weight_pages` and `kv_pages`: bytes of weights and of the last KV memory made that were in memory, `present`, and of them on huge pages,
+        `weight_pages`, `shared_pages` and `kv_pages`: bytes of weights that are this process's alone, of those that others map as well, and of the last
+        KV memory made that were in memory, `present`, and of them on huge pages,
         `huge`, when this was first asked for after the last of them was made; None where the kernel does not tell. `residency`: see there; at most
         some seconds old, of a sample of the pages.
         """
@@ -266,6 +307,7 @@ class NativeBackend:
             "lost_cpu_shares": [round(share, 3) for share in self._team.lost_shares],
             "spin_us": self._team.spin_us,
             "weight_bytes": self._weight_bytes,
+            "shared_weight_bytes": self._shared_weight_bytes,
             "kv_bytes": self._kv_bytes,
             "kv_shared": self._kv_shared,
             "program_bytes": self._program_bytes,
@@ -282,13 +324,14 @@ class NativeBackend:
     def _read_pages(self) -> dict[str, Any]:
         """Where weights and KV memory lie, read back once they are there."""
         if self._pages is None:
-            weights, kv = residences(_extents(self._arena.ranges), _extents(self._kv_ranges)) or (None, None)
-            self._pages = {"weight_pages": weights and asdict(weights), "kv_pages": kv and asdict(kv)}
+            ranges = {"weight_pages": self._arena.ranges, "shared_pages": self._shared_ranges(), "kv_pages": self._kv_ranges}
+            seen = residences(*map(_extents, ranges.values())) or (None,) * len(ranges)
+            self._pages = {name: found and asdict(found) for name, found in zip(ranges, seen, strict=True)}
         return self._pages
 
     def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
         """See `PlacedBackend.planned`."""
-        parts = {"weights": self._arena.ranges, "kv": self._kv_ranges, "scratch": self._own_ranges}
+        parts = {"weights": [*self._arena.ranges, *self._shared_ranges()], "kv": self._kv_ranges, "scratch": self._own_ranges}
         return {name: () if self._memory is None else self._memory.planned(ranges) for name, ranges in parts.items()}
 
     def residency(self, most_pages: int | None = None, calls: Syscalls | None = None) -> dict[str, list[dict[str, int]] | None]:
@@ -309,6 +352,10 @@ class NativeBackend:
         if self._homes is None or now - self._homes_seen > _WATCH_S:
             self._homes, self._homes_seen = self.residency(most_pages=_WATCHED_PAGES), now
         return self._homes
+
+    def _shared_ranges(self) -> list[tuple[int, int, int]]:
+        """Address, bytes and home of what this process owns of weights that others map as well."""
+        return [part for memory in self._shared for part in memory.ranges]
 
     def _make_arena(self) -> _native.Arena:
         if self._memory is None:
@@ -373,12 +420,20 @@ class NativeProgram:
         return [PhaseTime(*line) for line in self._program.phase_times() if line[1]]
 
 
+def _spread(place: Place) -> _native.Spread:
+    return _native.Spread.split if isinstance(place, SharedPlace) else _SPREADS[place]
+
+
+def _shared(place: Place) -> tuple[_native.WeightMemory | None, int]:
+    """The native core's memory, and where in it; none for what is not shared."""
+    return _in_shared(place) if isinstance(place, SharedPlace) else (None, 0)
+
+
+def _in_shared(place: SharedPlace) -> tuple[_native.WeightMemory, int]:
+    if not isinstance(place.memory, NativeSharedWeights):
+        raise InternalError(f"a weight of the native core in memory of {type(place.memory).__name__}")
+    return place.memory.handle, place.offset
+
+
 def _extents(ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     return [(address, size) for address, size, _ in ranges]
-
-
-def _sampled_rows(drawn: _native.Drawn) -> SampledRows:
-    tokens, logprobs, top_tokens, top_logprobs, bad_rows = drawn
-    if bad_rows:
-        raise ValueError(f"row {bad_rows[0]} of the logits holds a NaN or no finite value (rows like that: {bad_rows})")
-    return SampledRows(tokens, logprobs, top_tokens, top_logprobs)

@@ -18,9 +18,11 @@ _MOST = (1 << 63) - 1
 class NativeKvMemory:
     """`KvMemory` of the native core. `nodes`: for each region the NUMA node it comes from, -1: unknown or several."""
 
-    def __init__(self, memory: _native.KvMemory, level: _native.Level, nodes: Sequence[int] = ()) -> None:
+    def __init__(self, memory: _native.KvMemory, level: _native.Level, nodes: Sequence[int] = (), fd: int = -1) -> None:
+        """`fd`: of the file it lies in, where somebody else keeps that open."""
         self._memory = memory
         self._level = level
+        self._fd = fd if fd >= 0 else memory.fd
         self._layout = _layout_of(memory, nodes)
         self._views = [memoryview(view) for view in memory.views]  # type: ignore[arg-type]
 
@@ -32,7 +34,7 @@ class NativeKvMemory:
     @property
     def fd(self) -> int:
         """See `KvMemory.fd`."""
-        return self._memory.fd
+        return self._fd
 
     @property
     def writable(self) -> bool:
@@ -119,8 +121,9 @@ def pool(
     return NativeKvMemory(memory, level, [nodes[0] if len(nodes) == 1 else -1])
 
 
-def map_memory(fd: int, layout: KvLayout, level: _native.Level, *, writable: bool = False) -> NativeKvMemory:
-    """Another process's KV memory, of which it says that it has this layout; the descriptor is not kept.
+def map_memory(fd: int, layout: KvLayout, level: _native.Level, *, writable: bool = False, own: bool = False) -> NativeKvMemory:
+    """Another process's KV memory, of which it says that it has this layout; the descriptor is not kept. `own`: the file is this process's own and stays
+    open: others can be given it.
 
     UserError when the layout reaches past the memory or is none, or when the memory could shrink; HostError when the machine refuses.
     """
@@ -130,18 +133,18 @@ def map_memory(fd: int, layout: KvLayout, level: _native.Level, *, writable: boo
         layout.kv_heads,
         layout.head_dim,
         layout.block_size,
-        *(h for r in layout.regions for h in (r.first_head, r.past_head)),
+        *(n for r in layout.regions for n in _cells(layout, r)),
     )
     if not all(0 <= n <= _MOST for n in numbers) or not all(0 <= n < 1 << 31 for n in sizes):
         raise UserError("layout of another engine's KV memory: a size that is negative or larger than any memory")
     shape = (layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, kv_type(layout.dtype))
-    regions = [(r.first_head, r.past_head, *_numbers(r)) for r in layout.regions]
+    regions = [(r.first_head, r.past_head, *_numbers(r), *layout.layers_of(r)) for r in layout.regions]
     with host_errors():
         try:
             memory = _native.KvMemory.map(fd, (shape, layout.tile_bytes, layout.blocks, layout.nbytes, regions), writable)
         except ValueError as error:
             raise UserError(f"KV memory of another engine: {error}") from error
-    return NativeKvMemory(memory, level, [r.node for r in layout.regions])
+    return NativeKvMemory(memory, level, [r.node for r in layout.regions], fd if own else -1)
 
 
 def copy_kv(
@@ -184,7 +187,11 @@ def _numbers(region: KvRegion) -> tuple[int, int, int, int]:
     return region.offset, region.layer_stride, region.block_stride, region.head_stride
 
 
+def _cells(layout: KvLayout, region: KvRegion) -> tuple[int, int, int, int]:
+    return region.first_head, region.past_head, *layout.layers_of(region)
+
+
 def _layout_of(memory: _native.KvMemory, nodes: Sequence[int]) -> KvLayout:
     (layers, heads, head_dim, block_size, kind), tile_bytes, blocks, nbytes, regions = memory.layout
-    placed = tuple(KvRegion(*region, node) for region, node in zip(regions, nodes or [-1] * len(regions), strict=True))
+    placed = tuple(KvRegion(*region[:6], node, *region[6:]) for region, node in zip(regions, nodes or [-1] * len(regions), strict=True))
     return KvLayout(layers, heads, head_dim, block_size, _DTYPES[kind], tile_bytes, blocks, nbytes, placed)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.compute.expert_uses import Counts, ExpertUses
-from homenode.compute.ops import FloatArray, IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, Spread, StepArrays, StepLimits, Tensor
+from homenode.compute.ops import FloatArray, IntArray, KvGeometry, Ops, Place, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import formats, sampling
 from homenode.compute.reference.kv import ReferenceKvCache
@@ -44,7 +44,7 @@ class ReferenceBackend:
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: Spread = "split",
+        spread: Place = "split",
         row_bytes: int = 0,
     ) -> FloatArray:
         """See `Backend.weight_from_file`. HostError when the file ends early."""
@@ -60,7 +60,7 @@ class ReferenceBackend:
             matrix = matrix.reshape(permuted_heads, half, 2, columns).swapaxes(1, 2).reshape(rows, columns)
         return self._keep(matrix if target == dtype.name else formats.round_to(matrix, target))
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Spread = "split") -> FloatArray:
+    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Place = "split") -> FloatArray:
         """See `Backend.weight_from_array`."""
         return self._keep(formats.round_to(np.asarray(array, np.float32), target))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import FloatArray, IntArray, SampledRows, SamplingArrays
+from homenode.compute.ops import NO_TOKEN, FloatArray, IntArray, SampledRows, SamplingArrays
 
 DoubleArray = npt.NDArray[np.float64]
 _MASK = (1 << 64) - 1
@@ -63,10 +63,11 @@ def kept(logits: DoubleArray, top_k: int, top_p: float, min_p: float) -> IntArra
 
 
 def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
-    """The token for row i of the step's sampling parameters. ValueError when nothing in the row can be drawn."""
+    """The token for row i of the step's sampling parameters. `NO_TOKEN` where the row has a NaN, or no finite largest value once biases and penalties
+    are applied."""
     logits = penalised(row, how, i)
-    if not np.isfinite(logits.max()):
-        raise ValueError(f"row {i} of the logits has no finite largest value once biases and penalties are applied")
+    if np.isnan(row).any() or not np.isfinite(logits.max()):
+        return NO_TOKEN
     temperature = float(how.temperature[i])
     if temperature < _GREEDY_BELOW:
         return int(np.argmax(logits))
@@ -78,8 +79,7 @@ def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
 
 
 def sample_rows(logits: FloatArray, how: SamplingArrays, num_logprobs: int) -> SampledRows:
-    """See `Backend.sample`. ValueError names the first row that holds a NaN or nothing that can be drawn."""
-    _refuse_unusable(np.asarray(np.isnan(logits).any(axis=1)))
+    """See `Backend.sample`."""
     tokens = np.array([draw(row, how, i) for i, row in enumerate(logits)], np.int32)
     if num_logprobs < 0:
         nothing = np.empty((len(tokens), 0), np.float32)
@@ -88,20 +88,16 @@ def sample_rows(logits: FloatArray, how: SamplingArrays, num_logprobs: int) -> S
 
 
 def score_rows(logits: FloatArray, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
-    """See `Backend.score`. ValueError names the first of `rows` whose logits hold a NaN or have no finite largest value."""
-    _refuse_unusable(np.array([not np.isfinite(logits[row].max()) for row in rows], np.bool_))
+    """See `Backend.score`."""
     width = min(max(num_logprobs, 0), logits.shape[1])
-    logprobs = np.empty(len(rows), np.float32)
-    top_tokens = np.empty((len(rows), width), np.int32)
-    top_logprobs = np.empty((len(rows), width), np.float32)
+    logprobs = np.full(len(rows), np.nan, np.float32)
+    top_tokens = np.zeros((len(rows), width), np.int32)
+    top_logprobs = np.zeros((len(rows), width), np.float32)
     for i, (row, target) in enumerate(zip(rows, targets, strict=True)):
+        if target == NO_TOKEN or not np.isfinite(logits[row].max()):
+            continue
         scores = log_softmax(logits[row])
         logprobs[i] = scores[target]
         top_tokens[i] = np.argsort(-scores, kind="stable")[:width]
         top_logprobs[i] = scores[top_tokens[i]]
     return SampledRows(np.asarray(targets, np.int32), logprobs, top_tokens, top_logprobs)
-
-
-def _refuse_unusable(bad: npt.NDArray[np.bool_]) -> None:
-    if bad.any():
-        raise ValueError(f"row {np.flatnonzero(bad)[0]} of the logits holds a NaN or no finite value")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from homenode.compute.devices import attention_problem
-from homenode.compute.ops import IntArray, KvGeometry, Ops, SampledRows, SamplingArrays, Spread, StepLimits, Tensor
+from homenode.compute.ops import IntArray, KvGeometry, Ops, Place, SampledRows, SamplingArrays, StepLimits, Tensor
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch import sampling
 from homenode.compute.torch.attention import choose_attention
@@ -56,14 +56,14 @@ class TorchBackend:
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: Spread = "split",
+        spread: Place = "split",
         row_bytes: int = 0,
     ) -> torch.Tensor:
         """See `Backend.weight_from_file`. HostError when the file ends early, UnsupportedError for a target it has no type for."""
         stored = StoredMatrix(fd, offset, dtype, rows, columns, row_bytes or dtype.row_bytes(columns))
         return self._count(self._reader.read(stored, target, permuted_heads))
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Spread = "split") -> torch.Tensor:
+    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Place = "split") -> torch.Tensor:
         """See `Backend.weight_from_array`."""
         return self._count(self._reader.keep(np.asarray(array, np.float32), target))
 
@@ -85,12 +85,12 @@ class TorchBackend:
         return TorchProgram(forward, limits, group, self._device, self._product, self._attention, self._capture)
 
     def sample(self, logits: TorchRows, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
-        """See `Backend.sample`. ValueError names the first row that holds a NaN or nothing that can be drawn."""
+        """See `Backend.sample`."""
         with torch.inference_mode():
             return sampling.sample_rows(logits.tensor, how, num_logprobs)
 
     def score(self, logits: TorchRows, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
-        """See `Backend.score`. ValueError as in `sample`; the row it names is an index into `rows`."""
+        """See `Backend.score`."""
         with torch.inference_mode():
             chosen = logits.tensor[torch.from_numpy(rows).to(logits.tensor.device).long()]
             return sampling.score_rows(chosen, targets, num_logprobs)

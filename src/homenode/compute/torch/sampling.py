@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from homenode.compute.ops import FloatArray, IntArray, SampledRows, SamplingArrays
+from homenode.compute.ops import NO_TOKEN, FloatArray, IntArray, SampledRows, SamplingArrays
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _GREEDY_BELOW = 1e-5  # a smaller temperature would only turn differences into overflow
@@ -29,18 +29,17 @@ def uniform(seeds: npt.NDArray[np.uint64], counters: npt.NDArray[np.uint64]) -> 
 
 
 def sample_rows(logits: torch.Tensor, how: SamplingArrays, num_logprobs: int) -> SampledRows:
-    """See `Backend.sample`. ValueError names the first row that holds a NaN or nothing that can be drawn."""
+    """See `Backend.sample`."""
     logits = _where_float64(logits)
-    _refuse(torch.isnan(logits).any(dim=1), "holds a NaN")
     edited = _edited(logits, how)
-    top = edited.amax(dim=1)
-    _refuse(~torch.isfinite(top), "has no finite largest value once biases and penalties are applied")
+    bad = torch.isnan(logits).any(dim=1) | ~torch.isfinite(edited.amax(dim=1))
+    edited = torch.where(bad.unsqueeze(1), 0, edited)  # so that there is something to draw
     tokens = edited.argmax(dim=1)
     drawn = np.flatnonzero(how.temperature >= _GREEDY_BELOW)
     if len(drawn):
         rows = torch.from_numpy(drawn).to(logits.device)
         tokens[rows] = _draw(edited[rows].double(), how, drawn)
-    found = tokens.cpu().numpy().astype(np.int32)
+    found = torch.where(bad, NO_TOKEN, tokens).cpu().numpy().astype(np.int32)
     if num_logprobs < 0:
         nothing = np.empty((len(found), 0), np.float32)
         return SampledRows(found, np.empty(0, np.float32), nothing.astype(np.int32), nothing)
@@ -50,18 +49,21 @@ def sample_rows(logits: torch.Tensor, how: SamplingArrays, num_logprobs: int) ->
 def score_rows(logits: torch.Tensor, targets: IntArray, num_logprobs: int) -> SampledRows:
     """Log-probabilities of a target for each row, and the most likely tokens, lower ids first among equals.
 
-    ValueError names the first row that holds a NaN or no finite largest value.
+    NaN for a row that holds a NaN or has no finite largest value, and for the target `NO_TOKEN`.
     """
     logits = _where_float64(logits)
-    _refuse(~torch.isfinite(logits.amax(dim=1)), "holds a NaN or no finite value")
+    none = torch.from_numpy(np.asarray(targets) == NO_TOKEN).to(logits.device)
+    bad = none | ~torch.isfinite(logits.amax(dim=1))
+    logits = torch.where(bad.unsqueeze(1), 0, logits)
     width = min(max(num_logprobs, 0), logits.shape[1])
     shifted = logits.double() - logits.amax(dim=1, keepdim=True).double()
     scores = shifted - shifted.exp().sum(dim=1, keepdim=True).log()
-    wanted = torch.from_numpy(np.asarray(targets, np.int64)).to(logits.device).unsqueeze(1)
+    wanted = torch.from_numpy(np.maximum(targets, 0).astype(np.int64)).to(logits.device).unsqueeze(1)
     order = torch.sort(scores, dim=1, descending=True, stable=True) if width else None
     tops = torch.zeros((len(logits), 0), device=logits.device) if order is None else order.values[:, :width]
     ids = tops if order is None else order.indices[:, :width]
-    return SampledRows(np.asarray(targets, np.int32), _floats(scores.gather(1, wanted)[:, 0]), _floats(ids).astype(np.int32), _floats(tops))
+    logprobs = torch.where(bad, torch.nan, scores.gather(1, wanted)[:, 0])
+    return SampledRows(np.asarray(targets, np.int32), _floats(logprobs), _floats(ids).astype(np.int32), _floats(tops))
 
 
 def _edited(logits: torch.Tensor, how: SamplingArrays) -> torch.Tensor:
@@ -131,12 +133,6 @@ def _shortlist(logits: torch.Tensor, weights: torch.Tensor, top_k: IntArray, top
 
 def _where_float64(logits: torch.Tensor) -> torch.Tensor:
     return logits if logits.device.type in _HAVE_FLOAT64 else logits.cpu()
-
-
-def _refuse(bad: torch.Tensor, what: str) -> None:
-    rows = torch.nonzero(bad)[:1].flatten().tolist()
-    if rows:
-        raise ValueError(f"row {rows[0]} of the logits {what}")
 
 
 def _floats(values: torch.Tensor) -> FloatArray:

@@ -9,13 +9,16 @@ from typing import Any
 
 import msgspec
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.engine.executor.member import Member
 from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.expert_table import Table
 from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import Channels, MakeChannels
+from homenode.engine.workers.kv_file import KvFile
 from homenode.engine.workers.layout import WorkerPlan
-from homenode.engine.workers.messages import Alive, Forget, FromWorker, Join, Lay, Leave
+from homenode.engine.workers.messages import Alive, Attach, Detach, Forget, FromWorker, Join, Lay, Leave
+from homenode.engine.workers.neighbours import Attached, sliced
 from homenode.errors import PeerError
 from homenode.model.checkpoint.spec import ModelSpec
 
@@ -23,6 +26,7 @@ _END_S = 3.0  # for a worker to finish its step and end
 _LAST_FIGURES_S = 1.0
 
 JoinOf = Callable[[WorkerPlan], Join]  # as for generation 0 without channels
+MemoriesOf = Callable[[WorkerPlan], Sequence[int]]  # descriptors that go with its Join, after those of channels
 Launch = Callable[[WorkerPlan], StartedWorker]
 
 
@@ -37,11 +41,15 @@ class Crew:
         launch: Launch,
         experts: ModelSpec | None,
         clock: Callable[[], float],
+        memories_of: MemoriesOf,
     ) -> None:
         """As `ProcessExecutor`."""
         self._plans, self._join_of, self._make_channels = plans, join_of, make_channels
         self._launch, self._experts, self._clock = launch, experts, clock
+        self._memories_of = memories_of
         self._channels: Channels | None = None
+        self.kv_file: KvFile | None = None  # where the workers' KV memory lies, if that is not their own
+        self._attached = Attached()
         self._generation = 0
         self.members: list[Member] = []
         self.restarts = 0
@@ -75,7 +83,31 @@ class Crew:
     def lay(self, member: Member, num_blocks: int) -> None:
         """Have a worker take KV memory."""
         member.state, member.answers = "laying", member.answers + 1
-        member.process.socket.send(Lay(num_blocks))
+        file = self.kv_file
+        if file is None:
+            member.process.socket.send(Lay(num_blocks))
+        else:
+            member.process.socket.send(Lay(num_blocks, file.shares[member.plan.number]), [file.fd])
+        for message, fd in self._attached.of(member.plan.part):
+            member.process.socket.send(message, [fd])
+
+    def attach(self, fd: int, layout: KvLayout, num_blocks: int) -> int:
+        """Have all workers read a neighbour's memory in place, now and whoever takes their place. The number of its first block; ValueError when there is
+        none left. The descriptor stays the caller's."""
+        first = self._attached.add(fd, layout, num_blocks)
+        for member in self._laid():
+            member.process.socket.send(Attach(first, sliced(layout, member.plan.part)), [fd])
+        return first
+
+    def detach(self, first: int) -> None:
+        """End that. ValueError where it did not begin."""
+        self._attached.remove(first)
+        for member in self._laid():
+            member.process.socket.send(Detach(first))
+
+    def _laid(self) -> list[Member]:
+        """Those that were told to take KV memory; others will be told of everything then."""
+        return [member for member in self.members if member.state in ("laying", "ready")]
 
     def drop(self, member: Member) -> None:
         """What a worker says is read no more."""
@@ -110,6 +142,9 @@ class Crew:
             member.process.end(max(0.0, deadline - self._clock()))
         if self._channels is not None:
             self._channels.close()
+        if self.kv_file is not None:
+            self.kv_file.close()
+        self._attached.close()
 
     def _started(self, plan: WorkerPlan, uses: Table | None = None) -> Member:
         assert self._channels is not None
@@ -117,7 +152,9 @@ class Crew:
         member = Member(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
         self.selector.register(process.socket, selectors.EVENT_READ, member)
         channels, descriptors = self._channels.of(plan.number)
-        process.socket.send(replace_join(self._join_of(plan), self._generation, channels), descriptors)
+        there = self.kv_file.taken(plan.number) if self.kv_file is not None else 0
+        join = replace_join(self._join_of(plan), self._generation, channels, there)
+        process.socket.send(join, [*descriptors, *self._memories_of(plan)])
         return member
 
     def _hear_last_figures(self) -> None:
@@ -142,6 +179,7 @@ class Crew:
         return False
 
 
-def replace_join(join: Join, generation: int, channels: list[Any]) -> Join:
-    """A Join for another generation, with its channels."""
-    return msgspec.structs.replace(join, generation=generation, channels=channels)
+def replace_join(join: Join, generation: int, channels: list[Any], kv_there: int) -> Join:
+    """A Join for another generation, with its channels. `kv_there`: bytes of its KV memory that are there already, which is then as large as that."""
+    memory = kv_there or join.kv_cache_memory
+    return msgspec.structs.replace(join, generation=generation, channels=channels, kv_cache_memory=memory, kv_there=kv_there)

@@ -11,8 +11,8 @@ from homenode.engine.workers.layout import WorkerPlan
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart
 
-_SUMS = ("threads", "weight_bytes", "kv_bytes", "program_bytes")
-_PAGES = ("weight_pages", "kv_pages")
+_SUMS = ("threads", "weight_bytes", "shared_weight_bytes", "kv_bytes", "program_bytes")
+_PAGES = ("weight_pages", "shared_pages", "kv_pages")
 
 
 def together(

@@ -15,8 +15,10 @@ class Flights:
     the active time it waited: for the stages before it, for requests, or for the way back (a bubble).
     """
 
-    def __init__(self, stage_of: Sequence[int]) -> None:
-        self._stage_of = stage_of
+    def __init__(self, stage_of: Sequence[int], all_done: bool = False) -> None:
+        """`all_done`: a step has its result when nobody computes any of it any more, and not as soon as that is known."""
+        self._stage_of, self._all_done = stage_of, all_done
+        self._waiting: dict[int, StepResult] = {}  # results of steps that others still compute
         self.reporter = stage_of.index(stage_of[-1])
         self._first_ranks = {stage_of.index(stage): stage for stage in stage_of}
         self._said: dict[int, set[int]] = {}  # step -> workers that are done with it, one way or the other; in the order of the steps
@@ -54,8 +56,11 @@ class Flights:
                 self._active += now - self._since
             self.steps += 1
             self._results += 1
-        self.said(worker, done.result.number)
-        return done.result if worker == self.reporter else None
+            self._waiting[done.result.number] = done.result
+        number = done.result.number
+        alone = self._all_done and number in self._said and len(self._said[number] | {worker}) < len(self._stage_of)
+        self.said(worker, number)
+        return None if alone else self._waiting.pop(number, None)
 
     def said(self, worker: int, number: int) -> None:
         """A worker has nothing more to do with a step."""
@@ -73,6 +78,7 @@ class Flights:
         if self.in_flight:
             self._active += now - self._since
         self._said.clear()
+        self._waiting.clear()
         self._results = 0
 
     def _tidy(self) -> None:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from homenode.engine.executor.crew import Crew, JoinOf, Launch
+from homenode.compute.kv_memory import KvLayout
+from homenode.engine.executor.crew import Crew, JoinOf, Launch, MemoriesOf
 from homenode.engine.executor.losing import LossRecord, Silence
 from homenode.engine.executor.member import Member
 from homenode.engine.executor.protocol import StepError, WorkerLostError
@@ -25,6 +26,7 @@ from homenode.engine.failures import named_error
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import MakeChannels
+from homenode.engine.workers.kv_file import KvFile
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Alive, Broken, Done, Failed, Fits, FromWorker, Laid, Loading
 from homenode.errors import HomenodeError, InternalError, PeerError
@@ -51,14 +53,21 @@ class ProcessExecutor:
         launch: Launch | None = None,
         on_end: Callable[[], None] = lambda: None,
         experts: ModelSpec | None = None,
+        lends: bool = False,
+        memories_of: MemoriesOf = lambda plan: (),
     ) -> None:
         """`plans`: stage after stage. `program`: the module that a worker runs. `worker_timeout`: seconds a worker may be silent. `launch`: starts a
         worker, at once and without waiting for it, in place of a child of this process; `on_end` is called when all have ended. `experts`: a model of
-        whose experts the use is told in `statistics`."""
+        whose experts the use is told in `statistics`. `lends`: others read and write the KV memory, too, so that no step is over, however it ended,
+        as long as a worker may write for it; of workers that are lost the loop hears at once, and waits with such writing until `serving`.
+        `memories_of`: what a worker is given with its Join, each time it is started; it stays the caller's."""
         launch = launch or (lambda plan: WorkerProcess(plan.name, program))
         self._on_end, self._experts, self._clock = on_end, experts, clock
-        self._crew = Crew(plans, join_of, make_channels, launch, experts, clock)
-        self._traffic = StepTraffic(plans)
+        self._crew = Crew(plans, join_of, make_channels, launch, experts, clock, memories_of)
+        self._lends = lends
+        self._held: StepError | None = None  # a step's failure, until all workers have ended the step
+        self._kv_layouts: dict[int, KvLayout] = {}
+        self._traffic = StepTraffic(plans, all_done=lends)
         self._silence = Silence(worker_timeout, clock())
         self._losses = LossRecord()
         self._plans = plans
@@ -92,13 +101,33 @@ class ProcessExecutor:
         self._wait(lambda: len(self.members) == len(self._plans) and all(m.fits for m in self.members), "loaded")
         return [m.fits for m in self.members if m.fits]
 
-    def lay(self, limits: WorkerLimits) -> None:
-        """Have all workers take KV memory of `limits.num_blocks` blocks and prepare to compute. Raises as `start`."""
+    def lay(self, limits: WorkerLimits, kv_file: KvFile | None = None) -> None:
+        """Have all workers take KV memory of `limits.num_blocks` blocks, in a file that is closed with this, if given, and prepare to compute. Raises as
+        `start`."""
         with self._changed:
+            self._crew.kv_file = kv_file
             self._limits, self._num_blocks = limits, limits.num_blocks
             for member in self.members:
                 self._crew.lay(member, self._num_blocks)
         self._wait(lambda: self._serving, "ready")
+
+    def kv_layouts(self) -> list[KvLayout]:
+        """How each worker's KV memory lies in its share of the file."""
+        return [self._kv_layouts[number] for number in range(len(self._plans))]
+
+    def attach(self, fd: int, layout: KvLayout) -> int:
+        """Have the steps submitted from now on read another engine's KV memory in place: its block b is block (the result) + b. From any thread; ValueError
+        where that cannot be. The descriptor stays the caller's."""
+        with self._changed:
+            first = self._crew.attach(fd, layout, self._num_blocks)
+        self._wake()
+        return first
+
+    def detach(self, first: int) -> None:
+        """End that: no step submitted from now on names those blocks. From any thread."""
+        with self._changed:
+            self._crew.detach(first)
+        self._wake()
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         with self._changed:
@@ -236,7 +265,10 @@ class ProcessExecutor:
                 if self._num_blocks:
                     self._lay_again(member, message)
                 self._changed.notify_all()
-            case Laid(compute):
+            case Laid(compute, kv):
+                if kv is not None and self._kv_layouts.setdefault(member.plan.number, kv) != kv:
+                    self._lose({member.plan.number: "lays its KV memory out otherwise than the worker in whose place it is"})
+                    return
                 member.answers -= 1
                 member.tells(compute, self._experts, self._clock())
                 self._is_laid(member)
@@ -258,7 +290,10 @@ class ProcessExecutor:
 
     def _fail(self, error: StepError) -> None:
         """Everything in flight is lost, and nobody with it."""
-        self._tell(error)
+        if self._lends and not error.fatal:
+            self._serving, self._held = False, error
+        else:
+            self._tell(error)
         self._start_anew({})
 
     def _tell(self, error: StepError) -> None:
@@ -280,8 +315,9 @@ class ProcessExecutor:
                 self._crew.drop(self.members[number])
             return
         loss = self._losses.count(told, len(self._plans), self._clock())
-        was_serving, self._serving = self._serving, False
-        if was_serving or loss.fatal:
+        knows = not self._serving and self._held is None
+        self._serving, self._held = False, None
+        if not knows or loss.fatal:
             self._tell(WorkerLostError(loss.text, fatal=loss.fatal))
         else:  # the loop knows that not all are there
             _log.error("%s", loss.text)
@@ -317,7 +353,10 @@ class ProcessExecutor:
             member.state = "ready"
         if not self._serving and self._limits and all(m.there for m in self.members):
             self._serving = True
-            if self._crew.restarts:
+            held, self._held = self._held, None
+            if held is not None:
+                self._tell(held)
+            elif self._crew.restarts:
                 _log.info("all %d workers are there again", len(self.members))
             self._changed.notify_all()
             self._notify()

@@ -20,9 +20,10 @@ _BLAME_AFTER_S = 1.0  # those who waited for the same worker give up within this
 class StepTraffic:
     """`now` is the time of one clock everywhere."""
 
-    def __init__(self, plans: Sequence[WorkerPlan]) -> None:
+    def __init__(self, plans: Sequence[WorkerPlan], all_done: bool = False) -> None:
+        """`all_done`: as `Flights`."""
         self._last_stage = plans[-1].stage
-        self._flights = Flights([plan.stage for plan in plans])
+        self._flights = Flights([plan.stage for plan in plans], all_done)
         self._blame: tuple[float, Failed] | None = None  # when to look who kept the others waiting, and what was said of it
 
     def submit(self, step: Step, members: Sequence[Member], now: float) -> bool:
@@ -37,7 +38,7 @@ class StepTraffic:
         return behind
 
     def done(self, member: Member, done: Done, members: Sequence[Member], now: float) -> StepResult | None:
-        """A worker is done with a step; its result if this is the one to give it."""
+        """A worker is done with a step; its result if that is there with this."""
         result = self._flights.done(member.plan.number, done, now)
         if result is not None:
             drawn = [(one.seq, one.token) for one in result.sampled]

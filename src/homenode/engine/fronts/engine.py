@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from homenode.engine.client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
@@ -16,9 +16,11 @@ from homenode.engine.messages import Serving, Statistics, ToFront
 class SharedEngine(AsyncEngineClient):
     """An engine in a child process; this end starts and watches it, and fronts have streams of their own to it."""
 
-    def __init__(self, config: EngineConfig, program: str, on_news: Callable[[], None]) -> None:
-        """`on_news` is called when `statistics` or `hindrance` have changed."""
-        super().__init__(config, program=program)
+    def __init__(
+        self, config: EngineConfig, program: str, on_news: Callable[[], None], memories: Callable[[], Sequence[int]] = tuple
+    ) -> None:
+        """`on_news` is called when `statistics` or `hindrance` have changed. `memories`: as of every engine."""
+        super().__init__(config, program=program, memories=memories)
         self._on_news = on_news
         self._door: socket.socket | None = None
 

@@ -14,6 +14,7 @@ from homenode.engine.client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Ready, Statistics
 from homenode.engine.replicas.dispatch import Dispatcher, DispatchSettings
+from homenode.engine.replicas.expert_memory import ExpertMemory
 from homenode.engine.replicas.figures import all_ready, total
 from homenode.engine.replicas.keeper import Keeper
 from homenode.engine.replicas.patience import Patience
@@ -51,9 +52,13 @@ class ReplicasClient(Dispatcher):
         super().__init__(settings, patience, Router(settings.block_size, settings.prefix_caching))
         self.on_engine_lost = on_engine_lost
         self._places = [config.replica.place for config in configs if config.replica is not None]
-        self._keepers = [Keeper(config, self, patience, lambda each: AsyncEngineClient(each, program=program)) for config in configs]
+        self._experts = ExpertMemory(configs)
+        self._keepers = [Keeper(config, self, patience, lambda each: self._client_of(each, program)) for config in configs]
         self._engines = self._keepers
         self._ready: Ready | None = None
+
+    def _client_of(self, config: EngineConfig, program: str) -> AsyncEngineClient:
+        return AsyncEngineClient(config, program=program, memories=self._experts.descriptors)
 
     async def __aenter__(self) -> ReplicasClient:
         await self.start()
@@ -86,6 +91,7 @@ class ReplicasClient(Dispatcher):
         """End all engines. Pending requests get an error."""
         self._ending = self._ending or "the engines were closed"
         await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        self._experts.close()
         for journey in tuple(self._journeys.values()):
             self._fail(journey, self._ending)
 

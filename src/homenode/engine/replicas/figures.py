@@ -48,6 +48,7 @@ def all_ready(parts: Sequence[Ready], places: Sequence[EnginePlace]) -> Ready:
             "engines": len(parts),
             "load_seconds": max(_number(part, "load_seconds") for part in parts),
             "weight_bytes": sum(_number(part, "weight_bytes") for part in parts),
+            "shared_weight_bytes": sum(_number(part, "shared_weight_bytes") for part in parts),
             "kv_bytes": sum(_number(part, "kv_bytes") for part in parts),
             "notes": _notes(parts),
             "compute": _compute([part.details.get("compute") for part in parts]),
@@ -81,7 +82,7 @@ def _compute(parts: Sequence[object]) -> dict[str, Any]:
     found: dict[str, Any] = dict(known[0]) if known else {}
     if "threads" in found:
         found["threads"] = sum(part.get("threads", 0) for part in known)
-    for name in ("weight_pages", "kv_pages"):
+    for name in ("weight_pages", "shared_pages", "kv_pages"):
         if isinstance(found.get(name), dict):
             found[name] = _sum([part[name] for part in known if isinstance(part.get(name), dict)])
     return found

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from homenode.engine.client import AsyncEngineClient
+from homenode.engine.client import START_TIMEOUT_S, AsyncEngineClient
 from homenode.engine.config import EngineConfig
+from homenode.engine.expert_seat import wanted
 from homenode.engine.messages import EngineFigures, EngineState, Ready, Statistics
 from homenode.engine.replicas.figures import at_rest, since_start
 from homenode.engine.replicas.patience import Patience
@@ -85,12 +86,30 @@ class Keeper(Generic[Client]):
     # Life
 
     async def start(self, progress: Callable[[int, int], None] | None = None) -> Ready:
-        """Start it for the first time. Raises as `AsyncEngineClient.start`; then it is not tried again."""
-        ready = await self.client.start(progress)
+        """Start it for the first time. Raises as `AsyncEngineClient.start`; then it is not tried again, but for an engine of those that keep experts
+        in common: where it dies, or one of them has died and another not yet come back, the others wait for it."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                ready = await self.client.start(progress, max(0.0, deadline - time.monotonic()))
+                break
+            except PeerError as error:
+                await self._before_another_try(error, deadline)
         if self.client.lost is not None:
             raise PeerError(f"engine {self.number} was lost as soon as it was ready: {self.client.lost}")
         self._is_up(ready)
         return ready
+
+    async def _before_another_try(self, error: PeerError, deadline: float) -> None:
+        """Wait, and have a new client; raises the error where there is no other try."""
+        self._failures += 1
+        if not wanted(self._config) or self._failures > self._patience.first_tries or time.monotonic() >= deadline:
+            raise error
+        delay = self._patience.delay(self._failures) or 0.0
+        _log.warning("engine %d did not start: %s; it is started again in %g s", self.number, error.message, delay)
+        await asyncio.sleep(delay)
+        self.client = self._new_client()
+        self.restarts += 1
 
     async def close(self) -> None:
         """End it, whatever it is doing."""

@@ -10,7 +10,7 @@ class Patience:
     """`look_every_s`: between two looks at an engine. `silent_after_s`: without an answer from its loop for so long it gets no new requests, and
     `lost_after_s` after that it is ended and started again.
 
-    `tries`: starts in a row that may fail. `first_delay_s` is waited before the first, twice as long before each further one, at most
+    `tries`: starts in a row that may fail, and `first_tries` before the first that did not, of engines that others wait for. `first_delay_s` is waited before the first, twice as long before each further one, at most
     `longest_delay_s`. An engine that worked for `steady_s` has all its tries again. `losses`: engines that may be lost under one request: a
     third try would let a request that kills engines take them all.
     """
@@ -19,6 +19,7 @@ class Patience:
     silent_after_s: float = 2.0
     lost_after_s: float = 30.0
     tries: int = 6
+    first_tries: int = 2
     first_delay_s: float = 0.2
     longest_delay_s: float = 30.0
     steady_s: float = 60.0

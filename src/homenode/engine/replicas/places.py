@@ -78,12 +78,13 @@ def memory_shares(rooms: Sequence[tuple[int, tuple[int, ...]]], total: int) -> t
     `rooms`: for each engine the bytes free on the nodes it is bound to, and those nodes (empty: not bound, it may take from all). `total`: bytes
     that all of them together may take. Engines that share a node get equal parts of it.
     """
-    parts = [size // sum(_meet(nodes, others) for _, others in rooms) for size, nodes in rooms]
+    parts = [size // sum(meet(nodes, others) for _, others in rooms) for size, nodes in rooms]
     promised = sum(parts)
     return tuple(part if promised <= total else part * total // promised for part in parts)
 
 
-def _meet(nodes: tuple[int, ...], others: tuple[int, ...]) -> bool:
+def meet(nodes: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    """Whether memory bound to these nodes (empty: to none) can be the same."""
     return not nodes or not others or not set(nodes).isdisjoint(others)
 
 

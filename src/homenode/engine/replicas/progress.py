@@ -17,6 +17,8 @@ class Progress:
         def take(done: int, total: int) -> None:
             self._done[number], self._total[number] = done, total
             if self._tell is not None:
-                self._tell(sum(self._done), max(self._total) * len(self._total))  # all read the same files
+                self._tell(
+                    sum(self._done), sum(each or max(self._total) for each in self._total)
+                )  # all read the same files, or parts of them
 
         return take

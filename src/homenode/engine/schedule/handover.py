@@ -38,6 +38,7 @@ class Handover:
         self._residents = residents
         self.messages = messages
         self._closed = False
+        self.workers_are_lost = False  # and those that are left may still write to any block
 
     # Requests
 
@@ -147,6 +148,8 @@ class Handover:
         tokens, longest = offer.tokens, longest_sequence(self._limits)
         if self._closed:
             return "the engine is shutting down"
+        if self.workers_are_lost and offer.reserve:
+            return "workers of the engine were lost and are being replaced"
         if tokens < 1 or offer.page_tokens < 1 or len(offer.identities) != -(-tokens // offer.page_tokens):
             return f"{len(offer.identities)} pages of {offer.page_tokens} tokens do not make {tokens} tokens"
         if tokens + 2 > longest:

@@ -56,7 +56,7 @@ class Losses:
         lost = {sequence.id: sequence for sequence in self._planner.running}
         for flight in self._flights.take_all():
             lost |= self._land(flight)
-        self.workers_are_lost = True
+        self.workers_are_lost = self._handover.workers_are_lost = True
         for sequence in lost.values():
             self._count_loss(sequence, error)
         self._forget_kv()
@@ -66,7 +66,7 @@ class Losses:
         """Steps are sent again. InternalError when no workers were lost."""
         if not self.workers_are_lost:
             raise InternalError("the workers are back, but they were not lost")
-        self.workers_are_lost = False
+        self.workers_are_lost = self._handover.workers_are_lost = False
 
     def _land(self, flight: Flight) -> dict[int, Sequence]:
         """Take back what a step that will not come back holds. Its unfinished sequences, by request."""

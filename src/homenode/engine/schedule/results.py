@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from homenode.engine.messages import Output
 from homenode.engine.request import TokenLogprob
 from homenode.engine.schedule.flights import Flight, Flights
@@ -9,7 +11,7 @@ from homenode.engine.schedule.handover import Handover
 from homenode.engine.schedule.live import LiveRequests
 from homenode.engine.schedule.residents import Residents
 from homenode.engine.schedule.sequence import Residency, Sequence
-from homenode.engine.schedule.step import PromptScores, Sampled, StepItem, StepResult, WorkerLimits
+from homenode.engine.schedule.step import NO_TOKEN, PromptScores, Sampled, StepItem, StepResult, WorkerLimits
 from homenode.engine.schedule.tally import Tally
 from homenode.errors import InternalError
 
@@ -39,11 +41,21 @@ class Results:
         if [s.seq for s in result.sampled] != flight.drawing():
             raise InternalError(f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number)
         tokens = [s.token for s in result.sampled]
-        if tokens and (min(tokens) < 0 or max(tokens) >= self._limits.vocab_size):
+        if tokens and (min(tokens) < NO_TOKEN or max(tokens) >= self._limits.vocab_size):
             raise InternalError(f"step {result.number}: the worker drew a token that is not in the vocabulary", number=result.number)
+        if NO_TOKEN in tokens or any(math.isnan(score.logprob) for scored in result.scored for score in scored.scores):
+            self._end_without_numbers(flight, result)
         self._take_decodes(flight, result.sampled, tokens)
         if flight.parts:
             self._take_parts(flight, result)
+
+    def _end_without_numbers(self, flight: Flight, result: StepResult) -> None:
+        """End those for whom the model computed a NaN, and nobody else."""
+        without = {s.seq for s in result.sampled if s.token == NO_TOKEN}
+        without |= {scored.seq for scored in result.scored if any(math.isnan(score.logprob) for score in scored.scores)}
+        for sequence, residency in flight.members():
+            if residency.seq in without and not sequence.finished:
+                self._live.fail(sequence, "the model's logits for this request hold a NaN, or nothing that can be drawn", "InternalError")
 
     def _take_decodes(self, flight: Flight, sampled: list[Sampled], tokens: list[int]) -> None:
         """Pass on the tokens of those that decode. Only few of them end, or have filled a block: this is what a token costs."""

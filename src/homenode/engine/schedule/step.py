@@ -53,8 +53,11 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
         return sum(item.count for item in self.items)
 
 
+NO_TOKEN = -1
+
+
 class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The token drawn for a sequence."""
+    """The token drawn for a sequence; `NO_TOKEN` where its logits held a NaN, or nothing that could be drawn."""
 
     seq: int
     token: int
@@ -62,7 +65,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities of the prompt tokens at positions first, first + 1, ... of a sequence."""
+    """Log-probabilities of the prompt tokens at positions first, first + 1, ... of a sequence; NaN as for `Sampled`."""
 
     seq: int
     first: int

@@ -146,7 +146,8 @@ class SequenceTable:
         self.num_blocks[slot] = last
 
     def append(self, slots: SlotArray, tokens: IntArray) -> None:
-        """Add the token drawn for each of `slots`."""
+        """Add the token drawn for each of `slots`. For who got none any token will do: the engine is about to end it."""
+        tokens = np.maximum(tokens, 0)
         self.last_token[slots] = tokens
         self.length[slots] += 1
         if self.num_counted:

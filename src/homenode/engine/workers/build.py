@@ -8,21 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from homenode.compute.ops import KvGeometry
-from homenode.engine.build import Engine, Progress, counting, make_backend, with_variables
+import msgspec
+
+from homenode.compute.ops import Backend, KvGeometry
+from homenode.engine.build import Engine, Progress, counting, make_backend, weights_problem, with_variables
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.protocol import Executor
 from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.expert_counts import counts_problem
+from homenode.engine.expert_room import ExpertsInCommon, Kept, kept_of, missing_layout
+from homenode.engine.expert_seat import expert_problem
 from homenode.engine.location import located
 from homenode.engine.messages import Ready
 from homenode.engine.node_room import check_homes
-from homenode.engine.pairing import transfer_problems
+from homenode.engine.pairing import kept_as, targets_of, transfer_problems
 from homenode.engine.place import EnginePlace
 from homenode.engine.placement import UNPINNED
+from homenode.engine.replicas.places import meet
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import keep_to, memory_room
 from homenode.engine.sizing import Sizes, problems, resolve
@@ -30,31 +35,39 @@ from homenode.engine.workers.calibrate import layer_seconds
 from homenode.engine.workers.channels import Channels, MakeChannels
 from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.devices import is_accelerator
+from homenode.engine.workers.kv_file import KvFile, joined
 from homenode.engine.workers.layer_room import layer_rooms, weight_needs, with_the_rest
 from homenode.engine.workers.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
 from homenode.engine.workers.layers import Room, balanced_layers
-from homenode.engine.workers.layout import Layout, WorkerPlan, config_of, lay_out, setting_problems, with_memory
+from homenode.engine.workers.layout import Layout, WorkerPlan, config_of, lay_out, with_memory
 from homenode.engine.workers.messages import Fits, Join
 from homenode.engine.workers.node_policy import own_host
 from homenode.engine.workers.places import worker_places
 from homenode.engine.workers.there import memory_of
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.expert_placement import read_placement
+from homenode.model.part import ModelPart
 from homenode.model.parts import Division, plan_parts, read_layer_split
 from homenode.model.weights.grains import grains_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import kv_geometry_of, plan_model
+from homenode.transfer.fingerprint import fingerprint_of
+
+if TYPE_CHECKING:
+    from homenode.engine.handing_over import Sharing
 
 
 @dataclass(frozen=True)
 class Planned:
-    """An engine of several workers before any of them is there. `weights`: how each one's matrices are kept; `geometries`: of their KV memory."""
+    """An engine of several workers before any of them is there. `weights`: how each one's matrices are kept; `geometries`: of their KV memory. `common`:
+    what it has to do with other engines' experts."""
 
     config: EngineConfig
     checkpoint: Checkpoint
@@ -64,10 +77,15 @@ class Planned:
     geometries: tuple[KvGeometry, ...]
     kv_memory: int | None  # bytes of each CPU worker's KV memory, where set
     rooms: tuple[Room, ...] = ()  # for layers, beside KV memory
+    common: ExpertsInCommon | None = None
+
+    def kept(self, worker: WorkerPlan) -> Kept:
+        """What a worker has of its weights itself."""
+        return kept_of(self.weights[worker.number], worker.part, self.common, worker.number)
 
     def left(self, worker: WorkerPlan) -> int | None:
         """Bytes for the buffers and the KV memory of a worker; None on a device with memory of its own."""
-        return None if worker.memory is None else max(0, worker.memory - self.weights[worker.number].target_bytes)
+        return None if worker.memory is None else max(0, worker.memory - self.kept(worker).own)
 
     def problems(self) -> list[UserError]:
         """What keeps these settings from working, beside what `plan_engine` raises."""
@@ -76,11 +94,33 @@ class Planned:
             if (problem := self._home_problem(worker)) is not None:
                 found.setdefault(problem.param or problem.message, problem)
             left = self.left(worker)
-            if left is not None:
+            if worker.memory is not None and self.kept(worker).own > worker.memory:
+                problem = weights_problem(self.config, self.checkpoint.spec, self.kept(worker), worker.memory)
+                found.setdefault(problem.param or problem.message, problem)
+            elif left is not None:
                 config = replace(self.config, kv=replace(self.config.kv, kv_cache_memory=self.kv_memory))
                 for problem in problems(config, self.checkpoint.spec, self.geometries[worker.number], left):
                     found.setdefault(problem.param or problem.message, problem)
+        for problem in transfer_problems(self.config, self.whole_geometry, self._left_in_all(), [w.device for w in self.layout.workers]):
+            found.setdefault(problem.param or problem.message, problem)
         return list(found.values())
+
+    @property
+    def whole_geometry(self) -> KvGeometry:
+        """Of the KV memory of all workers together."""
+        spec = self.checkpoint.spec
+        return replace(self.geometries[0], layers=spec.num_layers, kv_heads=spec.num_kv_heads)
+
+    def kept_as(self, backend: Backend) -> str:
+        """How the weights are kept, in words: those of a whole model where that comes to the same."""
+        kept = self.config.model
+        whole = plan_model(self.checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
+        return kept_as(self.config, targets_of(whole, self.weights))
+
+    def _left_in_all(self) -> int | None:
+        """Bytes for buffers and KV memory of all workers of this host; None where one has memory of its own."""
+        left = [self.left(worker) for worker in self.layout.workers]
+        return None if None in left else sum(size for size in left if size is not None)
 
     def _home_problem(self, worker: WorkerPlan) -> UserError | None:
         """Why a node has no room for what --numa puts there."""
@@ -90,7 +130,8 @@ class Planned:
         own = replace(self.config, placement=placement, compute=replace(self.config.compute, threads=len(worker.place.team)))
         try:
             backend = make_backend(self.config.compute, (UNPINNED,))
-            check_homes(own, own_host(self.host, worker.place), worker.place, self.weights[worker.number], backend)
+            layout = missing_layout(self.weights[worker.number], worker.part, self.common, worker.number)
+            check_homes(own, own_host(self.host, worker.place), worker.place, layout, backend)
         except UserError as error:
             return error
         return None
@@ -102,31 +143,34 @@ def plan_engine(
     host: Host,
     devices: Sequence[str],
     devices_memory: Mapping[str, int] = MappingProxyType({}),
+    common: ExpertsInCommon | None = None,
 ) -> Planned:
-    """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. UserError, naming the setting, for what the
-    model cannot be cut into or the host cannot hold."""
-    if found := [*setting_problems(config), *transfer_problems(config)]:
+    """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. `common`: where several engines keep experts in
+    common. UserError, naming the setting, for what the model cannot be cut into or the host cannot hold."""
+    if found := transfer_problems(config, workers=devices):
         raise found[0] if len(found) == 1 else UserError("; ".join(problem.message for problem in found), param=found[0].param)
-    if problem := counts_problem(config.parallel.expert_counts, checkpoint.spec):
+    if problem := expert_problem(config, checkpoint.spec) or counts_problem(config.parallel.expert_counts, checkpoint.spec):
         raise problem
     memory = with_variables(config, host).kv.kv_cache_memory
     places = worker_places(host, config, devices)
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
     whole = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
-    weights_alone = weight_needs(checkpoint.spec, whole, config.parallel.pipeline_parallel_size, config.parallel.tensor_parallel_size)
+    missing = missing_layout(whole, ModelPart.whole(checkpoint.spec), common)
+    weights_alone = weight_needs(checkpoint.spec, missing, config.parallel.pipeline_parallel_size, config.parallel.tensor_parallel_size)
     geometry = kv_geometry_of(checkpoint.spec, whole, config.kv.block_size, config.kv.kv_cache_dtype)
     needs = with_the_rest(weights_alone, config, checkpoint.spec, geometry, memory)
     rooms, without_kv = (layer_rooms(host, config, devices, places.places, devices_memory, need) for need in (needs, weights_alone))
     layers = read_layer_split(config.parallel.layer_split)
     if layers is None:
-        layers = _split(config, checkpoint.spec, whole, devices, places.places, (rooms, without_kv))
+        split = _same_split if common is not None else _split
+        layers = split(config, checkpoint.spec, whole, devices, places.places, (rooms, without_kv))
     parts = plan_parts(checkpoint.spec, grains_of(checkpoint, kept.quantize), _division(config, checkpoint, layers, devices))
     weights = tuple(plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part) for part in parts)
     geometries = tuple(
         kv_geometry_of(checkpoint.spec, kept_as, config.kv.block_size, config.kv.kv_cache_dtype, part)
         for part, kept_as in zip(parts, weights, strict=True)
     )
-    return Planned(config, checkpoint, host, lay_out(config, parts, devices, places), weights, geometries, memory, rooms)
+    return Planned(config, checkpoint, host, lay_out(config, parts, devices, places), weights, geometries, memory, rooms, common)
 
 
 def _split(
@@ -148,21 +192,47 @@ def _split(
         return balanced_layers(costs, spec.num_layers, rooms[1])
 
 
+def _same_split(
+    config: EngineConfig,
+    spec: ModelSpec,
+    whole: WeightLayout,
+    devices: Sequence[str],
+    places: Sequence[EnginePlace],
+    rooms: tuple[tuple[Room, ...], tuple[Room, ...]],
+) -> tuple[int, ...]:
+    """The same of engines that keep experts in common: whatever CPUs and memory each has, all come to one division."""
+    alike = [EnginePlace((UNPINNED,))] * len(places)
+    costs = stage_costs(spec, whole, devices, alike, config.parallel.tensor_parallel_size, [None] * len(places))
+    layers = balanced_layers(costs, spec.num_layers)
+    return layers if all(room.holds(layers) for room in rooms[1]) else balanced_layers(costs, spec.num_layers, rooms[1])
+
+
 def with_room(planned: Planned) -> Planned:
     """The plan with the memory that each worker may take of what is free on this host now."""
     config, layout = planned.config, planned.layout
     rooms = [memory_room(worker.place) for worker in layout.workers]
-    total = Allowance.of_process().memory_available
+    mine = [planned.kept(worker) for worker in layout.workers]
+    held = sum(each.held for each in mine)  # it is where it will be again, and no less free for being taken already
+    total = Allowance.of_process().memory_available + held
     if config.replica is not None and config.replica.memory is not None:
         total = min(total, config.replica.memory)
-    needs = [kept_as.target_bytes for kept_as in planned.weights]
-    return replace(planned, layout=with_memory(layout, needs, [(room.size, room.nodes) for room in rooms], total))
+    near = [sum(other.held for other, there in zip(mine, rooms, strict=True) if meet(room.nodes, there.nodes)) for room in rooms]
+    sizes = [(room.size + more, room.nodes) for room, more in zip(rooms, near, strict=True)]
+    return replace(planned, layout=with_memory(layout, [each.own for each in mine], sizes, total))
 
 
 def build_engine_of_workers(
-    config: EngineConfig, devices: Sequence[str], progress: Progress | None, lookahead: int, own_process: bool, micro_batches: int = 0
+    config: EngineConfig,
+    devices: Sequence[str],
+    progress: Progress | None,
+    lookahead: int,
+    own_process: bool,
+    micro_batches: int = 0,
+    common: ExpertsInCommon | None = None,
+    findings: Sequence[Finding] = (),
 ) -> Engine:
-    """`build.build_engine` for an engine with these devices. Raises what that raises, and what a worker could not start for, under its own name."""
+    """`build.build_engine` for an engine with these devices. `findings`: to be told with those of its layout. Raises what that raises, and what a worker
+    could not start for, under its own name."""
     begin = time.monotonic()
     config = located(config)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
@@ -170,9 +240,10 @@ def build_engine_of_workers(
         keep_to(config.replica.allowed)
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
     memory = memory_of(devices, config)
-    planned = with_room(plan_engine(config, checkpoint, host, devices, memory))
+    planned = with_room(plan_engine(config, checkpoint, host, devices, memory, common))
     if calibrated(planned):
-        planned = with_room(plan_engine(config, checkpoint, host, devices, memory))
+        planned = with_room(plan_engine(config, checkpoint, host, devices, memory, common))
+    planned = replace(planned, layout=replace(planned.layout, findings=(*findings, *planned.layout.findings)))
     if found := planned.problems():
         raise found[0]
     if own_process and planned.layout.loop:
@@ -182,8 +253,16 @@ def build_engine_of_workers(
     try:
         fits = workers.start(progress)
         sizes = _sizes(planned, fits)
-        workers.lay(sizes.worker_limits())
-        return _engine(planned, executor, sizes, fits, Pacing(lookahead, micro_batches), time.monotonic() - begin)
+        file = KvFile(planned.geometries, sizes.num_blocks) if config.transfer.on else None
+        workers.lay(sizes.worker_limits(), file)
+        sharing = _sharing(planned) if file is not None else None
+        engine = _engine(planned, executor, sizes, fits, Pacing(lookahead, micro_batches), time.monotonic() - begin, sharing)
+        if sharing is None or file is None:
+            return engine
+        parts = [worker.part for worker in planned.layout.workers]
+        handing_over = sharing.hand_over_file(file.fd, joined(parts, workers.kv_layouts(), file.shares), workers)
+        engine.ready.details["kv_transfer"] = msgspec.to_builtins(handing_over.published)
+        return replace(engine, handing_over=handing_over)
     except BaseException:
         executor.close()
         raise
@@ -192,7 +271,11 @@ def build_engine_of_workers(
 def calibrated(planned: Planned) -> bool:
     """Measure what a layer takes on devices that are unlike each other, and keep it for the next start; whether anything was measured."""
     config, spec = planned.config, planned.checkpoint.spec
-    if read_layer_split(config.parallel.layer_split) is not None or config.parallel.pipeline_parallel_size == 1:
+    if (
+        read_layer_split(config.parallel.layer_split) is not None
+        or config.parallel.pipeline_parallel_size == 1
+        or planned.common is not None
+    ):
         return False
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
     whole = plan_model(planned.checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
@@ -205,24 +288,28 @@ def calibrated(planned: Planned) -> bool:
     return True
 
 
-def check_engine_of_workers(config: EngineConfig, devices: Sequence[str]) -> list[UserError]:
+def check_engine_of_workers(config: EngineConfig, devices: Sequence[str], common: ExpertsInCommon | None = None) -> list[UserError]:
     """Everything wrong with these settings, as `build.check_config` finds it for one worker."""
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
     try:
-        return with_room(plan_engine(config, checkpoint, host, devices, memory_of(devices, config))).problems()
+        return with_room(plan_engine(config, checkpoint, host, devices, memory_of(devices, config), common)).problems()
     except UserError as error:
         return [error]
 
 
 def make_executor(planned: Planned, make_channels: MakeChannels | None = None, program: str = PROGRAM) -> ProcessExecutor:
     """The workers of a plan, not started yet. `make_channels` and `program`: what they have in place of shared memory, and run."""
-    config, layout = planned.config, planned.layout
+    config, layout, common = planned.config, planned.layout, planned.common
+    seat = common.seat if common is not None and common.memories else None
 
     def join_of(worker: WorkerPlan) -> Join:
         own = config_of(config, layout, worker)
         memory = config.kv.kv_cache_memory if is_accelerator(worker.device) else planned.kv_memory
-        return Join(worker.number, 0, own, worker.device, worker.part, worker.place, [], memory)
+        return Join(worker.number, 0, own, worker.device, worker.part, worker.place, [], memory, experts=seat)
+
+    def memories_of(worker: WorkerPlan) -> Sequence[int]:
+        return () if seat is None or common is None else (common.memories[worker.number],)
 
     def shared(generation: int) -> Channels:
         from homenode.engine.workers.shared import SharedChannels  # maps memory by the native core
@@ -232,7 +319,14 @@ def make_executor(planned: Planned, make_channels: MakeChannels | None = None, p
     if config.parallel.executor == "ray" and make_channels is None:
         return _on_ray(planned, join_of)
     return ProcessExecutor(
-        layout.workers, join_of, make_channels or shared, config.parallel.worker_timeout, program, experts=_counted(planned)
+        layout.workers,
+        join_of,
+        make_channels or shared,
+        config.parallel.worker_timeout,
+        program,
+        experts=_counted(planned),
+        memories_of=memories_of,
+        lends=config.transfer.on,
     )
 
 
@@ -288,7 +382,24 @@ class Pacing:
     micro_batches: int
 
 
-def _engine(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fits], pacing: Pacing, seconds: float) -> Engine:
+def _sharing(planned: Planned) -> Sharing:
+    """What makes this engine's KV known to others."""
+    from homenode.engine.handing_over import Sharing  # needs the native core
+
+    config, geometry, backend = planned.config, planned.whole_geometry, make_backend(planned.config.compute, (UNPINNED,))
+    fingerprint = fingerprint_of(config.transfer, planned.checkpoint, geometry, planned.kept_as(backend))
+    return Sharing(config.transfer, backend, geometry, fingerprint)
+
+
+def _engine(
+    planned: Planned,
+    executor: Executor,
+    sizes: Sizes,
+    fits: Sequence[Fits],
+    pacing: Pacing,
+    seconds: float,
+    sharing: Sharing | None = None,
+) -> Engine:
     config, checkpoint = planned.config, planned.checkpoint
     stages = planned.layout.workers[-1].stage + 1
     scheduler = Scheduler(
@@ -300,6 +411,7 @@ def _engine(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[F
         stages=stages,
         micro_batches=pacing.micro_batches,
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
+        hash_seed=sharing.hash_seed if sharing is not None else None,
     )
     return Engine(scheduler, executor, _ready(planned, executor, sizes, fits, seconds))
 
@@ -322,6 +434,7 @@ def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fi
             "architecture": planned.checkpoint.spec.architecture,
             "load_seconds": round(seconds, 3),
             "weight_bytes": sum(fit.weight_bytes for fit in fits),
+            "shared_weight_bytes": sum(fit.shared_weight_bytes for fit in fits),
             "notes": list(notes),
             "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries),
             "kv_dtype": planned.geometries[0].dtype,

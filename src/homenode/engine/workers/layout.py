@@ -9,7 +9,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.place import EnginePlace, Replica
 from homenode.engine.workers.devices import is_accelerator
 from homenode.engine.workers.places import WorkerPlaces
-from homenode.errors import UnsupportedError, UserError
+from homenode.errors import UserError
 from homenode.host.topology.finding import Finding
 from homenode.model.part import ModelPart
 
@@ -99,17 +99,3 @@ def executor_kind(config: EngineConfig, devices: Sequence[str]) -> str:
             param="executor",
         )
     return wanted
-
-
-def setting_problems(config: EngineConfig) -> list[UserError]:
-    """What several workers, or a device that is not the CPU, cannot do (yet), by name."""
-    found: list[UserError] = []
-    if config.transfer.on:
-        found.append(
-            UnsupportedError(
-                "pd_role (--pd-role): an engine of several workers cannot hand KV over yet; have one worker (--tensor-parallel-size 1, "
-                "--pipeline-parallel-size 1, --stage-devices cpu)",
-                param="pd_role",
-            )
-        )
-    return found

@@ -11,6 +11,7 @@ from homenode.compute.ops import Backend, KvGeometry, PlacedBackend, StepLimits
 from homenode.engine.build import make_backend, memory_left
 from homenode.engine.config import EngineConfig
 from homenode.engine.crowding import spin_us, too_many_threads
+from homenode.engine.expert_room import ExpertsInCommon, Kept, kept_of
 from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
 from homenode.engine.place import EnginePlace
 from homenode.engine.placement import alone, team_groups
@@ -32,10 +33,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class LoadedPart:
-    """`sizes.num_blocks`: KV blocks that would fit here. `notes`: worth telling an operator."""
+    """`kept`: what it has of the weights. `sizes.num_blocks`: KV blocks that would fit here. `notes`: worth telling an operator."""
 
     backend: Backend
     model: LoadedModel
+    kept: Kept
     geometry: KvGeometry
     sizes: Sizes
     notes: tuple[str, ...] = ()
@@ -46,8 +48,8 @@ class LoadedPart:
         return self.sizes.step_limits()
 
 
-def load_part(join: Join, progress: Progress) -> LoadedPart:
-    """Settle and load. Raises as `build.build_engine`."""
+def load_part(join: Join, progress: Progress, experts: int | None = None) -> LoadedPart:
+    """Settle and load. `experts`: memory that belongs to `join.experts`. Raises as `build.build_engine`."""
     config, part = join.config, join.part
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     if config.replica is not None and config.replica.allowed:
@@ -56,29 +58,33 @@ def load_part(join: Join, progress: Progress) -> LoadedPart:
     place = alone(join.place)
     findings = (*too_many_threads(host, place), *settle(place))
     backend = _backend(join, host, place)
-    kept = config.model
-    layout = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part)
+    as_asked = config.model
+    layout = plan_model(checkpoint, backend, quantize=as_asked.quantize, dtype=as_asked.dtype, part=part)
+    common = None if join.experts is None or experts is None else ExpertsInCommon(join.experts, {join.number: experts})
+    mine = kept_of(layout, part, common, join.number)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype, part)
     config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
     if not is_accelerator(join.device):
-        resolve(config, checkpoint.spec, geometry, memory_left(config, place) - layout.target_bytes)
+        there = mine.held + join.kv_there
+        resolve(config, checkpoint.spec, geometry, memory_left(config, place, there=there) - mine.own)
     model = load_model(
         checkpoint,
         backend,
-        quantize=kept.quantize,
-        dtype=kept.dtype,
-        max_model_len=kept.max_model_len,
+        quantize=as_asked.quantize,
+        dtype=as_asked.dtype,
+        max_model_len=as_asked.max_model_len,
         progress=progress,
-        packed_cache=packed_folder(kept.packed_cache, Path(str(kept.path))),
+        packed_cache=packed_folder(as_asked.packed_cache, Path(str(as_asked.path))),
         spread_of=spread_of(place),
         part=part,
+        experts=None if common is None else common.share(join.number),
     )
-    sizes = _sizes(config, join, place, model, backend, geometry)
+    sizes = _sizes(config, join, place, model, mine, backend, geometry)
     if isinstance(backend, PlacedBackend):
         findings += away_from_home(backend.residency(None if len(host.nodes) > 1 else _SAMPLED_PAGES), place, host)
         leave_plan(place, backend.planned())
     notes = (*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info"))
-    return LoadedPart(backend, model, geometry, sizes, notes)
+    return LoadedPart(backend, model, mine, geometry, sizes, notes)
 
 
 def _backend(join: Join, host: Host, place: EnginePlace) -> Backend:
@@ -93,10 +99,12 @@ def _backend(join: Join, host: Host, place: EnginePlace) -> Backend:
     return make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
 
 
-def _sizes(config: EngineConfig, join: Join, place: EnginePlace, model: LoadedModel, backend: Backend, geometry: KvGeometry) -> Sizes:
+def _sizes(
+    config: EngineConfig, join: Join, place: EnginePlace, model: LoadedModel, mine: Kept, backend: Backend, geometry: KvGeometry
+) -> Sizes:
     """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and what it needs is left alone."""
     if not is_accelerator(join.device):
-        return resolve(config, model.spec, geometry, memory_left(config, place, model.layout.target_bytes))
+        return resolve(config, model.spec, geometry, memory_left(config, place, mine.own, join.kv_there))
     if config.kv.kv_cache_memory is None:
         room = _device_room(config, join, model, backend, geometry)
         config = replace(config, kv=replace(config.kv, kv_cache_memory=room))

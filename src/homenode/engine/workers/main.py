@@ -20,12 +20,15 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import NoReturn
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.engine.process import call_itself, die_with_parent, in_words
 from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import Links, OpenChannels
 from homenode.engine.workers.messages import (
     Alive,
+    Attach,
     Broken,
+    Detach,
     Done,
     Failed,
     Forget,
@@ -93,11 +96,11 @@ class _Post:
 
     def __init__(self, engine: EngineSocket, join: Join, make: MakeWorker, open_channels: OpenChannels) -> None:
         self._engine, self._join, self._open = engine, join, open_channels
-        self._given = (
-            join.channels,
-            engine.descriptors(shared_memories(join.channels)),
-        )  # to be opened when the worker is where it belongs
+        # To be opened when the worker is where it belongs.
+        self._given = (join.channels, engine.descriptors(shared_memories(join.channels)))
+        self._experts = engine.descriptors(1)[0] if join.experts else None
         self._laid = False
+        self._kv: KvLayout | None = None
         self._links = Links()
         self._links_lock = threading.Lock()
         self._worker = make(join)
@@ -108,15 +111,22 @@ class _Post:
     def run(self) -> NoReturn:
         """Load, and work until told to leave; does not return."""
         threading.Thread(target=self._read, name="homenode-engine", daemon=True).start()
-        self._engine.send(self._worker.load(_Progress(self._engine)))
+        self._engine.send(self._worker.load(_Progress(self._engine), self._experts))
         failed = False  # a step was; what follows is lost until the engine says that it knows
         while True:
             epoch, message, descriptors = self._todo.get()
             match message:
-                case Lay(num_blocks):
-                    self._worker.lay(num_blocks)
+                case Lay(num_blocks, share):
+                    memory = None if share is None else (descriptors[0], share)
+                    self._kv = self._worker.lay(num_blocks, memory)
+                    _close_all(descriptors)
                     self._laid = True
                     self._engine.send(self._prepared(epoch))
+                case Attach(first, layout):
+                    self._worker.attach(descriptors[0], first, layout)
+                    _close_all(descriptors)
+                case Detach(first):
+                    self._worker.detach(first)
                 case Forget(_, channels):
                     failed = False
                     _close_all(self._given[1])
@@ -153,7 +163,7 @@ class _Post:
                 self._given = (channels, [])
                 self._links = self._open(channels, descriptors)
             self._worker.prepare(self._links)
-        return Laid(self._worker.statistics())
+        return Laid(self._worker.statistics(), self._kv)
 
     # The thread that reads
 
@@ -176,6 +186,8 @@ class _Post:
             number, since = self._now or (-1, time.monotonic())
             self._engine.send(Alive(message.number, number, time.monotonic() - since, self._worker.statistics()))
             return
+        if isinstance(message, Attach) or (isinstance(message, Lay) and message.share is not None):
+            descriptors = self._engine.descriptors(1)
         if isinstance(message, Forget):
             descriptors = self._engine.descriptors(shared_memories(message.channels))
             self._forgets += 1

@@ -6,7 +6,8 @@ it is to be done; a worker answers each `Work` with one `Done` or `Failed`, in t
     Join -> Loading... -> Fits -> Lay -> Laid, then Work -> Done | Failed, Probe -> Alive, and Leave.
 
 Rows between stages and sums between ranks do not go through the engine: workers of one host have shared memory for them, whose descriptors come
-with `Join` (SCM_RIGHTS), in the order of `Join.channels`.
+with `Join` (SCM_RIGHTS), in the order of `Join.channels`, and after them that of memory for experts which several engines keep in common. Of an engine
+that hands KV over the file with the KV memory of all comes with `Lay`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Literal
 
 import msgspec
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.engine.config import EngineConfig
+from homenode.engine.expert_seat import EngineSeat
 from homenode.engine.place import EnginePlace
 from homenode.engine.schedule.step import Step, StepResult
 from homenode.model.part import ModelPart
@@ -37,6 +40,13 @@ def shared_memories(channels: list[Channel]) -> int:
     return sum(channel.kind == "shm" for channel in channels)
 
 
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes offset .. offset + nbytes - 1 of a file."""
+
+    offset: int
+    nbytes: int
+
+
 class Join(msgspec.Struct, frozen=True, tag=True):
     """Engine to worker, first: who you are, what is yours, whom you work with. `number` counts the workers of the engine, stage after stage.
 
@@ -51,6 +61,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     place: EnginePlace
     channels: list[Channel]
     kv_cache_memory: int | None = None  # bytes of its KV memory, where set; else it says itself what fits
+    kv_there: int = 0  # bytes of its KV memory that are taken already: of who had its place before
+    experts: EngineSeat | None = None  # with it comes the descriptor of the memory that the engines' workers of this number keep experts in
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -67,18 +79,40 @@ class Fits(msgspec.Struct, frozen=True, tag=True):
     weight_bytes: int
     seconds: float
     notes: list[str] = []
+    shared_weight_bytes: int = 0  # of experts that other engines keep, beside `weight_bytes` of its own
 
 
 class Lay(msgspec.Struct, frozen=True, tag=True):
-    """Engine to worker: take KV memory of so many blocks, the fewest over all workers, and prepare to compute."""
+    """Engine to worker: take KV memory of so many blocks, the fewest over all workers, and prepare to compute.
+
+    `share`: of the file that comes with the frame, where it is to lie, with what it holds; None: in memory of its own.
+    """
 
     num_blocks: int
+    share: Share | None = None
 
 
 class Laid(msgspec.Struct, frozen=True, tag=True):
-    """Worker to engine: ready. `compute`: the backend's statistics."""
+    """Worker to engine: ready. `compute`: the backend's statistics. `kv`: after a `Lay` with a share, how its KV memory lies there."""
 
     compute: dict[str, object]
+    kv: KvLayout | None = None
+
+
+class Attach(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: steps after this read a neighbour's memory in place, whose file comes with the frame, as blocks first, first + 1, ...
+
+    `layout`: of what the worker has of the model.
+    """
+
+    first: int
+    layout: KvLayout
+
+
+class Detach(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: no step names those blocks any more."""
+
+    first: int
 
 
 class Work(msgspec.Struct, frozen=True, tag=True):
@@ -138,5 +172,5 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToWorker = Join | Lay | Work | Forget | Probe | Leave
+ToWorker = Join | Lay | Attach | Detach | Work | Forget | Probe | Leave
 FromWorker = Loading | Fits | Laid | Done | Failed | Alive | Broken

@@ -11,10 +11,17 @@ from homenode.engine.workers.devices import is_accelerator, is_torch, worker_dev
 
 def devices_of(config: EngineConfig) -> tuple[str, ...]:
     """The device of each worker. Raises as `worker_devices`, UserError for devices that are not there, and HostError when nobody can tell."""
+    return devices_of_service(config)[config.replica.number if config.replica else 0]
+
+
+def devices_of_service(config: EngineConfig) -> tuple[tuple[str, ...], ...]:
+    """Those of the workers of every engine that is started with this one. Raises as `devices_of`, for the devices of this engine."""
     parallel, text = config.parallel, config.parallel.stage_devices
     there = accelerators() if text.strip() == "auto" and config.compute.backend == "native" else ()
     engine, engines = (config.replica.number, config.replica.count) if config.replica else (0, parallel.data_parallel_size)
-    devices = worker_devices(text, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, there, engine, engines)
+    stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
+    everybody = tuple(worker_devices(text, stages, ranks, there, number, engines) for number in range(engines))
+    devices = everybody[engine]
     if text.strip() != "auto" and (problems := device_problems(devices)):
         raise problems[0]
     kept = config.kv.kv_cache_dtype
@@ -24,7 +31,7 @@ def devices_of(config: EngineConfig) -> tuple[str, ...]:
         )
         if problem is not None:
             raise problem
-    return devices
+    return everybody
 
 
 def memory_of(devices: Sequence[str], config: EngineConfig) -> dict[str, int]:

@@ -7,24 +7,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import KvCache, Program
 from homenode.engine.executor.counting import USES
 from homenode.engine.expert_table import Table, of_part
 from homenode.engine.worker.stage import StageRunner
 from homenode.engine.workers.channels import Links
 from homenode.engine.workers.loaded import LoadedPart, load_part
-from homenode.engine.workers.messages import Done, Fits, Join, Work
+from homenode.engine.workers.messages import Done, Fits, Join, Share, Work
+from homenode.engine.workers.shared_kv import SharedKv
 from homenode.errors import InternalError
 
 
 class Worker(Protocol):
     """What `workers.main` runs."""
 
-    def load(self, progress: Callable[[int, int], None]) -> Fits:
-        """Load. Raises what the engine is to be told of."""
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
+        """Load. `experts`: the descriptor of the memory that comes with `Join.experts`; it stays open. Raises what the engine is to be told of."""
 
-    def lay(self, num_blocks: int) -> None:
-        """Take KV memory."""
+    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
+        """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's."""
+
+    def attach(self, fd: int, first: int, layout: KvLayout) -> None:
+        """Read other memory in place, as blocks from `first` on. The descriptor stays the caller's."""
+
+    def detach(self, first: int) -> None:
+        """End that."""
 
     def prepare(self, links: Links) -> None:
         """Know of no sequence, and go on with these channels."""
@@ -43,23 +51,41 @@ class PartWorker:
         self._join = join
         self._loaded: LoadedPart | None = None
         self._cache: KvCache | None = None
+        self._shared: SharedKv | None = None
         self._program: Program | None = None
         self._runner: StageRunner | None = None
         self._counts: tuple[Program, Table | None] | None = (
             None  # the program, and how those before it used experts; one value, as others read it
         )
 
-    def load(self, progress: Callable[[int, int], None]) -> Fits:
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
         """See `Worker.load`."""
         begin = time.monotonic()
-        loaded = self._loaded = load_part(self._join, progress)
-        return Fits(loaded.sizes.num_blocks, loaded.model.layout.target_bytes, time.monotonic() - begin, list(loaded.notes))
+        loaded = self._loaded = load_part(self._join, progress, experts)
+        kept = loaded.kept
+        return Fits(loaded.sizes.num_blocks, kept.own, time.monotonic() - begin, list(loaded.notes), kept.common)
 
-    def lay(self, num_blocks: int) -> None:
+    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
         """See `Worker.lay`."""
         loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
-        self._cache = loaded.backend.kv_cache(loaded.geometry, num_blocks)
         self._program = None
+        if memory is None:
+            self._cache = loaded.backend.kv_cache(loaded.geometry, num_blocks)
+            return None
+        fd, share = memory
+        self._shared = SharedKv(loaded.backend, loaded.geometry, num_blocks, fd, share)
+        self._cache = self._shared.cache
+        return self._shared.layout
+
+    def attach(self, fd: int, first: int, layout: KvLayout) -> None:
+        """See `Worker.attach`. UserError or ValueError for memory that is not what is said of it."""
+        assert self._shared is not None  # `lay` has made it
+        self._shared.attach(fd, first, layout)
+
+    def detach(self, first: int) -> None:
+        """See `Worker.detach`."""
+        assert self._shared is not None
+        self._shared.detach(first)
 
     def prepare(self, links: Links) -> None:
         """See `Worker.prepare`."""

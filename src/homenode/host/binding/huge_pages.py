@@ -114,6 +114,18 @@ def small_pages(seen: Residence, setting: str, disabled: bool) -> tuple[Finding,
     return (Finding("warning", "small_pages", message, remedy),)
 
 
+def small_shared_pages(seen: Residence) -> tuple[Finding, ...]:
+    """The same of weights in memory that several processes map, which has settings of its own. Pure."""
+    if seen.present < TELLING_BYTES or seen.share >= ENOUGH_SHARE:
+        return ()
+    message = (
+        f"of {format_bytes(seen.present)} of experts that this engine shares {seen.share:.0%} are on huge pages: before Linux 6.1, or where free memory is "
+        f"in pieces too small, memory that several processes map is not given them; {COST}"
+    )
+    remedy = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled as root, then start all engines again."
+    return (Finding("warning", "small_shared_pages", message, remedy),)
+
+
 def _cause(setting: str, disabled: bool) -> tuple[str, str]:
     file = "/sys/kernel/mm/transparent_hugepage/enabled"
     if not setting:

@@ -3,7 +3,7 @@
 shard       |-- rows of node 0's threads --|-- rows of node 1's --|      one copy; what a thread multiplies is in its own node's memory
 mirror      |------- all rows, node 0 -----|
             |------- all rows, node 1 -----|                             a copy on each node that holds memory
-replicate   as mirror, one copy for each team: engines of their own
+replicate   as mirror, one copy for each team: engines of their own; experts that they keep in common once, in turn
 interleave  |0|1|0|1|0|1| ...                                            one copy, page by page; no row has one home
 local       |-- all rows on the node of the only team --|
 
@@ -15,7 +15,8 @@ from __future__ import annotations
 import fnmatch
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from homenode.dtypes import BY_NAME
@@ -71,6 +72,10 @@ class WeightHomes:
         known = {node: room for node, room in self.room.items() if room is not None}
         return {node: (self.nodes[node], room) for node, room in known.items() if self.nodes[node] > room}
 
+    def on(self, node: int) -> WeightHomes:
+        """What lies on one node, as far as `total` and `too_full` go."""
+        return replace(self, nodes={node: self.nodes[node]}, room={node: self.room.get(node)})
+
     def to_json(self) -> dict[str, Any]:
         """`{"policy", "why", "nodes": {"0": {"bytes", "free"}}, "model_bytes", "total_bytes", "vector_bytes", "parameters"}`; `parameters`: the
         rows of each matrix and those that each node holds, `{name: {"rows", "nodes": {"0": [[first, past_last], ...]}}}`."""
@@ -108,17 +113,23 @@ def plan_homes(
     mirror_patterns: Sequence[str] = (),
     why: str = "",
     group_bytes: GroupBytes = stored_group_bytes,
+    owners: Mapping[str, int] = MappingProxyType({}),
 ) -> WeightHomes:
     """Give every row its node.
 
     `teams`: the nodes that compute, one under `local` (numa_policy.numa_plan). `mirror_patterns`: under `shard`, matrices whose names match one of
-    these (fnmatch) are mirrored. Raises UserError for a pattern that matches no matrix.
+    these (fnmatch) are mirrored. `owners`: under `replicate`, the teams of matrices that are there once, by name: their engines keep them in common.
+    Raises UserError for a pattern that matches no matrix.
     """
     if policy not in PLANNED or not teams or (policy == "local" and len(teams) > 1):
         raise InternalError(f"a layout was asked for with policy {policy} and {len(teams)} teams; auto and local are settled before")
     mirrored = _matching(mirror_patterns, [*(m.name for m in layout.matrices), *layout.elsewhere.names])
+    in_common = owners if policy == "replicate" else {}
     matrices = tuple(
-        _matrix(m, teams, "mirror" if policy == "shard" and m.name in mirrored else policy, group_bytes) for m in layout.matrices
+        _matrix(m, [teams[in_common[m.name]]], "local", group_bytes)
+        if m.name in in_common
+        else _matrix(m, teams, "mirror" if policy == "shard" and m.name in mirrored else policy, group_bytes)
+        for m in layout.matrices
     )
     nodes = dict.fromkeys([*(team.memory_node for team in teams), *(team.node for team in teams)], 0)
     for matrix in matrices:

@@ -43,7 +43,10 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """One matrix, or what a part of a model has of it: how it is stored in the file, how it will be kept, and why. Sizes in bytes; kernels may pad the kept size a little."""
+    """One matrix, or what a part of a model has of it: how it is stored in the file, how it will be kept, and why. Sizes in bytes; kernels may pad the kept size a little.
+
+    `layer`, `expert`: of an expert's matrix which layer and which of its experts it is of; None for all others.
+    """
 
     name: str
     rows: int
@@ -53,6 +56,8 @@ class MatrixLayout:
     reason: str
     source_bytes: int
     target_bytes: int
+    layer: int | None = None
+    expert: int | None = None
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,8 @@ def plan_layout(
         target, reason = _choose(tensor, weight_types, quantize, dtype)
         rows, columns = tensor.shape
         size = rows * padded_row_bytes(BY_NAME[target], columns)
-        matrices.append(MatrixLayout(entry.name, rows, columns, entry.dtype.name, target, reason, tensor.nbytes, size))
+        of_expert = (tensor.expected.layer, tensor.expected.expert) if tensor.expected.expert is not None else ()
+        matrices.append(MatrixLayout(entry.name, rows, columns, entry.dtype.name, target, reason, tensor.nbytes, size, *of_expert))
     here = {m.name for m in matrices}
     others = [t for t in whole if t.expected.parameter.kind == "matrix" and t.entry.name not in here]
     float32 = all(_choose(t, weight_types, quantize, dtype)[0] == "F32" for t in others)

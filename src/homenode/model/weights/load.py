@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from homenode.compute.ops import KV_DTYPES, Backend, FittingBackend, KvCache, KvGeometry, Ops, Tensor
+from homenode.compute.ops import KV_DTYPES, Backend, FittingBackend, KvCache, KvGeometry, Ops, Place, SharingBackend, Tensor
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import Architecture, Forward, Parameters
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.rope import Rope, rope_of
-from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
+from homenode.model.checkpoint.spec import Checkpoint, ModelSpec, TensorEntry
 from homenode.model.part import ModelPart
+from homenode.model.weights.expert_memory import ExpertMemory
+from homenode.model.weights.expert_share import ExpertShare
+from homenode.model.weights.expert_table import expert_table, identity_of
 from homenode.model.weights.layout import WeightLayout, plan_layout
 from homenode.model.weights.names import MatchedTensor, match_tensors
-from homenode.model.weights.packed_cache import PackedCache
-from homenode.model.weights.read import Progress, SpreadOf, read_parameters
+from homenode.model.weights.packed_cache import PackedCache, sources_of
+from homenode.model.weights.read import PlaceOf, Progress, SpreadOf, read_parameters
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class LoadedModel:
     part: ModelPart
     max_model_len: int  # most positions of a sequence, prompt and output together
     notes: tuple[str, ...] = ()  # of how it was loaded, worth telling an operator
+    shared_bytes: int = 0  # of matrices that other engines own, and that are read where they lie
 
     def forward(self, cache: KvCache) -> Callable[[Ops], Tensor]:
         """The function to compile, keys and values going to `cache`: logits of a step's selected rows, or of a stage that is not the last its rows."""
@@ -88,6 +93,7 @@ def load_model(
     packed_cache: Path | None = None,
     spread_of: SpreadOf = lambda name: "split",
     part: ModelPart | None = None,
+    experts: ExpertShare | None = None,
 ) -> LoadedModel:
     """Load a checkpoint, or a part of it, into a backend.
 
@@ -95,7 +101,8 @@ def load_model(
     max_model_len: None means the model's own. progress: called with (bytes done, bytes in all) after every tensor.
     packed_cache: the folder of a file the packed matrices are read from, or written to for the next time; see `packed_cache.PackedCache`.
     spread_of: where the matrix of a tensor lies when the backend's threads have several homes. part: None means all of the model; the checkpoint is
-    checked as a whole all the same.
+    checked as a whole all the same. experts: the seat among those that keep the experts of this part in common; None, or a backend that cannot
+    (`shares_experts`), or a part without experts: all of the part is this engine's own.
 
     All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or format, CheckpointError for
     missing, unknown or misshapen tensors, UserError for settings.
@@ -103,22 +110,50 @@ def load_model(
     length = _model_length(checkpoint.spec, max_model_len)
     plan = _plan(checkpoint, backend, quantize, dtype, part)
     with ExitStack() as stack:
-        cache = stack.enter_context(_cache(packed_cache, checkpoint, plan, backend, spread_of)) if packed_cache else None
+        shared = _shared(experts, checkpoint, plan, backend)
+        if shared:
+            stack.enter_context(shared)
+        place_of = partial(_place, shared, spread_of)
+        cache = stack.enter_context(_cache(packed_cache, checkpoint, plan, backend, place_of, shared)) if packed_cache else None
         if isinstance(backend, FittingBackend):
-            backend.begin_weights(sum(matrix.target_bytes for matrix in plan.layout.matrices))
-        parameters = read_parameters(plan.tensors, plan.layout, backend, plan.part.layers, progress, cache, spread_of)
+            backend.begin_weights(sum(m.target_bytes for m in plan.layout.matrices if not shared or m.expert is None))
+        parameters = read_parameters(plan.tensors, plan.layout, backend, plan.part.layers, progress, cache, place_of, shared)
         notes = tuple(cache.notes) if cache else ()
     if isinstance(backend, FittingBackend):
         backend.end_weights()
-    return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, plan.part, length, notes)
+    shared_bytes = shared.shared_bytes if shared else 0
+    return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, plan.part, length, notes, shared_bytes)
 
 
-def _cache(folder: Path, checkpoint: Checkpoint, plan: _Plan, backend: Backend, spread_of: SpreadOf) -> PackedCache:
+def _place(shared: ExpertMemory | None, spread_of: SpreadOf, name: str) -> Place:
+    return (shared and shared.place(name)) or spread_of(name)
+
+
+def _cache(
+    folder: Path, checkpoint: Checkpoint, plan: _Plan, backend: Backend, place_of: PlaceOf, shared: ExpertMemory | None
+) -> PackedCache:
+    entries = _entries(checkpoint, plan)
+    if shared is None:
+        return PackedCache(folder, entries, plan.layout, backend, place_of, plan.part)
+    return PackedCache(folder, entries, plan.layout, backend, place_of, plan.part, shared.is_read, shared.leads)
+
+
+def _shared(experts: ExpertShare | None, checkpoint: Checkpoint, plan: _Plan, backend: Backend) -> ExpertMemory | None:
+    """The memory of experts that are kept in common; None where they are not."""
+    if experts is None or not isinstance(backend, SharingBackend):
+        return None
+    table = expert_table(plan.layout, plan.part, experts.members, backend.packed_bytes)
+    if not table.matrices:
+        return None
+    model = sources_of(backend, _entries(checkpoint, plan))
+    return ExpertMemory(backend, experts, table, identity_of(table, plan.part, experts.members, model, backend.packing))
+
+
+def _entries(checkpoint: Checkpoint, plan: _Plan) -> list[TensorEntry]:
+    """All tensors of the files in which the part's matrices are: where the first of a file begins does not depend on the part."""
     matrices = {m.name for m in plan.layout.matrices}
     files = {t.entry.file for t in plan.tensors if t.entry.name in matrices}
-    # Also of other parts' tensors: where the first of a file begins does not depend on the part.
-    entries = [entry for entry in checkpoint.tensors.values() if entry.file in files]
-    return PackedCache(folder, entries, plan.layout, backend, spread_of, plan.part)
+    return [entry for entry in checkpoint.tensors.values() if entry.file in files]
 
 
 def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype: str, part: ModelPart | None) -> _Plan:

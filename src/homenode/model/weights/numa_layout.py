@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from homenode.compute.ops import Backend, PackedBackend
 from homenode.errors import InternalError, UserError
@@ -28,17 +29,23 @@ def numa_layout(
     demand: NumaDemand,
     choose: Callable[[Teams], Chosen],
     group_bytes: GroupBytes = stored_group_bytes,
+    owners: Mapping[str, int] = MappingProxyType({}),
+    replica: int | None = None,
 ) -> NumaLayout:
     """Settle the policy (`choose` is asked for `auto`), and give every row its node.
 
-    Weights alone are held against the memory there is: KV memory and buffers come on top. Raises PlacementError weights_do_not_fit, saying on
+    Weights alone are held against the memory there is: KV memory and buffers come on top. `owners`: as `plan_homes` takes them. `replica`: the one of
+    several engines that is asked about: the others look after their own nodes, which may be in use by them already. Raises PlacementError
+    weights_do_not_fit, saying on
     which node, how much was wanted and is free, and which policies would fit; and what `numa_plan` and `plan_homes` raise.
     """
-    made = _laid_out(layout, host, demand, choose, group_bytes)
-    if not _fits(made.homes, host):
-        fitting = _fitting(layout, host, demand, group_bytes)
-        check_node_room(made.plan.policy, made.homes.too_full, fitting)
-        check_total_room(made.plan.policy, made.homes.total, _available(host), fitting)
+    made = _laid_out(layout, host, demand, choose, group_bytes, owners)
+    teams = made.plan.teams
+    asked = made.homes.on(teams[replica].memory_node) if replica is not None and replica < len(teams) else made.homes
+    if not _fits(asked, host):
+        fitting = _fitting(layout, host, demand, group_bytes, owners)
+        check_node_room(made.plan.policy, asked.too_full, fitting)
+        check_total_room(made.plan.policy, asked.total, _available(host), fitting)
     return made
 
 
@@ -50,10 +57,15 @@ def packed_group_bytes(backend: Backend) -> GroupBytes:
 
 
 def _laid_out(
-    layout: WeightLayout, host: Host, demand: NumaDemand, choose: Callable[[Teams], Chosen], group_bytes: GroupBytes
+    layout: WeightLayout,
+    host: Host,
+    demand: NumaDemand,
+    choose: Callable[[Teams], Chosen],
+    group_bytes: GroupBytes,
+    owners: Mapping[str, int],
 ) -> NumaLayout:
     plan = numa_plan(host, demand, choose)
-    homes = plan_homes(layout, plan.teams, plan.policy, demand.mirror_tensors, plan.why, group_bytes)
+    homes = plan_homes(layout, plan.teams, plan.policy, demand.mirror_tensors, plan.why, group_bytes, owners)
     return NumaLayout(plan, homes)
 
 
@@ -67,13 +79,13 @@ def _available(host: Host) -> int | None:
     return host.allowance.memory_available or None
 
 
-def _fitting(layout: WeightLayout, host: Host, demand: NumaDemand, group_bytes: GroupBytes) -> dict[str, int]:
+def _fitting(layout: WeightLayout, host: Host, demand: NumaDemand, group_bytes: GroupBytes, owners: Mapping[str, int]) -> dict[str, int]:
     """The policies under which the weights would fit, with their bytes on all nodes."""
     found = {}
     for policy in PLANNED:
         asked = replace(demand, policy=policy, strict=False, mirror_tensors=())
         try:
-            homes = _laid_out(layout, host, asked, _no_choice, group_bytes).homes
+            homes = _laid_out(layout, host, asked, _no_choice, group_bytes, owners).homes
         except UserError:
             continue  # such as more threads than one node has CPUs
         if homes.policy == policy and _fits(homes, host):

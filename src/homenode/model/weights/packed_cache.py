@@ -10,13 +10,13 @@ import glob
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 
-from homenode.compute.ops import Backend, PackedBackend, PackedPlace, Spread, Weight
+from homenode.compute.ops import Backend, PackedBackend, PackedPlace, Place, Weight
 from homenode.errors import HostError, UserError
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.part import ModelPart
@@ -48,25 +48,29 @@ class PackedCache:
         entries: Sequence[TensorEntry],
         layout: WeightLayout,
         backend: Backend,
-        spread_of: Callable[[str], Spread] = lambda name: "split",
+        spread_of: Callable[[str], Place] = lambda name: "split",
         part: ModelPart | None = None,
+        is_read: Callable[[str], bool] = lambda name: True,
+        writes: bool = True,
     ) -> None:
         """`entries`: all tensors of the files in which the matrices of the layout are. `spread_of`: how each is to lie in memory. `part`: which part of
-        the model the layout is of. UserError when the backend packs nothing."""
+        the model the layout is of. `is_read`: which of them will be asked for; others are added in the end, by whoever has them. `writes`: False when another process writes the same file unless it is there. UserError when the backend packs nothing."""
         if not isinstance(backend, PackedBackend):
             raise UserError(f"backend {backend.name} keeps no packed weights; give --packed-cache off", param="packed_cache")
         self._backend, self._spread_of = backend, spread_of
         key = _part_key(part)
-        self._header = expected_header(backend, layout, _sources(backend, entries), key)
+        self._header = expected_header(backend, layout, sources_of(backend, entries), key)
         self.path = folder / _file_name(entries, layout, key)
         self.notes: list[str] = []
         self._fd: int | None = None
+        self._writes = writes
         self._found: dict[str, PackedMatrix] = {}  # not read yet, in the order of the file
         self._ahead: dict[str, tuple[Weight, str, str]] = {}  # read with others before it was asked for; checksums read and written
         self._weights: dict[str, Weight] = {}
+        self._begun: set[str] = set()  # whatever came of it
         try:
             self._fd, header = open_packed(self.path, self._header)
-            self._found = {m.name: m for m in header.matrices}
+            self._found = {m.name: m for m in header.matrices if is_read(m.name)}
         except UnusableError as error:
             if not error.missing:
                 self.notes.append(f"packed cache {self.path} is not used: {error}")
@@ -98,6 +102,10 @@ class PackedCache:
         self._weights[name] = weight
         return weight
 
+    def has_begun(self, name: str) -> bool:
+        """Whether some of the matrix may have been read from the file to where it is to be, though it was not given."""
+        return name in self._begun
+
     def _read_on(self, fd: int, name: str) -> None:
         """Read this matrix, and those that come next in the file, with one call."""
         first = self._found.pop(name)
@@ -105,6 +113,7 @@ class PackedCache:
         some = [first, *(m for m, before in zip(self._found.values(), ends, strict=False) if before < _AT_ONCE)]
         for matrix in some[1:]:
             del self._found[matrix.name]
+        self._begun.update(m.name for m in some)
         read = self._backend.weights_from_packed(fd, [self._place(m) for m in some])
         for matrix, (weight, checksum) in zip(some, read, strict=True):
             self._ahead[matrix.name] = weight, checksum, matrix.checksum
@@ -112,13 +121,13 @@ class PackedCache:
     def _place(self, matrix: PackedMatrix) -> PackedPlace:
         return PackedPlace(matrix.offset, matrix.format, matrix.rows, matrix.columns, self._spread_of(matrix.name))
 
-    def add(self, name: str, weight: Weight) -> None:
-        """A matrix that was read from the model."""
-        self._weights[name] = weight
+    def add(self, weights: Mapping[str, Weight]) -> None:
+        """Matrices that did not come from the file, by name."""
+        self._weights |= weights
 
     def complete(self) -> None:
         """All matrices are there: write the file where none could be used."""
-        if self._fd is not None:
+        if self._fd is not None or not self._writes:
             return
         try:
             self._write()
@@ -133,6 +142,7 @@ class PackedCache:
         """Read the rest from the model, and write the file anew."""
         self.notes.append(f"packed cache {self.path} is not used any further: {reason}")
         self._ahead.clear()
+        self._writes = True  # whoever else reads it may have seen nothing wrong
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -171,7 +181,8 @@ class PackedCache:
             raise OSError("the header was written in part only")
 
 
-def _sources(backend: PackedBackend, entries: Iterable[TensorEntry]) -> list[SourceFile]:
+def sources_of(backend: PackedBackend, entries: Iterable[TensorEntry]) -> list[SourceFile]:
+    """The state of the files that these tensors are all tensors of."""
     heads: dict[Path, int] = {}
     for entry in entries:
         heads[entry.file] = min(entry.offset, heads.get(entry.file, entry.offset))

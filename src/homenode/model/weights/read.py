@@ -6,27 +6,29 @@ At most one matrix at a time exists as float32 beside the packed ones, and only 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import Backend, FloatArray, Spread, Weight
+from homenode.compute.ops import Backend, FloatArray, Place, Spread, Weight
 from homenode.errors import CheckpointError, InternalError
 from homenode.model.architectures.parameters import Parameters
 from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.part import Span
+from homenode.model.weights.expert_memory import ExpertMemory
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
 from homenode.model.weights.names import MatchedTensor
 from homenode.model.weights.packed_cache import PackedCache
 
 IndexArray = npt.NDArray[np.int64]
 SpreadOf = Callable[[str], Spread]  # of a tensor's name
+PlaceOf = Callable[[str], Place]
 Progress = Callable[[int, int], None]  # bytes of the files taken in so far, bytes in all
 
 
@@ -37,39 +39,79 @@ def read_parameters(
     layers: Span,
     progress: Progress | None = None,
     cache: PackedCache | None = None,
-    spread_of: SpreadOf = lambda name: "split",
+    place_of: PlaceOf = lambda name: "split",
+    experts: ExpertMemory | None = None,
 ) -> Parameters:
     """Read every tensor, or what is wanted of it, and hand it to the backend; matrices from `cache` where it has them. `layers`: those of the part.
 
-    Raises CheckpointError when a file is gone or ends before a tensor does, and what the backend raises for failed reads.
+    `experts`: those kept in common with others, of which this reads its own share, if that is not ready, and waits for the rest.
+    Raises CheckpointError when a file is gone or ends before a tensor does, what the backend raises for failed reads, and what `experts` does.
     """
     todo = list(tensors)
-    targets = {m.name: m.target for m in layout.matrices}
-    total = sum(t.nbytes for t in todo)
-    top: dict[str, Any] = {}
-    found: list[dict[str, Any]] = [{} for _ in range(layers.count)]
+    here = [t for t in todo if experts is None or experts.is_read(t.entry.name)]
+    total = sum(t.nbytes for t in here)
+    matrices = _Matrices(backend, {m.name: m.target for m in layout.matrices}, place_of, cache, experts)
+    handles: dict[str, Any] = {}
     done = 0
+
+    def tell() -> None:
+        if progress is not None:
+            progress(done, total)
+
     with _Files() as files:
-        for tensor in todo:
+        for tensor in here:
             entry, expected = tensor.entry, tensor.expected
             if expected.parameter.kind == "vector":
-                handle = backend.vector(_load_vector(files.open(entry.file), entry, expected.cut[0]))
+                handles[entry.name] = backend.vector(_load_vector(files.open(entry.file), entry, expected.cut[0]))
             else:
-                handle = cache.weight(entry.name) if cache else None
-                if handle is None:
-                    handle = _load_matrix(backend, files.open(entry.file), tensor, targets[entry.name], spread_of(entry.name))
-                    if cache:
-                        cache.add(entry.name, handle)
-            owner = top if expected.layer is None else found[expected.layer - layers.first]
-            if expected.expert is None:
-                owner[expected.parameter.key] = handle
-            else:
-                owner.setdefault(expected.parameter.key, []).append(handle)
+                handles[entry.name] = matrices.load(files, tensor)
             done += tensor.nbytes
-            if progress is not None:
-                progress(done, total)
+            tell()
+    if experts:
+        handles |= matrices.keep(experts.complete(tell))
     if cache:
         cache.complete()
+    return _by_key(todo, handles, layers)
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """Where matrices come from and go to."""
+
+    backend: Backend
+    targets: Mapping[str, str]
+    place_of: PlaceOf
+    cache: PackedCache | None
+    experts: ExpertMemory | None
+
+    def load(self, files: _Files, tensor: MatchedTensor) -> Weight:
+        """From the packed cache where it has the matrix, else from the model."""
+        name = tensor.entry.name
+        if self.cache and (found := self.cache.weight(name)) is not None:
+            return found
+        if self.cache and self.experts and self.cache.has_begun(name):
+            self.experts.clear(name)
+        weight = _load_matrix(self.backend, files.open(tensor.entry.file), tensor, self.targets[name], self.place_of(name))
+        return self.keep({name: weight})[name]
+
+    def keep(self, weights: dict[str, Weight]) -> dict[str, Weight]:
+        """These are for the cache, too, if it is written."""
+        if self.cache:
+            self.cache.add(weights)
+        return weights
+
+
+def _by_key(tensors: Iterable[MatchedTensor], handles: Mapping[str, Any], layers: Span) -> Parameters:
+    """The handles of tensors, by name, as forward functions find them."""
+    top: dict[str, Any] = {}
+    found: list[dict[str, Any]] = [{} for _ in range(layers.count)]
+    for tensor in tensors:
+        expected = tensor.expected
+        owner = top if expected.layer is None else found[expected.layer - layers.first]
+        if expected.expert is None:
+            owner[expected.parameter.key] = handles[tensor.entry.name]
+        else:
+            owner.setdefault(expected.parameter.key, []).append(handles[tensor.entry.name])
     return Parameters(top, tuple(found))
 
 
@@ -98,7 +140,7 @@ class _Files:
         return self._fds[path]
 
 
-def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, spread: Spread) -> Weight:
+def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, spread: Place) -> Weight:
     entry, (rows, columns) = tensor.entry, tensor.expected.cut
     if entry.dtype.name not in READ_BY_BACKENDS:
         return backend.weight_from_array(_decode(entry, rows, columns), target, spread)

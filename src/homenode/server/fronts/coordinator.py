@@ -34,6 +34,7 @@ from homenode.engine.fronts.messages import (
 )
 from homenode.engine.messages import Ready
 from homenode.engine.replicas.client import dispatch_settings
+from homenode.engine.replicas.expert_memory import ExpertMemory
 from homenode.engine.replicas.figures import all_ready
 from homenode.engine.replicas.keeper import Keeper
 from homenode.engine.replicas.patience import Patience
@@ -72,6 +73,7 @@ class Coordinator:
         self._configs, self._server, self._text, self._count = configs, server, text, count
         self._patience = patience or Patience()
         of_engines = self._patience if len(configs) > 1 else replace(self._patience, tries=0)
+        self._experts = ExpertMemory(configs)
         self._keepers = [Keeper(config, self, of_engines, self._maker(number, engine_program)) for number, config in enumerate(configs)]
         self._blocks = [0] * len(configs)  # of each engine's KV memory, while it is there
         self._fronts = Fronts(count, front_program, self._patience, self)
@@ -86,7 +88,10 @@ class Coordinator:
         self._lost: str | None = None
 
     def _maker(self, number: int, program: str) -> Callable[[EngineConfig], SharedEngine]:
-        return lambda config: SharedEngine(config, program, lambda: self._announce(self._keepers[number]))
+        def made(config: EngineConfig) -> SharedEngine:
+            return SharedEngine(config, program, lambda: self._announce(self._keepers[number]), self._experts.descriptors)
+
+        return made
 
     # Life
 
@@ -133,6 +138,7 @@ class Coordinator:
         self._lost = self._lost or "the server is closed"
         await self._fronts.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        self._experts.close()
         if self._listener is not None:
             self._listener.close()
         self._metrics.remove()

@@ -6,14 +6,17 @@ import fcntl
 import os
 import stat
 from collections.abc import Sequence
+from itertools import pairwise
 
 from homenode.errors import PeerError, UserError
 from homenode.transfer.carriers.carrier import Chunk, KvBackend, LocalBuffer
-from homenode.transfer.memory import TILE_TOKENS, Copier, EpochWords, KvLayout, KvMemory
+from homenode.transfer.memory import TILE_TOKENS, Copier, EpochWords, KvLayout, KvMemory, KvRegion
+from homenode.transfer.pages import hole
 
 _WORD = 8
 _GEOMETRY = ("layers", "kv_heads", "head_dim", "dtype", "tile_bytes")
 _MOST_BLOCKS = 1 << 31
+_MOST_REGIONS = 1024
 
 
 class MappedBuffer:
@@ -96,19 +99,33 @@ def check_layout(layout: KvLayout, own: KvLayout) -> None:
             raise PeerError(f"{name} of a peer's memory is {getattr(layout, name)!r}, here it is {getattr(own, name)!r}")
     if not (0 < layout.blocks < _MOST_BLOCKS and layout.nbytes > 0 and layout.block_size > 0 and layout.block_size % TILE_TOKENS == 0):
         raise PeerError(f"a peer's memory of {layout.blocks} blocks of {layout.block_size} tokens in {layout.nbytes} bytes makes no sense")
-    heads = 0
-    for region in layout.regions:
-        head_bytes = 2 * (layout.block_size // TILE_TOKENS) * layout.tile_bytes
-        strides = (region.layer_stride, region.block_stride, region.head_stride)
-        if region.first_head != heads or region.past_head <= region.first_head or region.offset < 0 or min(strides) < head_bytes:
-            raise PeerError("the regions of a peer's memory do not cover its heads one after another")
-        heads = region.past_head
-        steps = (layout.layers - 1, layout.blocks - 1, region.past_head - region.first_head - 1)
-        end = region.offset + sum(count * stride for count, stride in zip(steps, strides, strict=True)) + head_bytes
-        if end > layout.nbytes:
-            raise PeerError(f"a region of a peer's memory ends at byte {end} of {layout.nbytes}")
-    if heads != layout.kv_heads:
-        raise PeerError(f"a peer's memory has regions for {heads} of {layout.kv_heads} heads")
+    if len(layout.regions) > _MOST_REGIONS or (wrong := hole(layout)) is not None:
+        what = f"{len(layout.regions)} regions" if len(layout.regions) > _MOST_REGIONS else wrong
+        raise PeerError(f"the regions of a peer's memory do not make up its layers and heads: there are {what}")
+    ends = [_end_of(layout, region) for region in layout.regions]
+    if layout.has_copies:
+        _check_apart(layout, ends)
+
+
+def _end_of(layout: KvLayout, region: KvRegion) -> int:
+    """Where it ends in the file. PeerError when that is behind the file's end."""
+    head_bytes = 2 * (layout.block_size // TILE_TOKENS) * layout.tile_bytes
+    strides = (region.layer_stride, region.block_stride, region.head_stride)
+    if region.offset < 0 or min(strides) < head_bytes:
+        raise PeerError("the heads of a region of a peer's memory overlap")
+    first, past = layout.layers_of(region)
+    steps = (past - first - 1, layout.blocks - 1, region.past_head - region.first_head - 1)
+    end = region.offset + sum(count * stride for count, stride in zip(steps, strides, strict=True)) + head_bytes
+    if end > layout.nbytes:
+        raise PeerError(f"a region of a peer's memory ends at byte {end} of {layout.nbytes}")
+    return end
+
+
+def _check_apart(layout: KvLayout, ends: Sequence[int]) -> None:
+    """PeerError when regions lie over each other in the file: what is written to one copy of a head would change something else."""
+    places = sorted(zip((region.offset for region in layout.regions), ends, strict=True))
+    if any(after[0] < before[1] for before, after in pairwise(places)):
+        raise PeerError("regions of a peer's memory lie over each other")
 
 
 def _check_descriptor(fd: int, nbytes: int) -> None:

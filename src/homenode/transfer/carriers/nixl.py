@@ -20,7 +20,7 @@ from homenode.transfer.carriers.carrier import Caller, Chunk, KvBackend, Listeni
 from homenode.transfer.carriers.mapped import check_layout
 from homenode.transfer.carriers.nixl_engine import NixlEngine, Transfer
 from homenode.transfer.carriers.process import Process, find_process, this_process
-from homenode.transfer.carriers.spans import Addressed, Part, addressed, extent, pairs, parts_of
+from homenode.transfer.carriers.spans import Addressed, Part, addressed, extent, in_one_piece, pairs, parts_of
 from homenode.transfer.carriers.tcp import TcpCarrier
 from homenode.transfer.memory import Copier, KvLayout, KvMemory
 from homenode.transfer.message import Buffer
@@ -100,6 +100,8 @@ class NixlCarrier:
         for fd in fds:
             os.close(fd)
         check_layout(buffer.layout, self._own)
+        if not in_one_piece(buffer.layout):
+            raise PeerError("a peer's memory is that of several workers, which NIXL is not told of", code="buffer")
         card = _card(carrier)
         where = _find(card, buffer)
         if card.agent not in self._users and (name := self._engine.add_peer(card.metadata)) != card.agent:

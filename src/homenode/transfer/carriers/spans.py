@@ -31,6 +31,15 @@ class Part:
     past: int
 
 
+def in_one_piece(layout: KvLayout) -> bool:
+    """Whether its regions hold all layers, head after head, as everything here takes for granted."""
+    heads = [0, *(region.past_head for region in layout.regions)]
+    return all(
+        layout.layers_of(region) == (0, layout.layers) and region.first_head == before
+        for region, before in zip(layout.regions, heads, strict=False)
+    )
+
+
 def extent(layout: KvLayout, region: KvRegion) -> int:
     """Bytes from a region's first byte to behind its last."""
     head_bytes = 2 * (layout.block_size // TILE_TOKENS) * layout.tile_bytes

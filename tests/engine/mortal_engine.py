@@ -1,0 +1,39 @@
+"""The engine's process, killed in the middle of loading as often as told: `python -m tests.engine.mortal_engine FD PARENT [NAME]`.
+
+The folder of its model may have a file `dies-N` with a number in it: so often engine N is killed when half of what it reads is there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from homenode.engine.build import Engine, build_engine
+from homenode.engine.config import EngineConfig
+from homenode.engine.process import main
+
+
+def build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
+    number = config.replica.number if config.replica else 0
+
+    def told(done: int, total: int) -> None:
+        progress(done, total)
+        if 2 * done >= total:
+            with suppress(FileNotFoundError):
+                _meet(Path(str(config.model.path)) / f"dies-{number}")
+
+    return build_engine(config, told, own_process=True, experts=experts)
+
+
+def _meet(mark: Path) -> None:
+    if times := int(mark.read_text()):
+        mark.write_text(str(times - 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], build))
