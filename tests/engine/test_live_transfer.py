@@ -132,10 +132,13 @@ def test_a_ticket_nobody_knows_is_computed_at_once(expected: list[list[int]]) ->
 def test_what_the_receiver_has_is_not_sent_again(expected: list[list[int]]) -> None:
     with Pair("pull-eager") as pair:
         assert pair.answer(PROMPTS[5]) == expected[5]
+        wait_until(
+            lambda: pair.receiver.metric("bytes_total") > 0 and pair.sender.metric("completed_total") == 1
+        )  # figures come a little later
         wait_until(pair.nothing_pinned)
         before = pair.receiver.metric("bytes_total")
         assert pair.answer(PROMPTS[5]) == expected[5]
-        wait_until(pair.nothing_pinned)
+        wait_until(lambda: pair.sender.metric("completed_total") == 2)
         wait_until(lambda: pair.sender.metric("held_pages_total") >= 2)
         sent = pair.receiver.metric("bytes_total") - before
         assert sent <= before / 2
