@@ -61,7 +61,7 @@ def bodies(count: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["auto", "int8"])
+@pytest.fixture(scope="module", params=["auto", pytest.param("int8", marks=pytest.mark.slow)])
 def small_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     if not LiveServer.possible():
         pytest.skip("needs the built-in model or the data folder ../shared/data, and this clone has neither")
