@@ -19,7 +19,6 @@ import httpx
 import pytest
 
 from homenode.engine.executor.bundles import bundle_of
-from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
@@ -27,6 +26,7 @@ from homenode.errors import CapacityError
 from tests.engine.engines import config_for, greedy, run_all
 from tests.engine.live import LiveServer
 from tests.engine.test_golden import check_golden, golden
+from tests.engine.test_workers import executor_of
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
 pytest.importorskip("ray", reason="needs ray, which the extra `ray` installs")
@@ -84,14 +84,9 @@ def engine_on(cluster: Any, model: Path = STORIES, **settings: Any) -> Iterator[
         engine.close()
 
 
-def executor_of(engine: LocalEngine) -> ProcessExecutor:
-    assert isinstance(engine._executor, ProcessExecutor)
-    return engine._executor
-
-
 def hosts_of(engine: LocalEngine) -> list[str]:
     """The host of each worker, by Ray's name of it."""
-    launcher: Any = executor_of(engine)._launch
+    launcher: Any = executor_of(engine)._crew._launch
     return list(launcher.nodes)
 
 
@@ -137,14 +132,14 @@ def hosts_now(engine: LocalEngine) -> list[str]:
     """As `hosts_of`, where Ray has moved them since."""
     import ray
 
-    launcher: Any = executor_of(engine)._launch
+    launcher: Any = executor_of(engine)._crew._launch
     table = ray.util.placement_group_table(launcher._group)["bundles_to_node_id"]
     return [table[bundle_of(number, len(launcher.nodes), len(table))] for number in range(len(launcher.nodes))]
 
 
 def pids_of(engine: LocalEngine) -> list[int]:
     """The process of each worker: of those on this machine, the ones that called this engine."""
-    launcher: Any = executor_of(engine)._launch
+    launcher: Any = executor_of(engine)._crew._launch
     found: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
