@@ -20,10 +20,11 @@ import homenode
 from homenode.cli.bench_options import Numbers
 
 _BUILTIN = Path(homenode.__file__).parent / "builtin"
+_HAND_OFF = "hand-off: announcement to scheduler"
 _LEGS = {
     "result to announcement": ("result", "computed"),
     "announcement, until the loop goes on": ("computed", "announced"),
-    "hand-off: announcement to scheduler": ("computed", "arrived"),
+    _HAND_OFF: ("computed", "arrived"),
     "result to scheduler": ("result", "arrived"),
 }
 
@@ -67,7 +68,10 @@ def measure(model: Path, tokens: int, turns: int, in_place: bool, block_size: in
             stamps = sender.ask(prompt=prompt, ticket=ticket, peer=receiver.document)
             stamps |= receiver.ask(prompt=prompt, ticket=ticket)
             if turn:
-                found.append({name: stamps[end] - stamps[begin] for name, (begin, end) in _LEGS.items()})
+                legs = {name: stamps[end] - stamps[begin] for name, (begin, end) in _LEGS.items()}
+                legs["digests on both sides"] = stamps["digests"] + stamps["verifying"]
+                legs["hand-off without digests"] = legs[_HAND_OFF] - legs["digests on both sides"]
+                found.append(legs)
     finally:
         receiver.end()  # what it reads in place is lent until then
         sender.end()
@@ -84,7 +88,7 @@ def main(model: Path, prompts: tuple[int, ...], block_size: int, turns: int, cop
     """Print medians, the tenth part and the best of each leg in microseconds."""
     for tokens in prompts:
         found = measure(model, tokens, turns, not copied, block_size)
-        for name in _LEGS:
+        for name in found[0]:
             times = sorted(one[name] * 1e6 for one in found)
             click.echo(
                 f"{tokens:6} tokens  {name:40} median {statistics.median(times):7.1f}  tenth {times[len(times) // 10]:7.1f}  best {times[0]:7.1f} us"

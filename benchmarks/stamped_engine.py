@@ -11,6 +11,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -30,10 +31,11 @@ _PATIENCE_S = 60.0
 
 class StampedCore(EngineCore):
     """`stamps`: by ticket, when the step's result came that brought the last pages, when the agent was to be told of them, when that was done; and at the receiver,
-    when the scheduler was told that they are there."""
+    when the scheduler was told that they are there. And the seconds that reading them for digests took."""
 
     stamps: dict[str, dict[str, float]]
-    _came = 0.0
+    copied: Callable[[], float]  # seconds of digests so far
+    _came = _before = 0.0
 
     def _result_came(self) -> None:
         self._came = time.monotonic()
@@ -43,15 +45,18 @@ class StampedCore(EngineCore):
         for instruction in instructions:
             told = instruction.message if isinstance(instruction, ToTransfer) else None
             if isinstance(told, Computed) and told.last:
-                begun = time.monotonic()
+                before, begun = self.copied(), time.monotonic()
                 super()._obey([instruction])
-                self.stamps.setdefault(told.ticket, {}).update(result=self._came, computed=begun, announced=time.monotonic())
+                stamps = self.stamps.setdefault(told.ticket, {})
+                stamps.update(result=self._came, computed=begun, announced=time.monotonic(), digests=self.copied() - before)
             else:
                 super()._obey([instruction])
 
     def _take(self, item: object) -> None:
         if isinstance(item, Arrived):
-            self.stamps.setdefault(item.ticket, {})["arrived"] = time.monotonic()
+            stamps, now, copied = self.stamps.setdefault(item.ticket, {}), time.monotonic(), self.copied()
+            stamps.update(arrived=now, verifying=stamps.get("verifying", 0.0) + copied - self._before)
+            self._before = copied
         super()._take(item)
 
 
@@ -70,7 +75,7 @@ def main(model: Path, settings: dict[str, Any]) -> None:
                     ends.put(output.id)
 
     core = StampedCore(engine.scheduler, engine.executor, send, inbox=inbox, agent=agent, log_stats=False)
-    core.stamps = {}
+    core.stamps, core.copied = {}, lambda: agent.statistics().copy_seconds
 
     def run() -> None:
         inbox.work_for(agent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import statistics
 import time
+from itertools import pairwise
 
 from homenode.bench.other_process import PATIENCE_S, OtherProcess
 from homenode.bench.transfer_side import MOSTLY_HELD, Mode, Side
@@ -12,7 +13,7 @@ from homenode.errors import PeerError
 from homenode.transfer.seam import Returned
 
 _CONTROLS = 20  # hand-overs of which one row's time is the mean
-APPLYING_S = 60e-6  # between the result of a step and the first word of its pages: as `benchmarks.hand_off` finds it between two engines
+APPLYING_S = 160e-6  # between the result of a step and the first word of its pages: as `benchmarks.hand_off` finds it between two engines
 _HAND_OFFS = 20  # of which one row's time is the median
 
 
@@ -84,9 +85,8 @@ class HandOff:
         """The medians of a row of hand-offs, one right after the other but for the pause."""
         at_once = max(1, min(self._count, self._pages // (2 * pages)))  # half of the sender's buffer, so that none has to wait
         found = [times for _ in range(self._count // at_once) for times in self._several(at_once, pages)]
-        digests = statistics.mean(copied for _, _, copied in found)
-        whole = statistics.median(there for there, _, _ in found)
-        return whole - digests, statistics.median(back for _, back, _ in found), whole
+        bare = statistics.median(there - digests for there, _, digests in found)
+        return bare, statistics.median(back for _, back, _ in found), statistics.median(there for there, _, _ in found)
 
     def _several(self, count: int, pages: int) -> list[tuple[float, float, float]]:
         """As many as the sender has room for are prepared together. For each: until the receiver knew, until the sender had its pages back, and the
@@ -98,31 +98,27 @@ class HandOff:
         for ticket in tickets:
             self.side.arrival(ticket, pages - 1, PATIENCE_S)
         self._arrivals(tickets, pages - 1)
-        before = self._copy_seconds()
-        times = [self._one(ticket) for ticket in tickets]
-        digests = (self._copy_seconds() - before) / count
+        before = float(self._peer.ask(do="copy seconds")["seconds"])
+        own = [self._one(ticket) for ticket in tickets]
         answer = self._arrivals(tickets, pages)
+        theirs = [after - until for until, after in pairwise([before, *answer["copied"]])]
         return [
-            (there - begun, ended - unused, digests)
-            for there, unused, (begun, ended) in zip(answer["at"], answer["unused"], times, strict=True)
+            (there - begun, ended - unused, digested + copied)
+            for there, unused, copied, (begun, ended, digested) in zip(answer["at"], answer["unused"], theirs, own, strict=True)
         ]
 
-    def _one(self, ticket: str) -> tuple[float, float]:
-        """When it began, and when its pages were back."""
+    def _one(self, ticket: str) -> tuple[float, float, float]:
+        """When it began, when its pages were back, and the seconds of this side's digest."""
         self.side.compute(ticket, self._pause_s, APPLYING_S)
-        begin = time.perf_counter()
+        before, begin = self.side.agent.statistics().copy_seconds, time.perf_counter()
         self.side.finish(ticket)
         ended = self.side.wait(ticket, PATIENCE_S)
         if not isinstance(ended.event, Returned):
             raise PeerError(f"a hand-over of the benchmark failed: {ended.event}")
-        return begin, ended.at
+        return begin, ended.at, self.side.agent.statistics().copy_seconds - before
 
     def _arrivals(self, tickets: list[str], pages: int) -> dict[str, list[float]]:
         """When so many pages were there, and when they were read no more; the sender's scheduler goes on meanwhile."""
         self._peer.order(do="arrivals", tickets=[[ticket, pages] for ticket in tickets])
         self.side.attend(self._peer.has_answered, PATIENCE_S, "the other side's answer")
         return self._peer.answer()
-
-    def _copy_seconds(self) -> float:
-        """Of both sides."""
-        return self.side.agent.statistics().copy_seconds + float(self._peer.ask(do="copy seconds")["seconds"])

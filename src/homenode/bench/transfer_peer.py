@@ -37,7 +37,10 @@ class Peer:
             case "arrivals":
                 assert self._side is not None
                 at = [self._side.arrival(ticket, pages, 60.0) for ticket, pages in order["tickets"]]
-                return {"at": at, "unused": [self._side.unused_at.pop(ticket, 0.0) for ticket, _ in order["tickets"]]}
+                found: dict[str, list[float]] = {"at": at}
+                for name, times in (("unused", self._side.unused_at), ("copied", self._side.copied_at)):
+                    found[name] = [times.pop(ticket, 0.0) for ticket, _ in order["tickets"]]
+                return found
             case "figures":
                 assert self._side is not None
                 figures: dict[str, Any] = msgspec.to_builtins(self._side.agent.figures())

@@ -98,6 +98,7 @@ class Side:
 
     def __post_init__(self) -> None:
         self.unused_at: dict[str, float] = {}  # when the scheduler said that a ticket's pages are read no more
+        self.copied_at: dict[str, float] = {}  # seconds of digests and copies until all of a ticket was there
         self.told_last = False  # all pages of a ticket were named as computed
         backend = NativeBackend((-1,))
         geometry = page_geometry(self.page_bytes)
@@ -263,6 +264,7 @@ class Side:
                     self._pages.pop(ticket)
                     if self.in_place:
                         self._used.append((now + _USED_S, ticket))
+                    self.copied_at[ticket] = self.agent.statistics().copy_seconds
                 self._arrive(ticket, tokens, now)
             case Returned(_, ticket) | SendRefused(_, ticket) | Failed(_, ticket) | Forgotten(_, ticket):
                 with self._changed:
