@@ -8,7 +8,7 @@ MODEL   ?=
 FLAGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat check test test-all lab sanitize docs wheel format clean
+.PHONY: help setup serve chat check test test-all lab sanitize levels docs wheel format clean
 
 help:  ## print these lines
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ lab: $(VENV)/tools  ## test placement inside small virtual machines with several
 
 sanitize: $(VENV)/tools  ## run kernels and threads under AddressSanitizer, UBSan and ThreadSanitizer, over many random shapes
 	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest tests/native/test_sanitizers.py
+
+levels: $(VENV)/tools  ## every kernel at every level against the scalar one, AVX-512, AMX and Arm's emulated where this processor lacks them
+	$(BIN)/pytest -s tests/native/test_level_table.py tests/native/test_emulated_levels.py
 
 docs: $(VENV)/installed  ## build the documentation into docs/_build
 	$(BIN)/pip install --quiet --group docs

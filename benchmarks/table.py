@@ -5,7 +5,7 @@ Only text between the markers `<!-- name -->` and `<!-- end of name -->` is repl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -15,14 +15,22 @@ from benchmarks.workload import Rates
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = _DOCS / "performance.md"
-RECORD = _DOCS / "comparison.json"
+# By the name of the markers.
+RECORDS = {"comparison": _DOCS / "comparison.json", "comparison without AVX-512": _DOCS / "comparison-avx2.json"}
 SERVED_RECORD = _DOCS / "comparison-served.json"
 _BEHIND = 1.0
 
 
-def page(text: str, record: Comparison, served: ServedComparison) -> str:
+def page(text: str, records: Mapping[str, Comparison], served: ServedComparison) -> str:
     """The page with its tables made anew."""
-    return replaced(replaced(text, "comparison", comparison_text(record)), "served comparison", served_text(served))
+    for name, record in records.items():
+        text = replaced(text, name, comparison_text(record))
+    return replaced(text, "served comparison", served_text(served))
+
+
+def page_of_records(text: str) -> str:
+    """The page as what lies next to it says."""
+    return page(text, {name: Comparison.load(file) for name, file in RECORDS.items()}, ServedComparison.load_file(SERVED_RECORD))
 
 
 def replaced(text: str, name: str, fresh: str) -> str:
@@ -107,7 +115,7 @@ def _origin(record: Comparison) -> str:
 def main() -> None:
     """Write the page."""
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(page(text, Comparison.load(RECORD), ServedComparison.load_file(SERVED_RECORD)), encoding="utf-8")
+    PAGE.write_text(page_of_records(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ bool level_built(Level);
 // asked to let this process use tiles, once and for all.
 const char* level_lack(Level);
 inline bool level_available(Level level) { return !level_lack(level); }
+// Whether plain functions stand in for instructions of a level: in builds of the checks alone.
+bool level_emulated(Level);
 
 Level best_level();
 // The level all kernels use. set_level refuses (false) one that is not available. Called once, before any other kernel call.

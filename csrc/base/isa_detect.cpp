@@ -50,6 +50,11 @@ const char* avx2_lack() {
   return has(f.states, 0x6) ? nullptr : "a kernel that keeps the registers of AVX";
 }
 
+#ifdef HOMENODE_EMULATE_AVX512
+const char* avx2vnni_lack() { return avx2_lack(); }
+const char* avx512_lack() { return avx2_lack(); }
+const char* avx512bf16_lack() { return avx2_lack(); }
+#else
 const char* avx2vnni_lack() {
   if (const char* lack = avx2_lack()) return lack;
   return has(features().more.eax, bit(4)) ? nullptr : "a processor with AVX-VNNI";
@@ -68,6 +73,7 @@ const char* avx512bf16_lack() {
   if (const char* lack = avx512_lack()) return lack;
   return has(features().more.eax, bit(5)) ? nullptr : "a processor with AVX-512 BF16";
 }
+#endif
 
 #ifndef HOMENODE_EMULATE_TILES
 // The registers of tiles are eight KiB a thread, which the kernel keeps for processes that asked for it (Linux 5.16).
@@ -121,6 +127,16 @@ const char* processor_lack(Level level) {
 #endif
     default: return kOtherProcessor;
   }
+}
+
+bool level_emulated([[maybe_unused]] Level level) {
+#ifdef HOMENODE_EMULATE_AVX512
+  if (level == Level::avx2vnni || level == Level::avx512 || level == Level::avx512bf16) return true;
+#endif
+#ifdef HOMENODE_EMULATE_TILES
+  if (level == Level::amx) return true;
+#endif
+  return false;
 }
 
 }  // namespace homenode

@@ -1,6 +1,9 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "bind/bind.h"
@@ -11,7 +14,7 @@
 namespace homenode {
 namespace {
 
-constexpr int64_t kPatienceNs = 200'000;  // for pages that are being digested
+constexpr int64_t kPatienceNs = 300'000;  // for what was promised
 
 nb::bytes bytes_of(const void* data, size_t bytes) { return nb::bytes(static_cast<const char*>(data), bytes); }
 
@@ -23,28 +26,50 @@ std::vector<nb::bytes> digests_of(const Announcement& said) {
 }
 
 // What was said: pages that are found to be good by `take_pages`, or a message's fields.
-struct Said : Announcement {
-  size_t digest_bytes() const { return digests.size() / pages.size(); }
-};
+struct Said : Announcement {};
 
 std::shared_ptr<Said> take_said(LaneReader& lane) {
   std::vector<std::byte> record;
-  Came came = lane.take(record);
-  if (came == Came::nothing) {
-    nb::gil_scoped_release unlocked;
-    lane.await(kPatienceNs);
-    came = lane.take(record);
-  }
+  const Came came = lane.take(record);
   if (came == Came::nothing) return nullptr;
   auto said = came == Came::record ? announcement_of(record) : std::nullopt;
   if (!said) raise({Fault::user, 0, "a lane holds what is no announcement"});
   return std::make_shared<Said>(Said{std::move(*said)});
 }
 
-bool take_pages_of(const Said& said, Level level, const KvMemory& source, const EpochWords& words, KvMemory& own, const std::vector<int32_t>& blocks,
-                   int64_t tokens) {
+// The seconds it took to read the pages; None when they are not what was announced, or not what is expected.
+struct Expected : KvExpected {
+  Level level;
+};
+
+using Sources = std::vector<std::tuple<nb::bytes, std::shared_ptr<KvMemory>, std::shared_ptr<EpochWords>>>;
+
+std::shared_ptr<Expected> expect(Level level, std::shared_ptr<KvMemory> own, const Sources& sources, uint32_t first, uint32_t pages, int64_t tokens,
+                                 uint32_t digest_bytes, std::vector<int32_t> blocks, std::vector<int32_t> seen) {
+  auto made = std::make_shared<Expected>(Expected{{first, pages, digest_bytes, tokens, std::move(blocks), std::move(seen), {}, std::move(own)}, level});
+  std::sort(made->seen.begin(), made->seen.end());
+  for (const auto& [buffer, memory, words] : sources) {
+    KvExpected::Source one{{}, memory, words};
+    if (buffer.size() != one.buffer.size()) raise({Fault::user, 0, "a buffer without a name"});
+    std::memcpy(one.buffer.data(), buffer.c_str(), one.buffer.size());
+    made->sources.push_back(std::move(one));
+  }
+  return made;
+}
+
+std::optional<double> take_pages_of(const Expected& expected, const Said& said) {
   nb::gil_scoped_release unlocked;
-  return take_pages(said, source, words, own, blocks, tokens, kernels(level));
+  const int64_t begun = now_ns();
+  if (!take_expected(said, expected, kernels(expected.level))) return std::nullopt;
+  return static_cast<double>(now_ns() - begun) * 1e-9;
+}
+
+// The same pages as blocks of those that begin at `base`.
+std::vector<int64_t> blocks_of(const Said& said, int64_t base, size_t first, size_t count) {
+  if (first > said.pages.size() || count > said.pages.size() - first) raise({Fault::user, 0, "pages that were not announced"});
+  std::vector<int64_t> found(count);
+  for (size_t i = 0; i < count; ++i) found[i] = base + said.pages[first + i];
+  return found;
 }
 
 // The digests of the pages, and the seconds that reading them took; None when they do not fit into the lane: nothing was said.
@@ -58,7 +83,7 @@ std::optional<std::tuple<std::vector<nb::bytes>, double>> announce(LaneWriter& l
   std::optional<Error> error;
   {
     nb::gil_scoped_release unlocked;
-    lane.promise(true);  // it wakes up while pages are read
+    lane.promise();  // it wakes up while pages are read
     begun = now_ns();
     auto record = announce_pages(said, memory, words, tokens, kernels(level));
     read = now_ns();
@@ -67,7 +92,6 @@ std::optional<std::tuple<std::vector<nb::bytes>, double>> announce(LaneWriter& l
     } else if (record.value()) {
       done = lane.put(*record.value());
     }
-    lane.promise(false);
   }
   if (error) raise(*error);
   if (!done) return std::nullopt;
@@ -81,6 +105,13 @@ bool watch(const std::vector<std::shared_ptr<LaneReader>>& lanes, int epoll, dou
   return watch_lanes(all, epoll, now_ns() + static_cast<int64_t>(seconds * 1e9));
 }
 
+bool await(const std::vector<std::shared_ptr<LaneReader>>& lanes, int epoll) {
+  std::vector<LaneReader*> all;
+  for (const auto& lane : lanes) all.push_back(lane.get());
+  nb::gil_scoped_release unlocked;
+  return await_promised(all, epoll, kPatienceNs);
+}
+
 }  // namespace
 
 void bind_lane(nb::module_& m) {
@@ -91,9 +122,11 @@ void bind_lane(nb::module_& m) {
       .def_prop_ro("rope", &LaneReader::bell_rope, "What it is rung by: for the writer.")
       .def("ring", &LaneReader::ring)
       .def("hear_bell", &LaneReader::hear_bell, "Makes it quiet.")
+      .def_prop_ro("has_news", &LaneReader::has_news)
       .def("take", &take_said, "What was announced; None: nothing more. ValueError for garbage, after which nothing more is to be taken.");
   nb::class_<LaneWriter>(m, "LaneWriter", "For one thread.")
       .def_static("attach", [](int fd, int rope) { return homenode::take(LaneWriter::attach(fd, rope)); }, nb::arg("fd"), nb::arg("rope"))
+      .def("promise", &LaneWriter::promise, "Something will be announced soon: who sleeps wakes up. From any thread.")
       .def("announce", &announce, nb::arg("level"), nb::arg("memory"), nb::arg("epoch_words"), nb::arg("buffer"), nb::arg("pull_id"),
            nb::arg("after"), nb::arg("first"), nb::arg("pages"), nb::arg("tokens"), nb::arg("last"),
            "The digests of the pages, and the seconds it took to read them; None, and nothing was said, when they do not fit.");
@@ -103,16 +136,21 @@ void bind_lane(nb::module_& m) {
       .def_ro("first", &Said::first)
       .def_ro("last", &Said::last)
       .def_ro("pages", &Said::pages)
-      .def_prop_ro("digest_bytes", &Said::digest_bytes)
       .def_prop_ro("buffer", [](const Said& said) { return bytes_of(said.buffer.data(), said.buffer.size()); })
       .def_prop_ro("packed", [](const Said& said) {
         return std::tuple(bytes_of(said.digests.data(), said.digests.size()), bytes_of(said.pages.data(), said.pages.size() * sizeof(int32_t)),
                           bytes_of(said.epochs.data(), said.epochs.size() * sizeof(uint64_t)));
       }, "Digests, pages and epochs, each in one piece, little-endian.")
       .def_prop_ro("digests", [](const Said& said) { return digests_of(said); })
-      .def("take_pages", &take_pages_of, nb::arg("level"), nb::arg("source"), nb::arg("epoch_words"), nb::arg("own"), nb::arg("blocks"), nb::arg("tokens"),
-           "Reads the pages, copies those with a block of the own memory (not -1); whether they are what was announced.");
+      .def_prop_ro("count", [](const Said& said) { return said.pages.size(); })
+      .def("blocks", &blocks_of, nb::arg("base"), nb::arg("first"), nb::arg("count"), "Some of the pages, counted from a block on.");
+  nb::class_<Expected>(m, "Expected", "Pages that can be taken as soon as they are announced.")
+      .def_static("of", &expect, nb::arg("level"), nb::arg("own"), nb::arg("sources"), nb::arg("first"), nb::arg("pages"), nb::arg("tokens"),
+                  nb::arg("digest_bytes"), nb::arg("blocks"), nb::arg("seen"))
+      .def("take", &take_pages_of, nb::arg("said"),
+           "Reads the pages, copies those with a block of the own memory (not -1); the seconds it took. None: they are not what was announced, or expected.");
   m.def("watch_lanes", &watch, nb::arg("lanes"), nb::arg("epoll"), nb::arg("seconds"), "Whether a lane has news or the descriptor events, within so long.");
+  m.def("await_lanes", &await, nb::arg("lanes"), nb::arg("epoll"), "The same for what was promised, at lanes where something was.");
 }
 
 }  // namespace homenode

@@ -16,7 +16,8 @@
 namespace homenode {
 namespace {
 
-constexpr int kLooks = 64;  // at the lanes, before others may run
+constexpr int kLooks = 64;    // at the lanes, before others may run
+constexpr int kBelieved = 16;  // promises in a row that were not kept
 
 std::shared_ptr<const int> handle_of(int fd) {
   return {new int(fd), [](const int* held) {
@@ -50,7 +51,7 @@ bool any_news(std::span<const LaneReader* const> lanes) {
 
 struct LaneEnd::Words {
   alignas(kLine) std::atomic<uint64_t> written;
-  std::atomic<uint32_t> coming;
+  std::atomic<uint32_t> promises;
   alignas(kLine) std::atomic<uint64_t> taken;
   alignas(kLine) std::atomic<uint32_t> watched;
 };
@@ -81,15 +82,11 @@ void LaneReader::set_watched(bool watched) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-void LaneReader::await(int64_t patience_ns) const {
-  if (has_news() || !words().coming.load(std::memory_order_relaxed)) return;
-  const int64_t until = now_ns() + patience_ns;
-  set_watched(true);
-  do {
-    for (int i = 0; i < kLooks && !has_news(); ++i) relax();
-    sched_yield();
-  } while (!has_news() && words().coming.load(std::memory_order_relaxed) && now_ns() < until);
-  set_watched(false);
+bool LaneReader::promised() const { return unkept_ < kBelieved && words().promises.load(std::memory_order_acquire) != heeded_; }
+
+void LaneReader::heed(bool came) {
+  heeded_ = words().promises.load(std::memory_order_relaxed);
+  unkept_ = came ? 0 : std::min(unkept_ + 1, kBelieved);
 }
 
 Came LaneReader::take(std::vector<std::byte>& record) {
@@ -102,6 +99,7 @@ Came LaneReader::take(std::vector<std::byte>& record) {
   record.resize(bytes);
   copy_out(record.data(), data(), place_ + sizeof bytes, bytes);
   place_ += sizeof bytes + padded(bytes);
+  unkept_ = 0;
   words().taken.store(place_, std::memory_order_release);
   return Came::record;
 }
@@ -117,9 +115,8 @@ Result<std::shared_ptr<LaneWriter>> LaneWriter::attach(int fd, int rope) {
   return std::shared_ptr<LaneWriter>(new LaneWriter(SharedFile{nullptr, std::move(pages.value())}, std::move(held)));
 }
 
-void LaneWriter::promise(bool coming) const {
-  words().coming.store(coming, std::memory_order_seq_cst);
-  if (!coming) return;
+void LaneWriter::promise() const {
+  words().promises.fetch_add(1, std::memory_order_seq_cst);
   ring();
 }
 
@@ -156,6 +153,21 @@ bool watch_lanes(std::span<const LaneReader* const> lanes, int epoll, int64_t un
   } while (!found && now_ns() < until_ns);
   for (const LaneReader* lane : lanes) lane->set_watched(false);
   return found || any_news(lanes);
+}
+
+bool await_promised(std::span<LaneReader* const> lanes, int epoll, int64_t patience_ns) {
+  std::vector<const LaneReader*> all;
+  for (LaneReader* lane : lanes) {
+    if (!lane->promised()) continue;
+    lane->hear_bell();
+    all.push_back(lane);
+  }
+  if (all.empty()) return false;
+  const bool found = watch_lanes(all, epoll, now_ns() + patience_ns);
+  for (LaneReader* lane : lanes) {
+    if (std::find(all.begin(), all.end(), lane) != all.end()) lane->heed(lane->has_news());
+  }
+  return found;
 }
 
 }  // namespace homenode

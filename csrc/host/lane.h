@@ -45,15 +45,20 @@ class LaneReader : public LaneEnd {
   void hear_bell() const;
   // Into `record`, of at most kMostRecordBytes. After garbage nothing more is to be taken.
   Came take(std::vector<std::byte>& record);
-  // Looks for what the writer is about to put there; at most `patience_ns`, and not at all where it says that it is not.
-  void await(int64_t patience_ns) const;
   bool has_news() const;
+  // Whether the writer has promised to put something there, and it was not looked for yet. Who promises again and again and puts nothing there is
+  // not believed any more until he does.
+  bool promised() const;
+  // It was looked for, and came, or did not.
+  void heed(bool came);
   // Whether the reader looks: as long as it does the writer does not ring.
   void set_watched(bool watched) const;
 
  private:
   LaneReader(SharedFile file, Handle bell, Handle rope) : LaneEnd(std::move(file)), bell_(std::move(bell)), rope_(std::move(rope)) {}
   const Handle bell_, rope_;
+  uint32_t heeded_ = 0;  // promises
+  int unkept_ = 0;       // of these, the last ones in a row
 };
 
 class LaneWriter : public LaneEnd {
@@ -61,8 +66,8 @@ class LaneWriter : public LaneEnd {
   // Another's memory and bell; the descriptors stay the caller's. The bell is opened again: whatever the other does with his, nobody waits to ring it.
   static Result<std::shared_ptr<LaneWriter>> attach(int fd, int rope);
 
-  // It will put something there soon, and the reader could wake up meanwhile; or it will not after all.
-  void promise(bool coming) const;
+  // It will put something there soon, and the reader could wake up meanwhile. From any thread.
+  void promise() const;
   // Whether there is room.
   bool put(std::span<const std::byte> record);
 
@@ -75,5 +80,9 @@ class LaneWriter : public LaneEnd {
 // Looks, and lets others run meanwhile, until one of the lanes has news or the epoll descriptor has events (true), or `until_ns` of now_ns() (false).
 // The lanes are watched only meanwhile: what comes after it has returned false is rung for.
 bool watch_lanes(std::span<const LaneReader* const> lanes, int epoll, int64_t until_ns);
+
+// The same for who was woken: at the lanes whose writers have promised something, for at most `patience_ns`. The bells are heard; where more is in a lane than is
+// taken at once its reader has to ring again.
+bool await_promised(std::span<LaneReader* const> lanes, int epoll, int64_t patience_ns);
 
 }  // namespace homenode

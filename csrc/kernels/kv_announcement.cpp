@@ -104,4 +104,25 @@ bool take_pages(const Announcement& said, const KvMemory& source, const EpochWor
   return true;
 }
 
+const KvExpected::Source* KvExpected::source_of(const Announcement& said) const {
+  const size_t count = said.pages.size();
+  if (said.first != first || count > blocks.size() || said.last != (first + count == pages) || said.digests.size() != count * digest_bytes) return nullptr;
+  std::vector<int32_t> sorted = said.pages;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) return nullptr;
+  for (const int32_t page : said.pages) {
+    if (std::binary_search(seen.begin(), seen.end(), page)) return nullptr;
+  }
+  const auto found = std::find_if(sources.begin(), sources.end(), [&](const Source& one) { return one.buffer == said.buffer; });
+  return found == sources.end() ? nullptr : &*found;
+}
+
+bool take_expected(const Announcement& said, const KvExpected& expected, const Kernels& kernels) {
+  const KvExpected::Source* source = expected.source_of(said);
+  if (!source) return false;
+  const int64_t count = static_cast<int64_t>(said.pages.size());
+  const int64_t tokens = std::min(expected.tokens, count * source->memory->shape().block_size);
+  return take_pages(said, *source->memory, *source->words, *expected.own, std::span(expected.blocks).first(said.pages.size()), tokens, kernels);
+}
+
 }  // namespace homenode

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -30,6 +31,28 @@ std::optional<Announcement> announcement_of(std::span<const std::byte> record);
 
 // Reads the pages of an announcement that says no epochs and digests yet, adds these, and makes a record of it. `tokens`: as below.
 Result<std::optional<std::vector<std::byte>>> announce_pages(Announcement&, const KvMemory&, const EpochWords&, int64_t tokens, const Kernels&);
+
+// Pages that a reader can take as soon as they are announced: pages `first` and so on of `pages`, of `tokens` from the first on, as many as there are
+// `blocks` for (own ones, -1: they are read where they are). None of them may be in `seen`.
+struct KvExpected {
+  struct Source {
+    std::array<std::byte, 16> buffer;
+    std::shared_ptr<KvMemory> memory;
+    std::shared_ptr<EpochWords> words;
+  };
+  uint32_t first, pages, digest_bytes;
+  int64_t tokens;
+  std::vector<int32_t> blocks;
+  std::vector<int32_t> seen;  // in order
+  std::vector<Source> sources;
+  std::shared_ptr<KvMemory> own;
+
+  // Where these are; nothing for an announcement of others, of too many, or of one page for two places.
+  const Source* source_of(const Announcement&) const;
+};
+
+// As `take_pages`, of what was expected.
+bool take_expected(const Announcement&, const KvExpected&, const Kernels&);
 
 // Reads the pages where they are; those with a block of the own memory (not -1) are copied there. Whether all of them were to the end what was announced;
 // false, too, for pages and blocks that are not there. `tokens`: of these pages, a page has as many as a block of either memory.

@@ -104,6 +104,6 @@ void check_shared_weights(Random&);  // weights in memory that others map, too
 void check_team(Random&);
 void check_lane(Random&);
 void check_levels(Random&);    // every kernel at every level against the scalar level
-void print_levels();           // what check_levels has seen: "kernel <tab> level <tab> largest difference" lines
+void print_levels();           // what check_levels has seen: "kernel <tab> level <tab> native or emulated <tab> largest difference" lines
 
 }  // namespace homenode::checks

@@ -2,8 +2,10 @@
 #include "host/lane.h"
 
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
+#include <array>
 #include <numeric>
 #include <thread>
 
@@ -41,21 +43,20 @@ void check_way(Random& random) {
   std::thread other([&] {
     const int64_t until = now_ns() + kWaitNs;
     for (uint64_t number = 0; number < count && now_ns() < until;) {
-      if (number % 3 == 0) writer->promise(true);
+      if (number % 3 == 0) writer->promise();
       if (writer->put(record_number(number))) ++number;
       else std::this_thread::yield();
-      writer->promise(false);
     }
   });
-  const LaneReader* lane = reader.get();
+  LaneReader* lane = reader.get();
   std::vector<std::byte> record;
   uint64_t number = 0;
   for (const int64_t until = now_ns() + kWaitNs; number < count && now_ns() < until;) {
     const Came came = reader->take(record);
     require(came != Came::garbage, "a writer that keeps to the rules writes no garbage");
     if (came == Came::record) require(record == record_number(number++), "records come as they were written, in order");
-    else if (random.one_in(2)) watch_lanes(std::span(&lane, 1), -1, now_ns() + 1000);
-    else reader->await(1000);
+    else if (random.one_in(2)) watch_lanes(std::array{static_cast<const LaneReader*>(lane)}, -1, now_ns() + 1000);
+    else await_promised(std::span(&lane, 1), -1, 1000);
   }
   other.join();
   require(number == count, "all records come");
@@ -92,6 +93,30 @@ void check_hostile(Random& random) {
   for (int i = 0; i < 20; ++i) taken_from(writer)->put(record_number(uint64_t(i)));
 }
 
+// Who promises and does not keep it is looked for a few times, and then no more until he does.
+void check_promises() {
+  auto made = LaneReader::create();
+  const auto reader = taken_from(made);
+  auto joined = LaneWriter::attach(reader->fd(), reader->bell_rope());
+  const auto writer = taken_from(joined);
+  LaneReader* lane = reader.get();
+  std::vector<std::byte> record;
+  const int nothing = epoll_create1(EPOLL_CLOEXEC);
+  int looked = 0;
+  for (int i = 0; i < 100; ++i) {
+    writer->promise();
+    looked += reader->promised();
+    require(!await_promised(std::span(&lane, 1), nothing, 1000), "nothing came");
+    require(!reader->promised(), "a promise is looked for once");
+  }
+  close(nothing);
+  require(looked > 0 && looked < 50, "promises that are not kept are not believed for ever");
+  writer->put(record_number(1));
+  require(reader->take(record) == Came::record, "what is put there comes all the same");
+  writer->promise();
+  require(reader->promised(), "who has kept one is believed again");
+}
+
 void check_descriptors() {
   auto made = LaneReader::create();
   const auto reader = taken_from(made);
@@ -99,6 +124,30 @@ void check_descriptors() {
   const int plain = open("/dev/zero", O_RDWR);
   require(!LaneWriter::attach(plain, reader->bell_rope()), "a lane is a sealed memfd");
   close(plain);
+}
+
+// What is expected is taken, and no other announcement is: another first page, too many, one that was seen, one twice, another end, another buffer.
+void check_expected(const Announcement& said, std::shared_ptr<KvMemory> source, std::shared_ptr<KvMemory> own, std::shared_ptr<EpochWords> words,
+                    std::vector<int32_t> blocks, int64_t tokens, const Kernels& table) {
+  const auto count = static_cast<uint32_t>(said.pages.size());
+  const auto each = static_cast<uint32_t>(said.digests.size() / count);
+  const KvExpected expected{said.first, said.first + count + !said.last, each, tokens + (said.last ? 0 : 1000), blocks, {}, {{said.buffer, source, words}}, own};
+  const bool whole = said.last || tokens == static_cast<int64_t>(count) * source->shape().block_size;
+  if (whole) require(take_expected(said, expected, table), "pages that are expected are taken");
+  const auto refused = [&](const KvExpected& what, const Announcement& which) { require(!take_expected(which, what, table), "others are not"); };
+  KvExpected other = expected;
+  other.first += 1, refused(other, said);
+  other = expected, other.blocks.pop_back(), refused(other, said);
+  other = expected, other.seen = {said.pages[0]}, refused(other, said);
+  other = expected, other.pages += 1;
+  if (said.last) refused(other, said);
+  other = expected, other.digest_bytes += 1, refused(other, said);
+  other = expected, other.sources[0].buffer[0] ^= std::byte{1}, refused(other, said);
+  Announcement twice = said;
+  twice.pages.push_back(twice.pages[0]), twice.epochs.push_back(twice.epochs[0]);
+  twice.digests.insert(twice.digests.end(), said.digests.begin(), said.digests.begin() + each);
+  other = expected, other.blocks.push_back(-1), other.pages += 1, other.tokens += source->shape().block_size;
+  refused(other, twice);
 }
 
 // What was announced is found to be so, and nothing else is; a record holds it all, and no other bytes are one.
@@ -125,6 +174,7 @@ void check_pages(Random& random) {
           "an announcement is heard as it was said");
   const auto good = [&](const Announcement& what) { return take_pages(what, source, *words.value(), own, to, tokens, table); };
   require(good(*heard), "pages that are what was announced are good");
+  check_expected(*heard, made.value(), mine.value(), words.value(), to, tokens, table);
   Announcement wrong = *heard;
   switch (random.between(0, 3)) {
     case 0: wrong.epochs[0] ^= 1; break;
@@ -145,6 +195,7 @@ void check_pages(Random& random) {
 void check_lane(Random& random) {
   check_way(random);
   check_hostile(random);
+  check_promises();
   check_descriptors();
   check_pages(random);
 }

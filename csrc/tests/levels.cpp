@@ -13,11 +13,11 @@ namespace homenode::checks {
 namespace {
 
 // What a cell of the table says: the largest difference that was seen, of what it is relative to. 0: the same bits.
-std::map<std::pair<std::string, std::string>, double> cells;
+std::map<std::pair<std::string, Level>, double> cells;
 
 void note(const std::string& kernel, Level level, double difference, double most) {
   require(difference <= most, kernel + " at " + level_name(level) + " is " + std::to_string(difference) + " from the scalar one, more than " + std::to_string(most));
-  double& cell = cells[{kernel, level_name(level)}];
+  double& cell = cells[{kernel, level}];
   cell = std::max(cell, difference);
 }
 
@@ -102,7 +102,7 @@ struct Chunk {
   }
 
   // The softmax of every row: its weighted values over the sum of weights, and the largest score.
-  std::vector<float> attended(const Kernels& table) const {
+  std::vector<float> attended(const Kernels& table, float softcap) const {
     const auto padded = size_t(padded_head(head_dim));
     const KvKernels& kv = table.kv[int(type)];
     const Exact<float> scores(size_t(kQueryRows) * kChunkKeys), largest(static_cast<size_t>(rows)), sum(static_cast<size_t>(rows)), out(size_t(rows) * padded);
@@ -112,7 +112,7 @@ struct Chunk {
       auto* row = reinterpret_cast<std::byte*>(loaded.get()) + int64_t(r) * head_dim * kv.query_bytes;
       scales.push_back(kv.load_query(queries.data() + r * head_dim, head_dim, 0.2f, row));
     }
-    kv.attend({rows, head_dim, loaded.get(), scales.data(), 0, key_tiles.data(), value_tiles.data(), begin.data(), end.data(), scores.get(),
+    kv.attend({rows, head_dim, loaded.get(), scales.data(), softcap, key_tiles.data(), value_tiles.data(), begin.data(), end.data(), scores.get(),
                largest.get(), sum.get(), out.get()});
     std::vector<float> found(largest.get(), largest.get() + rows);
     for (int r = 0; r < rows; ++r) {
@@ -125,13 +125,14 @@ struct Chunk {
 void compare_attention(Random& random, KvType type, const char* name) {
   const auto team = team_of(1);
   const Chunk chunk(random, *team, type);
+  const float softcap = random.one_in(2) ? 0 : 0.3f + 2 * std::fabs(random.real());
   const Kernels& scalar = kernels(Level::scalar);
-  const std::vector<float> wanted = chunk.attended(scalar);
+  const std::vector<float> wanted = chunk.attended(scalar, softcap);
   for (const Level level : levels()) {
     // Codes of softmax weights may differ by one of 32767 where the exponentials differ in their last bit; queries and weights that are rounded to
     // bfloat16 differ in their ninth.
     const bool rounded = kernels(level).kv[int(type)].query_bytes != scalar.kv[int(type)].query_bytes;
-    const std::vector<float> found = chunk.attended(kernels(level));
+    const std::vector<float> found = chunk.attended(kernels(level), softcap);
     note(name, level, largest_difference(found.data(), wanted.data(), wanted.size()), rounded ? 2e-2 : type == KvType::int8 ? 2e-4 : 1e-5);
   }
 }
@@ -208,7 +209,10 @@ void check_levels(Random& random) {
 }
 
 void print_levels() {
-  for (const auto& [place, difference] : cells) std::printf("%s\t%s\t%.1e\n", place.first.c_str(), place.second.c_str(), difference);
+  for (const auto& [place, difference] : cells) {
+    const char* how = level_emulated(place.second) ? "emulated" : "native";
+    std::printf("%s\t%s\t%s\t%.1e\n", place.first.c_str(), level_name(place.second), how, difference);
+  }
 }
 
 }  // namespace homenode::checks

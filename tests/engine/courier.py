@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -56,6 +56,9 @@ class Member:
 
     def submit(self, request: Request) -> None:
         self._core.post(Submit([request]))
+
+    def promise(self, tickets: Sequence[str]) -> None:
+        """The courier does not sleep."""
 
     def outputs(self, until: Callable[[Output], bool]) -> None:
         """Give outputs to `until`, as they come, until it says True."""

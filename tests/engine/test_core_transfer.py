@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from queue import SimpleQueue
 
 from homenode.engine.core import EngineCore
@@ -21,10 +22,14 @@ class Told:
 
     def __init__(self) -> None:
         self.messages: SimpleQueue[ToAgent] = SimpleQueue()
+        self.promised: list[tuple[str, list[str]]] = []
         self.now = TransferFigures(pinned_pages=3)
 
     def tell(self, message: ToAgent) -> None:
         self.messages.put(message)
+
+    def promise(self, tickets: Sequence[str]) -> None:
+        self.promised.append((threading.current_thread().name, list(tickets)))
 
     def figures(self) -> TransferFigures:
         return self.now

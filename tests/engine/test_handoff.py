@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -28,9 +28,13 @@ class NotingAgent:
 
     def __init__(self) -> None:
         self.told: SimpleQueue[Any] = SimpleQueue()
+        self.promised: list[tuple[str, list[str]]] = []
 
     def tell(self, message: seam.ToAgent) -> None:
         self.told.put(message)
+
+    def promise(self, tickets: Sequence[str]) -> None:
+        self.promised.append((threading.current_thread().name, list(tickets)))
 
     def figures(self) -> TransferFigures:
         return TransferFigures(pinned_pages=3)
@@ -100,6 +104,19 @@ def test_a_sent_request_goes_through_the_agent_and_back() -> None:
         told = engine.agent.next()
         assert isinstance(told, seam.Computed) and told.last and len(told.blocks) == 2
         assert engine.output().finish_reason == "length"
+        assert engine.agent.promised == [("homenode-steps", ["t1"])]  # by who computes, before the loop has heard of the result
+
+
+def test_only_the_step_that_ends_a_prompt_promises_pages() -> None:
+    with loop() as engine:
+        kv = seam.KvTicket("long", True, b"peer")
+        engine.core.post(Submit([Request(id=1, prompt_ids=[5] * 150, params=SamplingParams(max_tokens=0), kv=kv)]))
+        assert isinstance(engine.agent.next(), seam.SendWanted)
+        engine.inbox.put(seam.SendAdmitted(0.0, "long"))
+        told = [engine.agent.next() for _ in range(3)]  # 64 tokens at a time
+        assert [one.last for one in told] == [False, False, True]
+        engine.output()
+        assert [tickets for _, tickets in engine.agent.promised] == [["long"]]
 
 
 def test_a_fetch_is_told_though_nothing_else_happens() -> None:

@@ -19,8 +19,8 @@ from homenode.engine.pairing import kept_as, targets_of
 from homenode.engine.place import EnginePlace, Replica
 from homenode.engine.placement import UNPINNED
 from homenode.engine.settle import MemoryRoom
-from homenode.engine.workers.build import Planned, plan_engine
 from homenode.engine.workers.messages import Join
+from homenode.engine.workers.planning import Planned, plan_engine
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic

@@ -77,7 +77,7 @@ def test_one_after_another_before_any_books_are_kept(sides: tuple[Side, Side], t
     for number in range(3):
         sender.arrival(f"t{number}", 3, PATIENCE_S)
         receiver.arrival(f"t{number}", 3, PATIENCE_S)
-    prepared(sides, 3)
+    prepared(sides, 3, first=3)
     taken.clear()
     with receiver.agent._working:  # it can hear nothing before all was said
         for number in range(3):
@@ -91,11 +91,57 @@ def test_one_after_another_before_any_books_are_kept(sides: tuple[Side, Side], t
         assert not side.agent.statistics().broken
 
 
-def prepared(sides: tuple[Side, Side], count: int) -> None:
-    """Both machines have said what they will answer about so many hand-overs."""
+def prepared(sides: tuple[Side, Side], count: int, first: int) -> None:
+    """Both machines have said what they will answer about so many hand-overs, whose page `first` is next: of what was announced before something may be left."""
     sender, receiver = (side.agent._performer._at_once for side in sides)
-    eventually(lambda: len(receiver._taking) == count, f"{count} hand-overs are expected")
-    sides[0].attend(lambda: len(sender._sending) == count, PATIENCE_S, f"{count} hand-overs to be announced")
+
+    def ready(found: dict[Any, Any]) -> bool:
+        return [one.next.first for one in list(found.values())] == [first] * count
+
+    eventually(lambda: ready(receiver._taking), f"{count} hand-overs are expected")
+    sides[0].attend(lambda: ready(sender._sending), PATIENCE_S, f"{count} hand-overs to be announced")
+
+
+def test_who_was_promised_pages_looks_for_them(sides: tuple[Side, Side], taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver = sides
+    hand_over(sender, receiver, "first", 2, 1)
+    looked: list[bool] = []
+    look = NativeLanes.await_promised
+
+    def told(self: NativeLanes, *given: Any) -> bool:
+        looked.append(look(self, *given))
+        return looked[-1]
+
+    monkeypatch.setattr(NativeLanes, "await_promised", told)
+    for number in range(200):  # it may be awake at any of them
+        ticket = f"t{number}"
+        sender.send(ticket, receiver.document, 4, late=[PAGES])
+        sender.arrival(ticket, 3, PATIENCE_S)
+        receiver.arrival(ticket, 3, PATIENCE_S)
+        prepared(sides, 1, first=3)
+        sender.compute(ticket, 1e-3, 1e-4)
+        sender.finish(ticket)
+        assert isinstance(sender.wait(ticket, PATIENCE_S).event, Returned)
+        receiver.arrival(ticket, 4, PATIENCE_S)
+        if any(looked):
+            break
+    assert any(looked) and any(taken)
+
+
+def test_promises_that_are_not_kept_change_nothing(sides: tuple[Side, Side]) -> None:
+    sender, receiver = sides
+    hand_over(sender, receiver, "first", 2, 1)
+    sender.send("t", receiver.document, 4, late=[PAGES])
+    sender.arrival("t", 3, PATIENCE_S)
+    receiver.arrival("t", 3, PATIENCE_S)
+    prepared(sides, 1, first=3)
+    for _ in range(1000):
+        sender.agent.promise(["t", "nobody's"])
+    sender.finish("t")
+    assert isinstance(sender.wait("t", PATIENCE_S).event, Returned)
+    receiver.arrival("t", 4, PATIENCE_S)
+    for side in sides:
+        assert not side.agent.statistics().broken and not side.agent.statistics().refused
 
 
 def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Side], taken: list[bool]) -> None:
@@ -103,7 +149,7 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
     sender.send("t", receiver.document, 4, late=[PAGES, PAGES + 1])
     sender.arrival("t", 2, PATIENCE_S)
     receiver.arrival("t", 2, PATIENCE_S)
-    prepared(sides, 1)
+    prepared(sides, 1, first=2)
     sending, cache = sender.agent._performer._at_once._sending["t"], sender.agent._performer._at_once._cache
     with receiver.agent._working:
         taken.clear()
@@ -121,7 +167,8 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
 def test_what_does_not_prove_good_at_once_is_verified_as_ever(
     sides: tuple[Side, Side], taken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NativeLanes, "take_pages", lambda *given: False)
+    expect = NativeLanes.expect
+    monkeypatch.setattr(NativeLanes, "expect", lambda self, sources, *rest: expect(self, {}, *rest))
     hand_over(*sides, "t", 4, 1)
     assert taken and not any(taken)
 

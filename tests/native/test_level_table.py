@@ -1,4 +1,5 @@
-"""Every kernel at every level against the scalar level: levels of this processor, AMX with emulated tiles, and Arm's through an emulator.
+"""Every kernel at every level against the scalar level: levels of this processor, AMX with emulated tiles, and Arm's through an emulator. Levels of
+x86-64 that this processor lacks: test_emulated_levels.py.
 
 `csrc/tests/levels.cpp` does the comparing, over random shapes; here the cells of the table are counted, and it is printed (`pytest -s`).
 """
@@ -10,6 +11,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +31,16 @@ CROSS = {"aarch64": "aarch64-linux-gnu-g++"}
 ARM_LEVELS = ("scalar", "neon", "dotprod", "i8mm")
 ARM_CHECKS = (("linear", 2), ("program", 3), ("elements", 5), ("copy", 3))
 
-Table = Mapping[str, Mapping[str, str]]
+
+@dataclass(slots=True)
+class Column:
+    """One level: `native` or `emulated`, and what was found of each kernel."""
+
+    how: str
+    cells: dict[str, str] = field(default_factory=dict)
+
+
+Table = Mapping[str, Column]
 
 
 def table_of(command: Sequence[str | Path]) -> Table:
@@ -39,19 +50,22 @@ def table_of(command: Sequence[str | Path]) -> Table:
     assert done.returncode == 0, done.stderr[-4000:]
     *cells, last = done.stdout.splitlines()
     assert last == f"levels: {ROUNDS} rounds"
-    table: dict[str, dict[str, str]] = {}
-    for kernel, level, difference in (line.split("\t") for line in cells):
-        table.setdefault(level, {})[kernel] = "same bits" if float(difference) == 0 else difference
+    table: dict[str, Column] = {}
+    for kernel, level, how, difference in (line.split("\t") for line in cells):
+        table.setdefault(level, Column(how)).cells[kernel] = "same bits" if float(difference) == 0 else difference
     return table
 
 
 def check(table: Table, levels: Sequence[str]) -> None:
     """Print the table; an empty cell fails."""
-    print("\n" + " " * 17 + "".join(f"{level:>12}" for level in levels))
-    for kernel in KERNELS:
-        print(f"{kernel:17}" + "".join(f"{table.get(level, {}).get(kernel, ''):>12}" for level in levels))
-    assert not [(kernel, level) for level in levels for kernel in KERNELS if kernel not in table.get(level, {})]
     assert set(table) == set(levels)
+    rows = {"": [table[level].how for level in levels]} | {
+        kernel: [table[level].cells.get(kernel, "") for level in levels] for kernel in KERNELS
+    }
+    print("\n" + " " * 17 + "".join(f"{level:>12}" for level in levels))
+    for kernel, cells in rows.items():
+        print(f"{kernel:17}" + "".join(f"{cell:>12}" for cell in cells))
+    assert not [(kernel, level) for level in levels for kernel in KERNELS if kernel not in table[level].cells]
 
 
 @cache

@@ -18,8 +18,7 @@ from benchmarks.contender import Command, Measured, Side, Unavailable
 from benchmarks.machine import moved_between, without_folders
 from benchmarks.others import Others, disturbed, used_seconds
 from benchmarks.pair import last_json, run_command, run_sides
-from benchmarks.served import ServedComparison
-from benchmarks.table import PAGE, RECORD, SERVED_RECORD, comparison_text, page
+from benchmarks.table import PAGE, comparison_text, page_of_records
 from benchmarks.tasks import Piece, Task, measured, planned, shown_commands
 from benchmarks.turns import Turns
 from benchmarks.workload import Workload
@@ -244,4 +243,4 @@ def test_what_fails_twice_is_given_up_and_what_counts_is_not_repeated() -> None:
 
 def test_the_page_says_what_the_records_say() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert text == page(text, Comparison.load(RECORD), ServedComparison.load_file(SERVED_RECORD)), "run: python -m benchmarks.table"
+    assert text == page_of_records(text), "run: python -m benchmarks.table"

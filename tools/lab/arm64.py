@@ -84,6 +84,7 @@ def _compile(folder: LabFolder, include: Path) -> Path:
         wanted = [word for word in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"] if "nanobind" in word]
         run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", binding, *wanted])
     build = folder.path / "arm64-build"
+    _forget_moved(build)
     headers = include / f"python{python_of(folder)}"
     settings = {
         "CMAKE_SYSTEM_NAME": "Linux",
@@ -104,6 +105,13 @@ def _compile(folder: LabFolder, include: Path) -> Path:
         raise LabError(f"the core does not compile for Arm:\n{done.stdout[-3000:]}")
     (built,) = build.glob("_native*.so")
     return built
+
+
+def _forget_moved(build: Path) -> None:
+    """cmake refuses a folder that it configured in another place, such as that of a clone that was copied."""
+    cache = build / "CMakeCache.txt"
+    if cache.exists() and f"CMAKE_CACHEFILE_DIR:INTERNAL={build.resolve()}\n" not in cache.read_text(encoding="utf-8"):
+        shutil.rmtree(build)
 
 
 def _sources() -> Iterator[Path]:

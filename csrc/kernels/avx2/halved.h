@@ -46,6 +46,7 @@ HOMENODE_INLINE void sum_halves(const uint8_t* lines, const uint8_t* halves, Int
 }
 
 // Of one token, whose sums so far are at `total`.
+template <Coding C>
 HOMENODE_INLINE void add_halved(const uint8_t* lines, const Floats (&scale)[kVectors], const EncodedPart* part, const uint8_t* halves, float* total) {
   Ints sums[kVectors];
   sum_halves(lines, halves, sums);
@@ -54,7 +55,7 @@ HOMENODE_INLINE void add_halved(const uint8_t* lines, const Floats (&scale)[kVec
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
     float* to = total + kLanes * v;
-    store_floats(to, fma(multiply(to_floats(add_ints(sums[v], start)), row), scale[v], load_floats(to)));
+    store_floats(to, add_product<C>(add_ints(sums[v], start), row, scale[v], load_floats(to)));
   }
 }
 
@@ -79,7 +80,7 @@ void tile_halved(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) scale[v] = load_scales<C>(packed + 2 * kLanes * v);
       for (int m = 0; m < M; ++m) {
-        add_halved(packed + At::head, scale, reinterpret_cast<const EncodedPart*>(x + m * stride), halves[p][m], total + kGroupRows * m);
+        add_halved<C>(packed + At::head, scale, reinterpret_cast<const EncodedPart*>(x + m * stride), halves[p][m], total + kGroupRows * m);
       }
     }
   }

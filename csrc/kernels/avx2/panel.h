@@ -82,7 +82,14 @@ Panel unpack_panel(const uint8_t* packed, int64_t parts, PanelSpace& space) {
   return {space.codes, kCodes, space.factors};
 }
 
-// f += (integer sum * d_row) * scale
+// f += (integer sum * d_row) * scale. What does not depend on the sums is multiplied first where that is exact too (see linear_tiles.h), so that less is
+// left to do in turn once they are known; the exponents of other scales may leave the range.
+template <Coding C>
+HOMENODE_INLINE Floats add_product(Ints sum, Floats row, Floats scale, Floats f) {
+  if constexpr (C.scale_bf16) return fma(multiply(to_floats(sum), row), scale, f);
+  else return fma(to_floats(sum), multiply(row, scale), f);
+}
+
 template <Coding C, int M, int H>
 HOMENODE_INLINE void add_scaled(const Sums<M>& sums, const uint8_t* scales, const uint8_t* x, size_t stride, Block<M>& f) {
 #pragma GCC unroll 8
@@ -95,7 +102,7 @@ HOMENODE_INLINE void add_scaled(const Sums<M>& sums, const uint8_t* scales, cons
     for (int v = 0; v < kVectors; ++v) {
       Ints sum = sums[m][v];
       if constexpr (C.zero != 0 && !is_wide(C)) sum = add_ints(sum, start);
-      f[m][v] = fma(multiply(to_floats(sum), row), load_floats(reinterpret_cast<const float*>(scales + kPanelFloats * H + kVectorBytes * v)), f[m][v]);
+      f[m][v] = add_product<C>(sum, row, load_floats(reinterpret_cast<const float*>(scales + kPanelFloats * H + kVectorBytes * v)), f[m][v]);
     }
   }
 }
@@ -141,6 +148,14 @@ HOMENODE_INLINE void sum_bytes(const uint8_t* codes, const uint8_t* x, size_t st
   }
 }
 
+// Asks for a part of the tile after this one: a token's parts are too few in a row for the processor to see them coming, and those of many tokens lie
+// in the third cache.
+template <int M>
+HOMENODE_INLINE void expect_next(const uint8_t* x, size_t stride) {
+#pragma GCC unroll 8
+  for (int m = M; m < 2 * M; ++m) __builtin_prefetch(x + m * stride, 0, 3);
+}
+
 template <Coding C, int M>
 void tile_bytes(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Ahead ahead) {
   constexpr bool kMinimum = C.minimum != Minimum::none, kTwo = halves_of(C) == 2;
@@ -150,6 +165,7 @@ void tile_bytes(const Panel& panel, int64_t parts, const uint8_t* x, size_t stri
   else load_sums<M>(total, f);
   for (; parts > 0; --parts, codes += kPanelPartCodes, scales += kPartScales<C>, x += sizeof(EncodedPart)) {
     expect(ahead);
+    expect_next<M>(x, stride);
     Sums<M> sums;
     sum_bytes<C, M, 0>(codes, x, stride, sums);
     add_scaled<C, M, 0>(sums, scales, x, stride, f);
@@ -200,6 +216,7 @@ void tile_wide(const Panel& panel, int64_t parts, const uint8_t* x, size_t strid
   else load_sums<M>(total, f);
   for (const uint8_t* wide = widened; parts > 0; --parts, codes += kWidePart, scales += kPartScales<C>, x += sizeof(EncodedPart), wide += kWideCodes) {
     expect(ahead);
+    expect_next<M>(x, stride);
     Sums<M> sums;
     sum_wide<M>(codes, wide, sums);
     add_scaled<C, M, 0>(sums, scales, x, stride, f);

@@ -3,6 +3,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
+#include "kernels/avx512/in_register.h"
 #include "quant/coding.h"
 
 namespace homenode {
@@ -54,11 +55,6 @@ inline Ints shift_left16(Ints x) { return _mm512_slli_epi16(x, N); }
 template <int N>
 inline Ints shift_right16(Ints x) { return _mm512_srli_epi16(x, N); }
 
-// What several dot products take comes by an instruction of its own: as an operand of each of them the load would be repeated.
-inline Ints in_register(Ints x) {
-  asm("" : "+v"(x));
-  return x;
-}
 // Weights whose bytes are multiplied as they are.
 inline Ints load_codes(const uint8_t* p) { return in_register(load_bytes(p)); }
 // Four activation codes to every lane.

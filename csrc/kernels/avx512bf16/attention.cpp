@@ -14,6 +14,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "kernels/simd/avx512.h"
 
+#include "kernels/avx512/in_register.h"
 #include "kernels/avx512bf16/soften.h"
 #include "kernels/simd/table.h"
 
@@ -24,13 +25,11 @@ constexpr int kPairLine = 2 * kTileKeys;  // bf16 elements of a cache line: two 
 
 inline __m512i load_line(const void* p) { return _mm512_loadu_si512(p); }
 
-// One pair in every lane, by an instruction of its own: as an operand of each dot product the load would be repeated.
+// One pair in every lane.
 inline __m512bh broadcast_pair(const uint16_t* p) {
   int32_t pair;
   __builtin_memcpy(&pair, p, sizeof pair);
-  __m512i all = _mm512_set1_epi32(pair);
-  asm("" : "+v"(all));
-  return as_pairs(all);
+  return as_pairs(in_register(_mm512_set1_epi32(pair)));
 }
 
 float load_query_pairs(const float* q, int64_t head_dim, float scale, void* out) {

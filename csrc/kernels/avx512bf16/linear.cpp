@@ -6,6 +6,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
+#include "kernels/avx512/in_register.h"
 #include "kernels/linear_table.h"
 
 namespace homenode {
@@ -20,13 +21,11 @@ constexpr int kTokens = 12;
 // by itself is not enough: asked for early, the weights of eight tokens come from memory as fast as those of one. Beyond the end it does nothing.
 constexpr int kBytesAhead = 8192;
 
-// One pair of an activation row in every lane, by an instruction of its own: as an operand of each dot product the load would be repeated.
+// One pair of an activation row in every lane.
 inline __m512bh broadcast_pair(const uint8_t* p) {
   int32_t pair;
   __builtin_memcpy(&pair, p, sizeof pair);
-  __m512i all = _mm512_set1_epi32(pair);
-  asm("" : "+v"(all));
-  return reinterpret_cast<__m512bh>(all);
+  return reinterpret_cast<__m512bh>(in_register(_mm512_set1_epi32(pair)));
 }
 
 template <int M>

@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+from homenode.bench.transfer_side import compute_for
 from homenode.errors import PeerError
 
 PATIENCE_S = 60.0
@@ -62,13 +63,6 @@ class OtherProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def compute_for(seconds: float) -> None:
-    """Keep the CPU busy, as a prompt does."""
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        pass
 
 
 class Echo:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from queue import Empty
+from queue import Empty, SimpleQueue
 from typing import Literal
 
 from homenode.compute.native.backend import NativeBackend
@@ -41,14 +41,29 @@ Mode = Literal["push", "pull-eager", "pull-delay"]
 _FINGERPRINT = {"measured by": "homenode bench transfer"}
 _LARGE_PAGE = 16 << 20
 _LOOK_S = 0.01  # between looks at what no event tells
+_STEP_S = 60.0  # no step takes so long
 _USED_S = 200e-6  # a receiver reads in place for so long
 MOSTLY_HELD = "held-"  # tickets that begin so: the receiver says that it holds all pages but the last
+
+
+def compute_for(seconds: float) -> None:
+    """Keep the CPU busy, as a prompt does."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
 
 
 def page_geometry(page_bytes: int) -> KvGeometry:
     """KV memory whose block is one piece of so many bytes, a multiple of 16 KiB: one layer, one head, bf16."""
     head_dim = 128 if page_bytes < _LARGE_PAGE else 1024
     return KvGeometry(layers=1, kv_heads=1, head_dim=head_dim, block_size=page_bytes // (4 * head_dim), dtype="bf16")
+
+
+@dataclass(frozen=True)
+class _Result:
+    """Left in the inbox when a step has ended, as an executor does."""
+
+    ticket: str
 
 
 @dataclass
@@ -114,6 +129,9 @@ class Side:
             in_place=in_place,
         )
         self.agent.start()
+        self._steps: SimpleQueue[tuple[str, float] | None] = SimpleQueue()
+        self._computed = ""  # the ticket of the last step
+        threading.Thread(target=self._compute, name="steps", daemon=True).start()
         self._thread = threading.Thread(target=self._schedule, name="scheduler", daemon=True) if self.role == "receiver" else None
         if self._thread is not None:
             self._thread.start()
@@ -144,6 +162,20 @@ class Side:
         self._pages[ticket], self._late[ticket] = pages, late
         identities = [page.to_bytes(16, "little") for page in range(pages)]
         self.agent.tell(SendWanted(ticket, peer, pages * self.block_size, identities))
+
+    def compute(self, ticket: str, step_s: float, applying_s: float) -> None:
+        """A step, and what the scheduler does with its result before it tells of pages. As in an engine the thread that computes promises these, and wakes the
+        scheduler's; then it waits for the next step."""
+        self._steps.put((ticket, step_s))
+        self.attend(lambda: self._computed == ticket, _STEP_S, f"the step of ticket {ticket}")
+        compute_for(applying_s)
+
+    def _compute(self) -> None:
+        while (step := self._steps.get()) is not None:
+            ticket, seconds = step
+            compute_for(seconds)
+            self.agent.promise([ticket])
+            self._inbox.put(_Result(ticket))
 
     def finish(self, ticket: str) -> None:
         """What was kept back is computed: said on the caller's thread, as a scheduler's."""
@@ -177,6 +209,7 @@ class Side:
 
     def close(self) -> None:
         """End agent and connections."""
+        self._steps.put(None)
         self._inbox.put(None)
         if self._thread is not None:
             self._thread.join(5.0)
@@ -192,6 +225,9 @@ class Side:
         """Take an event; say what pages are read no more. Whether there is more to come."""
         try:
             event = self._inbox.get(timeout)
+            if isinstance(event, _Result):
+                self._computed = event.ticket
+                return True
         except Empty:
             while self._used and self._used[0][0] <= time.perf_counter():
                 ticket = self._used.popleft()[1]

@@ -13,7 +13,7 @@ from homenode.errors import UserError
 if TYPE_CHECKING:
     from homenode.cli.placement_options import PlanFlags
     from homenode.engine.config import EngineConfig
-    from homenode.engine.workers.build import Planned
+    from homenode.engine.workers.planning import Planned
     from homenode.host.topology.host import Host
 
 _SETTINGS = ("stage_devices", "layer_split", "enable_expert_parallel", "expert_placement")
@@ -92,8 +92,8 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     from homenode.engine.config import EngineConfig
     from homenode.engine.expert_room import ExpertsInCommon
     from homenode.engine.expert_seat import seat_of
-    from homenode.engine.workers.build import plan_engine
     from homenode.engine.workers.devices import is_accelerator, worker_devices
+    from homenode.engine.workers.planning import plan_engine
     from homenode.host.topology.read import read_host
     from homenode.model.checkpoint import open_checkpoint
     from homenode.model.locate import BUILTIN_NAME, locate

@@ -235,7 +235,7 @@ def check_config(config: EngineConfig) -> list[UserError]:
     seat = seat_of(config, everybody)
     common = None if seat is None else ExpertsInCommon(seat)
     if not inline:
-        from homenode.engine.workers.build import check_engine_of_workers  # built on this module
+        from homenode.engine.workers.planning import check_engine_of_workers  # built on this module
 
         return check_engine_of_workers(config, devices, common)
     host = read_host(LiveSource(), accelerators=False)

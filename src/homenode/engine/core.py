@@ -56,6 +56,8 @@ class StepScheduler(Protocol):
 
     def statistics(self) -> Statistics: ...
 
+    def lends_next(self) -> tuple[str, ...]: ...
+
     def has_work(self) -> bool: ...
 
     def next_deadline(self) -> float | None: ...
@@ -63,6 +65,9 @@ class StepScheduler(Protocol):
 
 class _StepResult:
     """Left in the inbox when a step's result can be taken."""
+
+
+_RESULT = _StepResult()
 
 
 class _Stop:
@@ -89,6 +94,7 @@ class EngineCore:
         self._agent = agent
         self._inbox: SimpleQueue[object] | Inbox = SimpleQueue() if inbox is None else inbox
         self._log_stats = log_stats
+        self._lent_next: tuple[str, ...] = ()  # tickets of which the next result brings the last pages
         self._outputs: list[Output] = []
         self._live: set[int] = set()
         self._failures = 0
@@ -111,8 +117,7 @@ class EngineCore:
     def run(self) -> None:
         """Work until drained or stopped. Raises InternalError when steps keep failing, workers are lost for good, or the scheduler finds a
         contradiction."""
-        result = _StepResult()
-        self._executor.on_result(lambda: self._inbox.put(result))
+        self._executor.on_result(self._result_came)
         while True:
             self._submit_steps()
             self._flush()
@@ -121,6 +126,13 @@ class EngineCore:
             for item in self._arrivals():
                 self._take(item)
             self._look_at_the_clock()
+
+    def _result_came(self) -> None:
+        """On the executor's thread: whoever waits for pages that the step has made can wake up while the loop does."""
+        lent, self._lent_next = self._lent_next, ()
+        if lent and self._agent is not None:
+            self._agent.promise(lent)
+        self._inbox.put(_RESULT)
 
     # Waiting
 
@@ -259,6 +271,8 @@ class EngineCore:
         """Keep the executor busy before anything else; the outputs can wait those microseconds."""
         while self._executor.serving and (step := self._scheduler.next_step()) is not None:
             self._executor.submit(step)
+        if self._agent is not None:
+            self._lent_next = self._scheduler.lends_next()
         self._obey(self._scheduler.instructions())
 
     def _flush(self) -> None:

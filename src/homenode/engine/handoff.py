@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,6 +18,9 @@ class Agent(Protocol):
 
     def tell(self, message: ToAgent) -> None:
         """Give it a message from the scheduler; returns at once."""
+
+    def promise(self, tickets: Sequence[str]) -> None:
+        """Pages of these will be told of in a moment, probably. From any thread; returns at once."""
 
     def figures(self) -> TransferFigures:
         """Counters and gauges of now; called from the loop's thread."""

@@ -21,9 +21,9 @@ from homenode.engine.replicas.configs import node_places
 from homenode.engine.replicas.places import memory_shares, replica_places
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.sizing import Sizes, resolve
-from homenode.engine.workers.build import Planned, plan_engine
 from homenode.engine.workers.devices import is_accelerator, worker_devices
 from homenode.engine.workers.layout import with_memory
+from homenode.engine.workers.planning import Planned, plan_engine
 from homenode.errors import CapacityError, UserError
 from homenode.host.placement.numa_policy import Decision, numa_plan
 from homenode.host.topology.host import Host

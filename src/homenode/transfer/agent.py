@@ -94,6 +94,11 @@ class TransferAgent:
         if self._turns.broken:
             self._turns.answer_mail()
 
+    def promise(self, tickets: Sequence[str]) -> None:
+        """Pages of these will be told of (`Computed`) in a moment, probably: who reads them could wake up meanwhile."""
+        if self._started:
+            self._performer.promise(tickets)
+
     def _done_at_once(self, message: ToAgent) -> bool:
         """On the thread of who tells: to wake the agent's would take longer than the rest. The machine hears of it when that wakes."""
         if not self._working.acquire(blocking=False):
@@ -175,6 +180,10 @@ class TransferAgent:
     def watches_until(self) -> float:
         """Until then more will probably come."""
         return self._turns.awake_until
+
+    def expect(self, epoll: int) -> None:
+        """Look for what was promised, if something was, and at a descriptor of epoll."""
+        self._links.hearing.await_promised(epoll)
 
     def hear(self) -> None:
         """What came over lanes."""

@@ -6,16 +6,15 @@ the moment itself is to compare what came with that, to read the pages, and to t
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Container, Iterable, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from homenode.transfer.buffers import Buffers
 from homenode.transfer.carriers.mapped import MappedBuffer
 from homenode.transfer.connection import Connection
-from homenode.transfer.copying import CopyThread
-from homenode.transfer.lane import Announced, Lanes, LaneWriter, ready_of
+from homenode.transfer.copying import INLINE_BYTES, CopyThread
+from homenode.transfer.lane import Announced, Expected, Lanes, LaneWriter, ready_of
 from homenode.transfer.links import Links
 from homenode.transfer.machine import Action, Announcing, Expecting, FromEngine, FromPeer, Input, Send, Tell
 from homenode.transfer.memory import EpochWords, KvMemory
@@ -57,7 +56,7 @@ class _Sending:
 @dataclass(frozen=True, slots=True)
 class _Taking:
     next: Expecting
-    sources: dict[bytes, tuple[KvMemory, EpochWords]]
+    expected: Expected  # keeps what it reads mapped
 
 
 class AtOnce:
@@ -113,14 +112,25 @@ class AtOnce:
             if words is not None and connection is not None and connection.lane_out is not None:
                 self._sending[sends.ticket] = _Sending(sends, connection, connection.lane_out, words)
         for takes in self._machine.expecting(_MOST_PREPARED - len(self._taking), {one.next.ticket for one in self._taking.values()}):
-            self._taking[takes.peer, takes.pull_id] = _Taking(takes, self._sources(takes.bases))
+            self._taking[takes.peer, takes.pull_id] = _Taking(takes, self._expected(takes))
+
+    def _expected(self, next_: Expecting) -> Expected:
+        assert self._lanes is not None
+        most, left = max(1, INLINE_BYTES // self._block_bytes), next_.tokens - next_.first * next_.page_tokens
+        where = (next_.first, next_.pages, left, next_.digest_bytes, next_.blocks[:most], next_.seen)
+        return self._lanes.expect(self._sources(next_.bases), self._cache.memory, *where)
 
     def _sources(self, buffers: Iterable[bytes]) -> dict[bytes, tuple[KvMemory, EpochWords]]:
-        """They stay mapped as long as this holds them."""
         found = ((buffer, self._buffers.within_reach(buffer)) for buffer in buffers)
         return {buffer: (one.memory, one.words) for buffer, one in found if isinstance(one, MappedBuffer)}
 
     # At the moment itself
+
+    def promise(self, tickets: Sequence[str]) -> None:
+        """Pages of these are about to be announced. From any thread: a ticket that is not prepared is passed over."""
+        for sending in [self._sending.get(ticket) for ticket in tickets]:
+            if sending is not None:
+                sending.lane.promise()
 
     def announce(self, computed: Computed) -> bool:
         """Tell of pages that were computed. False: nothing was done."""
@@ -156,36 +166,27 @@ class AtOnce:
 
     def take(self, connection: Connection, said: Announced) -> bool:
         """Verify pages that were announced, and tell of them. False: nothing was told."""
-        taking, pages, buffer, first = self._taking.get((connection.number, said.pull_id)), said.pages, said.buffer, said.first
-        if taking is None or self._lanes is None:
+        taking = self._taking.get((connection.number, said.pull_id))
+        if taking is None or not taking.next.holds() or not self._copies.takes_at_once(self._block_bytes):
             return False
-        next_, source, count, past = taking.next, taking.sources.get(buffer), len(pages), first + len(pages)
-        if source is None or not next_.holds() or first != next_.first or count > len(next_.blocks) or said.last != (past == next_.pages):
+        seconds = taking.expected.take(said)
+        if seconds is None:
             return False
-        if (
-            said.digest_bytes != next_.digest_bytes
-            or not _are_new(pages, next_.seen)
-            or not self._copies.takes_at_once(count * self._block_bytes)
-        ):
-            return False
-        begun, tokens = time.perf_counter(), min(next_.tokens - first * self._size, count * self._size)
-        good = self._lanes.take_pages(said, *source, self._cache.memory, next_.blocks[:count], tokens)
-        self._counts.copy_seconds += time.perf_counter() - begun
-        if good:
-            self._tell(connection.number, said, next_, pages)
-        return good
+        self._counts.copy_seconds += seconds
+        self._tell(connection.number, said, taking.next)
+        return True
 
-    def _tell(self, peer: int, said: Announced, expecting: Expecting, pages: list[int]) -> None:
+    def _tell(self, peer: int, said: Announced, expecting: Expecting) -> None:
         """Of pages that proved good: as the machine will."""
-        now, first, past, size = self._clock(), expecting.first, expecting.first + len(pages), expecting.page_tokens
-        base = expecting.bases[said.buffer]
+        now, first, size = self._clock(), expecting.first, expecting.page_tokens
+        past, base = first + said.count, expecting.bases[said.buffer]
         told: list[ToScheduler] = []
         for begin, count in expecting.runs:
             if begin >= past:
                 break
             end = min(begin + count, past)
             if expecting.blocks[begin - first] < 0:
-                told.append(Placed(now, expecting.ticket, begin, [base + page for page in pages[begin - first : end - first]]))
+                told.append(Placed(now, expecting.ticket, begin, said.blocks(base, begin - first, end - begin)))
             else:
                 self._counts.bytes_copied += (end - begin) * self._block_bytes
             told.append(Arrived(now, expecting.ticket, min(end * size, expecting.tokens)))
@@ -193,10 +194,3 @@ class AtOnce:
             self._post(event)
         del self._taking[peer, said.pull_id]  # a second announcement of the same is not to be taken for the next
         self._books.owe(lambda: (FromPeer(peer, ready_of(said)), [Tell(event) for event in told]), now, said.digests)
-
-
-def _are_new(pages: list[int], seen: Set[int]) -> bool:
-    """No page is for two places."""
-    if len(pages) == 1:
-        return pages[0] not in seen
-    return len(set(pages)) == len(pages) and seen.isdisjoint(pages)

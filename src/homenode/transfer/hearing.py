@@ -80,6 +80,12 @@ class Hearing:
         lanes = [one.lane_in for one in self.connections.values() if one.lane_in is not None and one.early is None]
         return self._lanes.watch(lanes, epoll, seconds) if lanes and self._lanes is not None else None
 
+    def await_promised(self, epoll: int) -> None:
+        """Look for what was promised, as `watch`, if something was."""
+        lanes = [one.lane_in for one in self.connections.values() if one.lane_in is not None and one.early is None]
+        if lanes and self._lanes is not None:
+            self._lanes.await_promised(lanes, epoll)
+
     def one(self, now: float) -> None:
         """One thing; for who was woken and is in a hurry."""
         for connection in self.connections.values():
@@ -91,7 +97,10 @@ class Hearing:
             if said is not None:
                 self.count += 1
                 self._announced(connection, said)
-                return
+                break
+        for connection in self.connections.values():
+            if connection.lane_in is not None and connection.lane_in.has_news:
+                connection.lane_in.ring()  # nobody may have rung for it, while it was looked for
 
     def all(self, connection: Connection) -> None:
         """All that was said over a lane before what comes next over the connection. FrameError for garbage."""

@@ -31,6 +31,9 @@ class Worker(Protocol):
     def watch(self, epoll: int) -> bool | None:
         """Look for what probably comes, and at a descriptor of epoll: whether there is something. None: look yourself, until `watches_until`."""
 
+    def expect(self, epoll: int) -> None:
+        """It was woken: look for what was promised, if something was, and at a descriptor of epoll."""
+
     def hear(self) -> None:
         """Hear of what came past the descriptors; no more than that, as somebody waits for it."""
 
@@ -89,7 +92,7 @@ class Inbox(Mailbox[object]):
             return
         spare, came = worker.rest(), _WORK
         if spare:
-            came = self._watch(worker) or self._sleep(left if spare < 0 else spare if left < 0 else min(left, spare))
+            came = self._watch(worker) or self._sleep(left if spare < 0 else spare if left < 0 else min(left, spare), worker)
         empty = not self._items
         worker.hear()
         worker.roused()
@@ -121,11 +124,14 @@ class Inbox(Mailbox[object]):
             os.sched_yield()
         return []
 
-    def _sleep(self, timeout: float) -> list[int]:
+    def _sleep(self, timeout: float, worker: Worker | None = None) -> list[int]:
         if not self.may_sleep():
             return [self.fd]
         try:
-            return self._came(timeout)
+            came = self._came(timeout)
+            if worker is not None and came and self.fd not in came:
+                worker.expect(self._epoll.fileno())
+            return came
         finally:
             self.awake()
 

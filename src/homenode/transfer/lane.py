@@ -6,8 +6,8 @@ n-th frame of the connection and before the next one. Garbage in it ends the con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 from homenode.transfer.memory import EpochWords, KvMemory
 from homenode.transfer.message import Ready
@@ -38,7 +38,11 @@ class Announced(Protocol):
         """Of the buffer; at least one, none negative."""
 
     @property
-    def digest_bytes(self) -> int: ...
+    def count(self) -> int:
+        """Of these."""
+
+    def blocks(self, base: int, first: int, count: int) -> list[int]:
+        """Some of these, `base` added to each."""
 
     @property
     def digests(self) -> list[bytes]: ...
@@ -46,6 +50,14 @@ class Announced(Protocol):
     @property
     def packed(self) -> tuple[bytes, bytes, bytes]:
         """Digests, pages and epochs as in `Ready`."""
+
+
+class Expected(Protocol):
+    """See `Lanes.expect`."""
+
+    def take(self, said: Any) -> float | None:
+        """Read announced pages, and copy those with a block of the own memory there; the seconds it took. None: they are not what was expected, or not, to the end,
+        what was announced."""
 
 
 class LaneReader(Protocol):
@@ -69,12 +81,19 @@ class LaneReader(Protocol):
     def ring(self) -> None:
         """Ring it from this side."""
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something is there."""
+
     def take(self) -> Announced | None:
         """What came next; None: nothing. PeerError for garbage."""
 
 
 class LaneWriter(Protocol):
     """The end of who tells."""
+
+    def promise(self) -> None:
+        """Something will be announced soon: a reader who sleeps wakes up, and looks for it for a moment. From any thread."""
 
     def announce(
         self,
@@ -102,11 +121,26 @@ class Lanes(Protocol):
     def attach(self, fd: int, rope: int) -> LaneWriter:
         """PeerError for descriptors that are no lane's; they stay the caller's."""
 
-    def take_pages(self, said: Announced, source: KvMemory, words: EpochWords, own: KvMemory, blocks: Sequence[int], tokens: int) -> bool:
-        """Read announced pages, and copy those with a block of the own memory (not -1) there. Whether they are, to the end, what was announced."""
+    def expect(
+        self,
+        sources: Mapping[bytes, tuple[KvMemory, EpochWords]],
+        own: KvMemory,
+        first: int,
+        pages: int,
+        tokens: int,
+        digest_bytes: int,
+        blocks: Sequence[int],
+        seen: Collection[int],
+    ) -> Expected:
+        """What can be taken as soon as it is announced: pages `first` and so on of `pages`, as many as there are `blocks` of the own memory for (-1: they are
+        read where they are), none of them in `seen`. `sources`: by buffer; of pages as large as the own blocks. `tokens`: from `first` on."""
 
     def watch(self, lanes: Sequence[LaneReader], epoll: int, seconds: float) -> bool:
         """Look for so long, and let others run meanwhile: whether one has something, or the epoll descriptor."""
+
+    def await_promised(self, lanes: Sequence[LaneReader], epoll: int) -> bool:
+        """The same for a moment, at those lanes where something was promised, for who was woken. Their bells are heard: who takes less than there is has to
+        ring again. A writer that promises and does not keep it again and again is not looked for."""
 
 
 def ready_of(said: Announced) -> Ready:

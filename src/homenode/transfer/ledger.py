@@ -8,11 +8,16 @@ that a reader who comes late, or is still at it, sees that what he read is not w
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+import numpy as np
+import numpy.typing as npt
+
 from homenode.errors import InternalError
+
+Pages = npt.NDArray[np.int64]
+_SHARED = -1  # has several owners
 
 
 class PageState(Enum):
@@ -23,63 +28,80 @@ class PageState(Enum):
     POISONED = "poisoned"
 
 
+_STATES = tuple(PageState)
+_NUMBER_OF = {state: number for number, state in enumerate(_STATES)}
+_POISONED = _NUMBER_OF[PageState.POISONED]
+
+
 class Ledger:
-    """Pages 0 .. pages - 1. Either the pages are told of by whoever allocates them (`lend`), or they are allocated here (`take`)."""
+    """Pages 0 .. pages - 1. Either the pages are told of by whoever allocates them (`lend`), or they are allocated here (`take`).
+
+    What a hand-over keeps may be thousands of pages, so all of them are seen to at once: there is an array of each thing known of a page.
+    """
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
-        self._owners: dict[int, str | dict[str, None]] = {}  # of a page that has several, a dictionary
-        self._states: dict[int, PageState] = {}
-        self._kept: dict[str, list[int]] = {}
-        self._epochs = [0] * pages
+        self.pinned = 0  # pages somebody keeps
+        self._owner = np.zeros(pages, np.int64)  # the number of the one there is, 0: none, or _SHARED
+        self._sharers: dict[int, dict[str, None]] = {}  # of a page that has several
+        self._state = np.zeros(pages, np.uint8)
+        self._epoch = np.zeros(pages, np.int64)
+        self._kept: dict[str, tuple[int, list[Pages]]] = {}  # an owner's number, and what it keeps
+        self._names: dict[int, str] = {}
+        self._last = 0
         self._free = list(range(pages - 1, -1, -1))
 
-    @property
-    def pinned(self) -> int:
-        """Pages somebody keeps."""
-        return len(self._owners)
-
     def state(self, page: int) -> PageState:
-        return self._states.get(page, PageState.FREE)
+        return _STATES[int(self._state[page])]
 
     def owners(self, page: int) -> tuple[str, ...]:
-        owners = self._owners.get(page, ())
-        return (owners,) if isinstance(owners, str) else tuple(owners)
+        owner = int(self._owner[page])
+        if owner == _SHARED:
+            return tuple(self._sharers[page])
+        return (self._names[owner],) if owner else ()
 
     def kept(self, owner: str) -> tuple[int, ...]:
-        return tuple(self._kept.get(owner, ()))
+        return tuple(self._kept_by(owner).tolist())
 
-    def epochs(self, pages: Iterable[int]) -> list[int]:
+    def epochs(self, pages: Sequence[int]) -> list[int]:
         """What a reader's epoch words must be as long as the pages are lent."""
-        epochs = self._epochs
-        return [epochs[page] for page in pages]
+        found: list[int] = self._epoch[pages].tolist()
+        return found
 
     def lend(self, owner: str, pages: Sequence[int], state: PageState) -> None:
         """These pages are kept for one more owner. InternalError for one out of range or twice for the same owner."""
-        kept = self._kept.get(owner, [])
-        if not pages:
-            self._kept.setdefault(owner, kept)
-            return
-        new = set(pages)
-        if len(new) < len(pages) or min(new) < 0 or max(new) >= self.pages or not new.isdisjoint(kept):
-            raise InternalError(f"KV pages {min(new)} to {max(new)} lent to {owner!r}: there are {self.pages}, and it has {len(kept)}")
-        shared = self._owners.keys() & new
-        if shared:
-            self._share(owner, shared, state)
-            new -= shared
-        self._owners.update(dict.fromkeys(new, owner))
-        self._states.update(dict.fromkeys(new, state))
-        self._kept.setdefault(owner, kept).extend(pages)
+        new, before = np.array(pages, np.int64), self._kept_by(owner)
+        if len(new):
+            low, high = int(new.min()), int(new.max())
+            if low < 0 or high >= self.pages or len(set(pages)) < len(new) or (len(before) and np.isin(new, before).any()):
+                raise InternalError(f"KV pages {low} to {high} lent to {owner!r}: there are {self.pages}, and it has {len(before)}")
+        number, kept = self._kept.get(owner) or self._enter(owner)
+        kept.append(new)
+        of = self._owner[new]
+        for page in new[of != 0].tolist():
+            self._share(owner, page, state)
+        new = new[of == 0]
+        self._owner[new] = number
+        self._state[new] = _NUMBER_OF[state]
+        self.pinned += len(new)
 
-    def _share(self, owner: str, pages: Iterable[int], state: PageState) -> None:
-        """Pages that others keep already get one more owner."""
-        for page in pages:
-            owners = self._owners[page]
-            if isinstance(owners, str):
-                owners = self._owners[page] = {owners: None}
-            owners[owner] = None
-            if self._states[page] is not PageState.POISONED:
-                self._states[page] = state
+    def _enter(self, owner: str) -> tuple[int, list[Pages]]:
+        self._last += 1
+        self._names[self._last] = owner
+        return self._kept.setdefault(owner, (self._last, []))
+
+    def _kept_by(self, owner: str) -> Pages:
+        kept = self._kept.get(owner, (0, []))[1]
+        return kept[0] if len(kept) == 1 else np.concatenate([np.empty(0, np.int64), *kept])
+
+    def _share(self, owner: str, page: int, state: PageState) -> None:
+        """A page that others keep already gets one more owner."""
+        if self._owner[page] != _SHARED:
+            self._sharers[page] = {self._names[int(self._owner[page])]: None}
+            self._owner[page] = _SHARED
+        self._sharers[page][owner] = None
+        if self._state[page] != _POISONED:
+            self._state[page] = _NUMBER_OF[state]
 
     def take(self, owner: str, count: int) -> list[int]:
         """Allocate pages, to be filled. InternalError if too few are free: room is reserved before (`Admission`)."""
@@ -89,33 +111,35 @@ class Ledger:
         self.lend(owner, pages, PageState.FILLING)
         return pages
 
-    def mark(self, pages: Iterable[int], state: PageState) -> None:
+    def mark(self, pages: Sequence[int], state: PageState) -> None:
         """Kept pages change state; a poisoned one stays poisoned."""
-        states = self._states
-        for page in pages:
-            before = states.get(page)
-            if before is None:
-                raise InternalError(f"KV page {page} is {state.value}, but nobody keeps it", page=page)
-            if before is not PageState.POISONED:
-                states[page] = state
+        which = np.array(pages, np.int64)
+        nobodys = which[self._owner[which] == 0]
+        if len(nobodys):
+            raise InternalError(f"KV page {nobodys[0]} is {state.value}, but nobody keeps it", page=int(nobodys[0]))
+        self._state[which[self._state[which] != _POISONED]] = _NUMBER_OF[state]
 
     def end(self, owner: str) -> tuple[list[int], list[int]]:
         """Let go of all an owner keeps: returns the pages nobody keeps any more and their new epochs."""
-        freed, owners = self._kept.pop(owner, []), self._owners
-        if [owners[page] for page in freed].count(owner) < len(freed):  # others keep some, too
-            freed = [page for page in freed if self._is_last(owner, page)]
-        new = [self._epochs[page] + 1 for page in freed]
-        for each in (map(owners.__delitem__, freed), map(self._states.__delitem__, freed), map(self._epochs.__setitem__, freed, new)):
-            deque(each, 0)
-        return freed, new
+        freed = self._kept_by(owner)
+        number, _ = self._kept.pop(owner, (0, []))
+        self._names.pop(number, None)
+        others = self._owner[freed] != number
+        if others.any():
+            others[others] = [not self._is_last(owner, page) for page in freed[others].tolist()]
+            freed = freed[~others]
+        new = self._epoch[freed] + 1
+        self._epoch[freed], self._owner[freed], self._state[freed] = new, 0, 0
+        self.pinned -= len(freed)
+        return freed.tolist(), new.tolist()
 
     def _is_last(self, owner: str, page: int) -> bool:
-        """Let go of a page; whether nobody else keeps it."""
-        owners = self._owners[page]
-        if isinstance(owners, str):
-            return True
-        del owners[owner]
-        return not owners
+        """Let go of a page that had several owners; whether nobody else keeps it."""
+        sharers = self._sharers[page]
+        del sharers[owner]
+        if not sharers:
+            del self._sharers[page]
+        return not sharers
 
     def give_back(self, pages: Iterable[int]) -> None:
         """Freed pages can be taken again; only where pages are allocated here."""

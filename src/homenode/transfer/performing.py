@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from homenode.errors import PeerError
@@ -100,6 +100,10 @@ class Performer:
         """What can be done at once, should it be wanted next; for when there is time."""
         if not self.feeder.busy and not self.feeder.behind:
             self._at_once.prepare()
+
+    def promise(self, tickets: Sequence[str]) -> None:
+        """See `at_once.AtOnce.promise`."""
+        self._at_once.promise(tickets)
 
     def announce(self, computed: Computed) -> bool:
         """Tell of pages over a lane, ahead of the machine. False: nothing was done."""

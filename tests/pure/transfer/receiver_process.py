@@ -181,6 +181,6 @@ class ReceiverProcess(Process):
 
     def watch(self) -> None:
         ledger = self.machine._state.ledger
-        assert all(len(ledger.owners(page)) == 1 for page in ledger._owners)
+        assert all(len(ledger.owners(page)) == 1 for page in range(ledger.pages) if ledger.owners(page))
         assert set(ledger._kept) <= set(self.machine._tickets)
         assert len(self.machine._state.dones) <= LIMITS.remembered

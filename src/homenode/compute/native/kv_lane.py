@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from homenode import _native
@@ -41,6 +41,11 @@ class NativeLaneReader:
         """Make it quiet."""
         self.handle.hear_bell()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something is there."""
+        return self.handle.has_news
+
     def take(self) -> _native.Announcement | None:
         """What came next; None: nothing. PeerError for garbage."""
         try:
@@ -54,6 +59,10 @@ class NativeLaneWriter:
 
     def __init__(self, lane: _native.LaneWriter) -> None:
         self._lane = lane
+
+    def promise(self) -> None:
+        """Something will be announced soon. From any thread."""
+        self._lane.promise()
 
     def announce(
         self,
@@ -90,13 +99,26 @@ class NativeLanes:
         except (OSError, ValueError) as error:
             raise PeerError(f"a peer's lane cannot be used: {error}", code="lane") from error
 
-    def take_pages(
-        self, said: _native.Announcement, source: KvMemory, words: EpochWords, own: KvMemory, blocks: Sequence[int], tokens: int
-    ) -> bool:
-        """Read announced pages, and copy those with an own block (not -1). Whether they are, to the end, what was announced."""
-        theirs, epochs, ours = cast(NativeKvMemory, source), cast(NativeEpochWords, words), cast(NativeKvMemory, own)
-        return said.take_pages(theirs.level, theirs.handle, epochs.handle, ours.handle, blocks, tokens)
+    def expect(
+        self,
+        sources: Mapping[bytes, tuple[KvMemory, EpochWords]],
+        own: KvMemory,
+        first: int,
+        pages: int,
+        tokens: int,
+        digest_bytes: int,
+        blocks: Sequence[int],
+        seen: Collection[int],
+    ) -> _native.Expected:
+        """What can be taken as soon as it is announced; see `transfer.lane.Lanes`."""
+        ours = cast(NativeKvMemory, own)
+        theirs = [(name, cast(NativeKvMemory, one).handle, cast(NativeEpochWords, words).handle) for name, (one, words) in sources.items()]
+        return _native.Expected.of(ours.level, ours.handle, theirs, first, pages, tokens, digest_bytes, blocks, list(seen))
 
     def watch(self, lanes: Sequence[NativeLaneReader], epoll: int, seconds: float) -> bool:
         """Look for so long: whether a lane has something, or the epoll descriptor."""
         return _native.watch_lanes([lane.handle for lane in lanes], epoll, seconds)
+
+    def await_promised(self, lanes: Sequence[NativeLaneReader], epoll: int) -> bool:
+        """The same for a moment, at lanes where something was promised; their bells are heard."""
+        return _native.await_lanes([lane.handle for lane in lanes], epoll)

@@ -35,6 +35,11 @@ class Flight:
         handles = [residency.seq for residency in self.residencies]
         return handles + [item.seq for _, _, item in self.parts if item.sample] if self.parts else handles
 
+    def lends(self) -> tuple[str, ...]:
+        """Tickets of which it computes the last pages."""
+        loans = [(sequence.loan, item) for sequence, _, item in self.parts if sequence.loan is not None]
+        return tuple(loan.ticket for loan, item in loans if not loan.closed and item.start + item.count >= loan.tokens)
+
     def members(self) -> Iterator[tuple[Sequence, Residency]]:
         """All it computes, in order."""
         yield from zip(self.decoding, self.residencies, strict=True)
@@ -54,6 +59,10 @@ class Flights:
     def oldest(self) -> int:
         """The number of the step whose result comes next; -1: none is in flight."""
         return self._flights[0].step.number if self._flights else -1
+
+    def lend_next(self) -> tuple[str, ...]:
+        """Tickets of which the next result brings the last pages."""
+        return self._flights[0].lends() if self._flights else ()
 
     @property
     def draw(self) -> bool:

@@ -144,6 +144,10 @@ class Scheduler:
             ended = self._end_stuck()
         return self.next_step() if ended else None
 
+    def lends_next(self) -> tuple[str, ...]:
+        """Tickets of which the next result brings the last pages; these are told of as soon as it is taken."""
+        return self._flights.lend_next()
+
     def _end_with_nothing_left(self) -> bool:
         """End the requests that were only to compute what the cache holds already."""
         sequences, self._planner.nothing_left = self._planner.nothing_left, []

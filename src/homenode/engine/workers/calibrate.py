@@ -1,4 +1,4 @@
-"""Measures what a layer takes on a device: a worker with one layer of the model, then with a few, and the difference."""
+"""Measures what a layer takes on a device, where an engine has unlike ones: a worker with one layer of the model, then with a few, and the difference."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import logging
 import statistics
 from dataclasses import replace
 
+from homenode.engine.build import make_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.protocol import StepError
 from homenode.engine.executor.worker_process import PROGRAM
+from homenode.engine.placement import UNPINNED
 from homenode.engine.request import SamplingParams
 from homenode.engine.schedule.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.engine.workers.channels import NoChannels
-from homenode.engine.workers.layout import WorkerPlan
+from homenode.engine.workers.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
+from homenode.engine.workers.layout import WorkerPlan, config_of
 from homenode.engine.workers.messages import Join
+from homenode.engine.workers.planning import Planned
 from homenode.errors import HomenodeError
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart, Span
+from homenode.model.parts import read_layer_split
+from homenode.model.weights.load import plan_model
 
 _log = logging.getLogger(__name__)
 _FEW_LAYERS = 3
@@ -75,3 +81,23 @@ def _first_layers(spec: ModelSpec, layers: int) -> ModelPart:
     """The first ones whole, as a stage that has another after it, so that it needs no output matrix and nobody else."""
     whole = ModelPart.whole(spec)
     return replace(whole, layers=Span(0, layers), stages=2, experts=whole.experts[:layers])
+
+
+def calibrated(planned: Planned) -> bool:
+    """Measure what a layer takes on devices that are unlike each other, and keep it for the next start; whether anything was measured."""
+    config, spec = planned.config, planned.checkpoint.spec
+    if (
+        read_layer_split(config.parallel.layer_split) is not None
+        or config.parallel.pipeline_parallel_size == 1
+        or planned.common is not None
+    ):
+        return False
+    backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
+    whole = plan_model(planned.checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
+    kinds = {key_of(spec, whole, worker.device, len(worker.place.team)): worker for worker in planned.layout.workers}
+    missing = {key: worker for key, worker in kinds.items() if key not in read_seconds(cache_file())}
+    if len(kinds) == 1 or not missing:
+        return False
+    found = {key: layer_seconds(config_of(config, planned.layout, worker), spec, worker) for key, worker in missing.items()}
+    keep_seconds(cache_file(), {key: seconds for key, seconds in found.items() if seconds is not None})
+    return True
