@@ -148,10 +148,9 @@ def test_check_config_and_show_config(capsys: pytest.CaptureFixture[str]) -> Non
         (("serve", "--check-config", "--data-parallel-size", "1000"), "--data-parallel-size 1000"),
         (("serve", "--data-parallel-size", "0"), "--data-parallel-size"),
         (("serve", "--api-server-count", "0"), "--api-server-count"),
-        (("serve", "--api-server-count", "2", "--pd-role", "sender"), "--api-server-count 2 and --pd-role exclude each other"),
         (
-            ("serve", "--check-config", "--api-server-count", "2", "--pd-role", "sender"),
-            "--api-server-count 2 and --pd-role exclude each other",
+            ("serve", "--data-parallel-size", "3", "--pd-role", "receiver", "--transfer-channel", "tcp", "--pd-peer-alloc-port", "0,0"),
+            "each of 3 engines, 3 in all",
         ),
         (("serve", "--port", "70000"), "65535"),
         (("serve", "--sevred-model-name", "x"), "No such option"),

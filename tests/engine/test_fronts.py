@@ -13,7 +13,7 @@ from homenode.engine.fronts.handing import door, hand, take
 from homenode.engine.fronts.messages import AbortFront, Caller, Way
 from homenode.engine.fronts.numbers import first_number
 from homenode.engine.fronts.switchboard import Switchboard
-from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Statistics, Submit, ToFront
+from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Release, Statistics, Submit, ToFront
 from homenode.engine.request import Request
 from homenode.engine.wire import MAX_FRAME, FrameSocket, decode_body
 from homenode.errors import CapacityError, PeerError
@@ -115,6 +115,13 @@ def test_a_front_that_leaves_is_told_of_and_may_be_followed(hall: Hall) -> None:
     next_one, _ = hall.front(3)
     hall.board.send(Outputs([output(3, [4])]))
     assert heard(next_one) == Outputs([output(3, [4])])
+
+
+def test_a_ticket_may_be_given_up_by_any_front(hall: Hall) -> None:
+    for number in (1, 2):
+        frames, _ = hall.front(number)
+        frames.send(Release("ticket", "it is late"))
+        assert hall.inbox.get(timeout=PATIENCE_S) == Release("ticket", "it is late")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -10,13 +11,29 @@ from typing import Any
 import pytest
 
 from homenode.engine.fronts.client import LinkedClient, LinkedSettings, favourite_of
-from homenode.engine.fronts.messages import Booked, Ended, EngineSeen, EnginesGone, Held, Known, LinkLost, Moved, TooMany, Unheld, Way
+from homenode.engine.fronts.messages import (
+    Booked,
+    Ended,
+    EngineSeen,
+    EnginesGone,
+    Held,
+    Known,
+    LinkLost,
+    Moved,
+    TicketGivenUp,
+    TooMany,
+    Unheld,
+    Way,
+)
 from homenode.engine.fronts.numbers import first_number
-from homenode.engine.messages import EngineFigures, Ready, Statistics
+from homenode.engine.messages import Abort, EngineFigures, Ready, Release, Statistics, Submit
 from homenode.engine.replicas.dispatch import DispatchSettings
 from homenode.engine.replicas.journey import Journey
 from homenode.engine.replicas.patience import Patience
 from homenode.engine.request import Request
+from homenode.engine.wire import FrameDecoder, decode_body
+from homenode.transfer.published import Published
+from homenode.transfer.seam import KvTicket
 from tests.engine.engines import greedy
 from tests.engine.test_client import sync
 
@@ -81,8 +98,27 @@ def test_figures_are_those_the_coordinator_told(engines: int) -> None:
     assert client.hindrance is None
 
 
-def seen(number: int, restarts: int = 0, blocks: int = 512) -> EngineSeen:
-    return EngineSeen(EngineFigures(number, None, "ready" if blocks else "restarting", restarts, 0, Statistics()), blocks)
+def seen(number: int, restarts: int = 0, blocks: int = 512, incarnation: str = "") -> EngineSeen:
+    document = None
+    if incarnation:
+        document = Published(role="receiver", mode="push", channel="shm", incarnation=incarnation, fingerprint={}, block_size=32)
+    return EngineSeen(EngineFigures(number, None, "ready" if blocks else "restarting", restarts, 0, Statistics(), document), blocks)
+
+
+def come(client: LinkedClient, count: int, engine: str, ticket: str = "ticket") -> Journey:
+    """A request whose KV was handed to this engine."""
+    kv = KvTicket(ticket, sends=False, engine=engine)
+    return client.submit(Request(id=first_number(1) + count, prompt_ids=[1, 2, 3], params=greedy(4), kv=kv))
+
+
+async def frames_of(end: socket.socket, count: int) -> list[bytes]:
+    """The next so many frames that came to an engine."""
+    decoder, found = FrameDecoder(), list[bytes]()
+    end.setblocking(False)
+    async with asyncio.timeout(20):
+        while len(found) < count:
+            found += decoder.feed(await asyncio.get_running_loop().sock_recv(end, 1 << 16))
+    return found
 
 
 class Wires:
@@ -170,6 +206,50 @@ async def test_requests_wait_while_the_stream_leads_to_a_process_that_is_no_more
         assert told[-2:] == [Unheld(journey.request.id), Booked(journey.request.id, 0, 3, [])]
         late = ask(client, 2)
         assert told[-1] == Booked(late.request.id, 0, 3, [])
+
+
+@sync
+async def test_a_request_goes_to_the_engine_that_its_kv_was_handed_to() -> None:
+    client, told = front(engines=3)
+    with wired(client) as wires:
+        for number in range(3):
+            client.take(seen(number, incarnation=f"{number:032x}"))
+            await wires.connect(number)
+        for count, wanted in enumerate((2, 2, 1, 2)):
+            come(client, count + 1, f"{wanted:032x}")
+            assert told[-1].engine == wanted
+        client.take(seen(2, blocks=0))
+        come(client, 5, f"{2:032x}")
+        assert told[-1].engine == 0, "it is lost: any other computes the prompt"
+        client.take(seen(2, restarts=1, incarnation="f" * 32))
+        await wires.connect(2, process=1)
+        come(client, 6, f"{2:032x}")
+        assert told[-1].engine == 2, "as the one that has least to do, since its successor never had that KV"
+        come(client, 7, f"{1:032x}")
+        assert told[-1].engine == 1
+
+
+@sync
+async def test_a_ticket_is_given_up_whichever_front_is_told_and_whichever_engine_has_it() -> None:
+    client, told = front(1)
+    with wired(client) as wires:
+        ends = []
+        for number in range(2):
+            client.take(seen(number, incarnation=f"{number:032x}"))
+            ends.append(await wires.connect(number))
+        mine = come(client, 1, "")
+        other = come(client, 2, "", ticket="other")
+        await client.release_kv("of-another-front", "it is late")
+        assert told[-1] == TicketGivenUp("of-another-front")
+        client.take(TicketGivenUp("ticket"))
+        assert len(told) == 3, "what another front said is not said again"
+        heard = [
+            [decode_body(body, Submit | Abort | Release) for body in await frames_of(end, count)]
+            for end, count in zip(ends, (3, 2), strict=True)
+        ]
+    assert [type(each) for each in heard[0]] == [Submit, Release, Abort] and [type(each) for each in heard[1]] == [Submit, Release]
+    assert heard[0][1] == heard[1][1] == Release("of-another-front", "it is late")
+    assert heard[0][2] == Abort([mine.request.id]) and heard[1][0].requests[0].id == other.request.id
 
 
 @pytest.mark.parametrize(("engines", "asked"), [(2, (5, 3)), (2, (1, 1)), (3, (4, 4, 4)), (4, (3, 3)), (4, (1, 1, 1, 1))])

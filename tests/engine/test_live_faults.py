@@ -81,8 +81,8 @@ class Proxy:
         assert self.http is not None and self.process.poll() is None
         return self.http.get("/health").status_code == 200
 
-    def answer(self, prompt: Sequence[int]) -> list[int]:
-        body = {"prompt": list(prompt), "max_tokens": _TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    def answer(self, prompt: Sequence[int], max_tokens: int = _TOKENS) -> list[int]:
+        body = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
         assert self.http is not None
         return tokens_of(self.http.post("/v1/completions", json=body))
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.server.proxy.breaker import LONGEST_PAUSE_S, Breaker
 from homenode.server.proxy.instances import Instance, Role, Sight, obstacle
-from homenode.server.proxy.routing import Books, Choice, Prompt
-from homenode.transfer.published import Published
+from homenode.server.proxy.routing import Books, Choice, Place, Prompt
+from homenode.transfer.published import Published, decode_server, encode, encode_several
 
-ALL = ("P", "Q", "R")
+P, Q, R, D, E = map(Place, "PQRDE")
+ALL = (P, Q, R)
 KEY = b"key"
 
 
-def fits(prefiller: str, decoder: str) -> bool:
+def fits(prefiller: Place, decoder: Place) -> bool:
     return True
 
 
@@ -35,22 +38,22 @@ def test_equal_servers_take_turns() -> None:
     books, found = Books(KEY), []
     for number in range(6):
         prompt = books.prompt([number], 1, "")
-        choice = books.choose(prompt, ALL, ("D", "E"), fits)
+        choice = books.choose(prompt, ALL, (D, E), fits)
         assert choice is not None and choice.prefiller is not None
         for server in (choice.prefiller, choice.decoder):
             books.end(books.begin(server, prompt))
         found.append((choice.prefiller, choice.decoder))
-    assert found == [("P", "D"), ("Q", "E"), ("R", "D"), ("P", "E"), ("Q", "D"), ("R", "E")]
+    assert found == [(P, D), (Q, E), (R, D), (P, E), (Q, D), (R, E)]
 
 
 def test_what_waits_counts_and_what_is_answered_does_not() -> None:
     books, prompt = Books(KEY), Prompt(1000)
-    entry = books.begin("P", prompt)
-    assert books.waiting("P") == 1000 and books.choose(prompt, ("P", "Q"), ("D",), fits) == Choice("D", "Q")
+    entry = books.begin(P, prompt)
+    assert books.waiting("P") == 1000 and books.choose(prompt, (P, Q), (D,), fits) == Choice(D, Q)
     books.answered(entry)
     assert books.waiting("P") == 0 and books.requests("P") == 1
-    second = books.begin("Q", prompt)
-    assert books.choose(prompt, ("P", "Q"), ("D",), fits) == Choice("D", "P")
+    second = books.begin(Q, prompt)
+    assert books.choose(prompt, (P, Q), (D,), fits) == Choice(D, P)
     books.end(second)
     books.end(entry)
     assert books.requests("P") == books.requests("Q") == books.waiting("P") == books.waiting("Q") == 0
@@ -59,51 +62,78 @@ def test_what_waits_counts_and_what_is_answered_does_not() -> None:
 def test_a_known_beginning_draws_to_both_sides_but_not_into_a_flood() -> None:
     books = Books(KEY)
     prompt = books.prompt(list(range(2000)), 2000, "")
-    for server in ("Q", "E"):
+    for server in (Q, E):
         books.end(books.begin(server, prompt))
-    for server in ("P", "D"):  # so that turns speak against them
+    for server in (P, D):  # so that turns speak against them
         books.end(books.begin(server, Prompt(1)))
         books.end(books.begin(server, Prompt(1)))
-    assert books.choose(prompt, ("P", "Q"), ("D", "E"), fits) == Choice("E", "Q")
+    assert books.choose(prompt, (P, Q), (D, E), fits) == Choice(E, Q)
     other_salt = books.prompt(list(range(2000)), 2000, "salt")
     assert other_salt.digests and not set(other_salt.digests) & set(prompt.digests)
     for _ in range(40):
-        books.begin("Q", prompt)
-    assert books.choose(prompt, ("P", "Q"), ("D", "E"), fits) == Choice("E", "P")
+        books.begin(Q, prompt)
+    assert books.choose(prompt, (P, Q), (D, E), fits) == Choice(E, P)
     books.forget("E")
     books.forget("Q")
-    assert books.choose(prompt, ("Q",), ("D", "E"), fits) == Choice("E", "Q")
+    assert books.choose(prompt, (Q,), (D, E), fits) == Choice(E, Q)
 
 
 def test_only_pairs_that_fit_and_else_a_decoder_alone() -> None:
     books, prompt = Books(KEY), Prompt(100)
-    assert books.choose(prompt, ("P", "Q"), ("D", "E"), lambda p, d: (p, d) == ("Q", "E")) == Choice("E", "Q")
-    assert books.choose(prompt, ("P", "Q"), ("D", "E"), lambda p, d: False) == Choice("D")
-    assert books.choose(prompt, (), ("D", "E"), fits) == Choice("D")
-    assert books.choose(prompt, ("P",), (), fits) is None
+    assert books.choose(prompt, (P, Q), (D, E), lambda p, d: (p, d) == (Q, E)) == Choice(E, Q)
+    assert books.choose(prompt, (P, Q), (D, E), lambda p, d: False) == Choice(D)
+    assert books.choose(prompt, (), (D, E), fits) == Choice(D)
+    assert books.choose(prompt, (P,), (), fits) is None
 
 
 def test_little_that_is_lacking_is_not_handed_over() -> None:
     books = Books(KEY)
-    assert books.choose(Prompt(99), ("P",), ("D",), fits, 100) == Choice("D", None, short=True)
-    assert books.choose(Prompt(100), ("P",), ("D",), fits, 100) == Choice("D", "P")
+    assert books.choose(Prompt(99), (P,), (D,), fits, 100) == Choice(D, None, short=True)
+    assert books.choose(Prompt(100), (P,), (D,), fits, 100) == Choice(D, P)
     prompt = books.prompt(list(range(641)), 641, "")
-    books.end(books.begin("E", prompt))
-    assert books.choose(prompt, ("P",), ("D", "E"), fits, 100) == Choice("E", None, short=True)
+    books.end(books.begin(E, prompt))
+    assert books.choose(prompt, (P,), (D, E), fits, 100) == Choice(E, None, short=True)
 
 
 @given(st.lists(st.tuples(st.sampled_from(ALL), st.integers(0, 5000), st.booleans(), st.booleans())))
-def test_the_books_come_out_even(history: list[tuple[str, int, bool, bool]]) -> None:
+def test_the_books_come_out_even(history: list[tuple[Place, int, bool, bool]]) -> None:
     books, open_ = Books(KEY), []
     for server, tokens, answered, handed in history:
         entry = books.begin(server, Prompt(tokens), handed_over=handed)
         if answered:
             books.answered(entry)
         open_.append(entry)
-        assert books.waiting(server) >= 0
+        assert books.waiting(server.server) >= 0
     for entry in open_:
         books.end(entry)
-    assert all(books.requests(server) == 0 and books.waiting(server) == 0 for server in ALL)
+    assert all(books.requests(server.server) == 0 and books.waiting(server.server) == 0 for server in ALL)
+
+
+def test_each_engine_of_a_decode_server_is_a_place_of_its_own() -> None:
+    books = Books(KEY)
+    first, second = Place("D", "1" * 32), Place("D", "2" * 32)
+    prompt = books.prompt(list(range(2000)), 2000, "")
+    books.end(books.begin(second, prompt))
+    assert books.choose(prompt, (P,), (first, second), fits) == Choice(second, P)
+    held = [books.begin(second, Prompt(9000), handed_over=True) for _ in range(3)]
+    assert books.choose(prompt, (P,), (first, second), fits) == Choice(first, P), "what waits there is more than what is saved"
+    assert books.requests("D") == 3 and books.waiting("D") == 3 * 9000 / 16
+    books.keep("D", [first.engine or ""])
+    assert books.requests("D") == 0, "it was lost, and its successor begins with nothing"
+    for entry in held:  # their ends come late
+        books.end(entry)
+    assert books.requests("D") == 0 and books.choose(prompt, (P,), (first,), fits) == Choice(first, P)
+
+
+def test_what_waits_at_a_prefill_server_is_divided_among_its_engines() -> None:
+    books = Books(KEY)
+    books.divide("P", 4)
+    for _ in range(2):
+        books.begin(P, Prompt(1000))
+    books.begin(Q, Prompt(600))
+    assert books.choose(Prompt(100), (P, Q), (D,), fits) == Choice(D, P)
+    books.divide("P", 1)
+    assert books.choose(Prompt(100), (P, Q), (D,), fits) == Choice(D, Q)
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() -> None:
@@ -155,6 +185,28 @@ def test_the_states_of_a_server() -> None:
     assert server.lost_in(7.0, 1, 10.0) == 9
     server.looked(8.0, sight(incarnation="1" * 32))
     assert server.lives == 2 and server.usable(8.0) and server.lost_in(8.0, 1, 10.0) == 0 and server.lost_in(8.0, 2, 0.0) is None
+
+
+def several(*engines: str) -> Sight:
+    documents = tuple(published("receiver", each * 32) for each in engines)
+    return Sight("ready", "", documents[0], "".join(engines).encode(), documents)
+
+
+def test_a_server_lives_while_one_of_its_engines_does() -> None:
+    server = instance("decode")
+    server.looked(0.0, several("1", "2"))
+    assert decode_server(server.published("2" * 32)) == published("receiver", "2" * 32) and server.published("3" * 32) == b""
+    assert server.looked(1.0, several("1", "3")) and server.lives == 1 and server.published("2" * 32) == b""
+    assert server.looked(2.0, several("3")) and server.lives == 1
+    assert server.looked(3.0, several("4", "5")) and server.lives == 2
+
+
+def test_a_list_of_documents_is_read_within_bounds() -> None:
+    one = published("receiver")
+    assert decode_server(encode(one)) == one and decode_server(encode_several([one, one])) == [one, one]
+    for wrong in (b"[]", b"[1]", b"{}", b"[" + encode(one) + b"," * (1 << 20), b"\xff"):
+        with pytest.raises(msgspec.DecodeError):
+            decode_server(wrong)
 
 
 def test_answers_of_a_server_that_publishes_nothing_outlive_a_look_without_a_connection() -> None:

@@ -8,6 +8,7 @@ from homenode.engine.messages import Ready, Statistics
 from homenode.engine.place import EnginePlace, Replica
 from homenode.engine.replicas.figures import all_ready, at_rest, since_start, total
 from homenode.engine.replicas.patience import Patience
+from homenode.transfer.figures import TransferFigures
 
 
 def figures(number: int) -> Statistics:
@@ -60,3 +61,18 @@ def test_delays_double_and_end() -> None:
 
 def test_an_engine_has_a_node_when_its_memory_is_on_one() -> None:
     assert [Replica(0, 2, EnginePlace((0,), memory_nodes=nodes)).node for nodes in ((), (3,), (0, 1))] == [None, 3, None]
+
+
+def test_figures_of_transfer_go_on_as_well() -> None:
+    def handed(number: int) -> Statistics:
+        durations = [number] * len(TransferFigures().durations)
+        return Statistics(
+            transfer=TransferFigures(bytes=number, pinned_pages=3, peers=1, failed={"gone": 1, f"r{number}": 2}, durations=durations)
+        )
+
+    after = since_start(at_rest(handed(5)), handed(1)).transfer
+    assert after is not None and (after.bytes, after.pinned_pages, after.peers) == (6, 3, 1)
+    assert after.failed == {"gone": 2, "r5": 2, "r1": 2} and set(after.durations) == {6}
+    loading = since_start(handed(5), Statistics()).transfer
+    assert loading is not None and (loading.bytes, loading.pinned_pages, loading.peers) == (5, 0, 0), "its successor has said nothing yet"
+    assert since_start(Statistics(), Statistics()).transfer is None

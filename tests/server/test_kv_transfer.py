@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from homenode.engine.messages import Output, Statistics
+from homenode.engine.messages import EngineFigures, Output, Statistics
 from homenode.engine.request import Request
 from homenode.server.transfer_metrics import transfer_metrics
 from homenode.transfer import published
@@ -52,6 +52,23 @@ def test_the_document_is_what_the_engine_published(receiver: Running) -> None:
     answer = receiver.http.get("/kv_transfer")
     assert answer.status_code == 200
     assert published.decode(answer.content) == RECEIVER
+
+
+def test_of_several_engines_each_that_is_there_publishes_and_a_request_says_which_has_its_kv(start: Start) -> None:
+    other = msgspec.structs.replace(RECEIVER, incarnation="ef" * 16)
+    client = client_of(RECEIVER)
+    client.engines = tuple(
+        EngineFigures(number, None, "ready", 0, 0, Statistics(), document) for number, document in enumerate((RECEIVER, other, None))
+    )
+    server = start(client)
+    assert published.decode_server(server.http.get("/kv_transfer").content) == [RECEIVER, other]
+    params = {"do_remote_prefill": True, "ticket": "t-1", "engine": other.incarnation}
+    assert server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 2, "kv_transfer_params": params}).status_code == 200
+    assert client.requests[-1].kv == KvTicket("t-1", sends=False, engine=other.incarnation)
+    wrong = {"prompt": [1, 2, 3], "kv_transfer_params": {**params, "engine": "1"}}
+    assert error_of(server.post("/v1/completions", wrong))["type"] == "invalid_request_error"
+    client.engines = tuple(msgspec.structs.replace(each, published=None) for each in client.engines)
+    assert error_of(server.http.get("/kv_transfer"), 503)["code"] == "engine_unavailable"
 
 
 def test_a_server_without_a_part_says_so(server: Running) -> None:

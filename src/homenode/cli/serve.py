@@ -20,7 +20,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.pairing import transfer_problems
 from homenode.errors import HomenodeError
 from homenode.model.tokenizer.config import TextConfig
-from homenode.server.config import ServerConfig, front_problems
+from homenode.server.config import ServerConfig
 from homenode.units import format_bytes
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         if check_config:
             sys.exit(_check(server, engine, text))
         _log_to_stderr()
-        if problems := [*transfer_problems(engine), *front_problems(server, engine.transfer.on)]:
+        if problems := transfer_problems(engine):
             sys.exit(_tell(problems))
         sys.exit(asyncio.run(_serve(server, engine, text)))
 
@@ -167,7 +167,7 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     from homenode.engine.replicas.check import check_configs
 
     engine = located(engine)
-    problems: list[HomenodeError] = [*front_problems(server, engine.transfer.on), *check_configs(engine)]
+    problems: list[HomenodeError] = [*check_configs(engine)]
     try:
         text.load(Path(str(engine.model.path)))
     except HomenodeError as error:

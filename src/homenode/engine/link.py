@@ -145,6 +145,10 @@ class EngineLink:
 
     async def abort(self, id: int, reason: str = "abort") -> None:
         """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is ignored."""
+        self.end(id, reason)
+
+    def end(self, id: int, reason: str) -> None:
+        """The same without waiting."""
         if id in self._streams:
             self._send(Abort([id], reason))
 

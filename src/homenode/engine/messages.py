@@ -11,6 +11,7 @@ import msgspec
 
 from homenode.engine.request import Request, TokenLogprob
 from homenode.transfer.figures import TransferFigures
+from homenode.transfer.published import Published
 
 MAX_FRAME = 256 * 2**20
 
@@ -126,7 +127,8 @@ class EngineFigures(msgspec.Struct, frozen=True):
     """Of one of several engines behind one front; made in the front.
 
     `state`: loading, ready, silent (its loop does not answer; it gets no requests), restarting, gone (given up). `statistics` count from the
-    start of the service, over restarts. `moved`: requests that were taken over by another engine when it was lost.
+    start of the service, over restarts. `moved`: requests that were taken over by another engine when it was lost. `published`: what its present process
+    says of its part in handing KV over; None without a part, or while there is no process.
     """
 
     number: int
@@ -135,6 +137,7 @@ class EngineFigures(msgspec.Struct, frozen=True):
     restarts: int
     moved: int
     statistics: Statistics
+    published: Published | None = None
 
 
 class Serving(msgspec.Struct, frozen=True, tag=True):

@@ -31,13 +31,19 @@ def transfer_problems(
         memory=memory,
         backend=config.compute.backend,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
-        data_parallel_size=config.parallel.data_parallel_size,
+        engines=_engines(config),
         workers=tuple(workers),
         executor=config.parallel.executor,
-        numa="replicate" if config.replica is not None and config.parallel.data_parallel_size == 1 else config.placement.numa,
     )
     here = read_surroundings(config.transfer) if config.transfer.on else Surroundings()
     return check_transfer(config.transfer, here, facts)
+
+
+def _engines(config: EngineConfig) -> int | None:
+    """How many divide the ports of these settings: one of several has its own already (`replicas.configs`)."""
+    if config.replica is not None:
+        return 1
+    return config.parallel.data_parallel_size if config.placement.numa not in ("auto", "replicate") else None
 
 
 def require_transfer(config: EngineConfig, geometry: KvGeometry, memory: int) -> None:

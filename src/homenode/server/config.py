@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homenode.errors import UserError
 from homenode.options import option
 from homenode.units import parse_bytes, parse_seconds
 
@@ -64,12 +63,3 @@ class ServerConfig(HttpConfig):
     health_timeout: float = option(
         5.0, "How long the engine loop may take to answer before /health says 503.", parse=parse_seconds, minimum=0.1
     )
-
-
-def front_problems(server: ServerConfig, transfer: bool) -> list[UserError]:
-    """What keeps several front processes from answering for an engine of these settings. `transfer`: it hands KV over."""
-    count = server.api_server_count or 1
-    if count == 1 or not transfer:
-        return []
-    text = f"--api-server-count {count} and --pd-role exclude each other: tickets of handed-over KV are kept by one front process; leave one of them out"
-    return [UserError(text, param="api_server_count")]

@@ -33,7 +33,12 @@ async def kv_transfer(state: ServerState, request: Request) -> Response:
     """What this server publishes about its part in handing KV over; 404 where it has none, 503 while it takes no new requests."""
     document = published_of(state)
     state.check_available()
-    return Response(published.encode(document), media_type="application/json")
+    if not (engines := state.client.engines):
+        return Response(published.encode(document), media_type="application/json")
+    there = [engine.published for engine in engines if engine.published is not None]
+    if not there:
+        raise ApiError(503, "no engine is there to hand KV over", code="engine_unavailable", retry_after_s=1)
+    return Response(published.encode_several(there), media_type="application/json")
 
 
 async def release(state: ServerState, request: Request) -> Response:
@@ -69,7 +74,11 @@ def hand_over(state: ServerState, body: Sampling, prompts: int, tokens: int) -> 
         raise _refused("`ticket` is missing: the hand-over needs a name that both servers are told", "ticket")
     if prompts > 1:
         raise _refused(f"one prompt has one ticket, and the request has {prompts} prompts; send them one by one")
-    return _sent(body, params, params.ticket, tokens) if sends else HandOver(KvTicket(params.ticket, sends=False), None)
+    return (
+        _sent(body, params, params.ticket, tokens)
+        if sends
+        else HandOver(KvTicket(params.ticket, sends=False, engine=params.engine or ""), None)
+    )
 
 
 def _sent(body: Sampling, params: KvTransferParams, ticket: str, tokens: int) -> HandOver:

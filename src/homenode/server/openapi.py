@@ -29,7 +29,7 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class Operation:
-    """One entry of the document. `streams`: the type of the events, where the answer can be a stream."""
+    """One entry of the document. `streams`: the type of the events, where the answer can be a stream. `may_be_list`: the answer can be a list of these as well."""
 
     path: str
     method: str
@@ -38,6 +38,7 @@ class Operation:
     body: type | None = None
     streams: type | None = None
     failures: tuple[int, ...] = (401, 405, 500)
+    may_be_list: bool = False
 
 
 _TO_BODIES = (400, 401, 404, 405, 408, 413, 415, 500, 503)
@@ -61,7 +62,9 @@ OPERATIONS = (
         "/tokenize", "post", "Token ids of a text or a conversation.", responses.Tokenized, openai.TokenizeRequest, failures=_TO_BODIES
     ),
     Operation("/detokenize", "post", "Text of token ids.", responses.Detokenized, openai.DetokenizeRequest, failures=_TO_BODIES),
-    Operation("/kv_transfer", "get", "This server's part in handing KV over.", Published, failures=(401, 404, 405, 500, 503)),
+    Operation(
+        "/kv_transfer", "get", "This server's part in handing KV over.", Published, failures=(401, 404, 405, 500, 503), may_be_list=True
+    ),
     Operation("/kv_transfer/release", "post", "Give up a hand-over of KV.", responses.Released, openai.ReleaseRequest, failures=_TO_BODIES),
     Operation("/tokenizer_info", "get", "Special tokens and chat template.", dict),
     Operation("/health", "get", "Whether the engine loop answers.", responses.Health, failures=(405, 500, 503)),
@@ -112,7 +115,8 @@ def _operation(operation: Operation, state: ServerState) -> dict[str, Any]:
 def _content(operation: Operation) -> dict[str, Any]:
     if operation.answer is None:
         return {"text/plain": {"schema": {"type": "string"}}}
-    content = _json({"type": "object"} if operation.answer is dict else _ref(operation.answer))
+    schema: dict[str, Any] = {"type": "object"} if operation.answer is dict else _ref(operation.answer)
+    content = _json({"anyOf": [schema, {"type": "array", "items": schema}]} if operation.may_be_list else schema)
     if operation.streams is not None:
         text = f"JSON of {_ref(operation.streams)['$ref']}; after the last one the text [DONE]"
         data = {"type": "string", "description": text}

@@ -31,8 +31,7 @@ class EngineFacts:
     memory: int | None = None  # bytes that may be taken beside the KV memory; None: not known
     backend: str = "native"
     tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
-    numa: str | None = None
+    engines: int | None = 1  # that divide the ports given here; None: as many as there are nodes
     workers: tuple[str, ...] = ()
     executor: str = "auto"
 
@@ -53,7 +52,7 @@ def check_transfer(config: TransferConfig, here: Surroundings, engine: EngineFac
         _numbers(config),
         _channel(config, here),
         _device(config, here),
-        _ports(config, engine.tensor_parallel_size, here),
+        _ports(config, engine, here),
         _address(config, here),
         _sizes(config, engine),
         _engine(engine),
@@ -170,14 +169,24 @@ def _device(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
     )
 
 
-def _ports(config: TransferConfig, ranks: int, here: Surroundings) -> Iterator[UserError]:
+def wrong_count(config: TransferConfig, ranks: int, engines: int | None) -> Iterator[UserError]:
+    """Lists of ports that have not one for each rank of each engine. `engines` None: as many as there are nodes."""
     for name in _PORTS:
         ports = getattr(config, name)
-        if ports and len(ports) != ranks:
+        if ports and (len(ports) % ranks if engines is None else len(ports) != ranks * engines):
+            of_engines = (
+                "" if engines == 1 else " of each engine" if engines is None else f" of each of {engines} engines, {ranks * engines} in all"
+            )
             yield UserError(
-                f"{named(name)} has {len(ports)} ports; wanted one for each of the {ranks} ranks of tensor_parallel_size (--tensor-parallel-size)",
+                f"{named(name)} has {len(ports)} ports; wanted one for each of the {ranks} ranks of tensor_parallel_size (--tensor-parallel-size){of_engines}",
                 param=name,
             )
+
+
+def _ports(config: TransferConfig, engine: EngineFacts, here: Surroundings) -> Iterator[UserError]:
+    yield from wrong_count(config, engine.tensor_parallel_size, engine.engines)
+    for name in _PORTS:
+        ports = getattr(config, name)
         if len(set(fixed := [port for port in ports if port])) < len(fixed):
             yield UserError(f"{named(name)} has a port twice: {', '.join(map(str, ports))}", param=name)
     done = "pd_pull_done_port"
@@ -245,15 +254,4 @@ def _engine(engine: EngineFacts) -> Iterator[UserError]:
         yield UnsupportedError(
             f"{named('pd_role')} needs --backend native: the {engine.backend} backend keeps KV where no other process can read it",
             param="pd_role",
-        )
-    if engine.data_parallel_size > 1:
-        yield UnsupportedError(
-            f"{named('pd_role')} with --data-parallel-size {engine.data_parallel_size}: so far one engine hands KV over behind one port; start several "
-            "servers and give them all to `homenode proxy`",
-            param="data_parallel_size",
-        )
-    if engine.numa == "replicate":
-        yield UnsupportedError(
-            f"{named('pd_role')} with --numa replicate, which is an engine for each node: start a server on each node and give them all to `homenode proxy`",
-            param="numa",
         )

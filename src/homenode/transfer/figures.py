@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -42,6 +43,29 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
     # Hand-overs that ended well, by the class of their duration.
     durations: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     seconds: float = 0.0  # of all these
+
+
+_GAUGES = ("pinned_pages", "waiting", "peers")
+
+
+def over_restart(before: TransferFigures | None, now: TransferFigures | None) -> TransferFigures | None:
+    """Counters of a process that was lost and of its successor; gauges are of now."""
+    if before is None or now is None:
+        return now or (None if before is None else at_rest(before))
+    was, fields = before, msgspec.structs.asdict(now)
+    return TransferFigures(**{name: value if name in _GAUGES else _sum(getattr(was, name), value) for name, value in fields.items()})
+
+
+def at_rest(last: TransferFigures) -> TransferFigures:
+    """Of a process that is no more: what it had counted."""
+    return msgspec.structs.replace(last, **dict.fromkeys(_GAUGES, 0))
+
+
+def _sum(before: Any, now: Any) -> Any:
+    """Of numbers, of lists number by number, of dictionaries name by name."""
+    if isinstance(now, dict):
+        return {name: before.get(name, 0) + now.get(name, 0) for name in (*now, *(each for each in before if each not in now))}
+    return [a + b for a, b in zip(before, now, strict=True)] if isinstance(now, list) else before + now
 
 
 @dataclass(frozen=True)

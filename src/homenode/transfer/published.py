@@ -5,6 +5,7 @@ The document introduces; it proves nothing. Whether two engines fit is settled b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -13,6 +14,8 @@ from msgspec import Meta
 from homenode.transfer.message import PROTOCOL
 
 MAX_DOCUMENT = 1 << 16
+MAX_ENGINES = 1024
+_MAX_DOCUMENTS = 1 << 20  # of all engines of a server
 
 Role = Literal["sender", "receiver"]
 Mode = Literal["push", "pull-eager", "pull-delay"]
@@ -41,12 +44,30 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, Meta(max_length=128)] = ""  # names the machine: Unix sockets reach no other
 
 
+_Documents = Annotated[list[Published], Meta(min_length=1, max_length=MAX_ENGINES)]
 _decoder = msgspec.json.Decoder(Published)
+_server_decoder = msgspec.json.Decoder(Published | _Documents)
 
 
 def encode(document: Published) -> bytes:
     """As JSON."""
     return msgspec.json.encode(document)
+
+
+def encode_several(documents: Sequence[Published]) -> bytes:
+    """What a server of several engines publishes: the document of each of those that are there."""
+    return msgspec.json.encode(documents)
+
+
+def decode_server(body: bytes) -> Published | list[Published]:
+    """What a server publishes: one document, or a list of them where it is a server of several engines. Raises as `decode`."""
+    if len(body) > _MAX_DOCUMENTS:
+        raise msgspec.ValidationError(f"published documents of {len(body)} bytes; at most {_MAX_DOCUMENTS} are read")
+    try:
+        found: Published | list[Published] = _server_decoder.decode(body)
+        return found
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(f"no document: {error}") from None
 
 
 def decode(body: bytes) -> Published:

@@ -30,11 +30,13 @@ import msgspec
 
 
 class KvTicket(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The part of a request that says its KV is handed over. `peer`: what the other side publishes (see `published.Published`), as JSON."""
+    """The part of a request that says its KV is handed over. `peer`: what the other side publishes (see `published.Published`), as JSON. `engine`: of
+    several engines at the receiver, the incarnation of the one that the KV goes to; empty: there is but one."""
 
     ticket: str
     sends: bool  # True at the sender, False at the receiver
     peer: bytes = b""
+    engine: str = ""
 
 
 # From the scheduler to the agent

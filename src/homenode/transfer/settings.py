@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from homenode.errors import UserError
@@ -53,11 +53,14 @@ class TransferConfig:
     pd_role: str | None = option(None, "Which side this engine is: sender (prefill) or receiver (decode).", choices=("sender", "receiver"))
     pd_peer_host: str = option("127.0.0.1", "Address this engine's transfer ports are bound to and published with.")
     pd_peer_init_port: tuple[int, ...] = option(
-        (), "Receiver: port of the first contact, one for each rank. Default: a free one, published.", parse=parse_ports, metavar="PORT..."
+        (),
+        "Receiver: port of the first contact, one for each rank of each engine. Default: a free one, published.",
+        parse=parse_ports,
+        metavar="PORT...",
     )
     pd_peer_alloc_port: tuple[int, ...] = option(
         (),
-        "Receiver: port where senders ask for room, one for each rank. Default: a free one, published.",
+        "Receiver: port where senders ask for room, one for each rank of each engine. Default: a free one, published.",
         parse=parse_ports,
         metavar="PORT...",
     )
@@ -77,7 +80,7 @@ class TransferConfig:
     )
     pd_pull_done_port: tuple[int, ...] = option(
         (),
-        "Sender: port of done signals, one for each rank. Default: alloc port + 100, else a free one; the published one counts.",
+        "Sender: port of done signals, one for each rank of each engine. Default: alloc port + 100, else a free one; the published one counts.",
         parse=parse_ports,
         metavar="PORT...",
     )
@@ -130,6 +133,16 @@ class TransferConfig:
         if not self.pd_pull_mode:
             return "push"
         return "pull-delay" if self.pd_delay_pull else "pull-eager"
+
+    def of_engine(self, number: int, ranks: int) -> TransferConfig:
+        """The settings of one of several engines: of each list of ports `ranks` are its own, engine after engine."""
+        own = slice(number * ranks, (number + 1) * ranks)
+        return replace(
+            self,
+            pd_peer_init_port=self.pd_peer_init_port[own],
+            pd_peer_alloc_port=self.pd_peer_alloc_port[own],
+            pd_pull_done_port=self.pd_pull_done_port[own],
+        )
 
     @property
     def done_ports(self) -> tuple[int, ...]:

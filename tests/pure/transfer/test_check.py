@@ -94,8 +94,6 @@ def test_refused_alone(settings: dict[str, Any], words: list[str]) -> None:
     [
         (EngineFacts(workers=("cpu", "torch:cuda:0")), ["pd_role", "--stage-devices torch:cuda:0"]),
         (EngineFacts(workers=("cpu",), executor="ray"), ["pd_role", "--executor ray"]),
-        (EngineFacts(data_parallel_size=2), ["data-parallel-size", "pd_role", "homenode proxy"]),
-        (EngineFacts(numa="replicate"), ["--numa replicate", "pd_role"]),
         (EngineFacts(backend="reference"), ["--backend native", "reference"]),
     ],
 )
@@ -111,6 +109,25 @@ def test_several_workers_are_no_trouble() -> None:
     assert said(engine=several, pd_role="sender", pd_pull_done_port=(7600, 7601)) == []
     (found,) = said(engine=several, pd_role="sender", pd_pull_done_port=(7600,))
     assert "pd_pull_done_port" in found and "2 ranks" in found
+
+
+def test_ports_are_of_all_engines_or_of_none() -> None:
+    several = EngineFacts(tensor_parallel_size=2, workers=("cpu", "cpu"), engines=2)
+    assert said(engine=several, pd_role="receiver") == []
+    assert said(engine=several, pd_role="receiver", pd_peer_alloc_port=(7600, 7601, 7602, 7603)) == []
+    (found,) = said(engine=several, pd_role="receiver", pd_peer_alloc_port=(7600, 7601))
+    assert "pd_peer_alloc_port" in found and "2 engines, 4 in all" in found
+    nodes = EngineFacts(tensor_parallel_size=2, workers=("cpu", "cpu"), engines=None)  # as many as there are nodes
+    assert said(engine=nodes, pd_role="sender", pd_pull_done_port=(7600, 7601, 7602, 7603)) == []
+    (found,) = said(engine=nodes, pd_role="sender", pd_pull_done_port=(7600, 7601, 7602))
+    assert "pd_pull_done_port" in found and "of each engine" in found
+
+
+def test_each_engine_has_its_ports() -> None:
+    whole = TransferConfig(pd_role="receiver", pd_peer_init_port=(1, 2, 3, 4), pd_peer_alloc_port=(5, 6, 7, 8))
+    first, second = (whole.of_engine(number, 2) for number in range(2))
+    assert (first.pd_peer_init_port, first.pd_peer_alloc_port, first.done_ports) == ((1, 2), (5, 6), (105, 106))
+    assert (second.pd_peer_init_port, second.pd_peer_alloc_port, second.pd_pull_done_port) == ((3, 4), (7, 8), ())
 
 
 def test_what_several_workers_cannot() -> None:

@@ -21,6 +21,7 @@ from homenode.engine.fronts.messages import (
     Held,
     LinkLost,
     Moved,
+    TicketGivenUp,
     ToLinked,
     TooMany,
     Unheld,
@@ -168,11 +169,18 @@ class LinkedClient(Dispatcher):
         if self._held and engine.takes:
             self._send_held()
 
+    async def release_kv(self, ticket: str, reason: str) -> None:
+        """As of every client; the request that came with the ticket may be another front's."""
+        self._tell(TicketGivenUp(ticket))
+        await super().release_kv(ticket, reason)
+
     def take(self, told: ToLinked) -> None:
         """The coordinator said this."""
         match told:
             case EngineSeen():
                 self._see(told)
+            case TicketGivenUp(ticket):
+                self._end_ticket(ticket)
             case TooMany(request, waiting):
                 self._waiting.discard(request)
                 if (journey := self._held.get(request)) is not None:

@@ -73,6 +73,12 @@ class Moved(msgspec.Struct, frozen=True, tag=True):
     engine: int
 
 
+class TicketGivenUp(msgspec.Struct, frozen=True, tag=True):
+    """Of a front to all others: nobody wants the KV of this ticket, nor the request that came with it."""
+
+    ticket: str
+
+
 class LinkLost(msgspec.Struct, frozen=True, tag=True):
     """Front to coordinator: the stream to this process of the engine has ended."""
 
@@ -117,5 +123,5 @@ class AbortFront(NamedTuple):
 
 
 OfOthers = Booked | Began | Ended | Known | FrontLeft
-ToLinked = OfOthers | TooMany | EngineSeen | EnginesGone
-FromLinked = Booked | Began | Ended | Held | Unheld | Moved | LinkLost
+ToLinked = OfOthers | TooMany | EngineSeen | EnginesGone | TicketGivenUp
+FromLinked = Booked | Began | Ended | Held | Unheld | Moved | LinkLost | TicketGivenUp

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from homenode.engine.fronts.handing import take
 from homenode.engine.fronts.messages import AbortFront, Caller
 from homenode.engine.fronts.numbers import front_of
-from homenode.engine.messages import Abort, Heartbeat, Output, Outputs, Ping, Submit, ToFront
+from homenode.engine.messages import Abort, Heartbeat, Output, Outputs, Ping, Release, Submit, ToFront
 from homenode.engine.wire import FrameSocket, decode_body, encode_frame
 from homenode.errors import PeerError
 
 _MOST_BEHIND = 256 * 2**20  # bytes that are kept for a front that does not read; after that it is hung up on
-_FromFront = Submit | Abort | Ping  # when an engine ends is not a front's decision
+_FromFront = Submit | Abort | Release | Ping  # when an engine ends is not a front's decision
 _log = logging.getLogger(__name__)
 
 
@@ -167,9 +167,11 @@ def _by_front(outputs: list[Output]) -> dict[int, list[Output]]:
     return parts
 
 
-def _own(message: Submit | Abort | Ping, front: int) -> Submit | Abort | Ping:
-    """The message, if it is about what is this front's own. PeerError otherwise."""
+def _own(message: _FromFront, front: int) -> _FromFront:
+    """The message, if it is about what is this front's own: tickets are everybody's. PeerError otherwise."""
     match message:
+        case Release():
+            return message
         case Submit(requests):
             numbers = [request.id for request in requests]
         case Abort(ids):

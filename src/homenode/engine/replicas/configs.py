@@ -18,6 +18,7 @@ from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import open_checkpoint
+from homenode.transfer.check import wrong_count
 
 
 def may_be_several(config: EngineConfig) -> bool:
@@ -42,7 +43,10 @@ def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
         return configs_in(config, host, replica_places(host, config, count))
     plan = _plan(config, host)
     places = node_places(config, host, plan)
-    return configs_in(config, host, places) if len(places) > 1 else (_settled(config, plan),)
+    if len(places) > 1:
+        return configs_in(config, host, places)
+    _require_ports(config, 1)
+    return (_settled(config, plan),)
 
 
 def _plan(config: EngineConfig, host: Host) -> NumaPlan:
@@ -86,10 +90,22 @@ def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
 
 
 def configs_in(config: EngineConfig, host: Host, places: Sequence[EnginePlace]) -> tuple[EngineConfig, ...]:
-    """A config for an engine in each of these places, with its share of the memory that is free now."""
+    """A config for an engine in each of these places, with its share of the memory that is free now, and of the ports. UserError where there are not as many
+    of these as engines have ranks."""
+    _require_ports(config, len(places))
+    ranks = config.parallel.tensor_parallel_size
     rooms = [memory_room(place) for place in places]
     shares = memory_shares([(room.size, room.nodes) for room in rooms], Allowance.of_process().memory_available)
     return tuple(
-        replace(config, replica=Replica(number, len(places), place, host.allowance.cpus, share))
+        replace(
+            config,
+            replica=Replica(number, len(places), place, host.allowance.cpus, share),
+            transfer=config.transfer.of_engine(number, ranks),
+        )
         for number, (place, share) in enumerate(zip(places, shares, strict=True))
     )
+
+
+def _require_ports(config: EngineConfig, engines: int) -> None:
+    if problem := next(wrong_count(config.transfer, config.parallel.tensor_parallel_size, engines), None):
+        raise problem

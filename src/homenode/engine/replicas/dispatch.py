@@ -113,13 +113,25 @@ class Dispatcher:
 
     async def abort(self, id: int, reason: str = "abort") -> None:
         """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is ignored."""
+        self._end_request(id, reason)
+
+    def _end_request(self, id: int, reason: str) -> None:
         if (journey := self._held.get(id)) is not None:
             journey.put(Output(id, finish_reason=reason))
         elif (journey := self._journeys.get(id)) is not None and (engine := self._engine_of(journey)) is not None:
-            await engine.client.abort(id, reason)
+            engine.client.end(id, reason)
 
     async def release_kv(self, ticket: str, reason: str) -> None:
-        """Nothing: KV is handed over by engines that are alone behind their port."""
+        """Give up the hand-over of KV under `ticket`, whichever engine has it, and the request that came with it."""
+        self._end_ticket(ticket)
+        for engine in self._engines:
+            if engine.up:
+                await engine.client.release_kv(ticket, reason)
+
+    def _end_ticket(self, ticket: str) -> None:
+        """End the request that came with this ticket, if it is one of these."""
+        for journey in [each for each in self._journeys.values() if each.request.kv is not None and each.request.kv.ticket == ticket]:
+            self._end_request(journey.request.id, "abort")
 
     def forget(self, request_id: int) -> None:
         """Abort a request nobody listens to any more."""
@@ -151,7 +163,8 @@ class Dispatcher:
         """Give it to an engine, or hold it until one takes requests."""
         takers = [engine for engine in self._engines if engine.takes]
         computing = [engine for engine in takers if engine.hindrance is None]
-        able = {engine.number: engine.kv_usage for engine in computing or takers}
+        at_home = [engine for engine in takers if _holds_kv_of(engine, journey.request)]
+        able = {engine.number: engine.kv_usage for engine in at_home or computing or takers}
         if (route := self._router.route(journey.ticket, able)) is None:
             return self._hold(journey)
         self.booked(journey)
@@ -227,3 +240,11 @@ class Dispatcher:
             if engine is not None:
                 self.moving_from(engine.number)
             self._send(journey)
+
+
+def _holds_kv_of(engine: RoutedEngine, request: Request) -> bool:
+    """The KV of this request was handed over to that process of the engine."""
+    if request.kv is None or not request.kv.engine:
+        return False
+    published = engine.figures.published
+    return published is not None and published.incarnation == request.kv.engine

@@ -9,6 +9,7 @@ import msgspec
 
 from homenode.engine.messages import Ready, Statistics
 from homenode.engine.place import EnginePlace
+from homenode.transfer import figures
 
 _COUNTERS = (
     "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens", "handed_tokens", "recomputed_tokens",
@@ -18,12 +19,14 @@ _COUNTERS = (
 def since_start(before: Statistics, now: Statistics) -> Statistics:
     """Counters over a restart: those of the engine that was lost and those of its successor. Gauges are of now."""
     counters = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
-    return msgspec.structs.replace(now, **counters, rejected=_sum([before.rejected, now.rejected]))
+    rejected, transfer = _sum([before.rejected, now.rejected]), figures.over_restart(before.transfer, now.transfer)
+    return msgspec.structs.replace(now, **counters, rejected=rejected, transfer=transfer)
 
 
 def at_rest(last: Statistics) -> Statistics:
     """Of an engine that is no more: what it had counted, and nothing running."""
-    return msgspec.structs.replace(last, num_running=0, num_waiting=0, waiting_for_kv=0, kv_usage=0.0, compute={}, transfer=None)
+    transfer = None if last.transfer is None else figures.at_rest(last.transfer)
+    return msgspec.structs.replace(last, num_running=0, num_waiting=0, waiting_for_kv=0, kv_usage=0.0, compute={}, transfer=transfer)
 
 
 def total(parts: Sequence[Statistics]) -> Statistics:

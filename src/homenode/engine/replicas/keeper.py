@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
+
 from homenode.engine.client import START_TIMEOUT_S, AsyncEngineClient
 from homenode.engine.config import EngineConfig
 from homenode.engine.expert_seat import wanted
@@ -16,6 +18,7 @@ from homenode.engine.messages import EngineFigures, EngineState, Ready, Statisti
 from homenode.engine.replicas.figures import at_rest, since_start
 from homenode.engine.replicas.patience import Patience
 from homenode.errors import HomenodeError, PeerError
+from homenode.transfer.published import Published
 
 _log = logging.getLogger(__name__)
 _NO_FIGURES = Statistics()
@@ -50,6 +53,7 @@ class Keeper(Generic[Client]):
         self.client = self._new_client()
         self.state: EngineState = "loading"
         self.restarts, self.moved = 0, 0
+        self._published: Published | None = None  # by the present process
         self._before = _NO_FIGURES  # of the processes that were lost
         self._failures = 0
         self._up_since = 0.0
@@ -81,7 +85,7 @@ class Keeper(Generic[Client]):
     def figures(self) -> EngineFigures:
         """What is to be known of it."""
         now = since_start(self._before, self.client.statistics if self.up else at_rest(self.client.statistics))
-        return EngineFigures(self.number, self.node, self.state, self.restarts, self.moved, now)
+        return EngineFigures(self.number, self.node, self.state, self.restarts, self.moved, now, self._published if self.up else None)
 
     # Life
 
@@ -136,6 +140,7 @@ class Keeper(Generic[Client]):
 
     def _is_up(self, ready: Ready) -> None:
         self.state, self._up_since = "ready", time.monotonic()
+        self._published = _published(ready)
         self._looking = asyncio.ensure_future(self._look(self.client))
         self._watcher.engine_up(self, ready)
 
@@ -204,3 +209,9 @@ class Keeper(Generic[Client]):
                 _log.error("engine %d has been silent for %g s and is ended", self.number, now - silent_since)
                 client.kill()
                 return
+
+
+def _published(ready: Ready) -> Published | None:
+    """What the engine said of its part in handing KV over."""
+    document = ready.details.get("kv_transfer")
+    return None if document is None else msgspec.convert(document, Published)

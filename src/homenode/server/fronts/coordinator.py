@@ -28,6 +28,7 @@ from homenode.engine.fronts.messages import (
     Held,
     LinkLost,
     Moved,
+    TicketGivenUp,
     TooMany,
     Unheld,
     Way,
@@ -190,6 +191,8 @@ class Coordinator:
         match message:
             case Booked() | Began() | Ended():
                 self._books.take(message)
+                self._fronts.tell(message, but=front)
+            case TicketGivenUp():
                 self._fronts.tell(message, but=front)
             case Held(request):
                 self._hold(front, request)

@@ -17,7 +17,7 @@ from homenode.server.failures import ApiError
 from homenode.server.proxy.events import Events
 from homenode.server.proxy.journey import Action, Choose, Decode, Fault, Journey, Limits, Over, Prefill, Problem, Relay, Release, Step
 from homenode.server.proxy.opened import Opened
-from homenode.server.proxy.routing import Entry
+from homenode.server.proxy.routing import Entry, Place
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.upstreams import Answer, Broken, TooLong
 from homenode.server.proxy.wanted import Wanted
@@ -47,7 +47,8 @@ class Forward:
         self._prompt = state.books.prompt(wanted.units, wanted.tokens, wanted.salt)
         self._arrival = time.monotonic()
         self._at_decoder: Entry | None = None
-        self._peer = b""  # what the chosen decode server published when it was chosen
+        self._peer = b""  # what the chosen decode server, or that engine of it, published when it was chosen
+        self._engine: str | None = None  # of several at the decode server
         self._unjudged: set[str] = set()  # servers chosen whose breaker has not heard how it went
         self._opened: Opened | None = None
         self._held: Opened | None = None
@@ -124,16 +125,17 @@ class Forward:
         if choice.short and self.journey.handover:
             self.journey.not_worth_it()
             self._state.metrics.direct("short")
-        for url in (choice.decoder, choice.prefiller):
+        decoder, prefiller = choice.decoder.server, None if choice.prefiller is None else choice.prefiller.server
+        for url in (decoder, prefiller):
             if url is not None:
                 self._state.instances[url].breaker.sent(time.monotonic())
                 self._unjudged.add(url)
-        self._peer = self._state.instances[choice.decoder].raw
-        self._at_decoder = self._state.books.begin(choice.decoder, self._prompt, handed_over=choice.prefiller is not None)
-        return self.journey.chosen(choice.prefiller, choice.decoder, waited)
+        self._peer, self._engine = self._state.instances[decoder].published(choice.decoder.engine), choice.decoder.engine
+        self._at_decoder = self._state.books.begin(choice.decoder, self._prompt, handed_over=prefiller is not None)
+        return self.journey.chosen(prefiller, decoder, waited)
 
     async def _prefill(self, step: Prefill) -> list[Action]:
-        entry, began = self._state.books.begin(step.prefiller, self._prompt), time.monotonic()
+        entry, began = self._state.books.begin(Place(step.prefiller), self._prompt), time.monotonic()
         try:
             fault = await self._asked(step)
         finally:
@@ -199,7 +201,7 @@ class Forward:
         return self.journey.answering()
 
     async def _open(self, step: Decode) -> Opened:
-        body = self._wanted.for_decode(step.ticket)
+        body = self._wanted.for_decode(step.ticket, self._engine)
         response = await self._state.upstreams[step.decoder].send("POST", self._path, self._headers(step.decoder), body)
         opened = Opened(step.decoder, response)
         try:

@@ -7,10 +7,12 @@ starting -> ready <-> draining | unhealthy | unfit       what its answers say
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from homenode.server.proxy.breaker import Breaker
+from homenode.transfer import published
 from homenode.transfer.agreement import differences
 from homenode.transfer.published import Published
 
@@ -22,12 +24,14 @@ _PUBLISHED_ROLE = {"prefill": "sender", "decode": "receiver"}
 
 @dataclass(frozen=True)
 class Sight:
-    """What one look found. `document`: what it publishes, as read and as it came, where it publishes anything."""
+    """What one look found. `document`: what it publishes, of several engines the first one; `raw`: as it came, if it publishes anything.
+    `engines`: the document of each, where the server says that it has several."""
 
     state: State
     reason: str = ""
     document: Published | None = None
     raw: bytes = b""
+    engines: tuple[Published, ...] = ()
 
 
 @dataclass(eq=False)
@@ -41,6 +45,7 @@ class Instance:
     reason: str = "not asked yet"
     document: Published | None = None
     raw: bytes = b""
+    engines: tuple[Published, ...] = ()
     lives: int = 1
     since: float = 0.0
     looked_at: bool = False
@@ -59,13 +64,19 @@ class Instance:
         changed = first or new or (sight.state, sight.reason) != (self.state, self.reason)
         self._enter(now, sight.state, sight.reason)
         if sight.state == "ready":  # what a silent one published still holds for its life
-            self.document, self.raw = sight.document, sight.raw
+            self.document, self.raw, self.engines = sight.document, sight.raw, sight.engines
         return changed
 
     def broke(self, now: float) -> None:
         """A connection to it could not be made or was lost: nobody is sent there before the next look."""
         if self.state == "ready":
             self._enter(now, "suspect", "a connection broke")
+
+    def published(self, engine: str | None) -> bytes:
+        """What this engine of it publishes, or the only one, as JSON; empty when it is not there."""
+        if engine is None:
+            return self.raw
+        return next((published.encode(document) for document in self.engines if document.incarnation == engine), b"")
 
     def usable(self, now: float) -> bool:
         """A request may go there."""
@@ -80,13 +91,18 @@ class Instance:
         return None
 
     def _is_another(self, sight: Sight) -> bool:
-        before, now = self.document, sight.document
-        return before is not None and now is not None and before.incarnation != now.incarnation
+        """Of several engines one that is left keeps the server what it was: requests of those that were lost have gone to it."""
+        before, now = _incarnations(self.document, self.engines), _incarnations(sight.document, sight.engines)
+        return bool(before and now) and before.isdisjoint(now)
 
     def _enter(self, now: float, state: State, reason: str) -> None:
         if state != self.state:
             self.since = now
         self.state, self.reason = state, reason
+
+
+def _incarnations(document: Published | None, engines: Sequence[Published]) -> frozenset[str]:
+    return frozenset(each.incarnation for each in engines or (document,) if each is not None)
 
 
 def _fitting(role: Role, sight: Sight) -> Sight:

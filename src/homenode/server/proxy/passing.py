@@ -39,14 +39,15 @@ async def _answer(state: ProxyState, request: Request, body: bytes) -> Answer:
         choice = state.choose(Prompt(0), Choose(False, frozenset(), failed, True, 0.0))
         if choice is None:
             break
-        upstream = state.upstreams[choice.decoder]
+        decoder = choice.decoder.server
+        upstream = state.upstreams[decoder]
         headers = upstream.headers(request.headers.items(), str(request.state.request_id))
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await upstream.ask(request.method, path, headers, body or None, _LARGEST_ANSWER)
         except Broken:
-            state.watch.broke(choice.decoder)
-            failed |= {choice.decoder}
+            state.watch.broke(decoder)
+            failed |= {decoder}
         except TooLong:
             raise ApiError(502, f"the decode server's answer is larger than {_LARGEST_ANSWER} bytes", code="decoder_failed") from None
         except TimeoutError:

@@ -15,7 +15,7 @@ from homenode.server.proxy.instances import Instance, Role, obstacle
 from homenode.server.proxy.journey import Choose, Journey
 from homenode.server.proxy.metrics import ProxyMetrics
 from homenode.server.proxy.releases import Releases
-from homenode.server.proxy.routing import Books, Choice, Prompt
+from homenode.server.proxy.routing import Books, Choice, Place, Prompt
 from homenode.server.proxy.upstreams import Upstream
 from homenode.server.proxy.watching import Watch
 from homenode.server.state import Bodies
@@ -71,12 +71,16 @@ class ProxyState(Admission):
 
     def choose(self, prompt: Prompt, step: Choose) -> Choice | None:
         """Servers for a request; None while there is no decode server for it."""
-        decoders = self.usable("decode")
-        fresh = [url for url in decoders if url not in step.avoid]
-        decoders = fresh if fresh or step.strict else decoders
-        prefillers = [url for url in self.usable("prefill") if url not in step.failed_prefillers] if step.handover else []
+        usable = self.usable("decode")
+        fresh = [url for url in usable if url not in step.avoid]
+        decoders = [place for url in (fresh if fresh or step.strict else usable) for place in self.places(url)]
+        prefillers = [Place(url) for url in self.usable("prefill") if url not in step.failed_prefillers] if step.handover else []
         least = self.config.min_handover_tokens if prefillers else 0
-        return self.books.choose(prompt, prefillers, decoders, self.fits, least)
+        return self.books.choose(prompt, prefillers, decoders, lambda sends, takes: self.fits(sends.server, takes.server), least)
+
+    def places(self, url: str) -> list[Place]:
+        """Where KV for this decode server may go: to each of its engines, where it has several."""
+        return [Place(url, each.incarnation) for each in self.instances[url].engines] or [Place(url)]
 
     def fits(self, prefiller: str, decoder: str) -> bool:
         """KV can be handed over between these."""
@@ -110,7 +114,9 @@ class ProxyState(Admission):
 
     def _changed(self, url: str) -> None:
         """Something about a server changed."""
-        lives = self.instances[url].lives
+        lives, engines = self.instances[url].lives, self.instances[url].engines
+        self.books.keep(url, [each.incarnation for each in engines])
+        self.books.divide(url, len(engines) if self.instances[url].role == "prefill" else 1)
         if self._lives.setdefault(url, lives) != lives:
             self._lives[url] = lives
             self.books.forget(url)

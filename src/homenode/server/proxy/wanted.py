@@ -41,12 +41,13 @@ class Wanted:
         params = {"do_remote_decode": True, "ticket": ticket, "peer": msgspec.Raw(peer)}
         return msgspec.json.encode({**kept, _PARAMS: params})
 
-    def for_decode(self, ticket: str | None) -> bytes:
-        """The body for a decode server: the client's, with the ticket if there is one."""
+    def for_decode(self, ticket: str | None, engine: str | None = None) -> bytes:
+        """The body for a decode server: the client's, with the ticket if there is one. `engine`: of several there, the one that has the KV."""
         if ticket is None:
             return self.body
         kept = {name: value for name, value in (self.fields or {}).items() if name != _PARAMS}
-        return msgspec.json.encode({**kept, _PARAMS: {"do_remote_prefill": True, "ticket": ticket}})
+        of_several = {} if engine is None else {"engine": engine}
+        return msgspec.json.encode({**kept, _PARAMS: {"do_remote_prefill": True, "ticket": ticket, **of_several}})
 
     def forgotten(self) -> Wanted:
         """Without the body: an answer may take long, and bodies may be large."""

@@ -116,9 +116,12 @@ class Watch:
         if document.status != 200:
             return _unwell(document)
         try:
-            return Sight("ready", "", published.decode(document.body), document.body)
+            found = published.decode_server(document.body)
         except msgspec.DecodeError as error:
             return Sight("unfit", f"what it publishes at /kv_transfer cannot be read: {error}"[:300])
+        if isinstance(found, list):
+            return Sight("ready", "", found[0], document.body, tuple(found))
+        return Sight("ready", "", found, document.body)
 
 
 def _unwell(answer: Answer) -> Sight:
