@@ -201,7 +201,7 @@ def test_a_server_that_is_to_end_does_so_beside_a_frozen_one(expected: list[list
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--data-parallel-size", "2"), ["pd_role", "--data-parallel-size", "one engine"]),
+        (("--data-parallel-size", "2", "--pd-peer-alloc-port", "7400"), ["pd_peer_alloc_port", "2"]),
         (("--tensor-parallel-size", "2", "--pd-peer-alloc-port", "7400,7500"), ["pd_pull_done_port", "pd_peer_alloc_port", "7500"]),
     ],
 )
