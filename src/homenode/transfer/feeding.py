@@ -44,15 +44,18 @@ class Machine(Protocol):
     def idle(self) -> bool: ...
 
 
+# An input, what was done, of which the machine will say that it is to be done, and the digests of pages that were read for it.
+Recalled = tuple[Input, Sequence[Action], Sequence[bytes]]
+
+
 @dataclass(slots=True)
 class _Ahead:
-    """An input that was answered before the machine has heard of it. `recall` makes it, and what was done, of which the machine will say that it is to be
-    done; `announced`: whose pages were announced."""
+    """An input that was answered before the machine has heard of it; `announced`: whose pages were announced."""
 
-    recall: Callable[[], tuple[Input, Sequence[Action]]]
+    recall: Callable[[], Recalled]
     now: float
-    digests: deque[bytes]  # of each page that was read
     announced: str = ""
+    digests: deque[bytes] = field(default_factory=deque)  # of pages that were read, and the machine has not heard of
     done: deque[Action] = field(default_factory=deque)
     answers: deque[Copied] = field(default_factory=deque)
 
@@ -103,9 +106,9 @@ class Feeder:
         if not self._feeding:
             self._feed_all([])
 
-    def owe(self, recall: Callable[[], tuple[Input, Sequence[Action]]], now: float, digests: Sequence[bytes], announced: str = "") -> None:
+    def owe(self, recall: Callable[[], Recalled], now: float, announced: str = "") -> None:
         """The machine is to hear of what was done without it, after what it is to hear of already; see `_Ahead`."""
-        self._owed.append(_Ahead(recall, now, deque(digests), announced))
+        self._owed.append(_Ahead(recall, now, announced))
 
     def catch_up(self) -> None:
         """Tell the machine of what was answered without it. InternalError when it would have answered otherwise."""
@@ -124,8 +127,9 @@ class Feeder:
             self._feed_all([])
 
     def _settle(self, ahead: _Ahead) -> None:
-        given, actions = ahead.recall()
+        given, actions, digests = ahead.recall()
         ahead.done.extend(actions)
+        ahead.digests.extend(digests)
         self._handle(given, ahead.now)
         while ahead.answers:
             self._handle(ahead.answers.popleft(), ahead.now, given)
