@@ -168,7 +168,7 @@ class AtOnce:
             if peer == connection.number:
                 said = taking.expected.rehearsal(pull_id)
                 if not self.take(connection, said):  # it fits nothing
-                    self._told(said, taking.next, self._clock())
+                    self._told(said, taking.next, 0, self._clock())
                 return
 
     def take(self, connection: Connection, said: Announced) -> bool:
@@ -183,7 +183,9 @@ class AtOnce:
         ):
             return False
         now = self._clock()
-        told = self._told(said, taking.next, now)  # before the pages are read, which leaves nothing else in the caches
+        told = self._told(
+            said, taking.next, taking.next.bases[said.buffer], now
+        )  # before the pages are read, which leaves nothing else in the caches
         seconds = taking.expected.take(said)
         if seconds is None:
             return False
@@ -198,10 +200,10 @@ class AtOnce:
         self._counts.bytes_copied += sum(block >= 0 for block in expecting.blocks[: said.count]) * self._block_bytes
         return FromPeer(peer, ready_of(said)), [Tell(event) for event in told], said.digests
 
-    def _told(self, said: Announced, expecting: Expecting, now: float) -> list[ToScheduler]:
-        """What is to be told of announced pages, as the machine will, when they prove good."""
+    def _told(self, said: Announced, expecting: Expecting, base: int, now: float) -> list[ToScheduler]:
+        """What is to be told of announced pages, as the machine will, when they prove good. `base`: the first block of their buffer."""
         first, size = expecting.first, expecting.page_tokens
-        past, base = first + said.count, expecting.bases[said.buffer]
+        past = first + said.count
         told: list[ToScheduler] = []
         for begin, count in expecting.runs:
             if begin >= past:
