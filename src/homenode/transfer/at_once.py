@@ -80,7 +80,7 @@ class AtOnce:
         self._cache = next(iter(buffers.local.values()))
         self._size = self._cache.buffer.layout.block_size
         self._block_bytes = self._cache.buffer.layout.block_bytes
-        self._prepared = lanes is None  # there is nothing to prepare
+        self._prepared = lanes is None  # what is prepared holds: the machine was told nothing since; without lanes there is nothing
         self._sending: dict[str, _Sending] = {}
         self._taking: dict[tuple[int, int], _Taking] = {}
 
@@ -106,6 +106,8 @@ class AtOnce:
         if self._prepared:
             return
         self._prepared = True
+        self._sending = {ticket: one for ticket, one in self._sending.items() if one.next.holds()}
+        self._taking = {key: one for key, one in self._taking.items() if one.next.holds()}
         words = self._cache.words
         for sends in self._machine.announcing(_MOST_PREPARED - len(self._sending), self._sending):
             connection = self._links.find(sends.peer)
@@ -141,7 +143,7 @@ class AtOnce:
             return False
         connection = sending.connection
         if (
-            not sending.next.holds()
+            not (self._prepared or sending.next.holds())
             or connection.sending
             or connection.ending
             or not self._copies.reads_at_once(len(blocks), self._block_bytes)
@@ -177,7 +179,7 @@ class AtOnce:
         taking = self._taking.get(key)
         if (
             taking is None
-            or not taking.next.holds()
+            or not (self._prepared or taking.next.holds())
             or not self._copies.reads_at_once(1, self._block_bytes)
             or not taking.expected.fits(said)
         ):
