@@ -20,7 +20,7 @@ from homenode.transfer.links import Links
 from homenode.transfer.machine import Announcing, Expecting, FromEngine, FromPeer, Input, Send, Tell
 from homenode.transfer.memory import EpochWords, KvMemory
 from homenode.transfer.message import ready
-from homenode.transfer.seam import Arrived, Computed, Placed, ToScheduler
+from homenode.transfer.seam import Arrived, Computed, ToScheduler
 
 _MOST_PREPARED = 16  # hand-overs; it takes a few microseconds for each
 
@@ -211,7 +211,9 @@ class AtOnce:
             if begin >= past:
                 break
             end = min(begin + count, past)
+            tokens = min(end * size, expecting.tokens)
             if expecting.blocks[begin - first] < 0:
-                told.append(Placed(now, expecting.ticket, begin, said.blocks(base, begin - first, end - begin)))
-            told.append(Arrived(now, expecting.ticket, min(end * size, expecting.tokens)))
+                told.append(Arrived(now, expecting.ticket, tokens, begin, said.blocks(base, begin - first, end - begin)))
+            else:
+                told.append(Arrived(now, expecting.ticket, tokens))
         return told
