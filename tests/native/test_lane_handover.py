@@ -15,6 +15,7 @@ from homenode.transfer.seam import Returned
 from tests.host.transfer.rig import eventually
 
 PAGE, PAGES, PATIENCE_S = 64 << 10, 24, 60.0
+_REHEARSED = 1 << 31  # page of an announcement that fits nothing
 
 
 @pytest.fixture(params=[True, False], ids=["in place", "copied"])
@@ -31,13 +32,17 @@ def sides(request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each announcement was taken at once."""
+    """Whether each announcement was taken at once, apart from rehearsals."""
     found: list[bool] = []
     take = AtOnce.take
 
-    def told(self: AtOnce, *given: Any) -> bool:
-        found.append(take(self, *given))
-        return found[-1]
+    def told(self: AtOnce, connection: Any, said: Any) -> bool:
+        answer = take(self, connection, said)
+        if said.first != _REHEARSED:
+            found.append(answer)
+        else:
+            assert not answer
+        return answer
 
     monkeypatch.setattr(AtOnce, "take", told)
     return found
@@ -102,17 +107,20 @@ def prepared(sides: tuple[Side, Side], count: int, first: int) -> None:
     sides[0].attend(lambda: ready(sender._sending), PATIENCE_S, f"{count} hand-overs to be announced")
 
 
-def test_who_was_promised_pages_looks_for_them(sides: tuple[Side, Side], taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_promised_pages_rehearses_and_looks_for_them(
+    sides: tuple[Side, Side], taken: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sender, receiver = sides
     hand_over(sender, receiver, "first", 2, 1)
-    looked: list[bool] = []
-    look = NativeLanes.await_promised
+    looked: list[int] = []
+    rehearse = AtOnce.rehearse
 
-    def told(self: NativeLanes, *given: Any) -> bool:
-        looked.append(look(self, *given))
-        return looked[-1]
+    def told(self: AtOnce, connection: Any) -> None:
+        looked.append(len(self._taking))
+        rehearse(self, connection)
+        assert len(self._taking) == looked[-1]  # nothing came of it
 
-    monkeypatch.setattr(NativeLanes, "await_promised", told)
+    monkeypatch.setattr(AtOnce, "rehearse", told)
     for number in range(200):  # it may be awake at any of them
         ticket = f"t{number}"
         sender.send(ticket, receiver.document, 4, late=[PAGES])
@@ -150,12 +158,11 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
     sender.arrival("t", 2, PATIENCE_S)
     receiver.arrival("t", 2, PATIENCE_S)
     prepared(sides, 1, first=2)
-    sending, cache = sender.agent._performer._at_once._sending["t"], sender.agent._performer._at_once._cache
+    sending = sender.agent._performer._at_once._sending["t"]
     with receiver.agent._working:
         taken.clear()
         for _ in range(2):
-            where = (sending.next.pull_id, sending.connection.sent, 2, [PAGES], sender.block_size, False)
-            assert sending.lane.announce(cache.memory, sending.words, cache.buffer.id, *where)
+            assert sending.lending.announce(sending.connection.sent, 2, [PAGES], False)
     eventually(
         lambda: bool(receiver.agent.figures().bad_frames or receiver.agent._machine.figures().bad_frames), "the violation is counted"
     )
