@@ -74,6 +74,25 @@ def test_pages_are_taken_at_once(sides: tuple[Side, Side], taken: list[bool], pa
             assert all(bytes(a) == bytes(b) for a, b in zip(here, there, strict=True))
 
 
+@pytest.mark.parametrize(("page", "late", "at_once"), [(8 << 20, 1, True), (2 << 20, 2, True), (2 << 20, 3, False)])
+def test_one_page_is_taken_at_once_whatever_its_size(page: int, late: int, at_once: bool, taken: list[bool]) -> None:
+    receiver, sender = Side("receiver", "shm", "pull-eager", page, 4, in_place=True), Side("sender", "shm", "pull-eager", page, 2 * PAGES)
+    try:
+        hand_over(sender, receiver, "first", 2, 1)
+        taken.clear()
+        sender.send("t", receiver.document, 4, late=list(range(PAGES, PAGES + late)))
+        sender.arrival("t", 4 - late, PATIENCE_S)
+        receiver.arrival("t", 4 - late, PATIENCE_S)
+        prepared((sender, receiver), 1, first=4 - late)
+        taken.clear()
+        sender.finish("t")
+        assert isinstance(sender.wait("t", PATIENCE_S).event, Returned)
+        assert any(taken) == at_once
+    finally:
+        sender.close()
+        receiver.close()
+
+
 def test_one_after_another_before_any_books_are_kept(sides: tuple[Side, Side], taken: list[bool]) -> None:
     sender, receiver = sides
     hand_over(sender, receiver, "first", 2, 1)
