@@ -14,7 +14,7 @@ from homenode.transfer.copying import CopyJob, CopyThread
 from homenode.transfer.links import Links
 from homenode.transfer.machine import Copied, Copy, Input, Receive, SendPages, Sent
 from homenode.transfer.message import Data
-from homenode.transfer.payload import Incoming
+from homenode.transfer.payload import Incoming, IncomingPages
 from homenode.transfer.staging import StagingMemory, block_views, page_nbytes
 
 
@@ -124,17 +124,22 @@ class PageIO:
         try:
             if connection is None or header.nbytes != wanted:
                 raise PeerError(f"{header.nbytes} bytes were announced where {wanted} belong")
-            views, job = self._staging.plan(action, local)
+            pages = self._staging.receiver(action, local) if connection.bare else None
+            if pages is not None:
+                connection.accept_pages(pages, action.token)
+            else:
+                views, self._receipts[action.token] = self._staging.plan(action, local)
+                connection.accept_payload(views, action.token)
         except HomenodeError as error:
             self._feed(Copied(action.token, None, error.message))
             return
         self._fitting = True
-        self._receipts[action.token] = job
-        connection.accept_payload(views, action.token)
 
-    def received(self, incoming: Incoming) -> None:
+    def received(self, incoming: Incoming | IncomingPages) -> None:
         """A payload is there."""
-        if incoming.token is not None:
+        if isinstance(incoming, IncomingPages):
+            self._feed(Copied(incoming.token, incoming.digests()))
+        elif incoming.token is not None:
             self._submit(self._receipts.pop(incoming.token))
 
     def drop_receipt(self, token: int, reason: str) -> None:
@@ -151,8 +156,12 @@ class PageIO:
         memory = self._buffers.local[action.buffer].memory
         nbytes = sum(page_nbytes(memory.layout, tokens) for tokens in action.tokens)
         header = msgspec.structs.replace(action.header, nbytes=nbytes)
-        views = block_views(memory, action.table, action.tokens)
-        self.links.send_payload(connection, header, views, action.token, self._clock())
+        pages = self._staging.sender(memory, action.table, action.tokens) if connection.bare else None
+        if pages is not None:
+            self.links.send_pages(connection, header, pages, action.token, self._clock())
+        else:
+            views = block_views(memory, action.table, action.tokens)
+            self.links.send_payload(connection, header, views, action.token, self._clock())
 
 
 def chunk_of(action: Copy) -> Chunk:
