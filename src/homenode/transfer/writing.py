@@ -86,10 +86,10 @@ class Outgoing:
     def flush(self, sock: socket.socket, ancillary: list[tuple[int, int, bytes]] | None = None) -> list[int]:
         """Write one batch, as much as the kernel takes without waiting; the tokens of the payloads that are through. OSError as of sendmsg."""
         queue = self._queue
-        if len(queue) == 1 and not ancillary and not self._window and self._source is None and isinstance(queue[0], bytes):
-            return self._flush_one(sock, queue[0])
         if self._pages is not None:
             return self._flush_pages(sock, self._pages)
+        if len(queue) == 1 and not ancillary and not self._window and self._source is None and isinstance(queue[0], bytes):
+            return self._flush_one(sock, queue[0])
         views = self._batch()
         if views:
             more = socket.MSG_MORE if queue and isinstance(queue[0], _Pages) else 0  # the header goes with the first of them
