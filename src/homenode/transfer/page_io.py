@@ -30,7 +30,7 @@ class PageIO:
         clock: Callable[[], float],
     ) -> None:
         self.links: Links  # made later
-        self.bytes_copied = 0
+        self.bytes_copied = self.bytes_digested = 0
         self.copy_seconds = 0.0
         self._buffers, self._copies, self._staging = buffers, copies, staging
         self._feed, self._clock = feed, clock
@@ -63,8 +63,8 @@ class PageIO:
         for buffer_id, found in ((copy.source, source), (copy.target, target)):
             if found is not None:
                 self._buffers.give_back(buffer_id, now)
-        if digests is not None and target is not None:
-            self.bytes_copied += nbytes
+        if digests is not None:
+            self._count(nbytes, copied=target is not None)
         return digests
 
     def _job(self, action: Copy, now: float) -> CopyJob | None:
@@ -95,9 +95,15 @@ class PageIO:
         for buffer_id in job.borrowed:
             self._buffers.give_back(buffer_id, now)
         self.copy_seconds += job.seconds
-        if copied.digests is not None and job.target is not None:
-            self.bytes_copied += job.nbytes
+        if copied.digests is not None:
+            self._count(job.nbytes, copied=job.target is not None)
         self._feed(copied)
+
+    def _count(self, nbytes: int, *, copied: bool) -> None:
+        if copied:
+            self.bytes_copied += nbytes
+        else:
+            self.bytes_digested += nbytes
 
     def release(self, peer: int, reason: str) -> None:
         """Nothing of this connection's memory is copied any more."""
