@@ -14,14 +14,12 @@
 namespace homenode {
 namespace {
 
-constexpr int64_t kPatienceNs = 300'000;  // for what was promised
-
 nb::bytes bytes_of(const void* data, size_t bytes) { return nb::bytes(static_cast<const char*>(data), bytes); }
 
 std::vector<nb::bytes> digests_of(const Announcement& said) {
-  const size_t each = said.digests.size() / said.pages.size();
+  const size_t each = said.pages.empty() ? 0 : said.digests.size() / said.pages.size();
   std::vector<nb::bytes> found;
-  for (size_t at = 0; at < said.digests.size(); at += each) found.push_back(bytes_of(said.digests.data() + at, each));
+  for (size_t at = 0; each && at < said.digests.size(); at += each) found.push_back(bytes_of(said.digests.data() + at, each));
   return found;
 }
 
@@ -57,6 +55,10 @@ std::shared_ptr<Expected> expect(Level level, std::shared_ptr<KvMemory> own, con
   return made;
 }
 
+bool fits(const Expected& expected, const Said& said) { return expected.source_of(said); }
+
+std::shared_ptr<Said> rehearsal_of(const Expected& expected, uint64_t pull_id) { return std::make_shared<Said>(Said{expected.rehearsal(pull_id)}); }
+
 std::optional<double> take_pages_of(const Expected& expected, const Said& said) {
   nb::gil_scoped_release unlocked;
   const int64_t begun = now_ns();
@@ -72,30 +74,41 @@ std::vector<int64_t> blocks_of(const Said& said, int64_t base, size_t first, siz
   return found;
 }
 
-// The digests of the pages, and the seconds that reading them took; None when they do not fit into the lane: nothing was said.
-std::optional<std::tuple<std::vector<nb::bytes>, double>> announce(LaneWriter& lane, Level level, const KvMemory& memory, const EpochWords& words, const nb::bytes& buffer,
-                                               uint64_t pull_id, uint64_t after, uint32_t first, const std::vector<int32_t>& pages, int64_t tokens, bool last) {
-  Said said{{pull_id, after, first, last, {}, pages, {}, {}}};
-  if (buffer.size() != said.buffer.size() || pages.empty()) raise({Fault::user, 0, "an announcement of no pages, or of a buffer without a name"});
-  std::memcpy(said.buffer.data(), buffer.c_str(), said.buffer.size());
-  bool done = false;
-  int64_t begun = 0, read = 0;
-  std::optional<Error> error;
-  {
-    nb::gil_scoped_release unlocked;
-    lane.promise();  // it wakes up while pages are read
-    begun = now_ns();
-    auto record = announce_pages(said, memory, words, tokens, kernels(level));
-    read = now_ns();
-    if (!record) {
-      error = record.error();
-    } else if (record.value()) {
-      done = lane.put(*record.value());
-    }
-  }
-  if (error) raise(*error);
-  if (!done) return std::nullopt;
-  return std::tuple(digests_of(said), static_cast<double>(read - begun) * 1e-9);
+// Pages that can be announced as soon as they are computed: everything that a caller in a hurry need not say.
+struct Lending {
+  std::shared_ptr<LaneWriter> lane;
+  const Kernels* kernels;
+  std::shared_ptr<KvMemory> memory;
+  std::shared_ptr<EpochWords> words;
+  uint32_t first, pages, most;
+  int64_t tokens;  // from the first page on
+  Said said;       // of the last announcement
+};
+
+std::shared_ptr<Lending> lend(std::shared_ptr<LaneWriter> lane, Level level, std::shared_ptr<KvMemory> memory, std::shared_ptr<EpochWords> words,
+                              const nb::bytes& buffer, uint64_t pull_id, uint32_t first, uint32_t pages, uint32_t most, int64_t tokens) {
+  auto made = std::make_shared<Lending>(Lending{std::move(lane), &kernels(level), std::move(memory), std::move(words), first, pages, most, tokens, {}});
+  if (buffer.size() != made->said.buffer.size()) raise({Fault::user, 0, "a buffer without a name"});
+  std::memcpy(made->said.buffer.data(), buffer.c_str(), made->said.buffer.size());
+  made->said.pull_id = pull_id;
+  return made;
+}
+
+// The seconds it took to read the pages. None, and nothing was said, of others than were foreseen, of pages that are not there, and when they do not fit into the lane.
+std::optional<double> announce(Lending& lending, uint64_t after, uint32_t first, std::vector<int32_t> pages, bool last) {
+  nb::gil_scoped_release unlocked;
+  const size_t count = pages.size();
+  if (first != lending.first || !count || count > lending.most || count > lending.pages - first || last != (first + count == lending.pages)) return std::nullopt;
+  lending.lane->promise();  // it wakes up while pages are read
+  Said& said = lending.said;
+  said.after = after, said.first = first, said.last = last;
+  said.pages = std::move(pages);
+  said.epochs.clear(), said.digests.clear();
+  const int64_t begun = now_ns(), tokens = std::min(lending.tokens, static_cast<int64_t>(count) * lending.memory->shape().block_size);
+  auto record = announce_pages(said, *lending.memory, *lending.words, tokens, *lending.kernels);
+  const int64_t read = now_ns();
+  if (!record || !record.value() || !lending.lane->put(*record.value())) return std::nullopt;
+  return static_cast<double>(read - begun) * 1e-9;
 }
 
 bool watch(const std::vector<std::shared_ptr<LaneReader>>& lanes, int epoll, double seconds) {
@@ -103,13 +116,6 @@ bool watch(const std::vector<std::shared_ptr<LaneReader>>& lanes, int epoll, dou
   for (const auto& lane : lanes) all.push_back(lane.get());
   nb::gil_scoped_release unlocked;
   return watch_lanes(all, epoll, now_ns() + static_cast<int64_t>(seconds * 1e9));
-}
-
-bool await(const std::vector<std::shared_ptr<LaneReader>>& lanes, int epoll) {
-  std::vector<LaneReader*> all;
-  for (const auto& lane : lanes) all.push_back(lane.get());
-  nb::gil_scoped_release unlocked;
-  return await_promised(all, epoll, kPatienceNs);
 }
 
 }  // namespace
@@ -123,13 +129,18 @@ void bind_lane(nb::module_& m) {
       .def("ring", &LaneReader::ring)
       .def("hear_bell", &LaneReader::hear_bell, "Makes it quiet.")
       .def_prop_ro("has_news", &LaneReader::has_news)
+      .def_prop_ro("promised", &LaneReader::promised, "Whether the writer has said that something will come, and nothing was taken since.")
+      .def("give_up", &LaneReader::give_up, "What was promised was looked for in vain.")
       .def("take", &take_said, "What was announced; None: nothing more. ValueError for garbage, after which nothing more is to be taken.");
   nb::class_<LaneWriter>(m, "LaneWriter", "For one thread.")
       .def_static("attach", [](int fd, int rope) { return homenode::take(LaneWriter::attach(fd, rope)); }, nb::arg("fd"), nb::arg("rope"))
-      .def("promise", &LaneWriter::promise, "Something will be announced soon: who sleeps wakes up. From any thread.")
-      .def("announce", &announce, nb::arg("level"), nb::arg("memory"), nb::arg("epoch_words"), nb::arg("buffer"), nb::arg("pull_id"),
-           nb::arg("after"), nb::arg("first"), nb::arg("pages"), nb::arg("tokens"), nb::arg("last"),
-           "The digests of the pages, and the seconds it took to read them; None, and nothing was said, when they do not fit.");
+      .def("promise", &LaneWriter::promise, "Something will be announced soon: who sleeps wakes up. From any thread.");
+  nb::class_<Lending>(m, "Lending", "Pages that can be announced as soon as they are computed. For one thread.")
+      .def_static("of", &lend, nb::arg("lane"), nb::arg("level"), nb::arg("memory"), nb::arg("epoch_words"), nb::arg("buffer"), nb::arg("pull_id"),
+                  nb::arg("first"), nb::arg("pages"), nb::arg("most"), nb::arg("tokens"))
+      .def("announce", &announce, nb::arg("after"), nb::arg("first"), nb::arg("pages"), nb::arg("last"),
+           "Reads pages and tells of them; the seconds it took. None, and nothing was said, when they are not there, or not what was foreseen, or do not fit.")
+      .def_prop_ro("digests", [](const Lending& lending) { return digests_of(lending.said); }, "Of the pages that were announced.");
   nb::class_<Said>(m, "Announcement", "Pages that another process lends.")
       .def_ro("pull_id", &Said::pull_id)
       .def_ro("after", &Said::after)
@@ -147,10 +158,11 @@ void bind_lane(nb::module_& m) {
   nb::class_<Expected>(m, "Expected", "Pages that can be taken as soon as they are announced.")
       .def_static("of", &expect, nb::arg("level"), nb::arg("own"), nb::arg("sources"), nb::arg("first"), nb::arg("pages"), nb::arg("tokens"),
                   nb::arg("digest_bytes"), nb::arg("blocks"), nb::arg("seen"))
+      .def("fits", &fits, nb::arg("said"), "Whether it is what is expected, as far as that can be told without reading pages.")
+      .def("rehearsal", &rehearsal_of, nb::arg("pull_id"), "What looks like that, and does not fit.")
       .def("take", &take_pages_of, nb::arg("said"),
            "Reads the pages, copies those with a block of the own memory (not -1); the seconds it took. None: they are not what was announced, or expected.");
   m.def("watch_lanes", &watch, nb::arg("lanes"), nb::arg("epoll"), nb::arg("seconds"), "Whether a lane has news or the descriptor events, within so long.");
-  m.def("await_lanes", &await, nb::arg("lanes"), nb::arg("epoll"), "The same for what was promised, at lanes where something was.");
 }
 
 }  // namespace homenode

@@ -84,9 +84,9 @@ void LaneReader::set_watched(bool watched) const {
 
 bool LaneReader::promised() const { return unkept_ < kBelieved && words().promises.load(std::memory_order_acquire) != heeded_; }
 
-void LaneReader::heed(bool came) {
+void LaneReader::give_up() {
   heeded_ = words().promises.load(std::memory_order_relaxed);
-  unkept_ = came ? 0 : std::min(unkept_ + 1, kBelieved);
+  unkept_ = std::min(unkept_ + 1, kBelieved);
 }
 
 Came LaneReader::take(std::vector<std::byte>& record) {
@@ -100,6 +100,7 @@ Came LaneReader::take(std::vector<std::byte>& record) {
   copy_out(record.data(), data(), place_ + sizeof bytes, bytes);
   place_ += sizeof bytes + padded(bytes);
   unkept_ = 0;
+  heeded_ = words().promises.load(std::memory_order_relaxed);
   words().taken.store(place_, std::memory_order_release);
   return Came::record;
 }
@@ -153,21 +154,6 @@ bool watch_lanes(std::span<const LaneReader* const> lanes, int epoll, int64_t un
   } while (!found && now_ns() < until_ns);
   for (const LaneReader* lane : lanes) lane->set_watched(false);
   return found || any_news(lanes);
-}
-
-bool await_promised(std::span<LaneReader* const> lanes, int epoll, int64_t patience_ns) {
-  std::vector<const LaneReader*> all;
-  for (LaneReader* lane : lanes) {
-    if (!lane->promised()) continue;
-    lane->hear_bell();
-    all.push_back(lane);
-  }
-  if (all.empty()) return false;
-  const bool found = watch_lanes(all, epoll, now_ns() + patience_ns);
-  for (LaneReader* lane : lanes) {
-    if (std::find(all.begin(), all.end(), lane) != all.end()) lane->heed(lane->has_news());
-  }
-  return found;
 }
 
 }  // namespace homenode

@@ -46,11 +46,11 @@ class LaneReader : public LaneEnd {
   // Into `record`, of at most kMostRecordBytes. After garbage nothing more is to be taken.
   Came take(std::vector<std::byte>& record);
   bool has_news() const;
-  // Whether the writer has promised to put something there, and it was not looked for yet. Who promises again and again and puts nothing there is
+  // Whether the writer has promised to put something there, and nothing was taken since. Who promises again and again and puts nothing there is
   // not believed any more until he does.
   bool promised() const;
-  // It was looked for, and came, or did not.
-  void heed(bool came);
+  // It was looked for in vain.
+  void give_up();
   // Whether the reader looks: as long as it does the writer does not ring.
   void set_watched(bool watched) const;
 
@@ -80,9 +80,5 @@ class LaneWriter : public LaneEnd {
 // Looks, and lets others run meanwhile, until one of the lanes has news or the epoll descriptor has events (true), or `until_ns` of now_ns() (false).
 // The lanes are watched only meanwhile: what comes after it has returned false is rung for.
 bool watch_lanes(std::span<const LaneReader* const> lanes, int epoll, int64_t until_ns);
-
-// The same for who was woken: at the lanes whose writers have promised something, for at most `patience_ns`. The bells are heard; where more is in a lane than is
-// taken at once its reader has to ring again.
-bool await_promised(std::span<LaneReader* const> lanes, int epoll, int64_t patience_ns);
 
 }  // namespace homenode

@@ -104,6 +104,13 @@ bool take_pages(const Announcement& said, const KvMemory& source, const EpochWor
   return true;
 }
 
+Announcement KvExpected::rehearsal(uint64_t pull_id) const {
+  const size_t count = std::max<size_t>(1, std::min<size_t>(blocks.size(), pages - std::min(pages, first)));
+  Announcement said{pull_id, 0, kMostFirst, true, {}, std::vector<int32_t>(count), std::vector<uint64_t>(count), std::vector<std::byte>(count * digest_bytes)};
+  if (!sources.empty()) said.buffer = sources.front().buffer;
+  return said;
+}
+
 const KvExpected::Source* KvExpected::source_of(const Announcement& said) const {
   const size_t count = said.pages.size();
   if (said.first != first || count > blocks.size() || said.last != (first + count == pages) || said.digests.size() != count * digest_bytes) return nullptr;

@@ -47,6 +47,8 @@ struct KvExpected {
   std::vector<Source> sources;
   std::shared_ptr<KvMemory> own;
 
+  // One that looks like what is expected, and is not.
+  Announcement rehearsal(uint64_t pull_id) const;
   // Where these are; nothing for an announcement of others, of too many, or of one page for two places.
   const Source* source_of(const Announcement&) const;
 };

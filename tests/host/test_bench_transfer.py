@@ -12,6 +12,8 @@ pytest.importorskip("homenode._native", reason="the native core is not built")
 from homenode.bench.handing_over import HandOff, HandOver
 from homenode.bench.other_process import OtherProcess
 from homenode.bench.transfer import Plan, measure
+from homenode.errors import PeerError
+from homenode.transfer.seam import Abandoned, Returned
 
 
 def test_rows_of_small_pages() -> None:
@@ -63,4 +65,23 @@ def test_the_agent_works_on_when_the_scheduler_does_not() -> None:
             time.sleep(0.01)
     finally:
         hand_off.side.close()
+        peer.end()
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_a_hand_over_that_failed_is_told_of_and_leaves_its_room_to_the_next(channel: str) -> None:
+    peer = OtherProcess()
+    hand_over = HandOver(peer, channel, "pull-eager", 16 << 10, 4)
+    side = hand_over.side
+    try:
+        side.send("t", hand_over.document, 4, late=[3])
+        side.arrival("t", 3, 20)
+        side.agent.tell(Abandoned("t", "as a test wants it"))
+        assert isinstance(side.wait("t", 20).event, Returned)
+        side.send("u", hand_over.document, 4)
+        assert isinstance(side.wait("u", 20).event, Returned)  # all of the receiver's pages
+        with pytest.raises(PeerError, match="as a test wants it"):
+            hand_over.all_pages()
+    finally:
+        side.close()
         peer.end()

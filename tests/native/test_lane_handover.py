@@ -15,6 +15,7 @@ from homenode.transfer.seam import Returned
 from tests.host.transfer.rig import eventually
 
 PAGE, PAGES, PATIENCE_S = 64 << 10, 24, 60.0
+_REHEARSED = 1 << 31  # page of an announcement that fits nothing
 
 
 @pytest.fixture(params=[True, False], ids=["in place", "copied"])
@@ -31,13 +32,17 @@ def sides(request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each announcement was taken at once."""
+    """Whether each announcement was taken at once, apart from rehearsals."""
     found: list[bool] = []
     take = AtOnce.take
 
-    def told(self: AtOnce, *given: Any) -> bool:
-        found.append(take(self, *given))
-        return found[-1]
+    def told(self: AtOnce, connection: Any, said: Any) -> bool:
+        answer = take(self, connection, said)
+        if said.first != _REHEARSED:
+            found.append(answer)
+        else:
+            assert not answer
+        return answer
 
     monkeypatch.setattr(AtOnce, "take", told)
     return found
@@ -67,6 +72,25 @@ def test_pages_are_taken_at_once(sides: tuple[Side, Side], taken: list[bool], pa
         for page in range(late):
             here, there = receiver.memory.pieces(pages - late + page, 4), sender.memory.pieces(PAGES + page, 4)
             assert all(bytes(a) == bytes(b) for a, b in zip(here, there, strict=True))
+
+
+@pytest.mark.parametrize(("page", "late", "at_once"), [(8 << 20, 1, True), (2 << 20, 2, True), (2 << 20, 3, False)])
+def test_one_page_is_taken_at_once_whatever_its_size(page: int, late: int, at_once: bool, taken: list[bool]) -> None:
+    receiver, sender = Side("receiver", "shm", "pull-eager", page, 4, in_place=True), Side("sender", "shm", "pull-eager", page, 2 * PAGES)
+    try:
+        hand_over(sender, receiver, "first", 2, 1)
+        taken.clear()
+        sender.send("t", receiver.document, 4, late=list(range(PAGES, PAGES + late)))
+        sender.arrival("t", 4 - late, PATIENCE_S)
+        receiver.arrival("t", 4 - late, PATIENCE_S)
+        prepared((sender, receiver), 1, first=4 - late)
+        taken.clear()
+        sender.finish("t")
+        assert isinstance(sender.wait("t", PATIENCE_S).event, Returned)
+        assert any(taken) == at_once
+    finally:
+        sender.close()
+        receiver.close()
 
 
 def test_one_after_another_before_any_books_are_kept(sides: tuple[Side, Side], taken: list[bool]) -> None:
@@ -102,17 +126,20 @@ def prepared(sides: tuple[Side, Side], count: int, first: int) -> None:
     sides[0].attend(lambda: ready(sender._sending), PATIENCE_S, f"{count} hand-overs to be announced")
 
 
-def test_who_was_promised_pages_looks_for_them(sides: tuple[Side, Side], taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_promised_pages_rehearses_and_looks_for_them(
+    sides: tuple[Side, Side], taken: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sender, receiver = sides
     hand_over(sender, receiver, "first", 2, 1)
-    looked: list[bool] = []
-    look = NativeLanes.await_promised
+    looked: list[int] = []
+    rehearse = AtOnce.rehearse
 
-    def told(self: NativeLanes, *given: Any) -> bool:
-        looked.append(look(self, *given))
-        return looked[-1]
+    def told(self: AtOnce, connection: Any) -> None:
+        looked.append(len(self._taking))
+        rehearse(self, connection)
+        assert len(self._taking) == looked[-1]  # nothing came of it
 
-    monkeypatch.setattr(NativeLanes, "await_promised", told)
+    monkeypatch.setattr(AtOnce, "rehearse", told)
     for number in range(200):  # it may be awake at any of them
         ticket = f"t{number}"
         sender.send(ticket, receiver.document, 4, late=[PAGES])
@@ -150,12 +177,11 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
     sender.arrival("t", 2, PATIENCE_S)
     receiver.arrival("t", 2, PATIENCE_S)
     prepared(sides, 1, first=2)
-    sending, cache = sender.agent._performer._at_once._sending["t"], sender.agent._performer._at_once._cache
+    sending = sender.agent._performer._at_once._sending["t"]
     with receiver.agent._working:
         taken.clear()
         for _ in range(2):
-            where = (sending.next.pull_id, sending.connection.sent, 2, [PAGES], sender.block_size, False)
-            assert sending.lane.announce(cache.memory, sending.words, cache.buffer.id, *where)
+            assert sending.lending.announce(sending.connection.sent, 2, [PAGES], False)
     eventually(
         lambda: bool(receiver.agent.figures().bad_frames or receiver.agent._machine.figures().bad_frames), "the violation is counted"
     )

@@ -75,7 +75,17 @@ def test_the_sixth_loss_within_a_minute_is_the_last() -> None:
     loss = record.count({1: "w1 ended", 0: "w0 too"}, 2, 55.0)
     assert loss.fatal and loss.text == "6 losses of workers in 60 s, the last: worker 0, 1 of 2 is being replaced: w1 ended; w0 too"
     apart = LossRecord()
-    assert not any(apart.count({0: "w0 ended"}, 2, 13.0 * n).fatal for n in range(100))
+    for n in range(100):
+        assert not apart.count({0: "w0 ended"}, 2, 13.0 * n).fatal
+        apart.recovered()
+
+
+def test_the_sixth_loss_in_a_row_is_the_last_however_long_each_took() -> None:
+    record = LossRecord()
+    for n in range(5):
+        assert not record.count({0: "w0 ended"}, 2, 600.0 * n).fatal
+    loss = record.count({0: "w0 ended"}, 2, 3000.0)
+    assert loss.fatal and loss.text.startswith("6 losses of workers in a row, the last: worker 0 of 2")
 
 
 def test_whoever_does_not_answer_is_lost_and_busy_ones_are_asked_as_well() -> None:

@@ -27,12 +27,12 @@ class HandOver:
         self._peer, self._pages, self._tickets = peer, pages, 0
 
     def all_pages(self) -> float:
-        """From the wish to the return of the pages."""
-        return self._hand_over(self._pages)
+        """From the wish to the return of the pages. PeerError when they did not arrive."""
+        return self._arrived(self._hand_over(self._pages))
 
     def one_page(self) -> float:
         """The same with one."""
-        return self._hand_over(1)
+        return self._arrived(self._hand_over(1))
 
     def control(self, pages: int) -> float:
         """What a hand-over of so many pages costs when no page has to be moved: the mean of a row of them, in seconds.
@@ -44,10 +44,17 @@ class HandOver:
         """
         before = self._copy_seconds()
         total = sum(self._hand_over(pages, MOSTLY_HELD) for _ in range(_CONTROLS))
-        return (total - (self._copy_seconds() - before)) / _CONTROLS
+        return self._arrived((total - (self._copy_seconds() - before)) / _CONTROLS)
 
     def _copy_seconds(self) -> float:
         return self.side.agent.statistics().copy_seconds + float(self._peer.ask(do="copy seconds")["seconds"])
+
+    def _arrived(self, seconds: float) -> float:
+        """What was measured, if all of it arrived: the sender has its pages back as well where it did not."""
+        failures = self._peer.ask(do="failures")["failures"]
+        if failures:
+            raise PeerError(f"hand-overs of the benchmark failed: {'; '.join(failures)}")
+        return seconds
 
     def _hand_over(self, pages: int, kind: str = "bench-") -> float:
         self._tickets += 1

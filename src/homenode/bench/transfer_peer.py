@@ -37,10 +37,14 @@ class Peer:
             case "arrivals":
                 assert self._side is not None
                 at = [self._side.arrival(ticket, pages, 60.0) for ticket, pages in order["tickets"]]
-                found: dict[str, list[float]] = {"at": at}
+                arrivals: dict[str, list[float]] = {"at": at}
                 for name, times in (("unused", self._side.unused_at), ("copied", self._side.copied_at)):
-                    found[name] = [times.pop(ticket, 0.0) for ticket, _ in order["tickets"]]
-                return found
+                    arrivals[name] = [times.pop(ticket, 0.0) for ticket, _ in order["tickets"]]
+                return arrivals
+            case "failures":
+                failures = self._side.failures if self._side is not None else []
+                found, failures[:] = list(failures), []
+                return {"failures": found}
             case "figures":
                 assert self._side is not None
                 figures: dict[str, Any] = msgspec.to_builtins(self._side.agent.figures())

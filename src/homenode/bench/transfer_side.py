@@ -99,6 +99,7 @@ class Side:
     def __post_init__(self) -> None:
         self.unused_at: dict[str, float] = {}  # when the scheduler said that a ticket's pages are read no more
         self.copied_at: dict[str, float] = {}  # seconds of digests and copies until all of a ticket was there
+        self.failures: list[str] = []  # what did not arrive at this receiver, and why
         self.told_last = False  # all pages of a ticket were named as computed
         backend = NativeBackend((-1,))
         geometry = page_geometry(self.page_bytes)
@@ -266,6 +267,12 @@ class Side:
                         self._used.append((now + _USED_S, ticket))
                     self.copied_at[ticket] = self.agent.statistics().copy_seconds
                 self._arrive(ticket, tokens, now)
+            case Failed(_, ticket, reason) if not self.holds:
+                self.failures.append(f"{ticket}: {reason}")
+                self._pages.pop(ticket, None)
+                self.agent.tell(Claimed(ticket, 0))  # its blocks, and what was read in place, are used no more
+                if self.in_place:
+                    self._used.append((now, ticket))
             case Returned(_, ticket) | SendRefused(_, ticket) | Failed(_, ticket) | Forgotten(_, ticket):
                 with self._changed:
                     self._ends[ticket] = Ended(now, event)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from homenode.transfer.buffers import InPlace
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, LocalBuffer
+from homenode.transfer.connection import Connection
+from homenode.transfer.copying import AT_ONCE_BYTES
 from homenode.transfer.feeding import Machine
 from homenode.transfer.figures import AgentStatistics, TransferFigures
 from homenode.transfer.greeting import Admission, Identity
@@ -24,6 +26,9 @@ _BOOKS_S = 1e-3  # before the books are kept of what was done at once: those who
 _RELIEF_S = 1.0  # between looks whether the thread that leads does what there is to do
 _AT_ONCE = (Computed, Unused)  # what another engine waits for: said on the scheduler's own thread, where that can be
 _JOIN_S = 5.0
+_PATIENCE_S = 0.3e-3  # with what was promised: for a scheduler to apply the result of a step
+_WARM_S = 0.3e-3  # so long what was walked through is expected to stay in the caches
+_SLOW_READING = 4e9  # bytes a second, by the other side of its pages
 
 
 class TransferAgent:
@@ -72,6 +77,9 @@ class TransferAgent:
         )
         self._mailbox, self._links, self._machine = self._turns.mailbox, self._turns.links, self._turns.machine
         self._performer, self._feeder, self._local = self._turns.performer, self._turns.feeder, self._turns.local
+        self._promised: list[Connection] = []  # by these, over their lanes
+        self._promised_until = 0.0
+        self._patience_s = _PATIENCE_S + max(AT_ONCE_BYTES, cache.buffer.layout.block_bytes) / _SLOW_READING
         self._started = False
         self._leader: int | None = None  # the thread that works while it waits, see `inbox.Worker`
         self._relief = threading.Event()
@@ -173,27 +181,63 @@ class TransferAgent:
             self._working.release()
 
     def watch(self, epoll: int) -> bool | None:
-        """Look for what probably comes, and at a descriptor of epoll: whether there is something. None: look yourself, until `watches_until`."""
+        """Look for what was promised, or probably comes, and at a descriptor of epoll: whether there is something. None: look yourself, until
+        `watches_until`."""
+        hearing = self._links.hearing
+        while self._promised:
+            left = self._promised_until - time.monotonic()
+            if left <= 0:
+                self._give_up()
+            elif hearing.watch(epoll, min(left, _WARM_S)):
+                return True
+            else:
+                self._walk_through()
         left = self._turns.awake_until - time.monotonic()
-        return self._links.hearing.watch(epoll, left) if left > 0 else False
+        return hearing.watch(epoll, left) if left > 0 else False
 
     def watches_until(self) -> float:
         """Until then more will probably come."""
         return self._turns.awake_until
 
-    def expect(self, epoll: int) -> None:
-        """Look for what was promised, if something was, and at a descriptor of epoll."""
-        self._links.hearing.await_promised(epoll)
+    def rehearse(self) -> bool:
+        """Whether something is promised over a lane by now: `watch` will look for it. What is to be done about it is walked through for nothing."""
+        promised = self._links.hearing.promised()
+        if self._promised or not promised:
+            return False
+        self._promised, self._promised_until = promised, time.monotonic() + self._patience_s
+        self._walk_through()
+        return True
 
-    def hear(self) -> None:
-        """What came over lanes."""
+    def _walk_through(self) -> None:
         if not self._working.acquire(blocking=False):
             return
         try:
             if self._started and not self._turns.broken:
-                self._links.hearing.one(self._clock())
+                self._performer.rehearse(self._promised[0])
         except Exception as error:
             self._fail(error)
+        finally:
+            self._working.release()
+
+    def _give_up(self) -> None:
+        """What was promised did not come."""
+        for connection in self._promised:
+            if connection.lane_in is not None:
+                connection.lane_in.give_up()
+        self._promised = []
+
+    def hear(self) -> bool:
+        """What came over lanes: whether there was something."""
+        if not self._working.acquire(blocking=False):
+            return False
+        try:
+            if not self._started or self._turns.broken or not self._links.hearing.one(self._clock()):
+                return False
+            self._promised = []
+            return True
+        except Exception as error:
+            self._fail(error)
+            return False
         finally:
             self._working.release()
 

@@ -13,13 +13,14 @@ from typing import Protocol
 from homenode.transfer.buffers import Buffers
 from homenode.transfer.carriers.mapped import MappedBuffer
 from homenode.transfer.connection import Connection
-from homenode.transfer.copying import INLINE_BYTES, CopyThread
-from homenode.transfer.lane import Announced, Expected, Lanes, LaneWriter, ready_of
+from homenode.transfer.copying import AT_ONCE_BYTES, CopyThread
+from homenode.transfer.feeding import Recalled
+from homenode.transfer.lane import Announced, Expected, Lanes, LaneWriter, Lending, ready_of
 from homenode.transfer.links import Links
-from homenode.transfer.machine import Action, Announcing, Expecting, FromEngine, FromPeer, Input, Send, Tell
+from homenode.transfer.machine import Announcing, Expecting, FromEngine, FromPeer, Input, Send, Tell
 from homenode.transfer.memory import EpochWords, KvMemory
 from homenode.transfer.message import ready
-from homenode.transfer.seam import Arrived, Computed, Placed, ToScheduler
+from homenode.transfer.seam import Arrived, Computed, ToScheduler
 
 _MOST_PREPARED = 16  # hand-overs; it takes a few microseconds for each
 
@@ -40,9 +41,7 @@ class _Counts(Protocol):
 class _Books(Protocol):
     """`feeding.Feeder`."""
 
-    def owe(
-        self, recall: Callable[[], tuple[Input, Sequence[Action]]], now: float, digests: Sequence[bytes], announced: str = ""
-    ) -> None: ...
+    def owe(self, recall: Callable[[], Recalled], now: float, announced: str = "") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,7 @@ class _Sending:
     next: Announcing
     connection: Connection
     lane: LaneWriter
+    lending: Lending
     words: EpochWords
 
 
@@ -80,7 +80,7 @@ class AtOnce:
         self._cache = next(iter(buffers.local.values()))
         self._size = self._cache.buffer.layout.block_size
         self._block_bytes = self._cache.buffer.layout.block_bytes
-        self._prepared = lanes is None  # there is nothing to prepare
+        self._prepared = lanes is None  # what is prepared holds: the machine was told nothing since; without lanes there is nothing
         self._sending: dict[str, _Sending] = {}
         self._taking: dict[tuple[int, int], _Taking] = {}
 
@@ -106,17 +106,21 @@ class AtOnce:
         if self._prepared:
             return
         self._prepared = True
+        self._sending = {ticket: one for ticket, one in self._sending.items() if one.next.holds()}
+        self._taking = {key: one for key, one in self._taking.items() if one.next.holds()}
         words = self._cache.words
         for sends in self._machine.announcing(_MOST_PREPARED - len(self._sending), self._sending):
             connection = self._links.find(sends.peer)
             if words is not None and connection is not None and connection.lane_out is not None:
-                self._sending[sends.ticket] = _Sending(sends, connection, connection.lane_out, words)
+                where = (self._cache.buffer.id, sends.pull_id, sends.first, sends.pages, sends.most, sends.tokens)
+                lending = connection.lane_out.lend(self._cache.memory, words, *where)
+                self._sending[sends.ticket] = _Sending(sends, connection, connection.lane_out, lending, words)
         for takes in self._machine.expecting(_MOST_PREPARED - len(self._taking), {one.next.ticket for one in self._taking.values()}):
             self._taking[takes.peer, takes.pull_id] = _Taking(takes, self._expected(takes))
 
     def _expected(self, next_: Expecting) -> Expected:
         assert self._lanes is not None
-        most, left = max(1, INLINE_BYTES // self._block_bytes), next_.tokens - next_.first * next_.page_tokens
+        most, left = max(1, AT_ONCE_BYTES // self._block_bytes), next_.tokens - next_.first * next_.page_tokens
         where = (next_.first, next_.pages, left, next_.digest_bytes, next_.blocks[:most], next_.seen)
         return self._lanes.expect(self._sources(next_.bases), self._cache.memory, *where)
 
@@ -134,63 +138,82 @@ class AtOnce:
 
     def announce(self, computed: Computed) -> bool:
         """Tell of pages that were computed. False: nothing was done."""
-        sending, first, blocks = self._sending.get(computed.ticket), computed.first, computed.blocks
+        sending, blocks = self._sending.get(computed.ticket), computed.blocks
         if sending is None:
             return False
-        next_, connection, count = sending.next, sending.connection, len(blocks)
+        connection = sending.connection
         if (
-            first != next_.first
-            or not 0 < count <= next_.most
-            or computed.last != (first + count == next_.pages)
-            or first + count > next_.pages
+            not (self._prepared or sending.next.holds())
+            or connection.sending
+            or connection.ending
+            or not self._copies.reads_at_once(len(blocks), self._block_bytes)
         ):
             return False
-        if not next_.holds() or connection.sending or connection.ending or not self._copies.takes_at_once(count * self._block_bytes):
-            return False
-        cache, tokens = self._cache, min(next_.tokens, count * self._size)
-        where = (cache.memory, sending.words, cache.buffer.id, next_.pull_id, connection.sent, first, blocks, tokens, computed.last)
-        done = sending.lane.announce(*where)
-        if done is None:
-            return False
-        digests, seconds = done
-        self._counts.copy_seconds += seconds
-        del self._sending[computed.ticket]  # what comes next the machine will know when it has heard of this
-        self._books.owe(lambda: self._announced(computed, sending, digests), self._clock(), digests, computed.ticket)
-        return True
-
-    def _announced(self, computed: Computed, sending: _Sending, digests: list[bytes]) -> tuple[Input, Sequence[Action]]:
-        epochs = [sending.words.read(block) for block in computed.blocks]
-        places = (computed.blocks, epochs)
-        said = ready(sending.next.pull_id, computed.first, digests, computed.last, self._cache.buffer.id, places)
-        return FromEngine(computed), [Send(sending.next.peer, said)]
-
-    def take(self, connection: Connection, said: Announced) -> bool:
-        """Verify pages that were announced, and tell of them. False: nothing was told."""
-        taking = self._taking.get((connection.number, said.pull_id))
-        if taking is None or not taking.next.holds() or not self._copies.takes_at_once(self._block_bytes):
-            return False
-        seconds = taking.expected.take(said)
+        seconds = sending.lending.announce(connection.sent, computed.first, blocks, computed.last)
         if seconds is None:
             return False
         self._counts.copy_seconds += seconds
-        self._tell(connection.number, said, taking.next)
+        del self._sending[computed.ticket]  # what comes next the machine will know when it has heard of this
+        self._books.owe(lambda: self._announced(computed, sending), self._clock(), computed.ticket)
         return True
 
-    def _tell(self, peer: int, said: Announced, expecting: Expecting) -> None:
-        """Of pages that proved good: as the machine will."""
-        now, first, size = self._clock(), expecting.first, expecting.page_tokens
-        past, base = first + said.count, expecting.bases[said.buffer]
+    def _announced(self, computed: Computed, sending: _Sending) -> Recalled:
+        words, digests = sending.words, sending.lending.digests
+        places = (computed.blocks, [words.read(block) for block in computed.blocks])
+        said = ready(sending.next.pull_id, computed.first, digests, computed.last, self._cache.buffer.id, places)
+        return FromEngine(computed), [Send(sending.next.peer, said)], digests
+
+    def rehearse(self, connection: Connection) -> None:
+        """Pages of this connection's peer will be announced in a moment: walk the way that `take` goes, so that it is in this CPU's caches then. Computing,
+        or another page's bytes, have had them since."""
+        for (peer, pull_id), taking in self._taking.items():
+            if peer == connection.number:
+                said = taking.expected.rehearsal(pull_id)
+                if not self.take(connection, said):  # it fits nothing
+                    self._told(said, taking.next, 0, self._clock())
+                return
+
+    def take(self, connection: Connection, said: Announced) -> bool:
+        """Verify pages that were announced, and tell of them. False: nothing was told."""
+        key = connection.number, said.pull_id
+        taking = self._taking.get(key)
+        if (
+            taking is None
+            or not (self._prepared or taking.next.holds())
+            or not self._copies.reads_at_once(1, self._block_bytes)
+            or not taking.expected.fits(said)
+        ):
+            return False
+        now = self._clock()
+        told = self._told(
+            said, taking.next, taking.next.bases[said.buffer], now
+        )  # before the pages are read, which leaves nothing else in the caches
+        seconds = taking.expected.take(said)
+        if seconds is None:
+            return False
+        for event in told:
+            self._post(event)
+        del self._taking[key]  # a second announcement of the same is not to be taken for the next
+        self._counts.copy_seconds += seconds
+        self._books.owe(lambda: self._taken(key[0], said, taking.next, told), now)
+        return True
+
+    def _taken(self, peer: int, said: Announced, expecting: Expecting, told: list[ToScheduler]) -> Recalled:
+        self._counts.bytes_copied += sum(block >= 0 for block in expecting.blocks[: said.count]) * self._block_bytes
+        return FromPeer(peer, ready_of(said)), [Tell(event) for event in told], said.digests
+
+    def _told(self, said: Announced, expecting: Expecting, base: int, now: float) -> list[ToScheduler]:
+        """What is to be told of announced pages, as the machine will, when they prove good. `base`: the first block of their buffer."""
+        first, size = expecting.first, expecting.page_tokens
+        past = first + said.count
         told: list[ToScheduler] = []
         for begin, count in expecting.runs:
             if begin >= past:
                 break
             end = min(begin + count, past)
+            tokens = min(end * size, expecting.tokens)
             if expecting.blocks[begin - first] < 0:
-                told.append(Placed(now, expecting.ticket, begin, said.blocks(base, begin - first, end - begin)))
+                told.append(Arrived(now, expecting.ticket, tokens, begin, said.blocks(base, begin - first, end - begin)))
             else:
-                self._counts.bytes_copied += (end - begin) * self._block_bytes
-            told.append(Arrived(now, expecting.ticket, min(end * size, expecting.tokens)))
-        for event in told:
-            self._post(event)
-        del self._taking[peer, said.pull_id]  # a second announcement of the same is not to be taken for the next
-        self._books.owe(lambda: (FromPeer(peer, ready_of(said)), [Tell(event) for event in told]), now, said.digests)
+                told.append(Arrived(now, expecting.ticket, tokens))
+        return told

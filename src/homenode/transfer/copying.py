@@ -22,6 +22,7 @@ CHUNK_BYTES = 4 << 20
 _SHORT_TABLE = 64  # is converted sooner than cut
 _LOOK_AGAIN_S = 0.05
 INLINE_BYTES = 1 << 20  # so much is done sooner than a thread is woken, and what it has done is heard of
+AT_ONCE_BYTES = 4 << 20  # so much is read at once where another engine waits for it: less than a millisecond
 
 
 @dataclass(eq=False)
@@ -147,6 +148,10 @@ class CopyThread:
     def takes_at_once(self, nbytes: int) -> bool:
         """Whether so much is small enough, and nothing is before it."""
         return not self._open and nbytes <= INLINE_BYTES
+
+    def reads_at_once(self, pages: int, page_bytes: int) -> bool:
+        """The same where another engine waits. A single page always is: a step reads all weights, which are a thousand times as much."""
+        return not self._open and (pages == 1 or pages * page_bytes <= AT_ONCE_BYTES)
 
     def at_once(self, source: LocalBuffer | PeerBuffer, target: LocalBuffer | PeerBuffer | None, chunk: Chunk) -> list[bytes] | None:
         """The digests of pages that `takes_at_once` was asked about; None if the copy came to nothing."""

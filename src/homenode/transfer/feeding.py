@@ -44,16 +44,16 @@ class Machine(Protocol):
     def idle(self) -> bool: ...
 
 
+# An input, what was done, of which the machine will say that it is to be done, and the digests of pages that were read for it.
+Recalled = tuple[Input, Sequence[Action], Sequence[bytes]]
+
+
 @dataclass(slots=True)
 class _Ahead:
-    """An input that was answered before the machine has heard of it. `recall` makes it, and what was done, of which the machine will say that it is to be
-    done; `announced`: whose pages were announced."""
+    """An input that was answered before the machine has heard of it: what is still to be said of what was done, and of the digests of pages."""
 
-    recall: Callable[[], tuple[Input, Sequence[Action]]]
-    now: float
-    digests: deque[bytes]  # of each page that was read
-    announced: str = ""
-    done: deque[Action] = field(default_factory=deque)
+    done: deque[Action]
+    digests: deque[bytes]
     answers: deque[Copied] = field(default_factory=deque)
 
 
@@ -77,7 +77,7 @@ class Feeder:
         self._machine, self._perform, self._blame, self._clock = machine, perform, blame, clock
         self._inputs: deque[Input] = deque()
         self._feeding = False
-        self._owed: deque[_Ahead] = deque()
+        self._owed: deque[tuple[Callable[[], Recalled], float, str]] = deque()
         self._ahead: _Ahead | None = None  # the one of them that the machine hears of now
 
     @property
@@ -93,7 +93,7 @@ class Feeder:
     @property
     def announced(self) -> frozenset[str]:
         """The tickets whose pages were announced though the machine does not know."""
-        return frozenset(ahead.announced for ahead in self._owed if ahead.announced)
+        return frozenset(announced for _, _, announced in self._owed if announced)
 
     def feed(self, given: Input) -> None:
         """Give the machine an input, and do what it says; later, if that is what is going on already."""
@@ -103,9 +103,9 @@ class Feeder:
         if not self._feeding:
             self._feed_all([])
 
-    def owe(self, recall: Callable[[], tuple[Input, Sequence[Action]]], now: float, digests: Sequence[bytes], announced: str = "") -> None:
-        """The machine is to hear of what was done without it, after what it is to hear of already; see `_Ahead`."""
-        self._owed.append(_Ahead(recall, now, deque(digests), announced))
+    def owe(self, recall: Callable[[], Recalled], now: float, announced: str = "") -> None:
+        """The machine is to hear of what was done without it, after what it is to hear of already. `announced`: the ticket whose pages were."""
+        self._owed.append((recall, now, announced))
 
     def catch_up(self) -> None:
         """Tell the machine of what was answered without it. InternalError when it would have answered otherwise."""
@@ -114,8 +114,8 @@ class Feeder:
         self._feeding = True
         try:
             while self._owed:
-                self._ahead = self._owed[0]
-                self._settle(self._ahead)
+                recall, now, _ = self._owed[0]
+                self._settle(recall(), now)
                 self._owed.popleft()
         finally:
             self._feeding = False
@@ -123,12 +123,12 @@ class Feeder:
         if self._inputs:
             self._feed_all([])
 
-    def _settle(self, ahead: _Ahead) -> None:
-        given, actions = ahead.recall()
-        ahead.done.extend(actions)
-        self._handle(given, ahead.now)
+    def _settle(self, recalled: Recalled, now: float) -> None:
+        given, actions, digests = recalled
+        ahead = self._ahead = _Ahead(deque(actions), deque(digests))
+        self._handle(given, now)
         while ahead.answers:
-            self._handle(ahead.answers.popleft(), ahead.now, given)
+            self._handle(ahead.answers.popleft(), now, given)
         if ahead.done or ahead.digests:
             raise InternalError(f"the transfer machine answers {type(given).__name__} otherwise than was foreseen")
 

@@ -80,20 +80,25 @@ class Hearing:
         lanes = [one.lane_in for one in self.connections.values() if one.lane_in is not None and one.early is None]
         return self._lanes.watch(lanes, epoll, seconds) if lanes and self._lanes is not None else None
 
-    def await_promised(self, epoll: int) -> None:
-        """Look for what was promised, as `watch`, if something was."""
-        lanes = [one.lane_in for one in self.connections.values() if one.lane_in is not None and one.early is None]
-        if lanes and self._lanes is not None:
-            self._lanes.await_promised(lanes, epoll)
+    def promised(self) -> list[Connection]:
+        """Those over whose lanes something was promised. Their bells are quiet."""
+        found = []
+        for connection in self.connections.values():
+            lane = connection.lane_in
+            if lane is not None and connection.early is None and lane.promised:
+                lane.hear_bell()
+                found.append(connection)
+        return found
 
-    def one(self, now: float) -> None:
-        """One thing; for who was woken and is in a hurry."""
+    def one(self, now: float) -> bool:
+        """One thing; for who was woken and is in a hurry. Whether there was something."""
+        heard = self.count
         for connection in self.connections.values():
             try:
                 said = self._next(connection)
             except FrameError as error:
                 self._failed(connection, error, now)
-                return
+                return True
             if said is not None:
                 self.count += 1
                 self._announced(connection, said)
@@ -101,6 +106,7 @@ class Hearing:
         for connection in self.connections.values():
             if connection.lane_in is not None and connection.lane_in.has_news:
                 connection.lane_in.ring()  # nobody may have rung for it, while it was looked for
+        return self.count != heard
 
     def all(self, connection: Connection) -> None:
         """All that was said over a lane before what comes next over the connection. FrameError for garbage."""

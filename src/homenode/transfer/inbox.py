@@ -31,11 +31,11 @@ class Worker(Protocol):
     def watch(self, epoll: int) -> bool | None:
         """Look for what probably comes, and at a descriptor of epoll: whether there is something. None: look yourself, until `watches_until`."""
 
-    def expect(self, epoll: int) -> None:
-        """It was woken: look for what was promised, if something was, and at a descriptor of epoll."""
+    def rehearse(self) -> bool:
+        """It was woken, and heard nothing: whether something was promised. `watch` will look for that."""
 
-    def hear(self) -> None:
-        """Hear of what came past the descriptors; no more than that, as somebody waits for it."""
+    def hear(self) -> bool:
+        """Hear of what came past the descriptors; no more than that, as somebody waits for it. Whether there was something."""
 
     def watches_until(self) -> float:
         """Before that (time.monotonic) more will come, probably: to look for it is quicker than to be woken."""
@@ -92,13 +92,11 @@ class Inbox(Mailbox[object]):
             return
         spare, came = worker.rest(), _WORK
         if spare:
-            came = self._watch(worker) or self._sleep(left if spare < 0 else spare if left < 0 else min(left, spare), worker)
-        empty = not self._items
-        worker.hear()
+            came = self._watch(worker) or self._sleep(left if spare < 0 else spare if left < 0 else min(left, spare))
+        if worker.hear():
+            self._worked_at = time.monotonic()  # what was heard comes before any books
         worker.roused()
-        if self._items:
-            if empty:
-                self._worked_at = time.monotonic()  # what was heard comes before any books
+        if self._items or (came is not _WORK and worker.rehearse()):
             return
         if came is _SOMETHING:
             came = self._came(0)
@@ -124,14 +122,11 @@ class Inbox(Mailbox[object]):
             os.sched_yield()
         return []
 
-    def _sleep(self, timeout: float, worker: Worker | None = None) -> list[int]:
+    def _sleep(self, timeout: float) -> list[int]:
         if not self.may_sleep():
             return [self.fd]
         try:
-            came = self._came(timeout)
-            if worker is not None and came and self.fd not in came:
-                worker.expect(self._epoll.fileno())
-            return came
+            return self._came(timeout)
         finally:
             self.awake()
 

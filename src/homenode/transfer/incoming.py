@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from homenode.transfer.incoming_said import IncomingSaid
 from homenode.transfer.machine import Copy, Expecting, Foreseen, Send, Tell
 from homenode.transfer.message import Done, Places, Ready, places_of
-from homenode.transfer.seam import Arrived, Placed
+from homenode.transfer.seam import Arrived
 
 _MOST_EXPECTED = 256  # pages in one announcement over a lane; more come as a frame, or are taken as if they did
 
@@ -86,13 +86,16 @@ class Incoming(IncomingSaid):
         """Of pages from `begin` on that proved good: as `_advance` tells of them."""
         assert self.blocks is not None
         told: list[Send | Tell] = []
+        in_place = False
         for first, count in spans:
-            past = first + count
+            past, at = first + count, first - begin
+            placed: list[int] = []
             if self.in_place and self.blocks[first] < 0:
-                base, at = self.process.bases[buffer], first - begin
-                told.append(Tell(Placed(now, self.ticket, first, [base + page for page in places[at : at + count]])))
-            told.append(Tell(Arrived(now, self.ticket, min(past * self.offer.page_tokens, self.offer.tokens))))
-        if past == self.pages and not self.placed and len(told) == len(spans):
+                base = self.process.bases[buffer]
+                placed, in_place = [base + page for page in places[at : at + count]], True
+            tokens = min(past * self.offer.page_tokens, self.offer.tokens)
+            told.append(Tell(Arrived(now, self.ticket, tokens, first if placed else 0, placed)))
+        if past == self.pages and not self.placed and not in_place:
             done = self._done_foreseen(True, self.offer.lease_s)
             told += [done] if done is not None else []
         return told

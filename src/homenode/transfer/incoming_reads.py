@@ -10,7 +10,7 @@ from homenode.transfer.ledger import PageState
 from homenode.transfer.machine import Copy, Receive
 from homenode.transfer.message import Read, Stored
 from homenode.transfer.pages import span_bytes
-from homenode.transfer.seam import Arrived, Placed
+from homenode.transfer.seam import Arrived
 
 
 class IncomingReads(IncomingEnds):
@@ -93,9 +93,10 @@ class IncomingReads(IncomingEnds):
         self._mark_ready(before)
         state, offer = self.with_, self.offer
         if not self.told_end and not self.ending:
-            if self.in_place:
-                self._place(before)
-            state.tell(Arrived(state.now, self.ticket, min(self.verified * offer.page_tokens, offer.tokens)))
+            placed = self._place(before) if self.in_place else []
+            state.tell(
+                Arrived(state.now, self.ticket, min(self.verified * offer.page_tokens, offer.tokens), before if placed else 0, placed)
+            )
         if self.verified == self.pages and not self.complete:
             self.complete = True
             nbytes = span_bytes(state.layout, self.held, self.pages - self.held, offer.tokens, offer.page_tokens)
@@ -105,18 +106,18 @@ class IncomingReads(IncomingEnds):
         if state.push:
             state.send(self.process.came, Stored(offer.pull_id, self.verified))
 
-    def _place(self, before: int) -> None:
-        """Say where the pages are that were verified in place."""
+    def _place(self, before: int) -> list[int]:
+        """Where the pages are that were verified in place."""
         assert self.blocks is not None
         past = before
         while past < self.verified and self.blocks[past] < 0:
             past += 1
-        if past > before:
-            self.placed += past - before
-            self.with_.tally.in_place_pages += past - before
-            base = self.process.bases[self.buffer]
-            blocks = [base + page for page in self.places[before - self.first_told : past - self.first_told]]
-            self.with_.tell(Placed(self.with_.now, self.ticket, before, blocks))
+        if past == before:
+            return []
+        self.placed += past - before
+        self.with_.tally.in_place_pages += past - before
+        base = self.process.bases[self.buffer]
+        return [base + page for page in self.places[before - self.first_told : past - self.first_told]]
 
     def unused(self) -> None:
         """No step reads its pages any more."""

@@ -55,6 +55,12 @@ class Announced(Protocol):
 class Expected(Protocol):
     """See `Lanes.expect`."""
 
+    def fits(self, said: Any) -> bool:
+        """Whether announced pages are what was expected, as far as can be told without reading them."""
+
+    def rehearsal(self, pull_id: int) -> Announced:
+        """An announcement like the one that is expected, which does not fit."""
+
     def take(self, said: Any) -> float | None:
         """Read announced pages, and copy those with a block of the own memory there; the seconds it took. None: they are not what was expected, or not, to the end,
         what was announced."""
@@ -85,8 +91,27 @@ class LaneReader(Protocol):
     def has_news(self) -> bool:
         """Whether something is there."""
 
+    @property
+    def promised(self) -> bool:
+        """Whether something is to come, by its writer's word. One that promises and does not keep it again and again is not believed."""
+
+    def give_up(self) -> None:
+        """What was promised was looked for in vain."""
+
     def take(self) -> Announced | None:
         """What came next; None: nothing. PeerError for garbage."""
+
+
+class Lending(Protocol):
+    """See `LaneWriter.lend`."""
+
+    def announce(self, after: int, first: int, pages: Sequence[int], last: bool) -> float | None:
+        """Read these pages of the memory for their digests, and say where they are, under which epochs; the seconds it took. None, and nothing was said: they are not what
+        was foreseen, or not there, or the lane has no room."""
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Of the pages that were announced."""
 
 
 class LaneWriter(Protocol):
@@ -95,21 +120,10 @@ class LaneWriter(Protocol):
     def promise(self) -> None:
         """Something will be announced soon: a reader who sleeps wakes up, and looks for it for a moment. From any thread."""
 
-    def announce(
-        self,
-        memory: KvMemory,
-        words: EpochWords,
-        buffer: bytes,
-        pull_id: int,
-        after: int,
-        first: int,
-        pages: Sequence[int],
-        tokens: int,
-        last: bool,
-    ) -> tuple[list[bytes], float] | None:
-        """Digest pages of this process, and say where they are, under which epochs. Their digests, and the seconds it took to read them; None, and nothing was said, where that has no room.
-
-        `tokens`: of these pages."""
+    def lend(
+        self, memory: KvMemory, words: EpochWords, buffer: bytes, pull_id: int, first: int, pages: int, most: int, tokens: int
+    ) -> Lending:
+        """What can be announced as soon as it is computed: pages `first` and so on of `pages`, at most `most`, of `tokens` from the first on."""
 
 
 class Lanes(Protocol):
@@ -137,10 +151,6 @@ class Lanes(Protocol):
 
     def watch(self, lanes: Sequence[LaneReader], epoll: int, seconds: float) -> bool:
         """Look for so long, and let others run meanwhile: whether one has something, or the epoll descriptor."""
-
-    def await_promised(self, lanes: Sequence[LaneReader], epoll: int) -> bool:
-        """The same for a moment, at those lanes where something was promised, for who was woken. Their bells are heard: who takes less than there is has to
-        ring again. A writer that promises and does not keep it again and again is not looked for."""
 
 
 def ready_of(said: Announced) -> Ready:

@@ -59,7 +59,7 @@ class Links(Streams):
     @property
     def due(self) -> float | None:
         """When `look_at_the_clock` has something to tell, apart from limits."""
-        return self._departed.due
+        return min((at for at in (self._departed.due, self._reception.due) if at is not None), default=None)
 
     @property
     def greeted(self) -> int:
@@ -77,8 +77,9 @@ class Links(Streams):
         return any(connection.sending for connection in self._connections.values())
 
     def look_at_the_clock(self, now: float) -> None:
-        """Those whose process did not turn out to be dead are told as lost."""
+        """Those whose process did not turn out to be dead are told as lost, and others are accepted again."""
         self._departed.look_at_the_clock(now)
+        self._reception.look_at_the_clock(now)
 
     def enforce_limits(self, now: float) -> None:
         """End what is overdue. To be called about once a second."""

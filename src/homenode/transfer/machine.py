@@ -181,8 +181,8 @@ class Expecting:
     all, as many as there are own `blocks` for (-1: they are read where they are). None of them may be in `seen`. `bases`: buffers they may be in, with
     the block that the first page of it is where it is read in place.
 
-    When they proved good `handle` will answer for each of `runs` (the first page, and how many), as far as there are pages of it, with `Placed` for those
-    that are read in place, and then with `Arrived`. `holds`: whether nothing has come between."""
+    When they proved good `handle` will answer for each of `runs` (the first page, and how many), as far as there are pages of it, with `Arrived`, which
+    names the blocks of those that are read in place. `holds`: whether nothing has come between."""
 
     ticket: str
     peer: int

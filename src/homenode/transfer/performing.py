@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -90,7 +89,7 @@ class Performer:
         if actions is None:
             return False
         ticket = given.message.ticket if type(given) is FromEngine else ""
-        self.feeder.owe(lambda: (given, actions), now, deque(digest for each in digests for digest in each), ticket)
+        self.feeder.owe(lambda: (given, actions, [digest for each in digests for digest in each]), now, ticket)
         for action in actions:
             self._perform_now(action, now)
         self._at_once.forget(given)
@@ -108,6 +107,11 @@ class Performer:
     def announce(self, computed: Computed) -> bool:
         """Tell of pages over a lane, ahead of the machine. False: nothing was done."""
         return not self.feeder.busy and self._at_once.announce(computed)
+
+    def rehearse(self, connection: Connection) -> None:
+        """See `at_once.AtOnce.rehearse`."""
+        if not self.feeder.busy:
+            self._at_once.rehearse(connection)
 
     def on_announced(self, connection: Connection, said: Announced) -> None:
         """See `links.Listener`."""

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
-from homenode.errors import HomenodeError, PeerError
+from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.transfer.buffers import exported_fds
 from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer
 from homenode.transfer.connection import Connection, LostError, connect_error
@@ -19,6 +19,7 @@ from homenode.transfer.poller import Poller
 
 _log = logging.getLogger(__name__)
 _ACCEPTS = 16  # before others have their turn
+_PAUSE_S = 0.5  # when there are no descriptors: who connects waits, and is not looked at in vain all the time
 
 
 class Reception:
@@ -43,15 +44,30 @@ class Reception:
         self._listener, self._poller, self._hearing, self._admission = listener, poller, hearing, admission
         self._begun, self._refused = begun, refused
         self._listening: list[Listening] = []
+        self._goes_on: float | None = None  # nothing is accepted until then
         self._last = 0
 
     # They come
 
     def listen(self, listening: Sequence[Listening]) -> None:
         """Accept what comes to these sockets."""
+        self._listening += listening
+        self._watch(listening)
+
+    def _watch(self, listening: Sequence[Listening]) -> None:
         for one in listening:
-            self._listening.append(one)
             self._poller.watch(one.sock.fileno(), lambda _events, now, sock=one.sock: self._accept(sock, now))  # type: ignore[misc]
+
+    @property
+    def due(self) -> float | None:
+        """When `look_at_the_clock` has something to do."""
+        return self._goes_on
+
+    def look_at_the_clock(self, now: float) -> None:
+        """Accept again, after a pause."""
+        if self._goes_on is not None and self._goes_on <= now:
+            self._goes_on = None
+            self._watch(self._listening)
 
     def close(self) -> None:
         """Accept nothing more."""
@@ -59,6 +75,7 @@ class Reception:
             self._poller.unwatch(listening.sock.fileno())
             listening.sock.close()
         self._listening.clear()
+        self._goes_on = None
 
     def _accept(self, sock: socket.socket, now: float) -> None:
         for _ in range(_ACCEPTS):
@@ -66,21 +83,34 @@ class Reception:
                 accepted, _ = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no more descriptors: the backlog keeps the others waiting
-                self._refused("accept")
-                _log.warning("no connection can be accepted: %s", error.strerror)
+            except OSError as error:
+                self._pause(error, now)
                 return
             accepted.setblocking(False)
-            self._take_in(accepted, now)
+            if not self._take_in(accepted, now):
+                return
 
-    def _take_in(self, sock: socket.socket, now: float) -> None:
+    def _take_in(self, sock: socket.socket, now: float) -> bool:
+        """Whether there may be more of them."""
         try:
             connection = self._add(sock, "", now)
             self._vet(connection)
         except PeerError as error:
             self._refused(str(error.facts.get("code", "refused")))
-            return
+            return True
+        except HomenodeError as error:
+            self._pause(error, now)
+            return False
         self._begun(connection)
+        return True
+
+    def _pause(self, error: Exception, now: float) -> None:
+        """No descriptors, or no memory: the backlog keeps the others waiting for a while."""
+        self._refused("accept")
+        _log.warning("no connection can be accepted: %s", error)
+        for listening in self._listening:
+            self._poller.unwatch(listening.sock.fileno())
+        self._goes_on = now + _PAUSE_S
 
     # They are made
 
@@ -109,15 +139,21 @@ class Reception:
     # Both
 
     def _add(self, sock: socket.socket, address: str, now: float) -> Connection:
-        """A connection in its first state."""
+        """A connection in its first state. HostError, and `sock` is closed, when there are no descriptors for what goes with it."""
+        fds: list[int] = []
         try:
             greeting = Greeting(self._identity, self._carrier.secret, connects=bool(address))
-            fds = exported_fds(self._exported, writable=self._writable) if self._carrier.passes_memory else []
+            if self._carrier.passes_memory:
+                fds += exported_fds(self._exported, writable=self._writable)
             lane = self._hearing.create(greeting.own.lane)
-            if lane is not None:
-                fds += [os.dup(lane.fd), os.dup(lane.rope)]
-        except BaseException:
+            for fd in (lane.fd, lane.rope) if lane is not None else ():
+                fds.append(os.dup(fd))
+        except BaseException as error:
             sock.close()
+            for fd in fds:
+                os.close(fd)
+            if isinstance(error, OSError):
+                raise HostError(f"a lane cannot be passed to another process: {error}") from error
             raise
         self._last += 1
         connection = Connection(sock, self._last, greeting, address=address, fds=fds, now=now)

@@ -167,22 +167,16 @@ class Offered(msgspec.Struct, frozen=True, tag=True):
     in_place: bool = False  # full pages can be read where they are: they want no blocks. Pages are then as large as blocks
 
 
-class Placed(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: pages first, first + 1, ... lie verified in these foreign blocks, numbered behind the engine's own: to be read until `Unused`, never
-    to be written. The `Arrived` that counts them follows."""
-
-    now: float
-    ticket: str
-    first: int
-    blocks: list[int]
-
-
 class Arrived(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: the first `tokens` positions (counted from the beginning, held ones included) lie verified in the ticket's blocks, or in place."""
+    """Receiver: the first `tokens` positions (counted from the beginning, held ones included) lie verified in the ticket's blocks, or in place: of those that
+    were not told of before, pages first, first + 1, ... lie in these foreign `blocks`, numbered behind the engine's own, to be read until `Unused`, never to be
+    written."""
 
     now: float
     ticket: str
     tokens: int
+    first: int = 0
+    blocks: list[int] = []
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -212,4 +206,4 @@ class Forgotten(msgspec.Struct, frozen=True, tag=True):
 
 
 ToAgent = SendWanted | Computed | Abandoned | Room | NoRoom | Fetch | Claimed | Stopped | Unused | Released
-ToScheduler = SendAdmitted | SendRefused | Returned | Offered | Placed | Arrived | Failed | Quarantined | Forgotten
+ToScheduler = SendAdmitted | SendRefused | Returned | Offered | Arrived | Failed | Quarantined | Forgotten

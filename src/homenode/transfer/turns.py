@@ -14,6 +14,7 @@ from homenode.transfer.buffers import Buffers, InPlace
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, Listening, LocalBuffer
 from homenode.transfer.copying import CopyThread
 from homenode.transfer.feeding import Machine
+from homenode.transfer.grace import Grace
 from homenode.transfer.greeting import Admission, Identity
 from homenode.transfer.limbo import Tickets, answer_without_agent
 from homenode.transfer.links import LinkLimits, Links
@@ -86,6 +87,7 @@ class Turns:
         self._ends: float | None = None
         self._sweep_at: float | None = None
         self._tick_at: float | None = None
+        self._grace = Grace()
         self._reported_at = -_REPORT_S
 
     def start(self, listening: Mapping[str, Sequence[Listening]]) -> None:
@@ -132,22 +134,28 @@ class Turns:
 
     def _look_at_the_clock(self, now: float) -> None:
         self.feeder.catch_up()
-        if self._tick_at is not None and self._tick_at <= now:
-            self.feeder.perform_all(self.machine.tick(now))
         self.links.look_at_the_clock(now)
-        if self._sweep_at is not None and self._sweep_at <= now:
-            self.links.enforce_limits(now)
-            self._buffers.retire(now)
-            self._sweep_at = now + _SWEEP_S if self.links.unsettled or self._buffers.lingering else None
+        if not self._grace.given(min((t for t in (self._tick_at, self._sweep_at) if t is not None), default=None), now):
+            self._see_to_deadlines(now)
         if self.feeder.changed and now - self._reported_at >= _REPORT_S:
             self.feeder.changed = False
             self._reported_at = now
             self._report()
 
+    def _see_to_deadlines(self, now: float) -> None:
+        if self._tick_at is not None and self._tick_at <= now:
+            self._tick_at = None
+            self.feeder.perform_all(self.machine.tick(now))
+        if self._sweep_at is not None and self._sweep_at <= now:
+            self.links.enforce_limits(now)
+            self._buffers.retire(now)
+            self._sweep_at = now + _SWEEP_S if self.links.unsettled or self._buffers.lingering else None
+
     def patience(self) -> float:
         """Seconds until something is due."""
         self._tick_at = self.machine.next_deadline()
-        due = [t for t in (self._tick_at, self.links.due, self._sweep_at, self._ends) if t is not None]
+        due = [self._grace.not_before(t) for t in (self._tick_at, self._sweep_at) if t is not None]
+        due += [t for t in (self.links.due, self._ends) if t is not None]
         if self.feeder.changed:
             due.append(self._reported_at + _REPORT_S)
         return min(max(0.0, min(due) - self._clock()), _LONGEST_WAIT_S) if due else -1

@@ -32,7 +32,7 @@ class Played:
         self.feeder = Feeder(machine, self.performed.append, lambda _: None, lambda: 2.0)
 
     def owe(self, ticket: str) -> None:
-        self.feeder.owe(lambda: (ended(ticket), [told(ticket)]), 1.0, [], ticket)
+        self.feeder.owe(lambda: (ended(ticket), [told(ticket)], []), 1.0, ticket)
 
 
 def test_all_that_is_owed_is_told_in_order_and_done_once() -> None:

@@ -34,8 +34,12 @@ class Chores:
     def watch(self, epoll: int) -> bool | None:
         return None
 
-    def hear(self) -> None:
+    def rehearse(self) -> bool:
+        return False
+
+    def hear(self) -> bool:
         self.heard += 1
+        return False
 
     def rest(self) -> float:
         self.resting = True
@@ -144,9 +148,10 @@ def test_what_was_heard_comes_before_any_books(inbox: Inbox) -> None:
             inbox._worked_at -= 3600.0
             return 0.0
 
-        def hear(self) -> None:
+        def hear(self) -> bool:
             inbox.leave("placed")
             inbox.leave("arrived")
+            return True
 
     slept = Slept()
     inbox.work_for(slept)

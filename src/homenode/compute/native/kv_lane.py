@@ -46,6 +46,15 @@ class NativeLaneReader:
         """Whether something is there."""
         return self.handle.has_news
 
+    @property
+    def promised(self) -> bool:
+        """Whether something is to come."""
+        return self.handle.promised
+
+    def give_up(self) -> None:
+        """It did not."""
+        self.handle.give_up()
+
     def take(self) -> _native.Announcement | None:
         """What came next; None: nothing. PeerError for garbage."""
         try:
@@ -64,24 +73,12 @@ class NativeLaneWriter:
         """Something will be announced soon. From any thread."""
         self._lane.promise()
 
-    def announce(
-        self,
-        memory: KvMemory,
-        words: EpochWords,
-        buffer: bytes,
-        pull_id: int,
-        after: int,
-        first: int,
-        pages: Sequence[int],
-        tokens: int,
-        last: bool,
-    ) -> tuple[list[bytes], float] | None:
-        """Digest pages and tell of them; None, and nothing was said, where that has no room, or for pages that are not there."""
+    def lend(
+        self, memory: KvMemory, words: EpochWords, buffer: bytes, pull_id: int, first: int, pages: int, most: int, tokens: int
+    ) -> _native.Lending:
+        """What can be announced as soon as it is computed; see `transfer.lane.LaneWriter`."""
         own, epochs = cast(NativeKvMemory, memory), cast(NativeEpochWords, words)
-        try:
-            return self._lane.announce(own.level, own.handle, epochs.handle, buffer, pull_id, after, first, pages, tokens, last)
-        except ValueError:
-            return None
+        return _native.Lending.of(self._lane, own.level, own.handle, epochs.handle, buffer, pull_id, first, pages, most, tokens)
 
 
 class NativeLanes:
@@ -118,7 +115,3 @@ class NativeLanes:
     def watch(self, lanes: Sequence[NativeLaneReader], epoll: int, seconds: float) -> bool:
         """Look for so long: whether a lane has something, or the epoll descriptor."""
         return _native.watch_lanes([lane.handle for lane in lanes], epoll, seconds)
-
-    def await_promised(self, lanes: Sequence[NativeLaneReader], epoll: int) -> bool:
-        """The same for a moment, at lanes where something was promised; their bells are heard."""
-        return _native.await_lanes([lane.handle for lane in lanes], epoll)

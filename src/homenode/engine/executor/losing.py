@@ -53,17 +53,25 @@ class Loss:
 
 
 class LossRecord:
-    """Losses of the last minute. Pure."""
+    """Losses of the last minute, and those since all workers were there. Pure."""
 
     def __init__(self) -> None:
         self._at: deque[float] = deque()
+        self._in_a_row = 0
+
+    def recovered(self) -> None:
+        """All workers are there."""
+        self._in_a_row = 0
 
     def count(self, why: Mapping[int, str], workers: int, now: float) -> Loss:
         """Another loss: of these workers, each with its name and what became of it, of so many in all."""
         self._at.append(now)
+        self._in_a_row += 1
         while self._at[0] < now - _WITHIN_S:
             self._at.popleft()
         text = f"worker {', '.join(map(str, sorted(why)))} of {workers} is being replaced: {'; '.join(why.values())}"
-        if len(self._at) <= _MOST_LOSSES:
-            return Loss(text, fatal=False)
-        return Loss(f"{len(self._at)} losses of workers in {_WITHIN_S:g} s, the last: {text}", fatal=True)
+        if len(self._at) > _MOST_LOSSES:
+            return Loss(f"{len(self._at)} losses of workers in {_WITHIN_S:g} s, the last: {text}", fatal=True)
+        if self._in_a_row > _MOST_LOSSES:  # who fails only after minutes of loading will do so for ever
+            return Loss(f"{self._in_a_row} losses of workers in a row, the last: {text}", fatal=True)
+        return Loss(text, fatal=False)

@@ -353,6 +353,7 @@ class ProcessExecutor:
             member.state = "ready"
         if not self._serving and self._limits and all(m.there for m in self.members):
             self._serving = True
+            self._losses.recovered()
             held, self._held = self._held, None
             if held is not None:
                 self._tell(held)

@@ -120,9 +120,9 @@ class Handover:
                     return Refused(loan.sequence, "the hand-over was ended before all of the prompt was computed")
             case seam.Offered():
                 self._deliveries.offer(event, self._no_room(event), self._kept_free())
-            case seam.Placed(_, ticket, first, blocks):
-                self._deliveries.placed(ticket, first, blocks)
-            case seam.Arrived(_, ticket, tokens):
+            case seam.Arrived(_, ticket, tokens, first, blocks):
+                if blocks:
+                    self._deliveries.placed(ticket, first, blocks)
                 self._arrived(ticket, tokens)
             case seam.Failed(_, ticket):
                 self._over(ticket)

@@ -107,7 +107,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Carrier(Protocol):
-    """A channel. `connect`, `listen` and `vet` raise PeerError or UserError."""
+    """A channel. `connect`, `listen` and `vet` raise PeerError, UserError, or HostError when the machine refuses."""
 
     name: str
     passes_memory: bool  # descriptors of memory go with Hello

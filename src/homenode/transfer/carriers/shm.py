@@ -52,7 +52,10 @@ class ShmCarrier:
         where = parse_address(address)
         if not isinstance(where, UnixAddress):
             raise PeerError(f"{address} cannot be reached over transfer_channel shm; set tcp on both sides")
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise HostError(f"no connection to {address} can be made: {error.strerror}") from error
         try:
             sock.setblocking(False)
             sock.connect("\0" + where.name)

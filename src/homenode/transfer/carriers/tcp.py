@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from homenode.errors import PeerError, UserError
+from homenode.errors import HostError, PeerError, UserError
 from homenode.transfer.carriers.address import TcpAddress, parse_address
 from homenode.transfer.carriers.carrier import Caller, Listening, LocalBuffer, PeerBuffer
 from homenode.transfer.message import Buffer
@@ -74,7 +74,10 @@ class TcpCarrier:
             raise PeerError(f"{address} is on another machine, and no pd_secret is set; nothing is sent there without MACs")
         if not self._is_allowed(where.host):
             raise PeerError(f"{address} is in none of pd_allowed_peers; nothing is sent there")
-        sock = socket.socket(socket.AF_INET6 if ":" in where.host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(socket.AF_INET6 if ":" in where.host else socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as error:
+            raise HostError(f"no connection to {address} can be made: {error.strerror}") from error
         sock.setblocking(False)
         code = sock.connect_ex((where.host, where.port))
         if code not in (0, errno.EINPROGRESS):

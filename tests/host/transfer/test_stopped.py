@@ -1,0 +1,45 @@
+"""An agent that was stopped for a while: what is said a moment later is heard before a deadline of that time counts as missed."""
+
+from __future__ import annotations
+
+import time
+
+from homenode.transfer.grace import GRACE_S, LATE_S
+from homenode.transfer.machine import Action, FromEngine, Input
+from homenode.transfer.seam import Released
+from tests.host.transfer.rig import Side, eventually, running
+
+_DUE_S = 0.3
+
+
+def missed(side: Side, heard: list[int]) -> bool:
+    """Stop the agent past a deadline, then say something. False: the test itself was too late for that."""
+    side.machine.ticks.clear()
+    heard.clear()
+    side.agent.tell(Released("t", "set a deadline"))
+    side.machine.expect(FromEngine)
+    with side.agent._working:
+        due = side.machine.deadline
+        eventually(lambda: due is None or time.monotonic() > due + 2 * LATE_S, "the deadline has passed")
+    begun = time.monotonic()
+    eventually(lambda: bool(side.machine.ticks) or time.monotonic() > begun + GRACE_S / 5, "time for a turn")
+    side.agent.tell(Released("t", "say something"))
+    side.machine.expect(FromEngine)
+    return due is not None and time.monotonic() < begun + GRACE_S / 2
+
+
+def test_what_is_said_a_moment_later_is_heard_first() -> None:
+    heard: list[int] = []
+
+    def answer(given: Input) -> list[Action]:
+        if isinstance(given, FromEngine) and given.message == Released("t", "set a deadline"):
+            side.machine.deadline = time.monotonic() + _DUE_S
+        else:
+            heard.append(len(side.machine.ticks))
+        return []
+
+    with running("receiver", answer=answer) as side:
+        while not missed(side, heard):
+            eventually(lambda: side.machine.deadline is None, "the deadline")
+        assert heard == [0]
+        eventually(lambda: bool(side.machine.ticks), "then the deadline is seen to")
