@@ -107,7 +107,7 @@ class OutgoingCopies(OutgoingPages):
         digests = [digest for digest in self.digests[first : first + count] if digest is not None]
         header = Data(self.pull_id, first, count, nbytes, digests, first + count == self.pages)
         blocks = (self.table if state.pool is None else self.pool)[first : first + count]
-        tokens = [tokens_in(page, self.tokens, state.page_tokens) for page in range(first, first + count)]
+        tokens = [state.page_tokens] * (count - 1) + [tokens_in(first + count - 1, self.tokens, state.page_tokens)]
         self.sends[token] = Going(first, count, state.now)
         assert self.process is not None
         self.process.queued += nbytes

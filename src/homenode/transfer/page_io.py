@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -160,7 +161,8 @@ class PageIO:
             self._feed(Sent(action.token, False))
             return
         memory = self._buffers.local[action.buffer].memory
-        nbytes = sum(page_nbytes(memory.layout, tokens) for tokens in action.tokens)
+        sizes = Counter(action.tokens)  # all alike but perhaps the last
+        nbytes = sum(page_nbytes(memory.layout, tokens) * pages for tokens, pages in sizes.items())
         header = msgspec.structs.replace(action.header, nbytes=nbytes)
         pages = self._staging.sender(memory, action.table, action.tokens) if connection.bare else None
         if pages is not None:
@@ -178,6 +180,6 @@ def chunk_of(action: Copy) -> Chunk:
 
 def page_span_nbytes(action: Receive, local: LocalBuffer) -> int:
     """Bytes of the pages to be received."""
-    first = action.first_page * action.page_tokens
-    tokens = [min(action.page_tokens, action.tokens - first - page * action.page_tokens) for page in range(action.pages)]
-    return sum(page_nbytes(local.memory.layout, count) for count in tokens)
+    layout, past = local.memory.layout, action.first_page + action.pages
+    last = min(action.page_tokens, action.tokens - (past - 1) * action.page_tokens)
+    return (action.pages - 1) * page_nbytes(layout, action.page_tokens) + page_nbytes(layout, last)

@@ -44,13 +44,12 @@ class StagingMemory:
         if self._backend.streams is None or not _fits(action, local):
             return None
         past = action.first_page + action.pages
-        tiles = [tiles_of(count) for count in _tokens(action)]
-        return self._backend.streams.receiver(local.memory, action.target_table[action.first_page : past], tiles)
+        return self._backend.streams.receiver(local.memory, action.target_table[action.first_page : past], _tiles(_tokens(action)))
 
     def sender(self, memory: KvMemory, blocks: Sequence[int], tokens: Sequence[int]) -> PageSender | None:
         """What writes these blocks, of which so many tokens count. None: see `block_views`."""
         streams = self._backend.streams
-        return None if streams is None else streams.sender(memory, blocks, [tiles_of(count) for count in tokens])
+        return None if streams is None else streams.sender(memory, blocks, _tiles(tokens))
 
     def plan(self, action: Receive, local: LocalBuffer) -> tuple[Iterator[memoryview], CopyJob]:
         """The views that the payload fills in order, and what is left to do when it is there: digests, or a copy that takes them on the way."""
@@ -72,6 +71,12 @@ class StagingMemory:
         return LocalBuffer(Buffer(bytes(16), layout), private_memory(self._backend, layout), None)
 
 
+def _tiles(tokens: Sequence[int]) -> list[int]:
+    """Of each page. Pages have as many tokens as others, but for the last."""
+    known = {count: tiles_of(count) for count in set(tokens)}
+    return [known[count] for count in tokens]
+
+
 def _fits(action: Receive, local: LocalBuffer) -> bool:
     """Whether pages are blocks, each with one place only."""
     return action.page_tokens == local.memory.layout.block_size and not local.memory.layout.has_copies
@@ -79,8 +84,8 @@ def _fits(action: Receive, local: LocalBuffer) -> bool:
 
 def _tokens(action: Receive) -> list[int]:
     """Of each page."""
-    pages = range(action.first_page, action.first_page + action.pages)
-    return [min(action.page_tokens, action.tokens - page * action.page_tokens) for page in pages]
+    last = min(action.page_tokens, action.tokens - (action.first_page + action.pages - 1) * action.page_tokens)
+    return [action.page_tokens] * (action.pages - 1) + [last]
 
 
 def private_memory(backend: KvBackend, layout: KvLayout) -> KvMemory:
