@@ -18,6 +18,7 @@ from homenode.transfer.figures import AgentStatistics, TransferFigures
 from homenode.transfer.greeting import Admission, Identity
 from homenode.transfer.links import LinkLimits
 from homenode.transfer.machine import FromEngine, Own
+from homenode.transfer.promises import Promises
 from homenode.transfer.seam import Computed, ToAgent, ToScheduler, Unused
 from homenode.transfer.turns import Closing, Turns, bind
 
@@ -26,9 +27,6 @@ _BOOKS_S = 1e-3  # before the books are kept of what was done at once: those who
 _RELIEF_S = 1.0  # between looks whether the thread that leads does what there is to do
 _AT_ONCE = (Computed, Unused)  # what another engine waits for: said on the scheduler's own thread, where that can be
 _JOIN_S = 5.0
-_PATIENCE_S = 0.3e-3  # with what was promised: for a scheduler to apply the result of a step
-_WARM_S = 0.3e-3  # so long what was walked through is expected to stay in the caches
-_SLOW_READING = 4e9  # bytes a second, by the other side of its pages
 
 
 class TransferAgent:
@@ -77,9 +75,8 @@ class TransferAgent:
         )
         self._mailbox, self._links, self._machine = self._turns.mailbox, self._turns.links, self._turns.machine
         self._performer, self._feeder, self._local = self._turns.performer, self._turns.feeder, self._turns.local
-        self._promised: list[Connection] = []  # by these, over their lanes
-        self._promised_until = 0.0
-        self._patience_s = _PATIENCE_S + max(AT_ONCE_BYTES, cache.buffer.layout.block_bytes) / _SLOW_READING
+        at_once = max(AT_ONCE_BYTES, cache.buffer.layout.block_bytes)
+        self._promises = Promises(self._links.hearing, at_once, self._walk_through)
         self._started = False
         self._leader: int | None = None  # the thread that works while it waits, see `inbox.Worker`
         self._relief = threading.Event()
@@ -184,17 +181,7 @@ class TransferAgent:
     def watch(self, epoll: int) -> bool | None:
         """Look for what was promised, or probably comes, and at a descriptor of epoll: whether there is something. None: look yourself, until
         `watches_until`."""
-        hearing = self._links.hearing
-        while self._promised:
-            left = self._promised_until - time.monotonic()
-            if left <= 0:
-                self._give_up()
-            elif hearing.watch(epoll, min(left, _WARM_S)):
-                return True
-            else:
-                self._walk_through()
-        left = self._turns.awake_until - time.monotonic()
-        return hearing.watch(epoll, left) if left > 0 else False
+        return self._promises.watch(epoll, self._turns.awake_until)
 
     def watches_until(self) -> float:
         """Until then more will probably come."""
@@ -202,30 +189,18 @@ class TransferAgent:
 
     def rehearse(self) -> bool:
         """Whether something is promised over a lane by now: `watch` will look for it. What is to be done about it is walked through for nothing."""
-        promised = self._links.hearing.promised()
-        if self._promised or not promised:
-            return False
-        self._promised, self._promised_until = promised, time.monotonic() + self._patience_s
-        self._walk_through()
-        return True
+        return self._promises.notice()
 
-    def _walk_through(self) -> None:
+    def _walk_through(self, promised: Connection) -> None:
         if not self._working.acquire(blocking=False):
             return
         try:
             if self._started and not self._turns.broken:
-                self._performer.rehearse(self._promised[0])
+                self._performer.rehearse(promised)
         except Exception as error:
             self._fail(error)
         finally:
             self._working.release()
-
-    def _give_up(self) -> None:
-        """What was promised did not come."""
-        for connection in self._promised:
-            if connection.lane_in is not None:
-                connection.lane_in.give_up()
-        self._promised = []
 
     def hear(self) -> bool:
         """What came over lanes: whether there was something."""
@@ -234,7 +209,7 @@ class TransferAgent:
         try:
             if not self._started or self._turns.broken or not self._links.hearing.one(self._clock()):
                 return False
-            self._promised = []
+            self._promises.kept()
             return True
         except Exception as error:
             self._fail(error)
