@@ -55,6 +55,7 @@ auto array_of(std::vector<T> values, std::initializer_list<size_t> shape) {
 void bind_team(nb::module_&);
 void bind_weights(nb::module_&);
 void bind_kv_memory(nb::module_&);
+void bind_kv_stream(nb::module_&);
 void bind_lane(nb::module_&);
 void bind_program(nb::module_&);
 void bind_ranks(nb::module_&);

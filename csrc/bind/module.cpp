@@ -30,6 +30,7 @@ NB_MODULE(_native, m) {
   hn::bind_team(m);
   hn::bind_weights(m);
   hn::bind_kv_memory(m);
+  hn::bind_kv_stream(m);
   hn::bind_lane(m);
   hn::bind_ranks(m);
   hn::bind_program(m);

@@ -22,9 +22,10 @@ struct RowPlace {
   int64_t token, head;
 };
 
-// Tiles of a chunk's keys and values; those of a block lie one behind the other.
+// Tiles of a chunk's keys and values; those of a block lie one behind the other, `run[i]` of them where tile i is the chunk's first of a block.
 struct ChunkTiles {
   const void *keys[kChunkTiles], *values[kChunkTiles];
+  int run[kChunkTiles];
   int count = 0;
 };
 
@@ -36,10 +37,12 @@ ChunkTiles find_tiles(const AttentionCall& call, const Step& step, const Attenti
   ChunkTiles tiles;
   while (position < last) {
     const std::byte *keys = cache.keys(call.layer, *block, tile.kv_head, slot), *values = cache.values(call.layer, *block, tile.kv_head, slot);
+    const int first = tiles.count;
     for (; slot < block_size && position < last; slot += kTileKeys, position += kTileKeys, keys += cache.tile_bytes(), values += cache.tile_bytes()) {
       tiles.keys[tiles.count] = keys;
       tiles.values[tiles.count++] = values;
     }
+    tiles.run[first] = tiles.count - first;
     slot = 0;
     ++block;
   }
@@ -54,12 +57,15 @@ class Wanted {
     if (last && static_cast<const char*>(last->from) + last->bytes == from) last->bytes += bytes;
     else ranges_[count_++] = {from, bytes};
   }
-  void add_tiles(const void* const* tiles, int count, int64_t bytes) {
-    for (int i = 0; i < count; ++i) add(tiles[i], bytes);
+  void add_values(const ChunkTiles& tiles, int64_t tile_bytes) {
+    for (int i = 0; i < tiles.count; i += tiles.run[i]) add(tiles.values[i], tiles.run[i] * tile_bytes);
   }
+  // In the order of memory: of a block first keys, then values, which lie behind them. Memory gives the more the longer it is read in one piece.
   void add_chunk(const ChunkTiles& tiles, int64_t tile_bytes) {
-    add_tiles(tiles.keys, tiles.count, tile_bytes);
-    add_tiles(tiles.values, tiles.count, tile_bytes);
+    for (int i = 0; i < tiles.count; i += tiles.run[i]) {
+      add(tiles.keys[i], tiles.run[i] * tile_bytes);
+      add(tiles.values[i], tiles.run[i] * tile_bytes);
+    }
   }
   const MemoryAhead* ranges() const { return ranges_; }
   int count() const { return count_; }
@@ -92,7 +98,7 @@ class TileWork {
     if (!found) next_ = find_tiles(call_, step_, *tile_, chunk);
     std::swap(here_, next_);
     Wanted wanted;
-    if (!found && !stays_near(*tile_)) wanted.add_tiles(here_.values, here_.count, call_.cache->tile_bytes());
+    if (!found && !stays_near(*tile_)) wanted.add_values(here_, call_.cache->tile_bytes());
     look_ahead(chunk, wanted);
     int begin[kQueryRows], end[kQueryRows];
     for (int r = 0; r < tile_->rows; ++r) {

@@ -76,16 +76,6 @@ std::optional<Error> check_epochs(const KvPages& pages, const KvEpochs& epochs) 
   return std::nullopt;
 }
 
-uint64_t finish_digest(const KvDigest& digest) {
-  constexpr uint64_t kStep = 0x9e3779b97f4a7c15u, kSpread = 0xbb67ae8584caa73bu;  // the golden ratio and the square root of three
-  uint64_t mixed = digest.lines * kSpread;
-  for (const uint64_t sum : digest.sums) {
-    mixed = std::rotl((mixed ^ sum) * kStep, 29);
-    mixed ^= mixed >> 32;
-  }
-  return mixed * kSpread ^ mixed >> 31;
-}
-
 // One page, head by head.
 class PageWork {
  public:
@@ -177,6 +167,16 @@ bool copy_some(const KvPages& pages, const KvTarget* target, const KvEpochs* epo
 }
 
 }  // namespace
+
+uint64_t finish_digest(const KvDigest& digest) {
+  constexpr uint64_t kStep = 0x9e3779b97f4a7c15u, kSpread = 0xbb67ae8584caa73bu;  // the golden ratio and the square root of three
+  uint64_t mixed = digest.lines * kSpread;
+  for (const uint64_t sum : digest.sums) {
+    mixed = std::rotl((mixed ^ sum) * kStep, 29);
+    mixed ^= mixed >> 32;
+  }
+  return mixed * kSpread ^ mixed >> 31;
+}
 
 bool is_there(const KvPages& pages, int64_t page) {
   return each_block(pages, page, pages.memory->shape().block_size, [&](int64_t i) { return pages.table[static_cast<size_t>(i)] >= 0; });

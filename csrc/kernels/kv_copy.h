@@ -42,6 +42,9 @@ bool is_there(const KvPages&, int64_t page);
 // For each page and head a digest; 0 for pages that are not there.
 using KvDigests = std::vector<uint64_t>;
 
+// Of what a head of a page has added up to.
+uint64_t finish_digest(const KvDigest&);
+
 // Reads the pages and, with a target, copies them; with `threads` the pages are divided among so many. Nothing when an epoch word is not, or was not to
 // the end, what it must be: what was copied is worth nothing then. Error for tables, heads or memories that do not fit.
 Result<std::optional<KvDigests>> copy_pages(const KvPages&, const KvTarget*, const KvEpochs*, const Kernels&, int threads);

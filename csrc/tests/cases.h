@@ -100,7 +100,9 @@ void check_packed(Random&);    // weights read, packed, written and read again
 void check_program(Random&);   // a layer of a model, its KV memory included
 void check_ranks(Random&);     // sums, gathers and rings of several processes, here threads
 void check_sampling(Random&);
-void check_shared_weights(Random&);  // weights in memory that others map, too
+void check_shared_weights(Random&);
+void check_stream(Random&);  // weights in memory that others map, too
+void check_stream(Random&);  // pages of KV memory through a socket, read and written in shares of any size
 void check_team(Random&);
 void check_lane(Random&);
 void check_levels(Random&);    // every kernel at every level against the scalar level

@@ -18,6 +18,7 @@ int main(int count, char** words) {
       {"ranks", check_ranks},
       {"sampling", check_sampling},
       {"shared_weights", check_shared_weights},
+      {"stream", check_stream},
       {"team", check_team},
   };
   const auto check = count == 4 ? all.find(words[1]) : all.end();

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from homenode.bench import kernels as bench_kernels
+from homenode.bench import passes
 from homenode.bench.kernels import KernelPlan, check_plan, measure_kernels
 from homenode.bench.stored import FORMATS, random_blocks, stored_matrix
 from homenode.cli.main import main
@@ -52,7 +53,7 @@ class Counting:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little memory and little time."""
     monkeypatch.setattr(bench_kernels, "_WEIGHT_BYTES", 1 << 20)
-    monkeypatch.setattr(bench_kernels, "_RUN_SECONDS", 0.001)
+    monkeypatch.setattr(passes, "_RUN_SECONDS", 0.001)
 
 
 @pytest.mark.usefixtures("quick")

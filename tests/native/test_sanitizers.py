@@ -36,6 +36,7 @@ CHECKS = [
             ("ranks", 30),
             ("sampling", 20),
             ("shared_weights", 10),
+            ("stream", 40),
             ("team", 20),
         )
     ),

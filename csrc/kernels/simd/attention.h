@@ -92,16 +92,25 @@ inline Seen seen_by(const AttendArgs& a, int row, int rows) {
   return seen;
 }
 
-// Calls block.operator()<R>(first row) for all rows, in blocks of as many as the registers hold.
+// Calls block.operator()<R>(first row) for all rows, in as few blocks as the registers allow, of about equal size.
 template <class Block>
 inline void for_row_blocks(int rows, Block block) {
   int row = 0;
-  for (; row + kRowBlock <= rows; row += kRowBlock) block.template operator()<kRowBlock>(row);
-  if constexpr (kRowBlock > 3) {
-    if (rows - row == 3) return block.template operator()<3>(row);
-    if (rows - row == 2) return block.template operator()<2>(row);
+  for (int blocks = (rows + kRowBlock - 1) / kRowBlock; blocks; --blocks) {
+    const int count = (rows - row + blocks - 1) / blocks;
+    if constexpr (kRowBlock > 4) {
+      static_assert(kRowBlock <= 6);
+      if (count == 6) block.template operator()<6>(row);
+      if (count == 5) block.template operator()<5>(row);
+    }
+    if constexpr (kRowBlock > 2) {
+      if (count == 4) block.template operator()<4>(row);
+      if (count == 3) block.template operator()<3>(row);
+    }
+    if (count == 2) block.template operator()<2>(row);
+    if (count == 1) block.template operator()<1>(row);
+    row += count;
   }
-  for (; row < rows; ++row) block.template operator()<1>(row);
 }
 
 constexpr int kRun = 4;  // tiles
@@ -201,7 +210,7 @@ inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int
     Stored::load_lanes(at + 16 * Stored::kStep * t, v);
 #pragma GCC unroll 4
     for (int s = First; s < Last; ++s) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) add_product(fill(weights[int64_t(r) * kChunkKeys + key + s]), v[s], sums[r][t]);
     }
   }

@@ -26,7 +26,7 @@ HOMENODE_ATTEND void add_codes(const int16_t* x, int64_t stride, const int8_t* c
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     const PairLanes codes = load_code_pairs(at[t]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) add_products(fill_pair(x + r * stride), codes, sums[r][t]);
   }
 }
@@ -35,7 +35,7 @@ HOMENODE_ATTEND void add_codes(const int16_t* x, int64_t stride, const int8_t* c
 template <int R, int T>
 __attribute__((noinline)) void score_codes(const AttendArgs& a, Ahead& ahead, int row, int tile) {
   IntLanes sums[R][T];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) sums[r][t] = zero_ints();
@@ -61,7 +61,7 @@ __attribute__((noinline)) void score_codes(const AttendArgs& a, Ahead& ahead, in
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     const Lanes scales = load_scales(a.keys[tile + t], a.head_dim);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Lanes scaled = multiply(multiply(to_floats(sums[r][t]), fill(a.query_scales[row + r])), scales);
       store(a.scores + int64_t(row + r) * kChunkKeys + (tile + t) * kTileKeys, scaled);
@@ -113,7 +113,7 @@ template <int R, int C>
 __attribute__((noinline)) void value_codes(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int tile_begin, int tile_end, const float* scales) {
   const int64_t padded = padded_head(a.head_dim);
   IntLanes sums[R][C];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) sums[r][c] = zero_ints();
@@ -134,7 +134,7 @@ __attribute__((noinline)) void value_codes(const AttendArgs& a, Ahead& ahead, in
     }
   }
   ahead.end(asking);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) store(a.out + (row + r) * padded + d + 16 * c, multiply(to_floats(sums[r][c]), fill(scales[r])));

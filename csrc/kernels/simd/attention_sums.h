@@ -12,7 +12,7 @@ namespace {
 
 template <int R, int T>
 HOMENODE_ATTEND void clear_sums(Lanes (&sums)[R][T]) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) sums[r][t] = fill(0);
@@ -21,7 +21,7 @@ HOMENODE_ATTEND void clear_sums(Lanes (&sums)[R][T]) {
 
 template <int R, int T>
 HOMENODE_ATTEND void load_sums(const float* from, int64_t stride, Lanes (&sums)[R][T]) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) sums[r][t] = load(from + r * stride + 16 * t);
@@ -30,7 +30,7 @@ HOMENODE_ATTEND void load_sums(const float* from, int64_t stride, Lanes (&sums)[
 
 template <int R, int T>
 HOMENODE_ATTEND void store_sums(const Lanes (&sums)[R][T], float* to, int64_t stride) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) store(to + r * stride + 16 * t, sums[r][t]);
@@ -43,7 +43,7 @@ HOMENODE_ATTEND void add_floats(const float* x, int64_t stride, const float* con
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     const Lanes v = load(at[t]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) add_product(fill(x[r * stride]), v, sums[r][t]);
   }
 }
@@ -54,10 +54,12 @@ HOMENODE_ATTEND void add_pairs(const float* x, int64_t stride, const uint16_t* c
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     Lanes even, odd;
-    load_pairs(at[t], even, odd);
-#pragma GCC unroll 4
+    if constexpr (R > 4) even = load_even(at[t]);  // many sums leave no registers for both at once
+    else load_pairs(at[t], even, odd);
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) add_product(fill(x[r * stride]), even, sums[r][t]);
-#pragma GCC unroll 4
+    if constexpr (R > 4) odd = load_odd(at[t]);
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) add_product(fill(x[r * stride + 1]), odd, sums[r][t]);
   }
 }

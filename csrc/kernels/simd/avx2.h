@@ -11,7 +11,7 @@ struct Lanes {
   __m256 low, high;
 };
 
-constexpr int kRowBlock = 4;   // rows and columns of the register tile of the matrix-like loops
+constexpr int kRowBlock = 6;   // most rows of the register tile of attention
 // Vectors of lanes beside so many rows: eight sums and more, each two registers, of the sixteen.
 constexpr int lanes_beside(int rows) { return rows > 3 ? 1 : rows > 1 ? 2 : 4; }
 
@@ -63,6 +63,20 @@ inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
   const __m256i top = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
   odd = {_mm256_castsi256_ps(_mm256_and_si256(a, top)), _mm256_castsi256_ps(_mm256_and_si256(b, top))};
+}
+// The same one after the other, each from memory: what the compiler would load once it would keep in registers that sums need.
+inline Lanes load_even(const uint16_t* p) {
+  Lanes x;
+  asm("vmovdqu %1, %0" : "=x"(x.low) : "m"(*reinterpret_cast<const __m256i_u*>(p)));
+  asm("vmovdqu %1, %0" : "=x"(x.high) : "m"(*reinterpret_cast<const __m256i_u*>(p + 16)));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.low), 16)), _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.high), 16))};
+}
+inline Lanes load_odd(const uint16_t* p) {
+  Lanes x = load(reinterpret_cast<const float*>(p));
+  const __m256 top = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u)));
+  asm("vandps %1, %0, %0" : "+x"(x.low) : "xm"(top));
+  asm("vandps %1, %0, %0" : "+x"(x.high) : "xm"(top));
+  return x;
 }
 
 // Pairwise: lane i with i + 8, then 4, 2, 1. The same order at every level.

@@ -34,6 +34,19 @@ class HandOver:
         """The same with one."""
         return self._arrived(self._hand_over(1))
 
+    def asked_for(self) -> float:
+        """Until the receiver has all pages in its blocks, from its wish for them: everything else was done before, digests at the sender included, as in an
+        engine that announces pages when they are computed and is asked for them later (`pull-delay`, a receiver that `holds`)."""
+        self._tickets += 1
+        ticket, agent = f"asked-for-{self._tickets}", self.side.agent
+        wanted = agent.statistics().bytes_digested + self._pages * self.side.page_bytes
+        self.side.send(ticket, self.document, self._pages)
+        self.side.attend(lambda: agent.statistics().bytes_digested >= wanted, PATIENCE_S, "digests")
+        self._peer.order(do="fetch", ticket=ticket, pages=self._pages)
+        self.side.attend(self._peer.has_answered, PATIENCE_S, "the other side's answer")
+        self._ended(ticket)
+        return float(self._peer.answer()["seconds"])
+
     def control(self, pages: int) -> float:
         """What a hand-over of so many pages costs when no page has to be moved: the mean of a row of them, in seconds.
 
@@ -61,10 +74,13 @@ class HandOver:
         ticket = f"{kind}{self._tickets}"
         begin = time.perf_counter()
         self.side.send(ticket, self.document, pages)
+        return self._ended(ticket) - begin
+
+    def _ended(self, ticket: str) -> float:
         ended = self.side.wait(ticket, PATIENCE_S)
         if not isinstance(ended.event, Returned):
             raise PeerError(f"a hand-over of the benchmark failed: {ended.event}")
-        return ended.at - begin
+        return ended.at
 
 
 class HandOff:

@@ -6,9 +6,7 @@ product has a matrix of its own: together they are larger than caches are, so th
 
 from __future__ import annotations
 
-import itertools
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from homenode.bench.ceilings import Operations, Work, path_of
+from homenode.bench.passes import Passes
 from homenode.bench.steady import Meter, Runs, Watch, measure_repeatedly
 from homenode.bench.stored import FORMATS, stored_matrix
 from homenode.compute.ops import Ops, Program, StepArrays, StepLimits, Tensor, Weight
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 _WEIGHT_BYTES = 128 << 20  # of all matrices of a point
 _PROGRAMS = 8  # that take turns: a pass of one is short, and one of many short passes is undisturbed
 _OPERATIONS = 2e9  # of a pass, unless a single product has more
-_RUN_SECONDS = 0.2
-_PASSES = 12  # of a run at the least, unless that takes too long
-_MOST_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,10 @@ def _measure(
     products = max(1, min(int(_OPERATIONS / operations), len(weights) // _PROGRAMS))
     x = backend.constant(np.random.default_rng(tokens).standard_normal((tokens, columns)).astype(np.float32))
     used = [weights[i : i + products] for i in range(0, len(weights) - products + 1, products)][:_PROGRAMS]
-    run = _Passes([_program(backend, some, x, tokens) for some in used], tokens, products)
+    arrays = StepArrays(
+        _int32([0] * tokens), _int32(range(tokens)), _int32([0, tokens]), _int32([tokens]), np.zeros((1, 1), np.int32), _int32([])
+    )
+    run = Passes([_program(backend, some, x, tokens) for some in used], arrays, products)
     runs = measure_repeatedly(run, meter, repeat, watch, short=True)
     work = Work(rows * BY_NAME[name].row_bytes(columns), Operations.of(path_of(name), operations))
     return _result(point, work, runs, run.least_cpu / backend.statistics()["threads"])
@@ -129,34 +128,6 @@ def _program(backend: NativeBackend, weights: list[Weight], x: Tensor, tokens: i
         return ops.linear(x, (weights[-1],))
 
     return backend.compile(forward, StepLimits(tokens, 1, 1, 1))
-
-
-class _Passes:
-    """Runs programs of `products` products each in turn; a call does so for a while and gives the seconds of one product in the fastest pass.
-
-    `least_cpu`: CPU seconds, of all threads, of one product in the call that used least. The kernel accounts for running threads once in some
-    milliseconds, so it is counted over many passes.
-    """
-
-    def __init__(self, programs: list[Program], tokens: int, products: int) -> None:
-        self._programs = itertools.cycle(programs)
-        self._products = products
-        self._arrays = StepArrays(
-            _int32([0] * tokens), _int32(range(tokens)), _int32([0, tokens]), _int32([tokens]), np.zeros((1, 1), np.int32), _int32([])
-        )
-        self.least_cpu = float("inf")
-
-    def __call__(self) -> float:
-        fastest, begin, cpu = float("inf"), time.perf_counter(), time.process_time()
-        for passes, program in enumerate(self._programs, 1):
-            start = time.perf_counter()
-            program.run(self._arrays)
-            end = time.perf_counter()
-            fastest = min(fastest, end - start)
-            if end - begin > _RUN_SECONDS and (passes >= _PASSES or end - begin > _MOST_SECONDS):
-                self.least_cpu = min(self.least_cpu, (time.process_time() - cpu) / passes / self._products)
-                break
-        return fastest / self._products
 
 
 def _result(point: tuple[str, int, int, int], work: Work, runs: Runs, cpu_seconds: float) -> KernelResult:

@@ -2,7 +2,8 @@
 
 Two processes of this host. "hand-off": what is left when the last page has been computed, until the receiver's scheduler may read it where it is;
 "hand-back": from there until the sender has its pages back (`handing_over.HandOff`). "whole hand-over": from the sender's wish to the return of
-its pages, protocol, agents and machines included; "control": the same without any page moved (`handing_over.HandOver.control`). "private copy": what
+its pages, protocol, agents and machines included; "control": the same without any page moved (`handing_over.HandOver.control`). "pages asked for": until a receiver of another host has in its blocks
+what was announced before (`handing_over.HandOver.asked_for`). "private copy": what
 a receiver makes from shared memory, digests and epochs checked, against memcpy of the same pages. "bare": the round trips and socket calls themselves.
 """
 
@@ -100,7 +101,7 @@ def _probe(what: str, nbytes: int, once: Callable[[], float]) -> _Probe:
 
 @contextmanager
 def _probes(page_bytes: int, pages: int, channels: tuple[str, ...]) -> Iterator[list[_Probe]]:
-    peers = [OtherProcess() for _ in range(4 + len(channels))]
+    peers = [OtherProcess() for _ in range(4 + 2 * len(channels))]
     sides: list[Side] = []
     try:
         local, echo, nbytes = _LocalCopies(page_bytes, pages), Echo(peers[0]), pages * page_bytes
@@ -111,11 +112,15 @@ def _probes(page_bytes: int, pages: int, channels: tuple[str, ...]) -> Iterator[
             _probe("two bare round trips, paused", 0, echo.after_a_pause),
             _probe("tcp, bare", nbytes, _BareTcp(peers[1], page_bytes, pages).once),
         ]
-        for channel, peer in zip(channels, peers[4:], strict=True):
+        for channel, peer, other in zip(channels, peers[4::2], peers[5::2], strict=True):
             hand_over = HandOver(peer, channel, "pull-eager", page_bytes, pages)
             sides.append(hand_over.side)
             probes.append(_probe(f"{channel}, whole hand-over", nbytes, hand_over.all_pages))
             probes.append(_probe(f"{channel}, one page", page_bytes, hand_over.one_page))
+            if channel != "shm":
+                asking = HandOver(other, channel, "pull-delay", page_bytes, pages, holds=True)
+                sides.append(asking.side)
+                probes.append(_probe(f"{channel}, pages asked for", nbytes, asking.asked_for))
             if channel == "shm":
                 for some in sorted({1, min(64, pages), pages}):
                     probes.append(_probe(f"{channel}, control, pages: {some}", 0, partial(hand_over.control, some)))

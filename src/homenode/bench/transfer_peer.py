@@ -7,12 +7,14 @@ import base64
 import json
 import socket
 import sys
+import time
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from homenode.bench.transfer_side import Side
+from homenode.transfer.seam import Fetch
 
 
 class Peer:
@@ -45,6 +47,11 @@ class Peer:
                 failures = self._side.failures if self._side is not None else []
                 found, failures[:] = list(failures), []
                 return {"failures": found}
+            case "fetch":
+                assert self._side is not None
+                begin = time.perf_counter()
+                self._side.agent.tell(Fetch(order["ticket"], list(range(order["pages"])), 0))
+                return {"seconds": self._side.arrival(order["ticket"], order["pages"], 60.0) - begin}
             case "figures":
                 assert self._side is not None
                 figures: dict[str, Any] = msgspec.to_builtins(self._side.agent.figures())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from homenode.cli.bench_attention import attention
 from homenode.cli.bench_kernels import kernels
 from homenode.cli.bench_model import model
 from homenode.cli.bench_nodes import nodes
@@ -20,6 +21,7 @@ def bench() -> None:
 
 bench.add_command(model)
 bench.add_command(kernels)
+bench.add_command(attention)
 bench.add_command(nodes)
 bench.add_command(ranks)
 bench.add_command(serve)

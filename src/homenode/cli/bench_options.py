@@ -71,6 +71,21 @@ class Shapes(click.ParamType[tuple[tuple[int, int], ...]]):
         return tuple((int(m[1]), int(m[2])) for m in found if m)
 
 
+class HeadShapes(click.ParamType[tuple[tuple[int, int, int], ...]]):
+    """`14x2x64,32x8x64`: query heads by KV heads by elements of a head."""
+
+    name = "HxKxD,HxKxD,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[tuple[int, int, int], ...]:
+        """The figures, all above 0."""
+        if isinstance(value, tuple):
+            return value
+        found = [re.fullmatch(r"\s*([1-9][0-9]{0,4})x([1-9][0-9]{0,4})x([1-9][0-9]{0,4})\s*", part) for part in str(value).split(",")]
+        if not all(found):
+            self.fail(f"{value!r} is no list of shapes such as 14x2x64,32x8x64 (query heads by KV heads by elements of a head)", param, ctx)
+        return tuple((int(m[1]), int(m[2]), int(m[3])) for m in found if m)
+
+
 class Names(click.ParamType[tuple[str, ...]]):
     """`Q8_0,Q4_0`."""
 

@@ -139,6 +139,7 @@ class TransferAgent:
             frames_in=links.frames_in,
             frames_out=links.frames_out,
             bytes_copied=performer.pages.bytes_copied,
+            bytes_digested=performer.pages.bytes_digested,
             copy_seconds=performer.pages.copy_seconds,
             refused=dict(links.refused),
             failures=performer.feeder.failures,

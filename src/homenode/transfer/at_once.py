@@ -35,6 +35,7 @@ class _Counts(Protocol):
     """`page_io.PageIO`."""
 
     bytes_copied: int
+    bytes_digested: int
     copy_seconds: float
 
 
@@ -159,6 +160,7 @@ class AtOnce:
 
     def _announced(self, computed: Computed, sending: _Sending) -> Recalled:
         words, digests = sending.words, sending.lending.digests
+        self._counts.bytes_digested += len(digests) * self._block_bytes
         places = (computed.blocks, [words.read(block) for block in computed.blocks])
         said = ready(sending.next.pull_id, computed.first, digests, computed.last, self._cache.buffer.id, places)
         return FromEngine(computed), [Send(sending.next.peer, said)], digests

@@ -15,7 +15,8 @@ from homenode.transfer.framing import FrameError, FrameMac, FrameParser, frame
 from homenode.transfer.greeting import MAX_HELLO, Greeting, GreetingError
 from homenode.transfer.lane import Announced, LaneReader, LaneWriter
 from homenode.transfer.message import MAX_FRAME, Envelope, Hello, Refused, encode
-from homenode.transfer.payload import Incoming, discarding, into
+from homenode.transfer.page_stream import PageReceiver, PageSender
+from homenode.transfer.payload import Incoming, IncomingPages, discarding, into
 from homenode.transfer.writing import Outgoing
 
 MOST_FDS = 32  # taken with a Hello
@@ -52,7 +53,7 @@ class Connection:
         self._greeting: Greeting | None = greeting
         self._parser = FrameParser(MAX_HELLO)
         self._mac: FrameMac | None = None
-        self._incoming: Incoming | None = None
+        self._incoming: Incoming | IncomingPages | None = None
         self._outgoing = Outgoing()
         self._fds_out, self._fds_in = fds, list[int]()
         self._pending_since: float | None = None  # of a frame or payload that is not complete
@@ -96,7 +97,7 @@ class Connection:
         self._parser.feed(data)
         return len(data)
 
-    def _receive_payload(self, incoming: Incoming) -> int:
+    def _receive_payload(self, incoming: Incoming | IncomingPages) -> int:
         total = incoming.receive(self.sock)
         try:
             for _ in range(_TURNS - 1):
@@ -123,7 +124,7 @@ class Connection:
         self._parser.feed(self._scratch[:count])
         return count
 
-    def next(self, now: float) -> bytes | Incoming | None:
+    def next(self, now: float) -> bytes | Incoming | IncomingPages | None:
         """The next frame's body, or a payload that has become complete; None when neither has. FrameError for a damaged stream."""
         incoming = self._incoming
         if incoming is None:
@@ -144,6 +145,10 @@ class Connection:
     def accept_payload(self, views: Iterable[memoryview], token: int) -> None:
         """What follows goes into these views; `next` tells when it has."""
         self._incoming = into(views, token, self._payload_mac())
+
+    def accept_pages(self, pages: PageReceiver, token: int) -> None:
+        """The same for pages of a connection that is `bare`."""
+        self._incoming = IncomingPages(pages, token)
 
     def discard_payload(self, nbytes: int) -> None:
         """What follows is not wanted."""
@@ -201,6 +206,16 @@ class Connection:
         """Queue a frame and blocks after it."""
         self.send(body)
         self._outgoing.push_payload(views, token, self._mac.start() if self._mac is not None else None)
+
+    def send_pages(self, body: bytes, pages: PageSender, token: int) -> None:
+        """The same for pages of a connection that is `bare`."""
+        self.send(body)
+        self._outgoing.push_pages(pages, token)
+
+    @property
+    def bare(self) -> bool:
+        """Whether no MACs are made."""
+        return self._mac is None and self._parser.mac is None
 
     @property
     def peer_incarnation(self) -> bytes:

@@ -76,6 +76,7 @@ class AgentStatistics:
     frames_in: int
     frames_out: int
     bytes_copied: int
+    bytes_digested: int  # read for their digests alone
     copy_seconds: float
     refused: dict[str, int]  # connections and frames, by code
     failures: int  # of our own

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 
 from homenode.errors import PeerError
@@ -147,6 +148,13 @@ class FrameParser:
                 target[:count] = came[:count]
             del self._buffer[:count]
         return count
+
+    def give(self, taker: Callable[[bytes], int]) -> None:
+        """Offer raw bytes, from the beginning of what came; `taker` says how many it has taken."""
+        if self._alone:
+            self.feed(b"")
+        if self._buffer:
+            del self._buffer[: taker(bytes(self._buffer))]
 
     def _is_one(self, data: bytes | memoryview) -> bool:
         """Whether this is a frame, all of it, and nothing waits."""

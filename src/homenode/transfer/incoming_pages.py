@@ -97,7 +97,8 @@ class IncomingPages:
         if len(blocks) < page_count(self.offer.tokens, size) or not 0 <= held <= self.pages:
             return False
         self.blocks, self.held, self.verified = list(blocks), held, held
-        self.chunk = chunk_pages(self.with_.layout, self.offer.page_tokens, self.with_.limits.chunk)
+        limits = self.with_.limits
+        self.chunk = chunk_pages(self.with_.layout, self.offer.page_tokens, limits.chunk if self.with_.shared else limits.read)
         self.good = bytearray(b"\1" * held + b"\0" * (self.pages - held))
         self.asked = held
         if not self.with_.delay:

@@ -11,6 +11,7 @@ class Limits:
 
     shared: bool | None = None  # this process can copy from or into the other's memory; None: as `TransferConfig.one_sided`
     chunk: int = 4 << 20  # bytes copied or sent at once, at least one page
+    read: int = 8 << 20  # bytes asked for at once where memory is not shared, at least one page
     in_flight: int = 2  # chunks of one hand-over under way at once: one is copied while the next is fetched
     connect: float = 5.0  # until a connection stands and Hello was exchanged
     room: float = 10.0  # a hand-over waits for room, at the sender and at the receiver

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer
@@ -12,6 +12,7 @@ from homenode.transfer.greeting import Admission, Identity
 from homenode.transfer.lane import Lanes
 from homenode.transfer.listener import Listener
 from homenode.transfer.message import Envelope, Message, encode
+from homenode.transfer.page_stream import PageSender
 from homenode.transfer.streams import Streams
 
 
@@ -101,25 +102,26 @@ class Links(Streams):
 
     def send(self, connection: Connection, message: Message, now: float) -> None:
         """Queue a frame; it goes out with `flush`."""
-        self._queue(connection, message, None, now)
+        self._queue(connection, message, connection.send, now)
 
     def send_payload(self, connection: Connection, message: Message, views: Iterable[memoryview], token: int, now: float) -> None:
         """Queue a frame and blocks; `on_sent` follows."""
-        self._queue(connection, message, (views, token), now)
+        self._queue(connection, message, lambda body: connection.send_payload(body, views, token), now, token)
 
-    def _queue(self, connection: Connection, message: Message, payload: tuple[Iterable[memoryview], int] | None, now: float) -> None:
+    def send_pages(self, connection: Connection, message: Message, pages: PageSender, token: int, now: float) -> None:
+        """The same over a connection that is `bare`."""
+        self._queue(connection, message, lambda body: connection.send_pages(body, pages, token), now, token)
+
+    def _queue(self, connection: Connection, message: Message, send: Callable[[bytes], None], now: float, token: int | None = None) -> None:
         body = encode(Envelope(connection.peer_incarnation, message))
         self.frames_out += 1
         try:
-            if payload is None:
-                connection.send(body)
-            else:
-                connection.send_payload(body, *payload)
+            send(body)
             self._dirty[connection.number] = connection
         except FrameError as error:
             self._count(error.code)
-            if payload is not None:
-                self._listener.on_sent(payload[1], False)
+            if token is not None:
+                self._listener.on_sent(token, False)
             self._end(connection, error.message, now)
 
     def flush(self, now: float) -> None:

@@ -9,8 +9,10 @@ from typing import cast
 
 from homenode.compute.native.kv_lane import NativeLanes
 from homenode.compute.native.kv_memory import NativeEpochWords, NativeKvMemory, copy_kv
+from homenode.compute.native.kv_stream import NativePageStreams
 from homenode.transfer.lane import Lanes
 from homenode.transfer.memory import Copier, EpochWords, KvLayout, KvMemory
+from homenode.transfer.page_stream import PageStreams
 
 
 class NativeKv:
@@ -21,6 +23,7 @@ class NativeKv:
         this engine."""
         self.copy: Copier = copy_kv
         self.lanes: Lanes | None = cast(Lanes, NativeLanes())  # takes what its own lanes give
+        self.streams: PageStreams | None = NativePageStreams()
         self._map_kv, self._keeps_files = map_kv, keeps_files
 
     def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> KvMemory:

@@ -20,9 +20,10 @@ class OutgoingCopies(OutgoingPages):
             not self.over
             and not self.read
             and self.asked < self.computed
-            and len(self.copies) + len(self.sends) < self.with_.limits.in_flight
+            and len(self.copies) + (len(self.sends) if self.with_.push else 0) < self.with_.limits.in_flight  # a reader waits for digests
         ):
-            self._copy(self.asked, min(self.with_.chunk, self.computed - self.asked))
+            begun = max(self.with_.chunk, min(self.asked - self.held, self.with_.most))  # the first ones soon, then fewer and larger
+            self._copy(self.asked, min(begun, self.computed - self.asked))
         self._settle()
 
     def copied(self, token: int, digests: list[bytes] | None, reason: str) -> None:
@@ -86,8 +87,8 @@ class OutgoingCopies(OutgoingPages):
                 return
             self.told = past
             if self.with_.push and not self.with_.shared:
-                for at in range(first, past, self.with_.chunk):
-                    self._send_pages(peer, at, min(self.with_.chunk, past - at))
+                for at in range(first, past, self.with_.most):
+                    self._send_pages(peer, at, min(self.with_.most, past - at))
             else:
                 digests = [digest for digest in self.digests[first:past] if digest is not None]
                 self.with_.send(peer, self._ready(first, past, digests))
@@ -106,7 +107,7 @@ class OutgoingCopies(OutgoingPages):
         digests = [digest for digest in self.digests[first : first + count] if digest is not None]
         header = Data(self.pull_id, first, count, nbytes, digests, first + count == self.pages)
         blocks = (self.table if state.pool is None else self.pool)[first : first + count]
-        tokens = [tokens_in(page, self.tokens, state.page_tokens) for page in range(first, first + count)]
+        tokens = [state.page_tokens] * (count - 1) + [tokens_in(first + count - 1, self.tokens, state.page_tokens)]
         self.sends[token] = Going(first, count, state.now)
         assert self.process is not None
         self.process.queued += nbytes

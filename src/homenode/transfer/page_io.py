@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -14,7 +15,7 @@ from homenode.transfer.copying import CopyJob, CopyThread
 from homenode.transfer.links import Links
 from homenode.transfer.machine import Copied, Copy, Input, Receive, SendPages, Sent
 from homenode.transfer.message import Data
-from homenode.transfer.payload import Incoming
+from homenode.transfer.payload import Incoming, IncomingPages
 from homenode.transfer.staging import StagingMemory, block_views, page_nbytes
 
 
@@ -30,7 +31,7 @@ class PageIO:
         clock: Callable[[], float],
     ) -> None:
         self.links: Links  # made later
-        self.bytes_copied = 0
+        self.bytes_copied = self.bytes_digested = 0
         self.copy_seconds = 0.0
         self._buffers, self._copies, self._staging = buffers, copies, staging
         self._feed, self._clock = feed, clock
@@ -63,8 +64,8 @@ class PageIO:
         for buffer_id, found in ((copy.source, source), (copy.target, target)):
             if found is not None:
                 self._buffers.give_back(buffer_id, now)
-        if digests is not None and target is not None:
-            self.bytes_copied += nbytes
+        if digests is not None:
+            self._count(nbytes, copied=target is not None)
         return digests
 
     def _job(self, action: Copy, now: float) -> CopyJob | None:
@@ -95,9 +96,15 @@ class PageIO:
         for buffer_id in job.borrowed:
             self._buffers.give_back(buffer_id, now)
         self.copy_seconds += job.seconds
-        if copied.digests is not None and job.target is not None:
-            self.bytes_copied += job.nbytes
+        if copied.digests is not None:
+            self._count(job.nbytes, copied=job.target is not None)
         self._feed(copied)
+
+    def _count(self, nbytes: int, *, copied: bool) -> None:
+        if copied:
+            self.bytes_copied += nbytes
+        else:
+            self.bytes_digested += nbytes
 
     def release(self, peer: int, reason: str) -> None:
         """Nothing of this connection's memory is copied any more."""
@@ -124,17 +131,22 @@ class PageIO:
         try:
             if connection is None or header.nbytes != wanted:
                 raise PeerError(f"{header.nbytes} bytes were announced where {wanted} belong")
-            views, job = self._staging.plan(action, local)
+            pages = self._staging.receiver(action, local) if connection.bare else None
+            if pages is not None:
+                connection.accept_pages(pages, action.token)
+            else:
+                views, self._receipts[action.token] = self._staging.plan(action, local)
+                connection.accept_payload(views, action.token)
         except HomenodeError as error:
             self._feed(Copied(action.token, None, error.message))
             return
         self._fitting = True
-        self._receipts[action.token] = job
-        connection.accept_payload(views, action.token)
 
-    def received(self, incoming: Incoming) -> None:
+    def received(self, incoming: Incoming | IncomingPages) -> None:
         """A payload is there."""
-        if incoming.token is not None:
+        if isinstance(incoming, IncomingPages):
+            self._feed(Copied(incoming.token, incoming.digests()))
+        elif incoming.token is not None:
             self._submit(self._receipts.pop(incoming.token))
 
     def drop_receipt(self, token: int, reason: str) -> None:
@@ -149,10 +161,15 @@ class PageIO:
             self._feed(Sent(action.token, False))
             return
         memory = self._buffers.local[action.buffer].memory
-        nbytes = sum(page_nbytes(memory.layout, tokens) for tokens in action.tokens)
+        sizes = Counter(action.tokens)  # all alike but perhaps the last
+        nbytes = sum(page_nbytes(memory.layout, tokens) * pages for tokens, pages in sizes.items())
         header = msgspec.structs.replace(action.header, nbytes=nbytes)
-        views = block_views(memory, action.table, action.tokens)
-        self.links.send_payload(connection, header, views, action.token, self._clock())
+        pages = self._staging.sender(memory, action.table, action.tokens) if connection.bare else None
+        if pages is not None:
+            self.links.send_pages(connection, header, pages, action.token, self._clock())
+        else:
+            views = block_views(memory, action.table, action.tokens)
+            self.links.send_payload(connection, header, views, action.token, self._clock())
 
 
 def chunk_of(action: Copy) -> Chunk:
@@ -163,6 +180,6 @@ def chunk_of(action: Copy) -> Chunk:
 
 def page_span_nbytes(action: Receive, local: LocalBuffer) -> int:
     """Bytes of the pages to be received."""
-    first = action.first_page * action.page_tokens
-    tokens = [min(action.page_tokens, action.tokens - first - page * action.page_tokens) for page in range(action.pages)]
-    return sum(page_nbytes(local.memory.layout, count) for count in tokens)
+    layout, past = local.memory.layout, action.first_page + action.pages
+    last = min(action.page_tokens, action.tokens - (past - 1) * action.page_tokens)
+    return (action.pages - 1) * page_nbytes(layout, action.page_tokens) + page_nbytes(layout, last)

@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Iterable
 
 from homenode.transfer.framing import MAC_BYTES, FrameParser, verify
+from homenode.transfer.page_stream import PageReceiver
 
 _MOST_VIEWS = 512  # in one call; IOV_MAX is 1024
 _MOST_BYTES = 1 << 20  # in one call
 _SCRATCH = 1 << 16
+_WAIT_US = 50  # for more of the same payload, in one call: to go round the loop takes about as long
 
 
 class Incoming:
@@ -78,6 +80,37 @@ class Incoming:
             count -= step
         if len(window) < _MOST_VIEWS // 2:
             self._refill()
+
+
+class IncomingPages:
+    """The same for pages that the native core reads: it digests them on the way."""
+
+    def __init__(self, pages: PageReceiver, token: int) -> None:
+        self.token = token
+        self._pages = pages
+
+    @property
+    def complete(self) -> bool:
+        """All bytes have come."""
+        return self._pages.complete
+
+    def take(self, parser: FrameParser) -> None:
+        """What had come together with the header."""
+        parser.give(self._pages.take)
+
+    def receive(self, sock: socket.socket) -> int:
+        """What there is, within bounds, and what follows at once; how many bytes, 0 at the end of the stream. BlockingIOError when there is nothing."""
+        count = self._pages.receive(sock.fileno(), _MOST_BYTES, _WAIT_US)
+        if not count:
+            raise BlockingIOError
+        return max(count, 0)
+
+    def check(self) -> None:
+        """Nothing came with them that tells: their digests do, which the machine compares."""
+
+    def digests(self) -> list[bytes]:
+        """Of all pages, once complete."""
+        return self._pages.digests()
 
 
 def into(views: Iterable[memoryview], token: int, mac: hashlib.blake2b | None) -> Incoming:

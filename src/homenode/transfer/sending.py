@@ -29,6 +29,7 @@ class Sending:
         self.layout = own.cache.layout
         self.page_tokens = self.layout.block_size
         self.chunk = chunk_pages(self.layout, self.page_tokens, limits.chunk)
+        self.most = self.chunk if self.shared else chunk_pages(self.layout, self.page_tokens, limits.read)
         lent = self.pool.layout if self.pool is not None else self.layout
         size = settings.pd_cpu_buffer_size or settings.pd_buffer_size if self.pool is not None else settings.pd_buffer_size
         self.ledger = Ledger(lent.blocks)

@@ -20,7 +20,6 @@ from homenode.transfer.hearing import Hearing
 from homenode.transfer.lane import Lanes
 from homenode.transfer.listener import Listener
 from homenode.transfer.message import Envelope, Gone, Greeted, Hello, Refused, decode, encode
-from homenode.transfer.payload import Incoming
 from homenode.transfer.poller import Poller
 from homenode.transfer.reception import Reception
 
@@ -103,7 +102,7 @@ class Streams:
             self.hearing.all(connection)  # it was said before what follows
             if came is None or number not in self._connections:
                 return
-            if isinstance(came, Incoming):
+            if not isinstance(came, bytes):
                 self._listener.on_payload(connection, came)
             elif connection.greeted:
                 self._take(connection, came, now)

@@ -6,8 +6,10 @@ import hashlib
 import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from homenode.transfer.framing import FrameError
+from homenode.transfer.page_stream import PageSender
 
 MOST_QUEUED = 8 << 20  # bytes of frames; blocks are not counted, they are only pointed to
 MOST_PAYLOADS = 1024
@@ -34,20 +36,29 @@ class _Payload:
             yield memoryview(self._mac.digest())
 
 
+@dataclass(frozen=True)
+class _Pages:
+    """Blocks that the native core writes."""
+
+    sender: PageSender
+    token: int
+
+
 class Outgoing:
     """A queue of frames and payloads, and how far it is written. For one thread."""
 
     def __init__(self) -> None:
-        self._queue: deque[bytes | _Payload] = deque()
+        self._queue: deque[bytes | _Payload | _Pages] = deque()
         self._window: deque[memoryview | int] = deque()  # views that come next; a number: the token of the payload that ended there
         self._source: Iterator[memoryview] | None = None
         self._source_token = 0
+        self._pages: _Pages | None = None  # on their way
         self._queued = 0  # bytes of frames in queue
         self._payloads = 0
         self.written = 0  # bytes, since the beginning
 
     def __bool__(self) -> bool:
-        return bool(self._window or self._queue or self._source)
+        return bool(self._window or self._queue or self._source or self._pages)
 
     def push(self, frame: bytes) -> None:
         """Queue a frame. FrameError when the other side is too far behind."""
@@ -65,14 +76,24 @@ class Outgoing:
         self._payloads += 1
         self._queue.append(_Payload(views, token, mac))
 
+    def push_pages(self, sender: PageSender, token: int) -> None:
+        """The same."""
+        if self._payloads >= MOST_PAYLOADS:
+            raise FrameError("behind", f"{self._payloads} payloads wait for this peer, which does not take them")
+        self._payloads += 1
+        self._queue.append(_Pages(sender, token))
+
     def flush(self, sock: socket.socket, ancillary: list[tuple[int, int, bytes]] | None = None) -> list[int]:
         """Write one batch, as much as the kernel takes without waiting; the tokens of the payloads that are through. OSError as of sendmsg."""
         queue = self._queue
+        if self._pages is not None:
+            return self._flush_pages(sock, self._pages)
         if len(queue) == 1 and not ancillary and not self._window and self._source is None and isinstance(queue[0], bytes):
             return self._flush_one(sock, queue[0])
         views = self._batch()
         if views:
-            count = sock.send(views[0]) if len(views) == 1 and not ancillary else sock.sendmsg(views, ancillary or [])
+            more = socket.MSG_MORE if queue and isinstance(queue[0], _Pages) else 0  # the header goes with the first of them
+            count = sock.send(views[0], more) if len(views) == 1 and not ancillary else sock.sendmsg(views, ancillary or [], more)
             self.written += count
             return self._written(count)
         return self._written(0)
@@ -87,12 +108,25 @@ class Outgoing:
             self._window.append(memoryview(frame)[count:])
         return []
 
+    def _flush_pages(self, sock: socket.socket, pages: _Pages) -> list[int]:
+        count = pages.sender.send(sock.fileno(), _MOST_BYTES)
+        self.written += count
+        if not pages.sender.done:
+            if not count:
+                raise BlockingIOError
+            return []
+        self._pages = None
+        self._payloads -= 1
+        return [pages.token]
+
     def tokens(self) -> list[int]:
         """The payloads that are not through, when the connection has ended."""
         waiting = [item for item in self._window if isinstance(item, int)]
+        if self._pages is not None:
+            waiting.append(self._pages.token)
         if self._source is not None:
             waiting.append(self._source_token)
-        return waiting + [item.token for item in self._queue if isinstance(item, _Payload)]
+        return waiting + [item.token for item in self._queue if not isinstance(item, bytes)]
 
     def _batch(self) -> list[memoryview]:
         """Fill the window, and what of it goes in one call."""
@@ -113,9 +147,12 @@ class Outgoing:
                 return view
             self._source = None
             return self._source_token
-        if not self._queue:
+        if not self._queue or self._pages is not None:
             return None
-        item = self._queue.popleft()
+        item = self._queue[0]
+        if isinstance(item, _Pages):
+            return None  # alone, when all before it is written
+        self._queue.popleft()
         if isinstance(item, bytes):
             self._queued -= len(item)
             return memoryview(item)
@@ -137,4 +174,7 @@ class Outgoing:
                     window[0] = item[count:]
                 break
             window.popleft()
+        if not window and self._source is None and self._queue and isinstance(self._queue[0], _Pages):
+            self._pages = self._queue[0]
+            self._queue.popleft()
         return done

@@ -113,6 +113,7 @@ class PythonKv:
     def __init__(self, copy: Any = None) -> None:
         self.copy = copy or copy_pages
         self.lanes = None
+        self.streams = None
 
     def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> PythonMemory:
         return PythonMemory(fd, layout, writable)

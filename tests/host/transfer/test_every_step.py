@@ -18,9 +18,10 @@ from tests.host.transfer.rig import eventually
 pytestmark = pytest.mark.alone
 
 IN_TIME_S = 15.0
-PATIENT = Limits(chunk=4096)
+PATIENT = Limits(chunk=4096, read=4096)
 QUICK = Limits(
     chunk=4096,
+    read=4096,
     connect=0.5,
     room=0.5,
     reply=1.0,

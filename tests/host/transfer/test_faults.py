@@ -244,7 +244,7 @@ def test_clocks_that_have_nothing_in_common(mode: str, role: str, offset: float)
 @pytest.mark.parametrize("role", ["sender", "receiver"])
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_process_whose_other_threads_never_rest_is_not_taken_for_dead(channel: str, role: str) -> None:
-    one_plays(Part(role, channel, "pull-delay", "kill", 0, 3, "t", Limits(chunk=4096, heartbeat=0.2), busy_threads=3))
+    one_plays(Part(role, channel, "pull-delay", "kill", 0, 3, "t", Limits(chunk=4096, read=4096, heartbeat=0.2), busy_threads=3))
 
 
 def one_plays(part: Part) -> None:

@@ -99,7 +99,7 @@ class SenderBench(Bench):
         self.own = Own(
             Buffer(MINE, layout), Buffer(b"p" * 16, layout_of(BLOCK, pages)) if settings.pd_use_cpu_offload else None, MINE, "unix:@done"
         )
-        self.machine = SenderMachine(self.own, settings, limits or Limits(chunk=1 << 20))
+        self.machine = SenderMachine(self.own, settings, limits or Limits(chunk=1 << 20, read=1 << 20))
 
     def hello(self, name: bytes = THEIRS) -> Hello:
         buffers = [Buffer(name, layout_of(BLOCK, 256))] if self.mode == "push" else []
@@ -135,7 +135,9 @@ class ReceiverBench(Bench):
         self.mode = mode
         layout = layout_of(BLOCK, 256)
         settings = config(mode, channel, pd_role="receiver", pd_buffer_size=pages * layout.block_bytes, **more)
-        self.machine = ReceiverMachine(Own(Buffer(MINE, layout), None, MINE, "unix:@mine"), settings, limits or Limits(chunk=1 << 20))
+        self.machine = ReceiverMachine(
+            Own(Buffer(MINE, layout), None, MINE, "unix:@mine"), settings, limits or Limits(chunk=1 << 20, read=1 << 20)
+        )
 
     def hello(self, name: bytes = THEIRS) -> Hello:
         buffers = [] if self.mode == "push" else [Buffer(name, layout_of(BLOCK, 256))]

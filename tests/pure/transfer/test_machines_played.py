@@ -62,7 +62,8 @@ class Play:
         self.world = World(rng, mode, channel, corruption=more.pop("corruption", 0.0), offload=bool(more.pop("offload", False)))
         self.world.duplicate_done = more.pop("duplicate_done", 0.0)
         self.world.slowness = more.pop("slowness", 0.02)
-        self.world.limits = replace(LIMITS, chunk=int(more.pop("chunk", 1)))
+        chunk = int(more.pop("chunk", 1))
+        self.world.limits = replace(LIMITS, chunk=chunk, read=int(more.pop("read", chunk)))
         assert not more
         self.sizes, self.buffers = sizes, buffers
         self.senders = [self.sender(f"s{i}") for i in range(senders)]
@@ -210,6 +211,7 @@ faults = st.builds(
     full=st.sampled_from([0.0, 0.1, 0.5]),
     slowness=st.sampled_from([0.02, 0.3]),
     chunk=st.sampled_from([1, 1600, 1 << 20]),
+    read=st.sampled_from([1, 3200, 1 << 20]),
 )
 def test_whatever_happens_nothing_wrong_arrives_and_everything_ends(
     mode: str,
@@ -225,6 +227,7 @@ def test_whatever_happens_nothing_wrong_arrives_and_everything_ends(
     full: float,
     slowness: float,
     chunk: int,
+    read: int,
 ) -> None:
     """Rows 1-9, 11-14, 16-30, 41, 42, 49, 50."""
     play = Play(
@@ -241,6 +244,7 @@ def test_whatever_happens_nothing_wrong_arrives_and_everything_ends(
         duplicate_done=0.3,
         slowness=slowness,
         chunk=chunk,
+        read=read,
     )
     play.world.full = full
     for n, plan in enumerate(plans):

@@ -367,7 +367,7 @@ class TestReceiver:
             assert kinds(actions) == [s.Failed] and sent(actions, m.Done) == [m.Done(0, False)]
 
     def test_chunks_are_asked_for_while_one_is_copied(self) -> None:
-        bench = ReceiverBench("pull-delay", limits=Limits(chunk=1))
+        bench = ReceiverBench("pull-delay", limits=Limits(chunk=1, read=1))
         bench.connect()
         bench.open("t", 5)
         assert of(bench.frame(1, bench.ready(0, 5, True)), Copy) == []  # nothing before the request runs

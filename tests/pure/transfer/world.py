@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LIMITS = Limits(
     chunk=1,  # one page
+    read=1,
     connect=1.0,
     room=2.0,
     reply=4.0,

@@ -12,6 +12,7 @@ import msgspec
 from homenode.transfer.lane import Lanes
 from homenode.transfer.memory import Copier, EpochWords, KvLayout, KvMemory
 from homenode.transfer.message import Buffer
+from homenode.transfer.page_stream import PageStreams
 
 
 class KvBackend(Protocol):
@@ -24,6 +25,10 @@ class KvBackend(Protocol):
     @property
     def lanes(self) -> Lanes | None:
         """Where there are any."""
+
+    @property
+    def streams(self) -> PageStreams | None:
+        """Where sockets can be read and written past the interpreter."""
 
     def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> KvMemory:
         """Memory in a memfd."""
