@@ -81,6 +81,7 @@ class TransferAgent:
         self._promised_until = 0.0
         self._patience_s = _PATIENCE_S + max(AT_ONCE_BYTES, cache.buffer.layout.block_bytes) / _SLOW_READING
         self._started = False
+        self._unheard = False  # the thread that leads came to hear when this one had the lock
         self._leader: int | None = None  # the thread that works while it waits, see `inbox.Worker`
         self._relief = threading.Event()
         self._thread = threading.Thread(target=self._run, name="homenode-kv-transfer", daemon=True)
@@ -174,7 +175,7 @@ class TransferAgent:
         try:
             if not self._started or self._turns.broken:
                 return -1.0
-            if self._feeder.behind:
+            if self._feeder.behind or self._unheard:
                 return 0.0
             self._performer.prepare()
             return self._turns.patience() if self._mailbox.may_sleep() else 0.0
@@ -230,7 +231,9 @@ class TransferAgent:
     def hear(self) -> bool:
         """What came over lanes: whether there was something."""
         if not self._working.acquire(blocking=False):
+            self._unheard = True  # and nobody rings for what was said while it was looked for
             return False
+        self._unheard = False
         try:
             if not self._started or self._turns.broken or not self._links.hearing.one(self._clock()):
                 return False
@@ -300,7 +303,8 @@ class TransferAgent:
             if mailbox.may_sleep():
                 links.poller.poll(_BOOKS_S if behind else patience)
         finally:
-            mailbox.awake()
+            if self._leader is None:  # else it is asleep itself, perhaps
+                mailbox.awake()
 
     # Ends
 
