@@ -178,10 +178,17 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
     receiver.arrival("t", 2, PATIENCE_S)
     prepared(sides, 1, first=2)
     sending = sender.agent._performer._at_once._sending["t"]
-    with receiver.agent._working:
+    expected = receiver.agent._performer._at_once._taking
+    eventually(
+        lambda: receiver.agent._working.acquire() and (bool(expected) or receiver.agent._working.release() is not None),
+        "and still, under its lock",
+    )
+    try:
         taken.clear()
         for _ in range(2):
             assert sending.lending.announce(sending.connection.sent, 2, [PAGES], False)
+    finally:
+        receiver.agent._working.release()
     eventually(
         lambda: bool(receiver.agent.figures().bad_frames or receiver.agent._machine.figures().bad_frames), "the violation is counted"
     )

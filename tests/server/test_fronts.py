@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,32 @@ async def test_a_silent_front_is_ended_and_replaced(tmp_path: Path) -> None:
         await to.until(replaced)
         async with spread(to, 1) as https:
             assert [(await complete(http)).status_code for http in https] == [200] * len(https)
+
+
+@sync
+async def test_nobody_was_silent_while_the_coordinator_itself_stood_still(tmp_path: Path) -> None:
+    made, server = coordinator(tmp_path, 1, 2, Patience(look_every_s=0.05, silent_after_s=1.0, lost_after_s=1.0))
+    async with service(made, server) as to:
+        before, fronts = to.pids, made._fronts.there
+        for pid in before:
+            os.kill(pid, signal.SIGSTOP)
+
+        async def asked() -> bool:
+            return all(front._pings for front in fronts)
+
+        await to.until(asked)
+        ends = time.monotonic() + 3.0
+        while time.monotonic() < ends:  # as if all had been stopped together
+            pass
+        for pid in before:
+            os.kill(pid, signal.SIGCONT)
+        numbers = [front._num_pings for front in fronts]
+
+        async def answered() -> bool:
+            return all(front._num_pings > number + 2 for front, number in zip(fronts, numbers, strict=True))
+
+        await to.until(answered)
+        assert to.pids == before
 
 
 @sync

@@ -78,6 +78,7 @@ class TransferAgent:
         at_once = max(AT_ONCE_BYTES, cache.buffer.layout.block_bytes)
         self._promises = Promises(self._links.hearing, at_once, self._walk_through)
         self._started = False
+        self._unheard = False  # the thread that leads came to hear when this one had the lock
         self._leader: int | None = None  # the thread that works while it waits, see `inbox.Worker`
         self._relief = threading.Event()
         self._thread = threading.Thread(target=self._run, name="homenode-kv-transfer", daemon=True)
@@ -171,7 +172,7 @@ class TransferAgent:
         try:
             if not self._started or self._turns.broken:
                 return -1.0
-            if self._feeder.behind:
+            if self._feeder.behind or self._unheard:
                 return 0.0
             self._performer.prepare()
             return self._turns.patience() if self._mailbox.may_sleep() else 0.0
@@ -205,7 +206,9 @@ class TransferAgent:
     def hear(self) -> bool:
         """What came over lanes: whether there was something."""
         if not self._working.acquire(blocking=False):
+            self._unheard = True  # and nobody rings for what was said while it was looked for
             return False
+        self._unheard = False
         try:
             if not self._started or self._turns.broken or not self._links.hearing.one(self._clock()):
                 return False
@@ -275,7 +278,8 @@ class TransferAgent:
             if mailbox.may_sleep():
                 links.poller.poll(_BOOKS_S if behind else patience)
         finally:
-            mailbox.awake()
+            if self._leader is None:  # else it is asleep itself, perhaps
+                mailbox.awake()
 
     # Ends
 

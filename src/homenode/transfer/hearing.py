@@ -77,13 +77,14 @@ class Hearing:
 
     def watch(self, epoll: int, seconds: float) -> bool | None:
         """Look at lanes, and at a descriptor of epoll, for so long: whether there is something. None: there is no lane to look at."""
-        lanes = [one.lane_in for one in self.connections.values() if one.lane_in is not None and one.early is None]
+        there = list(self.connections.values())  # in one piece: who has the lock may take another in, or let one go
+        lanes = [one.lane_in for one in there if one.lane_in is not None and one.early is None]
         return self._lanes.watch(lanes, epoll, seconds) if lanes and self._lanes is not None else None
 
     def promised(self) -> list[Connection]:
         """Those over whose lanes something was promised. Their bells are quiet."""
         found = []
-        for connection in self.connections.values():
+        for connection in list(self.connections.values()):  # as above
             lane = connection.lane_in
             if lane is not None and connection.early is None and lane.promised:
                 lane.hear_bell()

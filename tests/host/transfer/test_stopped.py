@@ -1,7 +1,8 @@
-"""An agent that was stopped for a while: what is said a moment later is heard before a deadline of that time counts as missed."""
+"""An agent that was stopped for a while, or whose lock was: what is said meanwhile, or a moment later, is heard before anything else is done."""
 
 from __future__ import annotations
 
+import select
 import time
 
 from homenode.transfer.grace import GRACE_S, LATE_S
@@ -43,3 +44,28 @@ def test_what_is_said_a_moment_later_is_heard_first() -> None:
             eventually(lambda: side.machine.deadline is None, "the deadline")
         assert heard == [0]
         eventually(lambda: bool(side.machine.ticks), "then the deadline is seen to")
+
+
+def test_who_could_not_hear_does_not_rest_before_it_has() -> None:
+    """What was said over a lane while it was looked at was not rung for."""
+    with running("receiver") as side, select.epoll() as epoll:
+        agent = side.agent
+        agent.lead(epoll)
+
+        def rests() -> bool:
+            """Whether this thread, which leads, may sleep."""
+            try:
+                return agent.rest() != 0.0
+            finally:
+                agent.roused()
+
+        eventually(rests, "it has nothing to do")
+        with agent._working:
+            agent.hear()
+        assert not any(rests() for _ in range(100))
+
+        def hears() -> bool:
+            agent.hear()
+            return rests()
+
+        eventually(hears, "nothing is left to hear")

@@ -16,6 +16,7 @@ from homenode.server.fronts.messages import FromFront, Prepare, Serve, ToFront
 from homenode.server.fronts.process import FrontProcess
 
 _log = logging.getLogger(__name__)
+_STOOD_STILL_S = 0.5
 
 
 class Host(Protocol):
@@ -180,9 +181,12 @@ class Fronts:
         longest = self._patience.silent_after_s + self._patience.lost_after_s
         while True:
             await asyncio.sleep(self._patience.look_every_s)
+            asked = time.monotonic()
             try:
                 await front.heartbeat(longest)
             except PeerError:
+                if time.monotonic() - asked > longest + _STOOD_STILL_S:
+                    continue  # this process itself stood still: nobody's silence counts
                 if not front.left.done():
                     _log.error("%s has been silent for %g s and is ended", front.name, longest)
                     front.kill()
