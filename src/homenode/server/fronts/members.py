@@ -179,14 +179,17 @@ class Fronts:
     async def _watch(self, front: FrontProcess) -> None:
         """End a front whose loop does not answer; what it took is lost then, and the others are not."""
         longest = self._patience.silent_after_s + self._patience.lost_after_s
+        asked_again = False
         while True:
             await asyncio.sleep(self._patience.look_every_s)
             asked = time.monotonic()
             try:
                 await front.heartbeat(longest)
+                asked_again = False
             except PeerError:
-                if time.monotonic() - asked > longest + _STOOD_STILL_S:
-                    continue  # this process itself stood still: nobody's silence counts
+                if not asked_again and time.monotonic() - asked > longest + _STOOD_STILL_S:
+                    asked_again = True  # this process itself stood still: nobody's silence counts, once
+                    continue
                 if not front.left.done():
                     _log.error("%s has been silent for %g s and is ended", front.name, longest)
                     front.kill()
