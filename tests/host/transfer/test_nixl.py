@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -90,3 +92,16 @@ def test_a_frozen_receiver_that_was_never_reached_ends_in_time_and_is_not_writte
             sender.wait("t", Returned, timeout=1)
         os.kill(process.pid, signal.SIGKILL)
         sender.wait("t", Returned, timeout=20)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_process_that_used_nixl_ends_as_it_means_to(status: int) -> None:
+    program = f"""
+import sys
+from homenode.transfer.carriers.nixl_engine import NixlEngine
+NixlEngine().close(0)
+print("written at the end", end="")
+sys.exit({status})
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (status, "written at the end"), ended.stderr

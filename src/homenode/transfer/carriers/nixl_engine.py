@@ -7,6 +7,8 @@ does it, often while connections are young, seldom afterwards.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib
 import logging
 import os
@@ -33,12 +35,22 @@ def _api() -> Any:
             api = importlib.import_module(f"{build}._api")
             for handler in list(logging.getLogger("nixl").handlers):  # it writes to standard output, which is ours for results
                 logging.getLogger("nixl").removeHandler(handler)
+            _end_without_destructors()
             return api
         except ImportError as error:
             reason = str(error)
     raise UnsupportedError(
         f"transfer_channel nixl needs the nixl package, which does not load here ({reason}): {REMEDY}", param="transfer_channel"
     )
+
+
+@functools.cache
+def _end_without_destructors() -> None:
+    """NIXL's wheel brings a libnl-route. Where the system's is loaded beside it (UCX does, for the system's InfiniBand libraries), the two unregister each
+    other's objects as the process ends, which then ends by SIGSEGV whatever it had to tell (seen with NIXL 1.5.1 alone). Python has cleaned up by then."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # glibc; keeps the exit status
+        libc.on_exit(libc._exit, None)
 
 
 class Transfer:
