@@ -112,11 +112,14 @@ def main(fd: int) -> None:
     """Obey until the socket ends."""
     control = socket.socket(fileno=fd)
     peer = Peer(control)
-    for line in control.makefile("rb"):
-        order = json.loads(line)
-        reply = peer.obey(order)
-        if order["do"] not in ("echo", "take"):
-            answer(control, reply)
+    try:
+        for line in control.makefile("rb"):
+            order = json.loads(line)
+            reply = peer.obey(order)
+            if order["do"] not in ("echo", "take"):
+                answer(control, reply)
+    finally:
+        peer.obey({"do": "close"})
 
 
 if __name__ == "__main__":
