@@ -93,6 +93,7 @@ def run_in_turns(record: ServedComparison, wanted: Sequence[ServedCombination], 
 @click.option("--pairs", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--wrap", default="", help="A command to put before every pair, such as `taskset -c 2,3`.")
+@click.option("--add", is_flag=True, help="Keep what the file holds of other combinations.")
 def main(
     folder: Path,
     models: Path,
@@ -107,12 +108,19 @@ def main(
     pairs: int,
     threads: int,
     wrap: str,
+    add: bool,
 ) -> None:
     """Measure both servers in turns."""
     folder, models = folder.absolute(), models.absolute()
-    versions = {"homenode": own_version(), "llama-server": _version(folder)}
-    record = ServedComparison(machine(), versions, {"requests": requests, "prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens})
+    record = ServedComparison(machine(), {}, {"requests": requests, "prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens})
+    if add and out.exists():
+        found = ServedComparison.load_file(out)
+        if found.load != record.load:
+            raise click.UsageError(f"{out} was measured with other requests or tokens: {found.load}")
+        record = found
+    record.versions |= {"homenode": own_version(), "llama-server": _version(folder)}
     wanted = [ServedCombination(shape, f, n, "llama-server", v) for f in formats for n in clients for v in variants]
+    record.forget(wanted)
     run_in_turns(record, wanted, pairs, Place(folder, models, threads, tuple(shlex.split(wrap))), out)
 
 

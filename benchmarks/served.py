@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -64,6 +64,12 @@ class ServedComparison:
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         fresh.replace(path)
+
+    def forget(self, combinations: Iterable[ServedCombination]) -> None:
+        """Let go of what was measured of these, to measure it again."""
+        again = set(combinations)
+        self.pairs = [pair for pair in self.pairs if pair.combination not in again]
+        self.skipped = [line for line in self.skipped if not line.startswith(tuple(f"{c.name}:" for c in again))]
 
     def counted(self, combination: ServedCombination) -> list[ServedPair]:
         """The pairs that count."""

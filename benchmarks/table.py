@@ -17,20 +17,26 @@ _DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = _DOCS / "performance.md"
 # By the name of the markers.
 RECORDS = {"comparison": _DOCS / "comparison.json", "comparison without AVX-512": _DOCS / "comparison-avx2.json"}
-SERVED_RECORD = _DOCS / "comparison-served.json"
+SERVED_RECORDS = {
+    "served comparison": _DOCS / "comparison-served.json",
+    "served comparison without AVX-512": _DOCS / "comparison-served-avx2.json",
+}
 _BEHIND = 1.0
 
 
-def page(text: str, records: Mapping[str, Comparison], served: ServedComparison) -> str:
+def page(text: str, records: Mapping[str, Comparison], served: Mapping[str, ServedComparison]) -> str:
     """The page with its tables made anew."""
     for name, record in records.items():
         text = replaced(text, name, comparison_text(record))
-    return replaced(text, "served comparison", served_text(served))
+    for name, of_clients in served.items():
+        text = replaced(text, name, served_text(of_clients))
+    return text
 
 
 def page_of_records(text: str) -> str:
     """The page as what lies next to it says."""
-    return page(text, {name: Comparison.load(file) for name, file in RECORDS.items()}, ServedComparison.load_file(SERVED_RECORD))
+    served = {name: ServedComparison.load_file(file) for name, file in SERVED_RECORDS.items()}
+    return page(text, {name: Comparison.load(file) for name, file in RECORDS.items()}, served)
 
 
 def replaced(text: str, name: str, fresh: str) -> str:

@@ -93,3 +93,14 @@ def test_the_table_of_served_loads(tmp_path: Path) -> None:
     assert text.startswith("Behind:\n\n- qwen2.5-0.5b Q8_0, 8 clients, llama-server, default: time to first token\n")
     assert "1 pairs count; during 0 of them" in text
     assert "llama-server, default | 3.00x (100) | 600 ms | 60.0 ms |" in text
+
+
+def test_what_is_measured_again_replaces_what_was_known_of_it_alone() -> None:
+    pairs = [
+        ServedPair(ServedCombination("s", "Q8_0", n, "llama-server", "default"), figures(2, 1, 1), figures(1, 1, 1), None, [])
+        for n in (8, 32)
+    ]
+    first, other = (pair.combination for pair in pairs)
+    record = ServedComparison({}, {}, {}, skipped=[f"{first.name}: no answer", f"{other.name}: no answer"], pairs=pairs)
+    record.forget([first])
+    assert record.pairs == pairs[1:] and record.skipped == [f"{other.name}: no answer"]
