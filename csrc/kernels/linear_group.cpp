@@ -13,7 +13,8 @@ namespace {
 // Bytes of weights that stay in the first-level cache while all the tokens at hand pass, and those that follow them come in: a third of it each,
 // and a third for the activations.
 constexpr int64_t kSliceBytes = 16 << 10;
-constexpr int kPartSteps = 8;  // lines of a part
+constexpr int kPartSteps = 8;      // lines of a part
+constexpr int kAskingColumns = 2;  // with which a tile of a float format asks for weights
 
 // Columns multiplied with all the tokens at hand before the next: about equal slices of whole steps and whole parts.
 int64_t slice_columns(PackedStep step, int64_t columns) {
@@ -87,11 +88,17 @@ void GroupProduct::multiply(const uint8_t* packed, int64_t first, int64_t n, flo
 }
 
 void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
-  const int64_t at_once = n <= floats_->max_tokens ? rows_.columns : slice_columns(step_, rows_.columns);
+  const int64_t tiles = ceiling_of(n, floats_->max_tokens), at_once = tiles == 1 ? rows_.columns : slice_columns(step_, rows_.columns);
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
+    const int64_t steps = ceiling_of(s.columns, kAskingColumns);
+    const uint8_t* from = s.weights + (tiles == 1 ? bytes_ahead_ : s.bytes);
+    int64_t lines = ceiling_of(s.bytes, kCacheLine), tiles_left = tiles;
     each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
-      floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows);
+      const Ahead ahead{from, int(ceiling_of(lines, tiles_left-- * steps))};
+      floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, ahead);
+      const int64_t asked = std::min(lines, ahead.lines * steps);
+      from += asked * kCacheLine, lines -= asked;
     });
   }
 }

@@ -23,18 +23,18 @@ struct alignas(64) EncodedPart {
 static_assert(sizeof(EncodedPart) == 64);
 constexpr int kEighths = 8;  // values of q
 
-// Adds to sums[token][32] the products of `tokens` activation rows with `columns` columns of one packed group.
-// `rows` is the first of these columns in the first row, `stride` the bytes from row to row: EncodedPart for block formats, bfloat16 for BF16
-// where the level has `round`, else float. Every level may take up to kMaxTileTokens.
-using TileFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums);
-
-// Weights that will be wanted later: a tile asks for so many cache lines of them with each part it multiplies, to have them come meanwhile. The
-// addresses may lie behind the weights: asking for those does nothing.
+// Weights that will be wanted later: a tile asks for so many cache lines of them with each part (or two columns) it multiplies, to have them come
+// meanwhile. The addresses may lie behind the weights: asking for those does nothing.
 struct Ahead {
   const uint8_t* from;
   int lines;
 };
 constexpr int kCacheLine = 64;
+
+// Adds to sums[token][32] the products of `tokens` activation rows with `columns` columns of one packed group.
+// `rows` is the first of these columns in the first row, `stride` the bytes from row to row: EncodedPart for block formats, bfloat16 for BF16
+// where the level has `round`, else float. Every level may take up to kMaxTileTokens.
+using TileFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead ahead);
 
 // The same, spread evenly over the products of a part: many at once would keep the reads that are due waiting.
 struct SpreadAhead {

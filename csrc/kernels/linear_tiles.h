@@ -43,25 +43,11 @@ constexpr void fill_codings(LinearTable& table) {
   if constexpr (N + 1 < kCodingCount) fill_codings<N + 1>(table);
 }
 
-template <int M = 1>
-constexpr void fill_floats(Tiles& f32, Tiles& f16) {
-  f32.tile[M - 1] = tile_f32<M>;
-  f16.tile[M - 1] = tile_f16<M>;
-  f32.max_tokens = f16.max_tokens = M;
-  if constexpr (M < kFloatTokens) fill_floats<M + 1>(f32, f16);
-}
-
-template <int M = 1>
-constexpr void fill_bf16(Tiles& tiles) {
-  tiles.tile[M - 1] = tile_bf16<M>;
-  tiles.max_tokens = M;
-  if constexpr (M < kPairTokens) fill_bf16<M + 1>(tiles);
-}
-
 constexpr LinearTable make_table() {
   LinearTable table{};
-  fill_floats(table.floats[0], table.floats[1]);
-  fill_bf16(table.floats[2]);
+  fill_tiles<F32Columns, kFloatTokens>(table.floats[0]);
+  fill_tiles<F16Columns, kFloatTokens>(table.floats[1]);
+  fill_tiles<Bf16Columns, kPairTokens>(table.floats[2]);
   fill_codings(table);
   table.encode = encode_parts;
   table.store = store_tile;

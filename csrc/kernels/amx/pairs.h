@@ -56,7 +56,7 @@ void multiply_pairs(int tokens, const uint8_t* packed, int64_t columns, const ui
 }
 
 template <int M>
-void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums) {
+void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead) {
   multiply_pairs(M, packed, columns, rows, stride, sums);
 }
 

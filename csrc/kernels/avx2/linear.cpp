@@ -25,6 +25,7 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) {
 }  // namespace
 }  // namespace homenode
 
+#include "kernels/avx2/half_groups.h"
 #include "kernels/avx2/halved.h"
 #include "kernels/avx2/pairs.h"
 #include "kernels/avx2/panel.h"
@@ -37,7 +38,10 @@ constexpr LinearTable make_avx2_table() {
   LinearTable table = make_table();
   // On Zen 3 weights asked for less than a page ahead come at the speed of reading, those further ahead at 85 % of it.
   table.bytes_ahead = 2 << 10;
-  fill_pairs(table.floats[2]);
+  fill_half_groups<F32Columns>(table.floats[0]);
+  fill_half_groups<F16Columns>(table.floats[1]);
+  table.floats[2].tile[2] = tile_triple;
+  fill_half_groups<Bf16Columns>(table.floats[2]);
   fill_panels(table);
   fill_halved(table);
   return table;

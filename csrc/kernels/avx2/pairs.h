@@ -1,6 +1,5 @@
-// BF16 tiles of one to three tokens, which ask for their weights: the values of linear_floats.h. Of three, twelve sums, three activations and a vector of
-// weights fill all sixteen registers. The compiler does not find a way to do it: it moves sums to memory and back with every column. So two columns are
-// written out.
+// BF16 tiles of three tokens: the values of linear_floats.h. Twelve sums, three activations and a vector of weights fill all sixteen registers. The
+// compiler does not find a way to do it: it moves sums to memory and back with every column. So two columns are written out.
 #pragma once
 #include "kernels/linear_floats.h"
 
@@ -8,26 +7,6 @@ namespace homenode {
 namespace {
 
 constexpr int kTripleTokens = 3;
-
-// How far ahead weights are asked for: the processor by itself sees the next ones too late. Beyond the end it does nothing.
-constexpr int kPairBytesAhead = 2 << 10;
-HOMENODE_INLINE void expect_pairs(const uint8_t* packed) {
-  __builtin_prefetch(packed + kPairBytesAhead);
-  __builtin_prefetch(packed + kPairBytesAhead + kCacheLine);
-}
-
-template <int M>
-void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums) {
-  Block<M> f;
-  load_sums<M>(sums, f);
-  for (; columns > 1; columns -= 2, packed += 4 * kGroupRows, x += 8) {
-    expect_pairs(packed);
-    add_column<M>([packed](int v) { return first_of_pair(packed + v * kVectorBytes); }, x, stride, f);
-    add_column<M>([packed](int v) { return second_of_pair(packed + v * kVectorBytes); }, x + 4, stride, f);
-  }
-  if (columns > 0) add_column<M>([packed](int v) { return first_of_pair(packed + v * kVectorBytes); }, x, stride, f);
-  store_sums<M>(f, sums);
-}
 
 // Weights of eight rows, in the first of the registers 12 .. 15: the first or the second column of each pair at `at`; times the activations of three tokens.
 #define HOMENODE_FIRST(at) "vmovdqu " #at "(%[packed]),%%ymm12\nvpslld $16,%%ymm12,%%ymm12\n"
@@ -40,12 +19,12 @@ void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
   choose(0) HOMENODE_THREE(a0, b0, c0) choose(32) HOMENODE_THREE(a1, b1, c1) choose(64) HOMENODE_THREE(a2, b2, c2) \
   choose(96) HOMENODE_THREE(a3, b3, c3)
 
-void tile_triple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums) {
+void tile_triple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Ahead ahead) {
   const Ints mask = broadcast_int(int32_t(0xffff0000));
   Block<kTripleTokens> f;
   load_sums<kTripleTokens>(sums, f);
   for (; columns > 1; columns -= 2, packed += 4 * kGroupRows, x += 8) {
-    expect_pairs(packed);
+    expect(ahead);
     asm(HOMENODE_COLUMN(0, HOMENODE_FIRST) HOMENODE_COLUMN(4, HOMENODE_SECOND)
         : [a0] "+x"(f[0][0]), [a1] "+x"(f[0][1]), [a2] "+x"(f[0][2]), [a3] "+x"(f[0][3]), [b0] "+x"(f[1][0]), [b1] "+x"(f[1][1]), [b2] "+x"(f[1][2]),
           [b3] "+x"(f[1][3]), [c0] "+x"(f[2][0]), [c1] "+x"(f[2][1]), [c2] "+x"(f[2][2]), [c3] "+x"(f[2][3])
@@ -61,13 +40,6 @@ void tile_triple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
 #undef HOMENODE_THREE
 #undef HOMENODE_ACTIVATIONS
 #undef HOMENODE_COLUMN
-
-constexpr void fill_pairs(Tiles& tiles) {
-  tiles.tile[0] = tile_asking<1>;
-  tiles.tile[1] = tile_asking<2>;
-  tiles.tile[kTripleTokens - 1] = tile_triple;
-  tiles.max_tokens = kTripleTokens;
-}
 
 }  // namespace
 }  // namespace homenode

@@ -8,17 +8,13 @@
 //                    of 16 bits take the same four instructions for 32 products, and no widening
 // The compiler would rather sum products as a tree, which has no room in sixteen registers, and load what two products take twice: hence in_register.
 #pragma once
+#include "kernels/avx2/in_register.h"
 #include "kernels/linear_coded.h"
 
 namespace homenode {
 namespace {
 
 constexpr int kPanelTokens = 2;
-
-HOMENODE_INLINE Ints in_register(Ints x) {
-  asm("" : "+x"(x));
-  return x;
-}
 
 // Codes that are multiplied as 16-bit numbers, less their zero.
 constexpr bool is_wide(const Coding& c) { return c.zero == 128; }

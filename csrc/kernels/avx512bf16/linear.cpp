@@ -29,7 +29,7 @@ inline __m512bh broadcast_pair(const uint8_t* p) {
 }
 
 template <int M>
-void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums) {
+void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead) {
   __m512 f[M][kVectors];
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
