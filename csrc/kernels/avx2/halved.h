@@ -59,10 +59,13 @@ HOMENODE_INLINE void add_halved(const uint8_t* lines, const Floats (&scale)[kVec
   }
 }
 
-template <Coding C, int Step = 0>
-HOMENODE_INLINE void expect_part(const SpreadAhead& ahead) {
-  expect_step<C, Step>(ahead);
-  if constexpr (Step < 7) expect_part<C, Step + 1>(ahead);
+// Asks for token `m`'s share of the weights that are due with a part: spread over the tokens, they do not keep the reads at hand waiting.
+template <Coding C, int M>
+HOMENODE_INLINE void expect_share(const SpreadAhead& ahead, int m) {
+  constexpr int kLines = (Packed<C>::bytes + kCacheLine - 1) / kCacheLine, kShare = (kLines + M - 1) / M;
+  const uint8_t* from = ahead.from + kCacheLine * kShare * m;
+#pragma GCC unroll 16
+  for (int i = 0; i < kShare; ++i) __builtin_prefetch(from + kCacheLine * i, 0, 3);
 }
 
 template <Coding C, int M>
@@ -75,11 +78,11 @@ void tile_halved(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
       for (int m = 0; m < M; ++m) halve(x + m * stride + p * sizeof(EncodedPart), halves[p][m]);
     }
     for (int p = 0; p < now; ++p, packed += At::bytes, x += sizeof(EncodedPart), ahead.from += ahead.advance) {
-      expect_part<C>(ahead);
       Floats scale[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) scale[v] = load_scales<C>(packed + 2 * kLanes * v);
       for (int m = 0; m < M; ++m) {
+        expect_share<C, M>(ahead, m);
         add_halved<C>(packed + At::head, scale, reinterpret_cast<const EncodedPart*>(x + m * stride), halves[p][m], total + kGroupRows * m);
       }
     }
