@@ -64,7 +64,7 @@ int64_t block_tokens(const LinearTable& table, int64_t tokens, int64_t row_bytes
 }
 
 GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const LinearTable& table)
-    : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)), bytes_ahead_(table.bytes_ahead) {
+    : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)), bytes_ahead_{table.bytes_ahead, table.bytes_ahead_of_four} {
   if (const Coding* coding = coding_of(w.format)) {
     const auto& panels = table.panels[coding - kCodings];
     coded_ = &table.coded[coding - kCodings];
@@ -92,7 +92,7 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
     const int64_t steps = ceiling_of(s.columns, kAskingColumns);
-    const uint8_t* from = s.weights + (tiles == 1 ? bytes_ahead_ : s.bytes);
+    const uint8_t* from = s.weights + (tiles == 1 ? bytes_ahead(n) : s.bytes);
     int64_t lines = ceiling_of(s.bytes, kCacheLine), tiles_left = tiles;
     each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
       const Ahead ahead{from, int(ceiling_of(lines, tiles_left-- * steps))};
@@ -105,7 +105,7 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
 
 void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
   if (n <= coded_->max_tokens) {
-    const SpreadAhead ahead{packed + bytes_ahead_, kPartSteps, group_bytes_ / (rows_.columns / kPartColumns)};
+    const SpreadAhead ahead{packed + bytes_ahead(n), kPartSteps, group_bytes_ / (rows_.columns / kPartColumns)};
     coded_->tile[n - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums, ahead);
     return;
   }

@@ -41,6 +41,7 @@ class GroupProduct {
     int64_t columns, bytes;  // bytes: of the weights
   };
   Slice slice(const uint8_t* packed, int64_t first, int64_t column, int64_t columns) const;
+  int64_t bytes_ahead(int64_t tokens) const { return bytes_ahead_[tokens >= 4]; }
   void multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
   void multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
   void multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const;
@@ -50,7 +51,7 @@ class GroupProduct {
   const PanelTiles* panels_ = nullptr;  // null where there are none
   PackedStep step_;
   ActivationRows rows_;
-  int64_t group_bytes_, bytes_ahead_;
+  int64_t group_bytes_, bytes_ahead_[2];  // with fewer than four tokens, and with four and more
 };
 
 }  // namespace homenode

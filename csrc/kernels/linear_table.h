@@ -104,8 +104,9 @@ struct LinearTable {
   // Activations that stay in the second-level cache while the weights of a piece pass, beside what passes and the sums. Processors with AVX-512 VNNI
   // have 1 MiB of it and more.
   int64_t block_bytes = 512 << 10;
-  // How far ahead a single tile of a block format asks for its weights.
+  // How far ahead a single tile asks for its weights: of fewer tokens than four, and of more, with which as many bytes take longer.
   int64_t bytes_ahead = 8 << 10;
+  int64_t bytes_ahead_of_four = 8 << 10;
   Tiles floats[kFloatFormats];
   CodedTiles coded[kCodingCount];  // in the order of kCodings
   PanelTiles panels[kCodingCount];  // the same values, faster for many tokens; `unpack` is null where a level has none

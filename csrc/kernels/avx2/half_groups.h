@@ -9,8 +9,6 @@
 namespace homenode {
 namespace {
 
-constexpr int kHalfVectors = kVectors / 2;
-constexpr int kHalfRows = kGroupRows / 2;
 constexpr int kMostHalfTokens = 6;
 constexpr int64_t kBlockColumns = 64;  // whose weights and activations stay in the first cache from one half to the other
 

@@ -25,6 +25,7 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) {
 }  // namespace
 }  // namespace homenode
 
+#include "kernels/avx2/half_coded.h"
 #include "kernels/avx2/half_groups.h"
 #include "kernels/avx2/halved.h"
 #include "kernels/avx2/pairs.h"
@@ -36,13 +37,16 @@ namespace {
 
 constexpr LinearTable make_avx2_table() {
   LinearTable table = make_table();
-  // On Zen 3 weights asked for less than a page ahead come at the speed of reading, those further ahead at 85 % of it.
+  // On Zen 3 weights asked for less than a page ahead come at the speed of reading, those further ahead at 85 % of it; but where tokens take longer than
+  // that, they had better come early.
   table.bytes_ahead = 2 << 10;
+  table.bytes_ahead_of_four = 6 << 10;
   fill_half_groups<F32Columns>(table.floats[0]);
   fill_half_groups<F16Columns>(table.floats[1]);
   table.floats[2].tile[2] = tile_triple;
   fill_half_groups<Bf16Columns>(table.floats[2]);
   fill_panels(table);
+  fill_half_coded(table);
   fill_halved(table);
   return table;
 }

@@ -226,14 +226,21 @@ constexpr PanelFunction tile_of() {
   else return tile_bytes<C, M>;
 }
 
+// From how many tokens on unpacking pays. Bytes and codes of up to six bits have tiles for few tokens that take them as they are (halved.h,
+// half_coded.h); nibbles alone are soon taken apart by these.
+constexpr int least_tokens(const Coding& c) {
+  if (is_wide(c)) return c.low_bits == 8 ? 12 : 6;
+  if (c.low_bits == 2) return 4;
+  return stays_packed(c) ? 9 : 5;
+}
+
 template <int N = 0>
 constexpr void fill_panels(LinearTable& table) {
   constexpr Coding C = kCodings[N];
   static_assert(!is_wide(C) || (halves_of(C) == 1 && C.minimum == Minimum::none && C.parts <= kWideParts));
   PanelTiles& tiles = table.panels[N];
   tiles.unpack = unpack_panel<C>;
-  // Bytes have tiles for few tokens (halved.h), and halves of bytes are soon taken apart.
-  tiles.least_tokens = is_wide(C) && C.low_bits == 8 ? 12 : is_wide(C) || stays_packed(C) ? 6 : 4;
+  tiles.least_tokens = least_tokens(C);
   tiles.max_parts = is_wide(C) ? kWideParts : kPanelParts / halves_of(C);
   tiles.max_tokens = kPanelTokens;
   tiles.tile[0] = tile_of<C, 1>();
