@@ -34,8 +34,22 @@ void each_tile(int64_t n, int64_t most, F&& tile) {
   }
 }
 
-// Of `bytes` weights after `from`, what each part of each tile is to ask for.
-Ahead ahead_of(const uint8_t* from, int64_t bytes, int64_t asking) { return {from, int(ceiling_of(ceiling_of(bytes, kCacheLine), asking))}; }
+// Asks for some weights evenly over the steps of several tiles, and for nothing once that is done.
+class Asking {
+ public:
+  Asking(const uint8_t* from, int64_t bytes, int64_t steps) : from_(from), lines_(ceiling_of(bytes, kCacheLine)), steps_(steps) {}
+  // What a tile of `steps` is to ask for with each.
+  Ahead next(int64_t steps) {
+    const Ahead ahead{from_, int(ceiling_of(lines_, steps_))};
+    const int64_t asked = std::min(lines_, ahead.lines * steps);
+    from_ += asked * kCacheLine, lines_ -= asked, steps_ -= steps;
+    return ahead;
+  }
+
+ private:
+  const uint8_t* from_;
+  int64_t lines_, steps_;  // left
+};
 
 // Asks for a line to be this thread's alone.
 inline void expect_written(const uint8_t* line) {
@@ -92,13 +106,9 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
     const int64_t steps = ceiling_of(s.columns, kAskingColumns);
-    const uint8_t* from = s.weights + (tiles == 1 ? bytes_ahead(n) : s.bytes);
-    int64_t lines = ceiling_of(s.bytes, kCacheLine), tiles_left = tiles;
+    Asking asking(s.weights + (tiles == 1 ? bytes_ahead(n) : s.bytes), s.bytes, tiles * steps);
     each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
-      const Ahead ahead{from, int(ceiling_of(lines, tiles_left-- * steps))};
-      floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, ahead);
-      const int64_t asked = std::min(lines, ahead.lines * steps);
-      from += asked * kCacheLine, lines -= asked;
+      floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, asking.next(steps));
     });
   }
 }
@@ -130,12 +140,11 @@ void GroupProduct::multiply_panels(const uint8_t* packed, int64_t first, int64_t
     const Slice s = slice(packed, first, column, at_once);
     const int64_t parts = s.columns / kPartColumns;
     const Panel panel = panels_->unpack(s.weights, parts, space);
-    Ahead ahead = ahead_of(s.weights + s.bytes, s.bytes, tiles * parts);
+    Asking asking(s.weights + s.bytes, s.bytes, tiles * parts);
     const bool last = column + at_once >= rows_.columns;
     each_tile(n, panels_->max_tokens, [&](int64_t token, int64_t count) {
       if (last) expect_written(to, token, count);
-      panels_->tile[count - 1](panel, parts, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, column == 0, ahead);
-      ahead.from += parts * ahead.lines * kCacheLine;
+      panels_->tile[count - 1](panel, parts, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, column == 0, asking.next(parts));
     });
   }
 }
