@@ -181,7 +181,7 @@ HOMENODE_INLINE void sum_wide(const uint8_t* codes, const uint8_t* wide, Sums<M>
   for (int line = 0; line < 16; ++line) {  // of even columns, of odd ones, and so on
     Ints row[M];
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) row[m] = in_register(broadcast_bytes4(wide + m * kWideParts * kWideCodes + line % 2 * kPartColumns + 4 * (line / 2)));
+    for (int m = 0; m < M; ++m) row[m] = in_register(broadcast_bytes4(wide + m * kWideCodes + line % 2 * kPartColumns + 4 * (line / 2)));
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       const Ints w = in_register(load_bytes(codes + kLineBytes * line + kVectorBytes * v));
@@ -194,27 +194,32 @@ HOMENODE_INLINE void sum_wide(const uint8_t* codes, const uint8_t* wide, Sums<M>
   }
 }
 
-// The activations' codes are widened for all parts first, so that none is read before it has reached the cache.
+// The codes of a part of M tokens, as 16-bit numbers.
+template <int M>
+HOMENODE_INLINE void widen(const uint8_t* x, size_t stride, uint8_t* to) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m, to += kWideCodes) {
+    const Ints both = load_bytes(x + m * stride);
+    store_ints(to, even_bytes(both));
+    store_ints(to + kPartColumns, odd_bytes(both));
+  }
+}
+
+// The activations' codes are widened a part ahead, while the units that multiply are busy with the one before.
 template <Coding C, int M>
 void tile_wide(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Ahead ahead) {
   const uint8_t *codes = panel.codes, *scales = panel.factors;
-  alignas(64) uint8_t widened[M * kWideParts * kWideCodes];
-  for (int m = 0; m < M; ++m) {
-    uint8_t* to = widened + m * kWideParts * kWideCodes;
-    for (int64_t p = 0; p < parts; ++p, to += kWideCodes) {
-      const Ints both = load_bytes(x + m * stride + p * sizeof(EncodedPart));
-      store_ints(to, even_bytes(both));
-      store_ints(to + kPartColumns, odd_bytes(both));
-    }
-  }
+  alignas(64) uint8_t widened[2][M * kWideCodes];
+  widen<M>(x, stride, widened[0]);
   Block<M> f;
   if (first) set_zero<M>(f);
   else load_sums<M>(total, f);
-  for (const uint8_t* wide = widened; parts > 0; --parts, codes += kWidePart, scales += kPartScales<C>, x += sizeof(EncodedPart), wide += kWideCodes) {
+  for (int now = 0; parts > 0; --parts, now ^= 1, codes += kWidePart, scales += kPartScales<C>, x += sizeof(EncodedPart)) {
     expect(ahead);
     expect_next<M>(x, stride);
+    if (parts > 1) widen<M>(x + sizeof(EncodedPart), stride, widened[now ^ 1]);
     Sums<M> sums;
-    sum_wide<M>(codes, wide, sums);
+    sum_wide<M>(codes, widened[now], sums);
     add_scaled<C, M, 0>(sums, scales, x, stride, f);
   }
   store_sums<M>(f, total);
