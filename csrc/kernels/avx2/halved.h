@@ -62,10 +62,9 @@ HOMENODE_INLINE void add_halved(const uint8_t* lines, const Floats (&scale)[kVec
 // Asks for token `m`'s share of the weights that are due with a part: spread over the tokens, they do not keep the reads at hand waiting.
 template <Coding C, int M>
 HOMENODE_INLINE void expect_share(const SpreadAhead& ahead, int m) {
-  constexpr int kLines = (Packed<C>::bytes + kCacheLine - 1) / kCacheLine, kShare = (kLines + M - 1) / M;
-  const uint8_t* from = ahead.from + kCacheLine * kShare * m;
-#pragma GCC unroll 16
-  for (int i = 0; i < kShare; ++i) __builtin_prefetch(from + kCacheLine * i, 0, 3);
+  constexpr int kLines = (Packed<C>::bytes + kCacheLine - 1) / kCacheLine;
+  const int due = kLines * ahead.steps / 8;
+  for (int i = due * m / M; i < due * (m + 1) / M; ++i) __builtin_prefetch(ahead.from + kCacheLine * i, 0, 3);
 }
 
 template <Coding C, int M>
