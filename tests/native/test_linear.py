@@ -189,7 +189,7 @@ def test_codes_at_their_extremes_do_not_saturate(backend: NativeBackend, tmp_pat
     x[1], x[2, ::2] = -x[1], -x[2, ::2]
     x[3:] = np.resize(x[:3], (21, 256))  # enough rows for the tiles of many tokens
     bound = 260 * 2.0**-24 * np.abs(w).sum(1) + 1e-30
-    for rows in (x, x[:5]):
+    for rows in (x, x[:5], x[:4], x[:3]):
         assert (np.abs(multiply(backend, rows, weight) - rows @ w.T) <= bound).all()
 
 
