@@ -25,8 +25,8 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) {
 }  // namespace
 }  // namespace homenode
 
-#include "kernels/avx2/half_coded.h"
-#include "kernels/avx2/half_groups.h"
+#include "kernels/avx2/half_groups_coded.h"
+#include "kernels/avx2/half_groups_floats.h"
 #include "kernels/avx2/halved.h"
 #include "kernels/avx2/pairs.h"
 #include "kernels/avx2/panel.h"

@@ -232,7 +232,7 @@ constexpr PanelFunction tile_of() {
 }
 
 // From how many tokens on unpacking pays. Bytes and codes of up to six bits have tiles for few tokens that take them as they are (halved.h,
-// half_coded.h); nibbles alone are soon taken apart by these.
+// half_groups_coded.h); nibbles alone are soon taken apart by these.
 constexpr int least_tokens(const Coding& c) {
   if (is_wide(c)) return c.low_bits == 8 ? 12 : 6;
   if (c.low_bits == 2) return 4;
