@@ -85,6 +85,13 @@ HOMENODE_INLINE void expect_step(const SpreadAhead& ahead) {
   for (int i = kLines * Step / 8; i < kLines * (Step + 1) / 8; ++i) __builtin_prefetch(ahead.from + kCacheLine * i, 0, 3);
 }
 
+// Lines to ask for in each of `times` equal shares of a part's work, where its lines are gone through more than once.
+template <Coding C>
+HOMENODE_INLINE int lines_of_share(const SpreadAhead& ahead, int times) {
+  constexpr int kLines = (Packed<C>::bytes / C.parts + kCacheLine - 1) / kCacheLine;
+  return (kLines * ahead.steps / 8 + times - 1) / times;
+}
+
 // Adds the products of the lines of a sum. Lines that share bytes follow each other.
 template <Coding C, int M, int H, int Step = 0>
 HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t stride, Sums<M>& run, Sums<M>& sums, const SpreadAhead& ahead) {

@@ -3,19 +3,18 @@
 // Sixteen registers hold the integer sums of two tokens and 32 rows, or of four tokens and 16 rows. The second is better from three tokens on: codes are
 // taken apart once for all of them, and that costs as much as half the products of a token.
 #pragma once
+#include "kernels/avx2/half_groups.h"
 #include "kernels/avx2/panel.h"
 
 namespace homenode {
 namespace {
 
-constexpr int kHalfVectors = kVectors / 2;
-constexpr int kHalfRows = kGroupRows / 2;
 constexpr int kMostHalfCoded = 4;
 
 template <int M>
 using HalfSums = Ints[M][kHalfVectors];
 
-// The integer sums of half `H` of a part (or the whole), less what the codes' zero adds, for the 16 rows whose lines begin at `lines`.
+// The integer sums of half `H` of a part (or the whole) for the 16 rows whose lines begin at `lines`.
 template <Coding C, int M, int H, int Step = 0>
 HOMENODE_INLINE void sum_half_lines(const uint8_t* lines, const uint8_t* x, size_t stride, HalfSums<M>& run, HalfSums<M>& sums) {
   constexpr int kRun = kRunLines<C>;
@@ -100,23 +99,19 @@ HOMENODE_INLINE void add_half_part(const BlockScale (&block)[kVectors], const ui
   }
 }
 
-template <Coding C, int Step, int End>
-HOMENODE_INLINE void expect_steps(const SpreadAhead& ahead) {
-  expect_step<C, Step>(ahead);
-  if constexpr (Step + 1 < End) expect_steps<C, Step + 1, End>(ahead);
-}
-
 template <Coding C, int M>
 void tile_half_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadAhead ahead) {
   using At = Packed<C>;
+  const int lines = lines_of_share<C>(ahead, 2);
   for (; columns > 0; columns -= At::columns, packed += At::bytes) {
     BlockScale block[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) block[v] = block_scale<C>(packed, v);
     for (const uint8_t* at = packed + At::head; at < packed + At::bytes; at += At::part, x += sizeof(EncodedPart), ahead.from += ahead.advance) {
-      expect_steps<C, 0, 4>(ahead);
+      Ahead share{ahead.from, lines};
+      expect(share);
       add_half_part<C, M, 0>(block, at, x, stride, total);
-      expect_steps<C, 4, 8>(ahead);
+      expect(share);
       add_half_part<C, M, kHalfVectors>(block, at, x, stride, total);
     }
   }

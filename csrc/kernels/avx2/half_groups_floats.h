@@ -4,6 +4,7 @@
 // one half of the group's rows, then for the other: no weight is read or widened again, as it would be by a second tile, and weights for twice as many
 // products come from memory meanwhile.
 #pragma once
+#include "kernels/avx2/half_groups.h"
 #include "kernels/linear_floats.h"
 
 namespace homenode {

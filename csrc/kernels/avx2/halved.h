@@ -59,18 +59,11 @@ HOMENODE_INLINE void add_halved(const uint8_t* lines, const Floats (&scale)[kVec
   }
 }
 
-// Asks for token `m`'s share of the weights that are due with a part: spread over the tokens, they do not keep the reads at hand waiting.
-template <Coding C, int M>
-HOMENODE_INLINE void expect_share(const SpreadAhead& ahead, int m) {
-  constexpr int kLines = (Packed<C>::bytes + kCacheLine - 1) / kCacheLine;
-  const int due = kLines * ahead.steps / 8;
-  for (int i = due * m / M; i < due * (m + 1) / M; ++i) __builtin_prefetch(ahead.from + kCacheLine * i, 0, 3);
-}
-
 template <Coding C, int M>
 void tile_halved(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadAhead ahead) {
   using At = Packed<C>;
   alignas(64) uint8_t halves[kHalvedParts][M][2 * kPartColumns];
+  const int lines = lines_of_share<C>(ahead, M);
   for (int64_t parts = columns / kPartColumns; parts > 0; parts -= kHalvedParts) {
     const int now = int(parts < kHalvedParts ? parts : kHalvedParts);
     for (int p = 0; p < now; ++p) {
@@ -80,8 +73,9 @@ void tile_halved(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
       Floats scale[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) scale[v] = load_scales<C>(packed + 2 * kLanes * v);
+      Ahead share{ahead.from, lines};
       for (int m = 0; m < M; ++m) {
-        expect_share<C, M>(ahead, m);
+        expect(share);
         add_halved<C>(packed + At::head, scale, reinterpret_cast<const EncodedPart*>(x + m * stride), halves[p][m], total + kGroupRows * m);
       }
     }

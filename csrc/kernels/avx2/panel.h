@@ -8,7 +8,7 @@
 //                    of 16 bits take the same four instructions for 32 products, and no widening
 // The compiler would rather sum products as a tree, which has no room in sixteen registers, and load what two products take twice: hence in_register.
 #pragma once
-#include "kernels/avx2/in_register.h"
+#include "kernels/simd/in_register.h"
 #include "kernels/linear_coded.h"
 
 namespace homenode {

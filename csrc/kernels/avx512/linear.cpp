@@ -3,7 +3,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
-#include "kernels/avx512/in_register.h"
+#include "kernels/simd/in_register.h"
 #include "quant/coding.h"
 
 namespace homenode {

@@ -14,7 +14,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "kernels/simd/avx512.h"
 
-#include "kernels/avx512/in_register.h"
+#include "kernels/simd/in_register.h"
 #include "kernels/avx512bf16/soften.h"
 #include "kernels/simd/table.h"
 

@@ -6,7 +6,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
-#include "kernels/avx512/in_register.h"
+#include "kernels/simd/in_register.h"
 #include "kernels/linear_table.h"
 
 namespace homenode {
