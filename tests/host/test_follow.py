@@ -86,6 +86,8 @@ def _engine(*words: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     with subprocess.Popen([sys.executable, "-c", ENGINE, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
         assert engine.stdin and engine.stdout
         pids = [int(word) for word in engine.stdout.readline().split()]
+        # Who starts a program may go on before the program's words and variables can be read.
+        _until(lambda: all(Path(f"/proc/{pid}/environ").read_bytes() for pid in pids), "the children have no variables")
         yield engine, pids
         engine.stdin.close()
         engine.wait(DEADLINE_S)
@@ -173,11 +175,12 @@ def test_a_refused_worker_is_said_once_and_the_others_are_bound() -> None:
 NAMING = """
 import os, subprocess, sys
 CHILD = '''
-import ctypes, sys, threading
+import ctypes, os, sys, threading
 def work(name, named):
     ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
     named.set()
     threading.Event().wait()
+print(os.getpid(), flush=True)
 for line in sys.stdin:
     if line[0] == "=":
         with open(f"/proc/self/task/{thread.native_id}/comm", "w") as name:
@@ -190,7 +193,6 @@ for line in sys.stdin:
     print("named", flush=True)
 '''
 child = subprocess.Popen([sys.executable, "-c", CHILD], env={**os.environ, "LOCAL_RANK": "0"})
-print(child.pid, flush=True)
 child.wait()
 """
 
