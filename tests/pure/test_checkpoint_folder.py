@@ -261,7 +261,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "mixture of experts": ({"architectures": ["DeepseekV3ForCausalLM"]}, "DeepseekV3ForCausalLM"),
     "another head": ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
     "no architecture": ({"architectures": "absent", "model_type": "absent"}, "'none' is not supported"),
-    "quantised weights": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised by 'gptq'"),
+    "quantised weights": ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "quantised by 'hqq'"),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     "another rope": ({"rope_scaling": {"rope_type": "longrope", "factor": 4}}, "rope scaling 'longrope'"),
     "ropes by layer": ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between kinds of layers"),

@@ -113,6 +113,10 @@ class Fields:
             raise self.wrong(key, value, "an object")
         return Fields(self.path, {f"{self._prefix}{key}.{name}": inner for name, inner in value.items()}, f"{self._prefix}{key}.")
 
+    def names(self) -> tuple[str, ...]:
+        """The keys there are."""
+        return tuple(key.removeprefix(self._prefix) for key in self._values)
+
     def holds_tables(self) -> bool:
         """Whether any value is an object."""
         return any(isinstance(value, dict) for value in self._values.values())

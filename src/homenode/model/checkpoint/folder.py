@@ -7,8 +7,10 @@ from typing import Any
 
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint import limits
+from homenode.model.checkpoint.coded_matrices import with_coded_matrices
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import spec_from_config
+from homenode.model.checkpoint.quantisation import quantisation_of
 from homenode.model.checkpoint.reading import damaged, inside, quoted, read_json
 from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
@@ -31,6 +33,8 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     tensors: dict[str, TensorEntry] = {}
     try:
         tensors = _read_tensors(folder)
+        if (quantisation := quantisation_of(Fields(folder / CONFIG, config))) is not None:
+            tensors = with_coded_matrices(tensors, quantisation)
     except CheckpointError:
         # An architecture we do not run is the better answer to a folder we cannot read.
         _spec(folder, config, generation, tensors)

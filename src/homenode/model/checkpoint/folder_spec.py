@@ -150,13 +150,6 @@ def _family(fields: Fields) -> _Family:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    quantised = fields.table("quantization_config")
-    if quantised is not None:
-        method = quantised.text("quant_method", "unnamed")
-        raise UnsupportedError(
-            f"{fields.path}: weights quantised by {quoted(method)} are not supported in safetensors; use the original model "
-            "(with --quantize, if it is too large) or a GGUF of it"
-        )
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedError(f"{fields.path}: hidden_act {quoted(activation)} is not supported; homenode runs 'silu'")

@@ -69,5 +69,5 @@ def main_storage(tensors: dict[str, TensorEntry]) -> str:
     """Name of the type most of the bytes are in."""
     sizes: Counter[str] = Counter()
     for entry in tensors.values():
-        sizes[entry.dtype.name] += entry.nbytes
+        sizes[entry.dtype.name] += entry.stored_bytes
     return sizes.most_common(1)[0][0] if sizes else "F32"

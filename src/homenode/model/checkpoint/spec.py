@@ -77,6 +77,41 @@ class TensorEntry:
     offset: int  # from the start of the file
     nbytes: int
     permuted_heads: int = 0  # GGUF llama q and k: rows of this many heads are interleaved (see Backend.weight_from_file)
+    coded: CodedMatrix | None = None  # it lies there as several tensors; `dtype` and `nbytes` are those of what they are put together to
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes it takes in the file."""
+        return self.nbytes if self.coded is None else sum(part.nbytes for part in self.coded.parts)
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """The files it is in."""
+        return frozenset([self.file]) if self.coded is None else frozenset(part.file for part in self.coded.parts)
+
+
+@dataclass(frozen=True)
+class CodedMatrix:
+    """A matrix that lies in a folder as codes, scales and perhaps zero points: weight = (code - zero) * scale. coded_rows.py puts it together.
+
+    `packing`: "gptq" (words of one row's next columns, all rows of those columns after each other), "awq" (words of eight rows of a column), "rows"
+    (words of one row's next columns, row after row), "int8" (a signed byte each) or "float8" (F8_E4M3).
+    """
+
+    label: str  # for people, such as "AWQ 4-bit"
+    packing: str
+    bits: int  # of a code
+    block: tuple[int, int]  # rows and columns that share a scale
+    codes: TensorEntry
+    scales: TensorEntry
+    zeros: TensorEntry | None = None  # None: the middle of the codes, or 0 where they are signed
+    zero_offset: int = 0  # added to stored zero points
+    order: TensorEntry | None = None  # of each column the group whose scale it has; None: columns are in the groups' order
+
+    @property
+    def parts(self) -> tuple[TensorEntry, ...]:
+        """The tensors in the file."""
+        return tuple(part for part in (self.codes, self.scales, self.zeros, self.order) if part is not None)
 
 
 class Checkpoint(Protocol):

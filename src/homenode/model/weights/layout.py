@@ -145,7 +145,8 @@ def plan_layout(
         rows, columns = tensor.shape
         size = rows * padded_row_bytes(BY_NAME[target], columns)
         of_expert = (tensor.expected.layer, tensor.expected.expert) if tensor.expected.expert is not None else ()
-        matrices.append(MatrixLayout(entry.name, rows, columns, entry.dtype.name, target, reason, tensor.nbytes, size, *of_expert))
+        source = entry.coded.label if entry.coded else entry.dtype.name
+        matrices.append(MatrixLayout(entry.name, rows, columns, source, target, reason, tensor.nbytes, size, *of_expert))
     here = {m.name for m in matrices}
     others = [t for t in whole if t.expected.parameter.kind == "matrix" and t.entry.name not in here]
     float32 = all(_choose(t, weight_types, quantize, dtype)[0] == "F32" for t in others)
@@ -183,6 +184,8 @@ def _choose(tensor: MatchedTensor, weight_types: frozenset[str], quantize: str |
     if source in _FLOATS and dtype != "auto" and DTYPES[dtype] != source:
         overflow = "; magnitudes above 65504 become infinite" if dtype == "float16" else ""
         return DTYPES[dtype], f"converted at load (--dtype {dtype}){overflow}"
+    if tensor.entry.coded:
+        return _choose_coded(source, weight_types)
     if source in weight_types:
         return source, "as stored"
     target = _first_with_kernel(source, weight_types)
@@ -192,6 +195,17 @@ def _choose(tensor: MatchedTensor, weight_types: frozenset[str], quantize: str |
     elif target == "BF16" and BY_NAME[source].block > 1:
         loss = "rounded to 8 significant bits"
     return target, f"{source} has no kernel here: converted; {loss}"
+
+
+def _choose_coded(source: str, weight_types: frozenset[str]) -> tuple[str, str]:
+    """The same of a matrix that lies there as codes and scales, which `source` holds once they are put together."""
+    if source in weight_types and source not in _FLOATS:
+        return source, "the same codes" + ("; zero points as minimums, rounded to float16" if source == "Q4_1" else "")
+    target = next(t for t in _QUANTISED_WITHOUT_KERNEL if t in weight_types)
+    if source not in _FLOATS:
+        return target, f"{source} has no kernel here: converted"
+    kept = {"Q8_0": "each block of 32 values moves by at most 1/254 of its largest", "BF16": "rounded to 8 significant bits"}
+    return target, f"no block format holds these codes: converted; {kept.get(target, 'no value changes')}"
 
 
 def _first_with_kernel(source: str, weight_types: frozenset[str]) -> str:

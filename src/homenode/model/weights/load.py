@@ -152,8 +152,9 @@ def _shared(experts: ExpertShare | None, checkpoint: Checkpoint, plan: _Plan, ba
 def _entries(checkpoint: Checkpoint, plan: _Plan) -> list[TensorEntry]:
     """All tensors of the files in which the part's matrices are: where the first of a file begins does not depend on the part."""
     matrices = {m.name for m in plan.layout.matrices}
-    files = {t.entry.file for t in plan.tensors if t.entry.name in matrices}
-    return [entry for entry in checkpoint.tensors.values() if entry.file in files]
+    files = frozenset[Path]().union(*(t.entry.files for t in plan.tensors if t.entry.name in matrices))
+    stored = [part for entry in checkpoint.tensors.values() for part in (entry.coded.parts if entry.coded else [entry])]
+    return [part for part in stored if part.file in files]
 
 
 def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype: str, part: ModelPart | None) -> _Plan:

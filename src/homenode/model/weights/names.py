@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from homenode.dtypes import BY_NAME
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.parameters import Architecture, ExpectedTensor, expected_tensors
+from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.spec import Checkpoint, TensorEntry
 from homenode.model.part import ModelPart
 
 # Tensors old exporters wrote that carry nothing: constants computed from the configuration, and GGUF's rope divisors, already in the RopeSpec.
 _HARMLESS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(masked_bias|bias)|rope_freqs\.weight)")
+_BIASES = frozenset({"F16", "BF16", "F32"})
 _SHOWN = 5
 
 
@@ -32,7 +34,7 @@ class MatchedTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of what is wanted, in the file."""
-        return self.entry.nbytes * math.prod(self.shape) // math.prod(self.expected.shape)
+        return self.entry.stored_bytes * math.prod(self.shape) // math.prod(self.expected.shape)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def _ignored(architecture: Architecture, checkpoint: Checkpoint, used: set[str])
     """Names of known harmless leftovers; CheckpointError for any other tensor the model would not use."""
     extra = [name for name in checkpoint.tensors if name not in used]
     tied_head = {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings else set()
-    unknown = [name for name in extra if name not in tied_head and not _HARMLESS.fullmatch(name)]
+    unknown = [name for name in extra if name not in tied_head and not _HARMLESS.fullmatch(name) and not _adds_nothing(checkpoint, name)]
     if unknown:
         raise CheckpointError(
             f"{checkpoint.path}: {_listed(unknown)} not part of a {architecture.name} model as configured; computing without "
@@ -116,6 +118,14 @@ def _ignored(architecture: Architecture, checkpoint: Checkpoint, used: set[str])
             unknown=unknown,
         )
     return tuple(extra)
+
+
+def _adds_nothing(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether this is one of the biases of zeros that older versions of AutoGPTQ wrote beside every matrix."""
+    entry, matrix = checkpoint.tensors[name], checkpoint.tensors.get(f"{name.removesuffix('.bias')}.weight")
+    if not name.endswith(".bias") or matrix is None or matrix.coded is None or entry.shape != matrix.shape[:1]:
+        return False
+    return entry.dtype.name in _BIASES and not any((rows != 0).any() for rows in iter_decoded_rows(entry))
 
 
 def _listed(names: list[str]) -> str:

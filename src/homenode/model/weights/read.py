@@ -18,6 +18,7 @@ import numpy.typing as npt
 from homenode.compute.ops import Backend, FloatArray, Place, Spread, Weight
 from homenode.errors import CheckpointError, InternalError
 from homenode.model.architectures.parameters import Parameters
+from homenode.model.checkpoint import coded_rows
 from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.part import Span
@@ -91,7 +92,11 @@ class _Matrices:
             return found
         if self.cache and self.experts and self.cache.has_begun(name):
             self.experts.clear(name)
-        weight = _load_matrix(self.backend, files.open(tensor.entry.file), tensor, self.targets[name], self.place_of(name))
+        target, place = self.targets[name], self.place_of(name)
+        if tensor.entry.coded:
+            weight = _load_coded(self.backend, tensor, target, place)
+        else:
+            weight = _load_matrix(self.backend, files.open(tensor.entry.file), tensor, target, place)
         return self.keep({name: weight})[name]
 
     def keep(self, weights: dict[str, Weight]) -> dict[str, Weight]:
@@ -156,6 +161,20 @@ def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, 
         spread,
         row_bytes if columns.count < entry.shape[1] else 0,
     )
+
+
+def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, spread: Place) -> Weight:
+    """A matrix of several tensors: put together in memory, as blocks that backends read as those of a file, or as floats."""
+    entry, (rows, columns) = tensor.entry, tensor.expected.cut
+    wanted = (rows.first, rows.end), (columns.first, columns.end)
+    if entry.dtype.block == 1:
+        return backend.weight_from_array(coded_rows.decoded(entry, *wanted), target, spread)
+    fd = os.memfd_create("homenode-blocks", os.MFD_CLOEXEC)
+    try:
+        coded_rows.write_blocks(entry, *wanted, fd)
+        return backend.weight_from_file(fd, 0, entry.dtype, rows.count, columns.count, target, 0, spread)
+    finally:
+        os.close(fd)
 
 
 def _heads(entry: TensorEntry, rows: Span) -> int:

@@ -1,0 +1,225 @@
+"""The values of a quantised folder's matrices: codes and scales -> rows of Q4_0, Q4_1 or Q8_0 with the same codes, or float32.
+
+A matrix is worked on in chunks of rows, by as many threads as there are CPUs: numpy lets others run while it computes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from homenode.dtypes import BY_NAME
+from homenode.errors import InternalError
+from homenode.model.checkpoint.fallback_decode import decode_rows
+from homenode.model.checkpoint.reading import damaged, read_at
+from homenode.model.checkpoint.spec import CodedMatrix, TensorEntry
+
+FloatArray = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
+
+_CHUNK_ELEMENTS = 2**20
+_MOST_THREADS = 16
+_BLOCK = 32  # columns of a block of Q4_0, Q4_1 and Q8_0
+_AWQ_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word's eight codes, from the lowest bits on: which of its eight rows each is of
+
+
+def column_order(entry: TensorEntry, groups: int) -> Indices:
+    """The group of each column; CheckpointError for one that is not there."""
+    order = _array(entry).astype(np.int64)
+    if not ((order >= 0) & (order < groups)).all():
+        raise damaged(entry.file, f"values of tensor {entry.name}", seen=f"{order.min()} to {order.max()}", wanted=f"0 to {groups - 1}")
+    return order
+
+
+def write_blocks(entry: TensorEntry, rows: tuple[int, int], columns: tuple[int, int], fd: int) -> None:
+    """Write rows from `rows[0]` to before `rows[1]`, and of these the columns likewise, to an open file, stored as `entry.dtype`.
+
+    `columns`: whole blocks. CheckpointError for values the format cannot hold, or when a file ends too early.
+    """
+    values = _Values.read(entry)
+    width = entry.dtype.row_bytes(columns[1] - columns[0])
+
+    def write(first: int, end: int) -> None:
+        data = values.blocks(first, end, columns).reshape(-1)
+        at = (first - rows[0]) * width
+        while data.size:
+            count = os.pwrite(fd, data.data, at)
+            data, at = data[count:], at + count
+
+    _each_chunk(write, rows, entry.shape[1])
+
+
+def decoded(entry: TensorEntry, rows: tuple[int, int], columns: tuple[int, int]) -> FloatArray:
+    """The same rows and columns as float32."""
+    values = _Values.read(entry)
+    floats = np.empty((rows[1] - rows[0], columns[1] - columns[0]), np.float32)
+
+    def fill(first: int, end: int) -> None:
+        floats[first - rows[0] : end - rows[0]] = values.floats(first, end, columns)
+
+    _each_chunk(fill, rows, entry.shape[1])
+    return floats
+
+
+def _each_chunk(work: Callable[[int, int], None], rows: tuple[int, int], columns: int) -> None:
+    def quietly(first: int, end: int) -> None:
+        with np.errstate(all="ignore"):  # a scale may be infinite or no number: so are the weights then, which is not for us to judge
+            work(first, end)
+
+    step = max(8, _CHUNK_ELEMENTS // columns)
+    starts = range(rows[0], rows[1], step)
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(starts) or 1, _MOST_THREADS)) as threads:
+        for done in [threads.submit(quietly, first, min(first + step, rows[1])) for first in starts]:
+            done.result()
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A matrix's parts, read. `scales` and `zeros`: [rows, or blocks of them, groups of columns]; `zeros` None: the middle of the codes."""
+
+    entry: TensorEntry
+    coded: CodedMatrix
+    codes: npt.NDArray[Any]
+    scales: FloatArray
+    zeros: Bytes | None
+    group: Indices  # of each column
+
+    @staticmethod
+    def read(entry: TensorEntry) -> _Values:
+        coded = entry.coded
+        if coded is None:
+            raise InternalError(f"{entry.name} is no matrix of codes and scales")
+        by_columns = coded.packing in ("gptq", "awq")
+        scales = _floats(coded.scales).reshape(coded.scales.shape if len(coded.scales.shape) == 2 else (-1, 1))
+        scales = np.ascontiguousarray(scales.T) if by_columns else scales
+        group = np.arange(entry.shape[1]) // coded.block[1] if coded.order is None else column_order(coded.order, scales.shape[1])
+        return _Values(entry, coded, _array(coded.codes), scales, _zeros(coded, entry.shape[0]), group)
+
+    def blocks(self, first: int, end: int, columns: tuple[int, int]) -> Bytes:
+        """Some rows as blocks [rows, bytes]."""
+        codes = self.rows(first, end)[:, columns[0] : columns[1]]
+        group = self.group[columns[0] : columns[1] : _BLOCK]
+        scales = self._of_rows(self.scales, first, end)[:, group]
+        codes = codes.reshape(len(codes), -1, _BLOCK)
+        if self.entry.dtype.name == "Q8_0":
+            self._check_middle(first, end)
+            return _joined(self._halves(scales), codes - np.uint8(self._middle))
+        nibbles = codes[..., : _BLOCK // 2] | codes[..., _BLOCK // 2 :] << 4
+        if self.entry.dtype.name == "Q4_0":
+            self._check_middle(first, end)
+            return _joined(self._halves(scales), nibbles + np.uint8(0x11 * (8 - self._middle)))
+        zeros = self._of_rows(self._stored_zeros(), first, end)[:, group]
+        return _joined(self._halves(scales), self._halves(-zeros.astype(np.float32) * scales), nibbles)
+
+    def floats(self, first: int, end: int, columns: tuple[int, int]) -> FloatArray:
+        """Some rows as float32."""
+        group = self.group[columns[0] : columns[1]]
+        scales: FloatArray = self._of_rows(self.scales, first, end)[:, group]
+        if self.coded.packing == "float8":
+            raw = self.codes[first:end, columns[0] : columns[1]]
+            return decode_rows(np.ascontiguousarray(raw).reshape(-1), BY_NAME["F8_E4M3"], raw.shape) * scales
+        codes = self.rows(first, end)[:, columns[0] : columns[1]].astype(np.float32)
+        zeros = self._middle if self.zeros is None else self._of_rows(self.zeros, first, end)[:, group].astype(np.float32)
+        return (codes - zeros) * scales
+
+    def rows(self, first: int, end: int) -> Bytes:
+        """The codes of some rows, a byte each, not negative."""
+        bits, columns = self.coded.bits, self.entry.shape[1]
+        if self.coded.packing == "gptq":
+            return _unpacked(self.codes[:, first:end].T, bits)
+        if self.coded.packing == "awq":
+            before = first // 8
+            return _unpacked_awq(self.codes[:, before : -(-end // 8)].T)[first - 8 * before : end - 8 * before]
+        if self.coded.packing == "rows":
+            return _unpacked(self.codes[first:end], bits)[:, :columns]
+        return self.codes[first:end].view(np.uint8) ^ np.uint8(0x80)
+
+    @property
+    def _middle(self) -> int:
+        return 1 << (self.coded.bits - 1)
+
+    def _of_rows(self, values: npt.NDArray[Any], first: int, end: int) -> npt.NDArray[Any]:
+        return values[np.arange(first, end) // self.coded.block[0]]
+
+    def _stored_zeros(self) -> Bytes:
+        if self.zeros is None:
+            raise InternalError(f"{self.entry.name} has no zero points")
+        return self.zeros
+
+    def _check_middle(self, first: int, end: int) -> None:
+        """Zero points that are said to be the middle of the codes must be."""
+        if self.zeros is None:
+            return
+        zeros = self._of_rows(self.zeros, first, end)
+        if (zeros != self._middle).any():
+            name = self.coded.zeros.name if self.coded.zeros else self.entry.name
+            seen = f"zero points from {zeros.min()} to {zeros.max()} in rows {first} to {end - 1}"
+            raise damaged(self.entry.file, f"tensor {name}", seen=seen, wanted=f"{self._middle}, as the configuration says sym")
+
+    def _halves(self, values: FloatArray) -> Bytes:
+        """As float16, the bytes of each on an axis of their own."""
+        halves = values.astype("<f2")
+        if (np.isinf(halves) & np.isfinite(values)).any():
+            largest = np.abs(values[np.isfinite(values)]).max()
+            raise damaged(self.entry.file, f"scales of {self.entry.name}", seen=f"{largest:g}", wanted="at most 65504, as float16 holds")
+        return np.ascontiguousarray(halves).view(np.uint8).reshape(*values.shape, 2)
+
+
+def _joined(*parts: npt.NDArray[Any]) -> Bytes:
+    """Blocks [rows, blocks, bytes] of parts of them, as rows."""
+    return np.concatenate(parts, axis=2).reshape(len(parts[0]), -1)
+
+
+def _unpacked(words: npt.NDArray[Any], bits: int) -> Bytes:
+    """Words [n, words] -> codes [n, codes], those of the lowest bits first."""
+    held = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return held
+    if bits not in (2, 4):
+        single = np.unpackbits(held, axis=1, bitorder="little")
+        whole = single[:, : single.shape[1] // bits * bits].reshape(len(held), -1, bits)
+        return np.packbits(whole, axis=2, bitorder="little")[..., 0]
+    codes = np.empty((*held.shape, 8 // bits), np.uint8)
+    for i in range(8 // bits):
+        codes[..., i] = held >> (bits * i) & ((1 << bits) - 1)
+    return codes.reshape(len(held), -1)
+
+
+def _unpacked_awq(words: npt.NDArray[Any]) -> Bytes:
+    """Words [words of eight rows, columns] -> codes [rows, columns]."""
+    codes = np.empty((words.shape[0], 8, words.shape[1]), np.uint8)
+    for i, row in enumerate(_AWQ_ROWS):
+        codes[:, row] = words >> (4 * i) & 15
+    return codes.reshape(-1, words.shape[1])
+
+
+def _zeros(coded: CodedMatrix, rows: int) -> Bytes | None:
+    """The zero point of each scale, on the codes' own scale of numbers that are not negative."""
+    if coded.zeros is None:
+        return None
+    stored, mask = _array(coded.zeros), (1 << coded.bits) - 1
+    if coded.packing == "gptq":
+        return np.ascontiguousarray((_unpacked(stored, coded.bits)[:, :rows] + np.uint8(coded.zero_offset) & mask).T)
+    if coded.packing == "awq":
+        return _unpacked_awq(stored.T)[:rows]
+    if coded.packing == "rows":
+        return np.ascontiguousarray(_unpacked(stored.T, coded.bits)[:, :rows].T)
+    return (stored.view(np.uint8) ^ np.uint8(0x80)).reshape(stored.shape if stored.ndim == 2 else (-1, 1))
+
+
+def _array(entry: TensorEntry) -> npt.NDArray[Any]:
+    kinds = {"I32": "<i4", "U32": "<u4", "I64": "<i8", "I8": "<i1", "F8_E4M3": "<u1"}
+    kind = "<u4" if entry.dtype.name == "I32" else kinds[entry.dtype.name]  # shifts of words bring in zeros
+    return np.frombuffer(read_at(entry.file, entry.offset, entry.nbytes), kind).reshape(entry.shape)
+
+
+def _floats(entry: TensorEntry) -> FloatArray:
+    elements = max(1, int(np.prod(entry.shape)))
+    return decode_rows(read_at(entry.file, entry.offset, entry.nbytes), entry.dtype, (1, elements)).reshape(entry.shape)

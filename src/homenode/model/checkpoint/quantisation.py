@@ -1,0 +1,111 @@
+"""What config.json says of matrices that were quantised by GPTQ, AWQ, llm-compressor (compressed-tensors) or to 8-bit floats.
+
+How activations, keys and values were rounded is not followed: homenode has its own way of that. Lists of modules left as they were need no reading
+either, as the tensors' names tell (coded_matrices.py). Sources: the configurations of the AutoGPTQ, GPTQModel, AutoAWQ and compressed-tensors
+projects, and of transformers for 8-bit floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from homenode.errors import UnsupportedError
+from homenode.model.checkpoint import limits
+from homenode.model.checkpoint.fields import Fields
+from homenode.model.checkpoint.reading import quoted
+
+_ORIGINAL = "use the original model (with --quantize, if it is too large) or a GGUF of it"
+_COMPRESSED_FORMATS = ("dense", "naive-quantized", "pack-quantized", "int-quantized", "float-quantized", "mixed-precision")
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How the quantised matrices of a folder lie there."""
+
+    method: str  # "gptq", "awq", "float8" or "compressed": which tensors make up a matrix
+    label: str  # for people
+    bits: int = 8
+    blocks: tuple[tuple[int, int], ...] = ()  # rows and columns that may share a scale, besides one row and all; 0: all there are
+    symmetric: bool = False  # all zero points are the middle of the codes
+    zero_offset: int = 0  # added to stored zero points
+
+
+def quantisation_of(fields: Fields) -> Quantisation | None:
+    """The `quantization_config` of config.json, None where there is none. UnsupportedError, naming it, for what homenode does not read."""
+    table = fields.table("quantization_config") or fields.table("compression_config")
+    if table is None:
+        return None
+    method = table.text("quant_method", "unnamed")
+    if method not in _METHODS:
+        raise _unsupported(table, f"weights quantised by {quoted(method)}", f"homenode reads {', '.join(_METHODS)}; else {_ORIGINAL}")
+    return _METHODS[method](table)
+
+
+def _gptq(table: Fields) -> Quantisation:
+    form = table.text("checkpoint_format", "gptq")
+    if form not in ("gptq", "gptq_v2"):
+        raise _unsupported(table, f"GPTQ weights in the form {quoted(form)}", f"homenode reads gptq and gptq_v2; else {_ORIGINAL}")
+    modules = table.table("dynamic")
+    if modules is not None and not all(name.startswith("-:") for name in modules.names()):
+        raise _unsupported(table, "GPTQ weights with settings of their own for some modules (dynamic)", _ORIGINAL)
+    bits = table.integer("bits", minimum=2, maximum=8)
+    offset = 1 if form == "gptq" else 0  # that form stores a zero point less one
+    return Quantisation("gptq", f"GPTQ {bits}-bit", bits, (_group(table, "group_size"),), table.boolean("sym", False), offset)
+
+
+def _awq(table: Fields) -> Quantisation:
+    form, bits = table.text("version", "gemm"), table.integer("bits", table.optional_integer("w_bit") or 4)
+    if form.lower() != "gemm" or bits != 4:
+        raise _unsupported(
+            table, f"AWQ weights of {bits} bits in the form {quoted(form)}", f"homenode reads 4 bits in the form gemm; else {_ORIGINAL}"
+        )
+    return Quantisation("awq", "AWQ 4-bit", bits, (_group(table, "group_size" if table.has("group_size") else "q_group_size"),))
+
+
+def _float8(table: Fields) -> Quantisation:
+    kind = table.text("fmt", "e4m3")
+    if kind != "e4m3":
+        raise _unsupported(table, f"8-bit floats of the kind {quoted(kind)}", f"homenode reads e4m3; else {_ORIGINAL}")
+    return Quantisation("float8", "FP8", blocks=_block(table, "weight_block_size"))
+
+
+def _compressed(table: Fields) -> Quantisation:
+    form = table.text("format", "dense")
+    if form not in _COMPRESSED_FORMATS:
+        known = f"homenode reads {', '.join(_COMPRESSED_FORMATS)}; else {_ORIGINAL}"
+        raise _unsupported(table, f"compressed-tensors in the form {quoted(form)}", known)
+    sparsity, transform = table.table("sparsity_config"), table.table("transform_config")
+    if sparsity is not None and sparsity.text("format", "dense") != "dense":
+        raise _unsupported(table, "compressed-tensors with sparsity", _ORIGINAL)
+    if transform is not None and transform.has("config_groups"):
+        raise _unsupported(table, "compressed-tensors with transforms of the activations", _ORIGINAL)
+    blocks: dict[tuple[int, int], None] = {}
+    groups = table.table("config_groups") or Fields(table.path, {})
+    for name in groups.names():
+        group = groups.table(name)
+        weights = group.table("weights") if group else None
+        if weights is not None:
+            blocks |= dict.fromkeys((_group(weights, "group_size"), *_block(weights, "block_structure")))
+    return Quantisation("compressed", "compressed-tensors", blocks=tuple(blocks))
+
+
+_METHODS: dict[str, Callable[[Fields], Quantisation]] = {
+    "gptq": _gptq, "awq": _awq, "fp8": _float8, "fbgemm_fp8": _float8, "compressed-tensors": _compressed,
+}  # fmt: skip
+
+
+def _group(table: Fields, key: str) -> tuple[int, int]:
+    """Columns of a row that share a scale; -1, and nothing, mean all."""
+    return 1, max(table.integer(key, -1, minimum=-1, maximum=limits.MOST_INTERMEDIATE), 0)
+
+
+def _block(table: Fields, key: str) -> tuple[tuple[int, int], ...]:
+    sizes = table.integers(key)
+    if sizes and (len(sizes) != 2 or not all(0 < size <= limits.MOST_INTERMEDIATE for size in sizes)):
+        raise table.wrong(key, list(sizes), "the rows and the columns of a block")
+    return ((sizes[0], sizes[1]),) if sizes else ()
+
+
+def _unsupported(table: Fields, what: str, instead: str) -> UnsupportedError:
+    return UnsupportedError(f"{table.path}: {what} are not supported in safetensors; {instead}")

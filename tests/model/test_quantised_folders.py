@@ -1,0 +1,151 @@
+"""Models from folders quantised by others: the same answers as from the float32 values that the codes and scales stand for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homenode.compute.ops import Backend, FloatArray
+from homenode.compute.reference import ReferenceBackend
+from homenode.errors import CheckpointError
+from homenode.model.checkpoint import open_checkpoint
+from homenode.model.weights.load import load_model, plan_model
+from tests.checkpoints import safetensors_bytes, stored, toy_config, write_safetensors
+from tests.model.driver import Driver
+from tests.quantised_folders import FORMS, Form, write_folder, write_quantised
+
+PROMPT = [5, 70, 33, 12, 9, 41, 2, 77, 50, 8, 61]
+# Of the logits' spread: activations rounded to 8 bits, and floats that become blocks of 8 bits. Measured up to 1.6e-2.
+BOUND = 3e-2
+EXACT = 2e-3  # zero points rounded to float16; nothing else. Measured up to 3e-4.
+
+
+def logprobs(backend: Backend, folder: Path, **settings: Any) -> FloatArray:
+    """Of what follows each token of PROMPT."""
+    model = load_model(open_checkpoint(folder), backend, **settings)
+    return Driver(model, backend, kv_dtype="f32").prefill(PROMPT)[1]
+
+
+def plain_folder(folder: Path, config: dict[str, Any], values: dict[str, Any]) -> Path:
+    """The same model, its matrices as the float32 values they stand for."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", values)
+    return folder
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_answers_are_those_of_the_values(tmp_path: Path, backend: Backend, name: str) -> None:
+    values = write_quantised(tmp_path / "quantised", FORMS[name])
+    plain = plain_folder(tmp_path / "plain", toy_config(), values)
+    found = logprobs(backend, tmp_path / "quantised")
+    wanted = logprobs(ReferenceBackend(), plain)
+    kept = FORMS[name].keeps
+    exact = backend.name == "reference" and kept in ("Q4_0", "Q4_1", "Q8_0")
+    assert np.abs(found - wanted).max() < (EXACT if exact else BOUND) * np.ptp(wanted)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gptq", "awq", "8-bit floats"])
+def test_every_architecture(tmp_path: Path, architecture: str, name: str) -> None:
+    """Biases, experts and routers beside them."""
+    backend = ReferenceBackend()
+    values = write_quantised(tmp_path / "quantised", FORMS[name], architecture)
+    plain = plain_folder(tmp_path / "plain", toy_config(architecture), values)
+    found, wanted = logprobs(backend, tmp_path / "quantised", dtype="float32"), logprobs(backend, plain)
+    assert np.abs(found - wanted).max() < (1e-6 if name != "awq" else EXACT) * np.ptp(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "kept", "reason"),
+    [
+        ("gptq", {}, "Q4_0", "GPTQ 4-bit -> Q4_0: the same codes"),
+        ("gptq", {"dtype": "bfloat16"}, "Q4_0", "GPTQ 4-bit -> Q4_0: the same codes"),
+        ("awq", {}, "Q4_1", "AWQ 4-bit -> Q4_1: the same codes; zero points as minimums, rounded to float16"),
+        ("bytes", {}, "Q8_0", "compressed-tensors 8-bit -> Q8_0: the same codes"),
+        ("8-bit floats", {}, "Q8_0", "FP8 -> Q8_0: no block format holds these codes: converted; each block of 32 values moves by at most 1/254"),
+        ("8-bit floats", {"dtype": "bfloat16"}, "BF16", "FP8 -> BF16: converted at load (--dtype bfloat16)"),
+        ("8-bit floats", {"quantize": "q4_0"}, "Q4_0", "FP8 -> Q4_0: quantised at load (--quantize q4_0)"),
+        ("gptq, columns in any order", {}, "Q8_0", "GPTQ 4-bit -> Q8_0: no block format holds these codes: converted"),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_them_is_said(tmp_path: Path, name: str, settings: dict[str, str], kept: str, reason: str) -> None:
+    from tests.model.test_weight_formats import FewKernels
+
+    write_quantised(tmp_path, FORMS[name])
+    layout = plan_model(open_checkpoint(tmp_path), FewKernels("F32", "BF16", "Q4_0", "Q4_1", "Q8_0"), **settings)
+    targets = {m.target for m in layout.matrices if "proj" in m.name}
+    assert targets == {kept} and any(reason in note for note in layout.notes), layout.notes
+    assert layout.source_bytes < 1.1 * (tmp_path / "model.safetensors").stat().st_size
+
+
+def test_a_bias_of_zeros_beside_a_matrix_adds_nothing(tmp_path: Path) -> None:
+    """Older versions of AutoGPTQ wrote one everywhere, for models that have none."""
+    from tests.quantised_folders import quantised
+
+    form, config = FORMS["gptq"], toy_config()
+    values = write_quantised(tmp_path / "model", form)
+    tensors = {name: ("F32", value.shape, stored(value, "F32").tobytes()) for name, value in values.items() if "proj" not in name}
+    for seed, (name, value) in enumerate((n, v) for n, v in values.items() if "proj" in n):
+        tensors |= quantised(form, name.removesuffix(".weight"), value, seed)[0]
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    for number, refused in ((0.0, False), (0.5, True)):
+        given = {bias: ("F16", (64,), np.full(64, number, np.float16).tobytes())}
+        write_folder(tmp_path / "model", config | {"quantization_config": form.config}, tensors | given)
+        if refused:
+            with pytest.raises(CheckpointError, match=r"q_proj\.bias is not part"):
+                load_model(open_checkpoint(tmp_path / "model"), ReferenceBackend())
+        else:
+            load_model(open_checkpoint(tmp_path / "model"), ReferenceBackend())
+
+
+def test_parts_in_several_files(tmp_path: Path) -> None:
+    """Scales may lie in another shard than their codes."""
+    values = write_quantised(tmp_path / "one", FORMS["awq"])
+    header = open_checkpoint(tmp_path / "one").tensors
+    parts = {part.name: part for entry in header.values() for part in (entry.coded.parts if entry.coded else [entry])}
+    whole = (tmp_path / "one" / "model.safetensors").read_bytes()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "config.json").write_bytes((tmp_path / "one" / "config.json").read_bytes())
+    for shard in (0, 1):
+        mine = {
+            n: (p.dtype.name, p.shape, whole[p.offset : p.offset + p.nbytes]) for n, p in parts.items() if n.endswith("scales") == shard
+        }
+        (tmp_path / "two" / f"model-{shard}.safetensors").write_bytes(safetensors_bytes(mine))
+    backend = ReferenceBackend()
+    assert np.array_equal(logprobs(backend, tmp_path / "one"), logprobs(backend, tmp_path / "two"))
+    assert {len(e.files) for n, e in open_checkpoint(tmp_path / "two").tensors.items() if e.coded} == {2} and values
+
+
+def test_the_packed_cache_knows_every_file_of_a_matrix(tmp_path: Path, backend: Backend) -> None:
+    if backend.name != "native":
+        pytest.skip("packs nothing")
+    test_parts_in_several_files(tmp_path)
+    folder = tmp_path / "two"
+    first = logprobs(backend, folder, packed_cache=tmp_path)
+    (packed,) = tmp_path.glob("*.packed")
+    before = packed.stat().st_mtime_ns
+    assert np.array_equal(logprobs(backend, folder, packed_cache=tmp_path), first) and packed.stat().st_mtime_ns == before
+    scales = folder / "model-1.safetensors"
+    scales.write_bytes(scales.read_bytes())  # another time of change
+    assert np.array_equal(logprobs(backend, folder, packed_cache=tmp_path), first)
+    assert max(p.stat().st_mtime_ns for p in tmp_path.glob("*.packed")) > before
+
+
+def test_groups_wider_than_a_rank_s_columns(tmp_path: Path) -> None:
+    """Ranks cut columns at blocks of 32, whatever the groups are."""
+    from homenode.model.parts import Division
+    from tests.model.split import plan
+
+    form: Form = replace(FORMS["gptq with zero points"], group=-1)
+    write_quantised(tmp_path, form)
+    checkpoint, backend = open_checkpoint(tmp_path), ReferenceBackend()
+    whole = load_model(checkpoint, backend)
+    parts = plan(checkpoint, Division(ranks=2))
+    down = [load_model(checkpoint, backend, part=part).parameters.layers[0]["down"] for part in parts]
+    assert np.array_equal(np.concatenate(down, axis=1), whole.parameters.layers[0]["down"])
