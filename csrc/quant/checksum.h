@@ -14,4 +14,7 @@ namespace homenode {
 
 uint64_t block_checksum(const uint8_t* bytes, size_t count, uint64_t index);
 
+// The same as any processor can compute it; the other takes wider registers where there are.
+uint64_t plain_block_checksum(const uint8_t* bytes, size_t count, uint64_t index);
+
 }  // namespace homenode

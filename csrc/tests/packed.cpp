@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "host/arena.h"
+#include "quant/checksum.h"
 #include "quant/coding.h"
 #include "tests/cases.h"
 
@@ -100,7 +101,16 @@ void check_columns(Random& random, Format format) {
 
 }  // namespace
 
+// The widest registers of this processor and any processor's come to the same.
+void check_checksum(Random& random) {
+  Exact<uint8_t> bytes(static_cast<size_t>(random.between(0, 9000)));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(random.bits() >> 32);
+  const uint64_t index = random.bits();
+  require(block_checksum(bytes.get(), bytes.size(), index) == plain_block_checksum(bytes.get(), bytes.size(), index), "checksums of wide registers");
+}
+
 void check_packed(Random& random) {
+  check_checksum(random);
   for (const Format format : {Format::f32, Format::f16, Format::bf16}) check_format(random, format);
   for (const Coding& coding : kCodings) check_format(random, coding.format);
   for (const Format format : {Format::f32, Format::f16, Format::bf16}) check_columns(random, format);

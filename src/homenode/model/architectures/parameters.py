@@ -145,9 +145,11 @@ def expected_tensors(table: tuple[Parameter, ...], spec: ModelSpec, part: ModelP
     part = part or ModelPart.whole(spec)
     sizes, has, present = dimensions(spec), spans(spec, part), flags(spec, part)
 
+    # The same in every layer.
+    shapes = {p.key: (tuple(sizes[d] for d in p.shape), tuple(has[d] for d in p.shape)) for p in table}
+
     def expected(parameter: Parameter, layer: int | None = None, expert: int | None = None) -> ExpectedTensor:
-        shape, cut = tuple(sizes[d] for d in parameter.shape), tuple(has[d] for d in parameter.shape)
-        return ExpectedTensor(parameter, layer, parameter.name.format(layer=layer, expert=expert), shape, cut, expert)
+        return ExpectedTensor(parameter, layer, parameter.name.format(layer=layer, expert=expert), *shapes[parameter.key], expert)
 
     for parameter in table:
         if not parameter.per_layer and present[parameter.when]:

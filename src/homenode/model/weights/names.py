@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from homenode.dtypes import BY_NAME
 from homenode.errors import CheckpointError, UnsupportedError
@@ -26,12 +27,12 @@ class MatchedTensor:
     expected: ExpectedTensor
     entry: TensorEntry
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """What is wanted of it."""
         return tuple(span.count for span in self.expected.cut)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of what is wanted, in the file."""
         return self.entry.stored_bytes * math.prod(self.shape) // math.prod(self.expected.shape)
