@@ -123,6 +123,10 @@ void bind_recorder(nb::module_& m) {
               float softcap) { return take(r.attention(q, k, v, std::move(cache), layer, scale, window, softcap));
            })
       .def("silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); })
+      .def("gelu_mul", [](Recorder& r, const Tensor& x) { return take(r.gelu_mul(x)); })
+      .def("add", [](Recorder& r, const Tensor& x, const Tensor& y) { return take(r.add(x, y)); })
+      .def("scale", [](Recorder& r, const Tensor& x, float factor) { return take(r.scale(x, factor)); })
+      .def("soft_cap", [](Recorder& r, const Tensor& x, float cap) { return take(r.soft_cap(x, cap)); })
       .def("mixture",
            [](Recorder& r, const Tensor& x, const Tensor& logits, const std::vector<const WeightHandle*>& gate, const std::vector<const WeightHandle*>& up,
               const std::vector<const WeightHandle*>& down, int chosen, bool normalise, const std::optional<Tensor>& residual,

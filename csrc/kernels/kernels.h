@@ -101,6 +101,10 @@ struct Kernels {
   void (*rotate)(const float* x, float* out, const float* cos_sin, int64_t half, int64_t head_dim);
   // out = gate / (1 + exp(-gate)) * up; out may be gate or up.
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t count);
+  // out = gate * Phi(gate) * up, with the normal distribution by way of tanh (Hendrycks and Gimpel 2016); out may be gate or up.
+  void (*gelu_mul)(const float* gate, const float* up, float* out, int64_t count);
+  // out = cap * tanh(x / cap).
+  void (*soft_cap)(const float* x, float cap, float* out, int64_t count);
   KvKernels kv[3];  // by KvType
   void (*merge)(const MergeArgs&);
   // out = x / divisor.

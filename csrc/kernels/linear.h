@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/isa.h"
 #include "base/status.h"
 #include "kernels/weight_memory.h"
 #include "quant/format.h"
@@ -96,14 +97,21 @@ void linear_multiply(const LinearArgs&, int thread, int threads);
 // A thread's last product of a step is done: what the level keeps in its registers can go. Left out, it costs time and nothing else.
 void linear_finish();
 
-// Where silu(gate) * up goes: to float32 rows, or as prepared rows into the scratch memory of the product that takes them (its `filled` is set).
+// What a gate goes through before it is multiplied with.
+enum class Activation { silu, gelu };
+// The kernel of it at a level.
+using GateKernel = void (*)(const float* gate, const float* up, float* out, int64_t count);
+GateKernel gate_kernel(Activation, Level);
+
+// Where gated(gate) * up goes: to float32 rows, or as prepared rows into the scratch memory of the product that takes them (its `filled` is set).
 struct GatedRows {
   const LinearArgs* reader;
   float* out; int64_t out_stride;        // without a reader
+  Activation gate = Activation::silu;
 };
 // Can the outputs of these two weights be multiplied where they are made? They are cut alike then: a thread has the same rows of both.
 bool can_gate(const Weight& gate, const Weight& up);
-// The product with two weights, gate and up, and then silu(gate) * up: what linear_multiply into a buffer and silu_mul of it would give.
+// The product with two weights, gate and up, and then gated(gate) * up: what linear_multiply into a buffer and the gate's kernel would give.
 void linear_multiply_gated(const LinearArgs&, const GatedRows&, int thread, int threads);
 
 // out[i] = row ids[i] - first of the table, zeros where it has none; tokens are divided among the threads.

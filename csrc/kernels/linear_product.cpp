@@ -49,11 +49,11 @@ class PlainSums {
   alignas(64) float sums_[kTokensAtOnce * kGroupRows];
 };
 
-// silu(gate) * up of the same rows of two weights.
+// gated(gate) * up of the same rows of two weights.
 class GatedSums {
  public:
-  GatedSums(const LinearArgs& a, const PreparedRows& to, const LinearTable& table, int thread)
-      : a_(a), to_(to), table_(table), thread_(thread), silu_mul_(kernels(current_level()).silu_mul),
+  GatedSums(const LinearArgs& a, const PreparedRows& to, Activation gate, const LinearTable& table, int thread)
+      : a_(a), to_(to), table_(table), thread_(thread), gate_mul_(gate_kernel(gate, current_level())),
         gates_(*a.weights[0], rows_for(a, *a.weights[0], table), table), ups_(*a.weights[1], rows_for(a, *a.weights[1], table), table) {}
 
   void multiply(const Run& run) {
@@ -82,7 +82,7 @@ class GatedSums {
       add_bias(gate_, a_.biases[0], n, row, rows);
       add_bias(up_, a_.biases[1], n, row, rows);
     }
-    silu_mul_(gate_, up_, gate_, n * kGroupRows);
+    gate_mul_(gate_, up_, gate_, n * kGroupRows);
     store_part(to_, table_, first, n, row, gate_, rows);
   }
 
@@ -96,7 +96,7 @@ class GatedSums {
   const PreparedRows& to_;
   const LinearTable& table_;
   int thread_;
-  void (*silu_mul_)(const float*, const float*, float*, int64_t);
+  GateKernel gate_mul_;
   GroupProduct gates_, ups_;
   alignas(64) float gate_[kTokensAtOnce * kGroupRows];
   alignas(64) float up_[kTokensAtOnce * kGroupRows];
@@ -111,6 +111,10 @@ void linear_multiply(const LinearArgs& a, int thread, int threads) {
   work_through(a, a.count, table, thread, threads, [&](const Run& run) { sums.multiply(run); });
 }
 
+GateKernel gate_kernel(Activation gate, Level level) {
+  return gate == Activation::gelu ? kernels(level).gelu_mul : kernels(level).silu_mul;
+}
+
 bool can_gate(const Weight& gate, const Weight& up) {
   const auto same = [](const Weight::Piece& a, const Weight::Piece& b) { return a.row_begin == b.row_begin && a.row_end == b.row_end; };
   return std::equal(gate.pieces.begin(), gate.pieces.end(), up.pieces.begin(), up.pieces.end(), same);
@@ -122,7 +126,7 @@ void linear_multiply_gated(const LinearArgs& a, const GatedRows& to, int thread,
   PreparedRows rows;
   if (to.reader) rows = prepared_rows(*to.reader, table);
   else rows.floats = to.out, rows.float_stride = to.out_stride;
-  GatedSums sums(a, rows, table, thread);
+  GatedSums sums(a, rows, to.gate, table, thread);
   work_through(a, 1, table, thread, threads, [&](const Run& run) { sums.multiply(run); });  // the pieces of gate stand for those of up
 }
 

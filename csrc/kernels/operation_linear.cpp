@@ -32,7 +32,7 @@ void LinearOperation::take_over() {
     select_ = select;
     source_ = select->x;
   }
-  auto* gate = maker_of<SiluMulOperation>(x);
+  auto* gate = maker_of<GateOperation>(x);
   filled_ = gate && gate->fill(this);
 }
 
@@ -40,7 +40,7 @@ void LinearOperation::take_over() {
 void LinearOperation::choose_name() {
   if (out.rows == RowKind::sampled) name = "lm_head";
   else if (maker_of<AttentionOperation>(x)) name = "o";
-  else if (maker_of<SiluMulOperation>(x)) name = "down";
+  else if (maker_of<GateOperation>(x)) name = "down";
 }
 
 LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
@@ -114,18 +114,18 @@ bool LinearOperation::can_gate() const {
   return weights_.size() == 2 && !has_residual_ && weights_[0]->rows == weights_[1]->rows && homenode::can_gate(*weights_[0], *weights_[1]);
 }
 
-void LinearOperation::lower_gated(Lowering& to, const Tensor& result, LinearOperation* reader) {
+void LinearOperation::lower_gated(Lowering& to, Activation gate, const Tensor& result, LinearOperation* reader) {
   name = "gate_up";
   if (reader) {
     Memory* rows = reader->shared(to);
     lower_as(to, [=](const LinearArgs& args, const Step& step, int thread, int threads) {
       const LinearArgs theirs = reader->arguments(step, rows);
-      linear_multiply_gated(args, {&theirs, nullptr, 0}, thread, threads);
+      linear_multiply_gated(args, {&theirs, nullptr, 0, gate}, thread, threads);
     }, {rows});
     return;
   }
-  lower_as(to, [y = View(result)](const LinearArgs& args, const Step&, int thread, int threads) {
-    linear_multiply_gated(args, {nullptr, y.row(0), y.stride()}, thread, threads);
+  lower_as(to, [gate, y = View(result)](const LinearArgs& args, const Step&, int thread, int threads) {
+    linear_multiply_gated(args, {nullptr, y.row(0), y.stride(), gate}, thread, threads);
   }, {memory_of(result)});
 }
 

@@ -21,10 +21,10 @@ class LinearOperation : public Operation {
   // The weight, if it is one to which nothing is added; and are x's own rows multiplied with it at this level, without preparing them?
   const Weight* plain_weight() const;
   bool multiplies_as_is(Level) const;
-  // Is this gate and up, so that silu(gate) * up can be made where the sums are?
+  // Is this gate and up, so that gated(gate) * up can be made where the sums are?
   bool can_gate() const;
   // Into `out`, or into the prepared rows of `reader`.
-  void lower_gated(Lowering&, const Tensor& out, LinearOperation* reader);
+  void lower_gated(Lowering&, Activation, const Tensor& out, LinearOperation* reader);
 
   // The arguments of a step, the rows to be found in `scratch`.
   LinearArgs arguments(const Step&, Memory* scratch) const;

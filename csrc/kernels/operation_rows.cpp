@@ -8,6 +8,18 @@
 #include "kernels/operation_linear.h"
 
 namespace homenode {
+namespace {
+
+// A thread's share of some rows of `columns`, divided by pieces of rows, not by rows: one token's is work for the whole team.
+template <class Work>
+void for_pieces(int rows, int64_t columns, int thread, int threads, Work&& work) {
+  constexpr int64_t kPiece = 256;
+  const int64_t pieces = (columns + kPiece - 1) / kPiece;
+  const RowRange mine = rows_of(static_cast<int>(rows * pieces), thread, threads);
+  for (int i = mine.begin; i < mine.end; ++i) work(i / pieces, i % pieces * kPiece, std::min(kPiece, columns - i % pieces * kPiece));
+}
+
+}  // namespace
 
 void EmbeddingOperation::lower(Lowering& to) {
   to.phase({"embedding", [table = table.get(), first = first, y = View(out)](const Step& step, int thread, int threads) {
@@ -64,32 +76,74 @@ void RopeOperation::lower(Lowering& to) {
            {memory_of(x), memory_of(angles), memory_of(out)});
 }
 
-void SiluMulOperation::take_over() {
+void GateOperation::take_over() {
   auto* product = maker_of<LinearOperation>(gate_up);
   if (!product || !product->can_gate()) return;
   product->taken_over = true;
   product_ = product;
 }
 
-bool SiluMulOperation::fill(LinearOperation* reader) {
+bool GateOperation::fill(LinearOperation* reader) {
   if (product_) reader_ = reader;
   return product_;
 }
 
-void SiluMulOperation::lower(Lowering& to) {
-  if (product_) return product_->lower_gated(to, out, reader_);
+void GateOperation::lower(Lowering& to) {
+  if (product_) return product_->lower_gated(to, gate, out, reader_);
   const int64_t half = out.columns;
-  // Divided by pieces of rows, not by rows: one token's gate is work for the whole team.
-  to.phase({"silu", [=, x = View(gate_up), y = View(out), kind = out.rows, silu = kernels(to.level()).silu_mul](const Step& step, int thread, int threads) {
-              constexpr int64_t kPiece = 256;
-              const int64_t pieces = (half + kPiece - 1) / kPiece;
-              const RowRange mine = rows_of(static_cast<int>(rows_in(kind, step) * pieces), thread, threads);
-              for (int i = mine.begin; i < mine.end; ++i) {
-                const int64_t row = i / pieces, begin = i % pieces * kPiece;
-                silu(x.row(row) + begin, x.row(row) + half + begin, y.row(row) + begin, std::min(kPiece, half - begin));
-              }
+  to.phase({"gate", [=, x = View(gate_up), y = View(out), kind = out.rows, multiply = gate_kernel(gate, to.level())](const Step& step, int thread, int threads) {
+              for_pieces(rows_in(kind, step), half, thread, threads, [&](int64_t row, int64_t begin, int64_t count) {
+                multiply(x.row(row) + begin, x.row(row) + half + begin, y.row(row) + begin, count);
+              });
             }},
            {memory_of(gate_up), memory_of(out)});
+}
+
+void AddOperation::take_over() {
+  auto* norm = maker_of<RmsNormOperation>(y);
+  if (!norm) return;
+  norm->taken_over = true;
+  norm_ = norm;
+}
+
+void AddOperation::lower(Lowering& to) {
+  const auto add = [x = View(x), sum = View(out)](int row, const float* y) {
+    for (int64_t c = 0; c < x.columns(); ++c) sum.row(row)[c] = x.row(row)[c] + y[c];
+  };
+  if (!norm_) {
+    return to.phase({"add", [=, y = View(y), kind = out.rows](const Step& step, int thread, int threads) {
+                       const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
+                       for (int r = rows.begin; r < rows.end; ++r) add(r, y.row(r));
+                     }, true},
+                    {memory_of(x), memory_of(y), memory_of(out)});
+  }
+  to.phase({"add norm", [=, y = View(norm_->x), w = View(norm_->weight), z = View(out), eps = norm_->eps, kind = out.rows, norm = kernels(to.level()).rms_norm](
+                            const Step& step, int thread, int threads) {
+              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
+              for (int r = rows.begin; r < rows.end; ++r) {
+                for (int64_t c = 0; c < y.columns(); c += w.columns()) norm(y.row(r) + c, w.row(0), z.row(r) + c, w.columns(), eps);
+                add(r, z.row(r));
+              }
+            }, true},
+           {memory_of(x), memory_of(norm_->x), memory_of(out)});
+}
+
+void ScaleOperation::lower(Lowering& to) {
+  to.phase({"scale", [x = View(x), y = View(out), kind = out.rows, factor = factor](const Step& step, int thread, int threads) {
+              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
+              for (int r = rows.begin; r < rows.end; ++r) {
+                for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = x.row(r)[c] * factor;
+              }
+            }, true},
+           {memory_of(x), memory_of(out)});
+}
+
+void SoftCapOperation::lower(Lowering& to) {
+  to.phase({"soft cap", [x = View(x), y = View(out), kind = out.rows, cap = cap, soft_cap = kernels(to.level()).soft_cap](const Step& step, int thread, int threads) {
+              for_pieces(rows_in(kind, step), x.columns(), thread, threads,
+                         [&](int64_t row, int64_t begin, int64_t count) { soft_cap(x.row(row) + begin, cap, y.row(row) + begin, count); });
+            }},
+           {memory_of(x), memory_of(out)});
 }
 
 }  // namespace homenode

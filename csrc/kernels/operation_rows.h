@@ -58,21 +58,56 @@ class RopeOperation : public Operation {
   Tensor out;
 };
 
-// silu(gate) * up. Takes over the product that makes both halves, so that they never go through memory.
-class SiluMulOperation : public Operation {
+// gated(gate) * up. Takes over the product that makes both halves, so that they never go through memory.
+class GateOperation : public Operation {
  public:
-  SiluMulOperation(Tensor from, Tensor to) : gate_up(std::move(from)), out(std::move(to)) {}
+  GateOperation(Tensor from, Activation how, Tensor to) : gate_up(std::move(from)), gate(how), out(std::move(to)) {}
   void take_over() override;
   void lower(Lowering&) override;
 
   // Asked by the one product that takes the result, before anything is lowered: true if this writes the product's prepared rows instead.
   bool fill(LinearOperation* reader);
 
-  Tensor gate_up, out;
+  Tensor gate_up;
+  Activation gate;
+  Tensor out;
 
  private:
   LinearOperation* product_ = nullptr;
   LinearOperation* reader_ = nullptr;
+};
+
+// x + y. Takes over the norm that makes y.
+class AddOperation : public Operation {
+ public:
+  AddOperation(Tensor to, Tensor from, Tensor sum) : x(std::move(to)), y(std::move(from)), out(std::move(sum)) {}
+  void take_over() override;
+  void lower(Lowering&) override;
+
+  Tensor x, y, out;
+
+ private:
+  RmsNormOperation* norm_ = nullptr;
+};
+
+class ScaleOperation : public Operation {
+ public:
+  ScaleOperation(Tensor from, float by, Tensor to) : x(std::move(from)), factor(by), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x;
+  float factor;
+  Tensor out;
+};
+
+class SoftCapOperation : public Operation {
+ public:
+  SoftCapOperation(Tensor from, float at, Tensor to) : x(std::move(from)), cap(at), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x;
+  float cap;
+  Tensor out;
 };
 
 }  // namespace homenode

@@ -88,11 +88,35 @@ Result<std::vector<Tensor>> Recorder::split(const Tensor& x, std::span<const int
   return parts;
 }
 
-Result<Tensor> Recorder::silu_mul(const Tensor& gate_up) {
-  if (auto error = check_input(gate_up, "silu_mul")) return *error;
-  if (gate_up.columns % 2) return misuse("silu_mul: rows of " + to_string(gate_up.columns) + " have no halves");
+Result<Tensor> Recorder::gated(const Tensor& gate_up, Activation gate) {
+  const std::string operation = gate == Activation::gelu ? "gelu_mul" : "silu_mul";
+  if (auto error = check_input(gate_up, operation.c_str())) return *error;
+  if (gate_up.columns % 2) return misuse(operation + ": rows of " + to_string(gate_up.columns) + " have no halves");
   const Tensor out = make(gate_up.columns / 2, rows_made_of(gate_up));
-  return append(std::make_unique<SiluMulOperation>(gate_up, out), out, {{gate_up}});
+  return append(std::make_unique<GateOperation>(gate_up, gate, out), out, {{gate_up}});
+}
+
+Result<Tensor> Recorder::add(const Tensor& x, const Tensor& y) {
+  for (const Tensor* t : {&x, &y}) {
+    if (auto error = check_input(*t, "add")) return *error;
+  }
+  if (x.columns != y.columns || rows_made_of(x) != rows_made_of(y)) {
+    return misuse("add: rows of " + to_string(x.columns) + " and " + to_string(y.columns) + " columns, or some selected and others not");
+  }
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<AddOperation>(x, y, out), out, {{x, y}});
+}
+
+Result<Tensor> Recorder::scale(const Tensor& x, float factor) {
+  if (auto error = check_input(x, "scale")) return *error;
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<ScaleOperation>(x, factor, out), out, {{x}});
+}
+
+Result<Tensor> Recorder::soft_cap(const Tensor& x, float cap) {
+  if (auto error = check_input(x, "soft_cap")) return *error;
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<SoftCapOperation>(x, cap, out), out, {{x}});
 }
 
 Result<Tensor> Recorder::select(const Tensor& x) {

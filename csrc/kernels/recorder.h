@@ -30,7 +30,11 @@ class Recorder {
   Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim);
   Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window,
                            float softcap);
-  Result<Tensor> silu_mul(const Tensor& gate_up);
+  Result<Tensor> silu_mul(const Tensor& gate_up) { return gated(gate_up, Activation::silu); }
+  Result<Tensor> gelu_mul(const Tensor& gate_up) { return gated(gate_up, Activation::gelu); }
+  Result<Tensor> add(const Tensor& x, const Tensor& y);
+  Result<Tensor> scale(const Tensor& x, float factor);
+  Result<Tensor> soft_cap(const Tensor& x, float cap);
   // residual: may be null. ids: which of the experts that have logits these are, ascending; empty: all.
   Result<Tensor> mixture(const Tensor& x, const Tensor& logits, ExpertWeights, int chosen, bool normalise, const Tensor* residual,
                          const std::vector<int32_t>& ids = {});
@@ -44,6 +48,7 @@ class Recorder {
   Tensor make(int64_t columns, RowKind rows) const;
   // Appends an operation that makes `out` of these.
   Tensor append(std::unique_ptr<Operation>, const Tensor& out, std::span<const Tensor> inputs);
+  Result<Tensor> gated(const Tensor& gate_up, Activation);
   std::optional<Error> check_input(const Tensor& x, const char* operation);
   std::optional<Error> check_linear(const Tensor& x, const std::vector<std::shared_ptr<const Weight>>& weights, const std::vector<Tensor>& biases);
   std::optional<Error> check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache, int layer, int window);

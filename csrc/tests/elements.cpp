@@ -24,6 +24,10 @@ void check_rows(Random& random, const Kernels& table) {
   Exact<float> product(count);
   table.silu_mul(gates.get(), x.get(), product.get(), n);
   require_written(product, count, "silu_mul");
+  table.gelu_mul(gates.get(), x.get(), product.get(), n);
+  require_written(product, count, "gelu_mul");
+  table.soft_cap(gates.get(), 30, product.get(), n);
+  require_written(product, count, "soft_cap");
 }
 
 void check_scans(Random& random, const Kernels& table) {

@@ -147,6 +147,8 @@ void compare_rows(Random& random) {
       {"rotate", [&](const Kernels& k, float* out) { k.rotate(x.get(), out, y.get(), n / 2, n); }},
       {"divide", [&](const Kernels& k, float* out) { k.divide(x.get(), 0.7f, out, n); }},
       {"silu_mul", [&](const Kernels& k, float* out) { k.silu_mul(x.get(), y.get(), out, n); }},
+      {"gelu_mul", [&](const Kernels& k, float* out) { k.gelu_mul(x.get(), y.get(), out, n); }},
+      {"soft_cap", [&](const Kernels& k, float* out) { k.soft_cap(x.get(), 3, out, n); }},
       {"exponentials", [&](const Kernels& k, float* out) { k.exponentials(x.get(), out, n, top, 1.5f); }},
       {"sum_exponentials", [&](const Kernels& k, float* out) { std::fill_n(out, n, float(k.sum_exponentials(x.get(), n, top, 1.5f))); }},
       {"find_largest", [&](const Kernels& k, float* out) { const Largest found = k.find_largest(x.get(), n); std::fill_n(out, n, found.value + float(found.index)); }},

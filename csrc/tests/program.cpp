@@ -48,7 +48,8 @@ class Model {
     x = taken(r.sum(feed_forward(r, x)));
     x = taken(r.rms_norm(taken(r.select(x)), parameter(shape.hidden), 1e-6f));
     const Tensor logits = taken(r.linear(x, {weight(kVocabulary, shape.hidden)}, {}, nullptr));
-    program_ = taken(r.finish(taken(r.gather(logits, std::vector<int64_t>(group ? static_cast<size_t>(group->size()) : 1, kVocabulary)))));
+    const Tensor all = taken(r.gather(logits, std::vector<int64_t>(group ? static_cast<size_t>(group->size()) : 1, kVocabulary)));
+    program_ = taken(r.finish(shape.softcap > 0 ? taken(r.soft_cap(all, 30)) : all));
   }
 
   std::vector<float> run(const StepInput& input) {
@@ -86,7 +87,10 @@ class Model {
     const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));
     if (shape_.experts) return mixture(r, normed, x);
     const Tensor both = taken(r.linear(normed, {weight(shape_.inner, shape_.hidden), weight(shape_.inner, shape_.hidden)}, {}, nullptr));
-    return taken(r.linear(taken(r.silu_mul(both)), {weight(shape_.hidden, shape_.inner)}, {}, &x));
+    const std::shared_ptr<const Weight> down = weight(shape_.hidden, shape_.inner);
+    if (!shape_.qk_norm) return taken(r.linear(taken(r.silu_mul(both)), {down}, {}, &x));
+    const Tensor out = taken(r.linear(taken(r.gelu_mul(both)), {down}, {}, nullptr));
+    return taken(r.scale(taken(r.add(x, taken(r.rms_norm(out, parameter(shape_.hidden), 1e-6f)))), 0.9f));
   }
 
   Tensor mixture(Recorder& r, const Tensor& normed, const Tensor& x) {

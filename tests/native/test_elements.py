@@ -50,6 +50,56 @@ def test_silu_mul_at_the_edges(backend: NativeBackend) -> None:
     assert np.abs(found[[3, 5]]).max() < 1e-19 and np.isnan(found[8])
 
 
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("half", [1, 8, 48, 172, 513])
+def test_gelu_mul(backend: NativeBackend, rows: int, half: int) -> None:
+    x = 3 * random(rows, 2 * half)
+    found = evaluate(backend, lambda ops: ops.gelu_mul(backend.constant(x)), rows)
+    gate, up = x[:, :half].astype(np.float64), x[:, half:]
+    wanted = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_gelu_mul_at_the_edges(backend: NativeBackend) -> None:
+    gate = np.array([0, -0.0, 50, -50, 1000, -1000, 1e30, -1e30, np.nan], np.float32)
+    x = np.concatenate([gate, np.ones_like(gate)])[None]
+    found = evaluate(backend, lambda ops: ops.gelu_mul(backend.constant(x)), 1)[0]
+    assert found[:3].tolist() == [0, 0, 50] and found[4] == 1000 and found[6] == np.float32(1e30)
+    assert np.abs(found[[3, 5, 7]]).max() < 1e-7 and np.isnan(found[8])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("columns", [1, 16, 50, 257, 1000])
+def test_soft_cap(backend: NativeBackend, rows: int, columns: int) -> None:
+    x = 40 * random(rows, columns)
+    x[0, 0] = 1e30
+    found = evaluate(backend, lambda ops: ops.soft_cap(backend.constant(x), 30.0), rows)
+    np.testing.assert_allclose(found, 30 * np.tanh(x.astype(np.float64) / 30), rtol=2e-6, atol=1e-6)
+
+
+def test_a_cap_that_is_none(backend: NativeBackend) -> None:
+    with pytest.raises(ValueError, match=r"values capped at 0\.0; wanted more than 0"):
+        evaluate(backend, lambda ops: ops.soft_cap(backend.constant(random(1, 4)), 0.0), 1)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("columns", [8, 48, 200])
+def test_sums_and_multiples(backend: NativeBackend, rows: int, columns: int) -> None:
+    """A norm that only the sum reads is computed with it."""
+    x, y, weight = random(rows, columns), random(rows, columns, seed=2), random(columns, seed=1)
+    constant = backend.constant
+    assert np.array_equal(evaluate(backend, lambda ops: ops.add(constant(x), constant(y)), rows), x + y)
+    assert np.array_equal(evaluate(backend, lambda ops: ops.scale(constant(x), 1.7), rows), x * np.float32(1.7))
+    normed = evaluate(backend, lambda ops: ops.rms_norm(constant(y), backend.vector(weight), 1e-5), rows)
+    found = evaluate(backend, lambda ops: ops.add(constant(x), ops.rms_norm(constant(y), backend.vector(weight), 1e-5)), rows)
+    assert np.array_equal(found, x + normed)
+
+
+def test_sums_of_unequal_rows(backend: NativeBackend) -> None:
+    with pytest.raises(ValueError, match="add: rows of 4 and 8 columns"):
+        evaluate(backend, lambda ops: ops.add(backend.constant(random(2, 4)), backend.constant(random(2, 8))), 2)
+
+
 @pytest.mark.parametrize(("head_dim", "rotary"), [(8, 8), (64, 64), (80, 32), (128, 128), (6, 4)])
 def test_rope(backend: NativeBackend, head_dim: int, rotary: int) -> None:
     rows, heads, half = 9, 3, rotary // 2

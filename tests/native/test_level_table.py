@@ -24,7 +24,19 @@ ROUNDS = 6
 KERNELS = (
     *FORMATS,
     *("attention f32", "attention bf16", "attention int8"),
-    *("rms_norm", "rotate", "divide", "silu_mul", "exponentials", "sum_exponentials", "find_largest", "merge", "copy_tiles"),
+    *(
+        "rms_norm",
+        "rotate",
+        "divide",
+        "silu_mul",
+        "gelu_mul",
+        "soft_cap",
+        "exponentials",
+        "sum_exponentials",
+        "find_largest",
+        "merge",
+        "copy_tiles",
+    ),
 )
 EMULATED = {"aarch64": ("qemu-aarch64", "-cpu", "max")}
 CROSS = {"aarch64": "aarch64-linux-gnu-g++"}

@@ -53,10 +53,27 @@ void rotate(const float* x, float* out, const float* cos_sin, int64_t half, int6
 
 inline Lanes silu(const Lanes& x) { return divide(x, add(fill(1), exponential(subtract(fill(0), x)))); }
 
-void silu_mul(const float* gate, const float* up, float* out, int64_t count) {
+// 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^(-2 u)).
+inline Lanes gelu(const Lanes& x) {
+  const Lanes cubic = multiply_add(multiply(multiply(x, x), x), fill(0.044715f), x);
+  return divide(x, add(fill(1), exponential(multiply(cubic, fill(-1.59576912f)))));
+}
+
+template <Lanes (*activation)(const Lanes&)>
+inline void multiply_gates(const float* gate, const float* up, float* out, int64_t count) {
   int64_t i = 0;
-  for (; i + 16 <= count; i += 16) store(out + i, multiply(silu(load(gate + i)), load(up + i)));
-  if (i < count) store_first(out + i, count - i, multiply(silu(load_first(gate + i, count - i)), load_first(up + i, count - i)));
+  for (; i + 16 <= count; i += 16) store(out + i, multiply(activation(load(gate + i)), load(up + i)));
+  if (i < count) store_first(out + i, count - i, multiply(activation(load_first(gate + i, count - i)), load_first(up + i, count - i)));
+}
+
+void silu_mul(const float* gate, const float* up, float* out, int64_t count) { multiply_gates<silu>(gate, up, out, count); }
+void gelu_mul(const float* gate, const float* up, float* out, int64_t count) { multiply_gates<gelu>(gate, up, out, count); }
+
+void soft_cap(const float* x, float cap, float* out, int64_t count) {
+  const Lanes caps = fill(cap), parts = fill(1.0f / cap);
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) store(out + i, multiply(tanh_of(multiply(load(x + i), parts)), caps));
+  if (i < count) store_first(out + i, count - i, multiply(tanh_of(multiply(load_first(x + i, count - i), parts)), caps));
 }
 
 // The largest of each stretch by vectors; only the stretch that has the largest of all is then searched for where it stands.

@@ -15,6 +15,8 @@ constexpr Kernels kTable = {
     scale_row,
     rotate,
     silu_mul,
+    gelu_mul,
+    soft_cap,
     {{4, load_query_floats, put_key_f32, put_values_f32, attend<StoredF32>},
      {4, load_query_floats, put_key_bf16, put_values_bf16, attend<StoredBf16>},
      {2, load_query_codes, put_key_int8, put_values_int8, attend_int8}},

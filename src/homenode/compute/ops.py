@@ -245,6 +245,18 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(left half of the columns) * right half."""
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """gelu(left half of the columns) * right half, gelu by way of tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + y, of equal shapes."""
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """x * factor."""
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap), cap being above 0."""
+
     def mixture(self, x: Tensor, logits: Tensor, experts: Experts, chosen: int, normalise: bool, residual: Tensor | None) -> Tensor:
         """residual (or 0) + the sum of weight * down(silu(gate(x)) * up(x)) over the `chosen` experts with the largest logits of each row.
 

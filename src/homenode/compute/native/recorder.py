@@ -85,6 +85,24 @@ class RecordingOps:
         """See `Ops.silu_mul`."""
         return self._recorder.silu_mul(gate_up)
 
+    def gelu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
+        """See `Ops.gelu_mul`."""
+        return self._recorder.gelu_mul(gate_up)
+
+    def add(self, x: _native.Tensor, y: _native.Tensor) -> _native.Tensor:
+        """See `Ops.add`."""
+        return self._recorder.add(x, y)
+
+    def scale(self, x: _native.Tensor, factor: float) -> _native.Tensor:
+        """See `Ops.scale`."""
+        return self._recorder.scale(x, factor)
+
+    def soft_cap(self, x: _native.Tensor, cap: float) -> _native.Tensor:
+        """See `Ops.soft_cap`. ValueError for a cap that is not above 0."""
+        if not cap > 0:
+            raise ValueError(f"values capped at {cap}; wanted more than 0")
+        return self._recorder.soft_cap(x, cap)
+
     def mixture(
         self, x: _native.Tensor, logits: _native.Tensor, experts: Experts, chosen: int, normalise: bool, residual: _native.Tensor | None
     ) -> _native.Tensor:

@@ -6,6 +6,7 @@ summation) never depend on what shares the batch: slow, and batch-invariant by c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -135,6 +136,25 @@ class EagerOps:
         gate, up = gate_up[:, :half], gate_up[:, half:]
         with np.errstate(over="ignore"):  # exp of a very negative gate is infinite, and the quotient then rightly zero
             return np.asarray(gate / (1 + np.exp(-gate)) * up, np.float32)
+
+    def gelu_mul(self, gate_up: FloatArray) -> FloatArray:
+        """See `Ops.gelu_mul`."""
+        half = gate_up.shape[1] // 2
+        gate, up = gate_up[:, :half], gate_up[:, half:]
+        inner = np.float32(math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
+        return np.asarray(np.float32(0.5) * gate * (1 + np.tanh(inner)) * up, np.float32)
+
+    def add(self, x: FloatArray, y: FloatArray) -> FloatArray:
+        """See `Ops.add`."""
+        return x + y
+
+    def scale(self, x: FloatArray, factor: float) -> FloatArray:
+        """See `Ops.scale`."""
+        return x * np.float32(factor)
+
+    def soft_cap(self, x: FloatArray, cap: float) -> FloatArray:
+        """See `Ops.soft_cap`."""
+        return np.asarray(np.float32(cap) * np.tanh(x / np.float32(cap)), np.float32)
 
     def mixture(
         self, x: FloatArray, logits: FloatArray, experts: Experts, chosen: int, normalise: bool, residual: FloatArray | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -139,6 +140,23 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=1)
         return silu(gate) * up
 
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Ops.gelu_mul`."""
+        gate, up = gate_up.chunk(2, dim=1)
+        return gelu(gate) * up
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """See `Ops.add`."""
+        return x + y
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """See `Ops.scale`."""
+        return x * factor
+
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """See `Ops.soft_cap`. By way of exp, as torch's own tanh depends on where an element lies."""
+        return cap * (1 - 2 / (1 + torch.exp(x * (2 / cap))))
+
     def mixture(
         self,
         x: torch.Tensor,
@@ -177,3 +195,8 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     """x * sigmoid(x). Not torch's own, which on a CPU computes the last elements of a run in another way than the others: bits would depend on
     where an element lies."""
     return x / (1 + torch.exp(-x))
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), which is x * sigmoid(2 u). By way of exp, as silu is."""
+    return x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
