@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,3 +106,8 @@ def test_the_settings_page_is_up_to_date() -> None:
     from tools.settings_table import PAGE, page
 
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.settings_table"
+
+
+def test_the_package_is_the_command() -> None:
+    ran = subprocess.run([sys.executable, "-m", "homenode", "serve", "--port", "x"], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2 and "Usage: homenode serve" in ran.stderr and "'x' is not a whole number" in ran.stderr
