@@ -17,7 +17,9 @@ Array = npt.NDArray[Any]
 CLASSES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM",
 }  # fmt: skip
+GEMMAS = ("gemma2", "gemma3")
 MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {
@@ -48,6 +50,9 @@ def toy_config(architecture: str = "llama", **changes: Any) -> dict[str, Any]:
         "eos_token_id": 2,
     }
     config |= MIXTURES.get(architecture, {})
+    if architecture in GEMMAS:
+        config |= {"sliding_window": 24, "tie_word_embeddings": True}
+        changes.setdefault("query_pre_attn_scalar", changes.get("head_dim", config["head_dim"]))
     if architecture == "mistral":
         config["sliding_window"] = None
     config |= changes
@@ -67,17 +72,20 @@ def toy_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, npt.NDArr
     def vector(size: int, centre: float) -> npt.NDArray[np.float32]:
         return (centre + 0.1 * rng.standard_normal(size)).astype(np.float32)
 
-    tensors = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden), "model.norm.weight": vector(hidden, 1.0)}
+    around = 0.0 if architecture in GEMMAS else 1.0  # Gemma's are stored less one
+    tensors = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden), "model.norm.weight": vector(hidden, around)}
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
-        tensors |= {at + "input_layernorm.weight": vector(hidden, 1.0), at + "post_attention_layernorm.weight": vector(hidden, 1.0)}
+        tensors |= {at + "input_layernorm.weight": vector(hidden, around), at + "post_attention_layernorm.weight": vector(hidden, around)}
         for part, rows in (("q", queries), ("k", keys), ("v", keys)):
             tensors[f"{at}self_attn.{part}_proj.weight"] = matrix(rows, hidden)
             if architecture in ("qwen2", "qwen2_moe") or config.get("attention_bias"):
                 tensors[f"{at}self_attn.{part}_proj.bias"] = vector(rows, 0.0)
-            if architecture in ("qwen3", "qwen3_moe") and part != "v":
-                tensors[f"{at}self_attn.{part}_norm.weight"] = vector(head, 1.0)
+            if architecture in ("qwen3", "qwen3_moe", "gemma3") and part != "v":
+                tensors[f"{at}self_attn.{part}_norm.weight"] = vector(head, around)
         tensors[at + "self_attn.o_proj.weight"] = matrix(hidden, queries)
+        if architecture in GEMMAS:
+            tensors |= {f"{at}{place}_feedforward_layernorm.weight": vector(hidden, around) for place in ("pre", "post")}
         for block, size in _gated_blocks(config, layer):
             gate, up, down = ("w1", "w3", "w2") if architecture == "mixtral" else ("gate_proj", "up_proj", "down_proj")
             tensors |= {f"{at}{block}.{part}.weight": matrix(size, hidden) for part in (gate, up)}
@@ -169,8 +177,12 @@ GGUF_NAMES = {
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps", "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
 }  # fmt: skip
 
+GEMMA_GGUF_NAMES = {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
 
-def gguf_name(name: str) -> str:
+
+def gguf_name(name: str, gemma: bool = False) -> str:
     """The GGUF name of a tensor with a Hugging Face name."""
     stem, kind = name.rsplit(".", 1)
     if not stem.startswith("model.layers."):
@@ -178,7 +190,8 @@ def gguf_name(name: str) -> str:
     _, _, layer, part = stem.split(".", 3)
     if ".experts." in part:
         part = part.rsplit(".", 1)[1]
-    return f"blk.{layer}.{GGUF_NAMES[part]}.{kind}"
+    names = GGUF_NAMES | (GEMMA_GGUF_NAMES if gemma else {})
+    return f"blk.{layer}.{names[part]}.{kind}"
 
 
 def interleave_heads(values: Array, heads: int) -> Array:
@@ -221,8 +234,12 @@ def make_gguf(
             values = interleave_heads(values, heads[part])
         if part == "shared_expert_gate":
             values = values[0]
-        kind = gguf.GGMLQuantizationType["F32" if values.ndim == 1 or gguf_name(name).endswith("ffn_gate_inp.weight") else matrix_type]
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+        gemma = architecture in GEMMAS
+        if gemma and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        stored_name = gguf_name(name, gemma)
+        kind = gguf.GGMLQuantizationType["F32" if values.ndim == 1 or stored_name.endswith("ffn_gate_inp.weight") else matrix_type]
+        writer.add_tensor(stored_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -253,6 +270,8 @@ def write_figures(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
     _write_mixture(writer, config)
+    if config["model_type"] in GEMMAS:
+        writer.add_sliding_window(config["sliding_window"])
     size = config["vocab_size"]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(size - 3)])

@@ -47,7 +47,7 @@ def test_company_changes_no_bit(model: LoadedModel, backend: Backend) -> None:
     assert np.array_equal(np.concatenate(alone), rows)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2_moe", "qwen3_moe", "gemma2"])
 def test_quantised_weights_change_no_bit(backend: Backend, tmp_path: Path, architecture: str) -> None:
     if "Q8_0" not in backend.weight_types():
         pytest.skip("this backend keeps no matrix quantised")

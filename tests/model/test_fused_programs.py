@@ -55,7 +55,7 @@ def program_of(backend: NativeBackend, path: Path, spec: ModelSpec, quantize: st
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("quantize", [None, "bf16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3"])
 def test_fused_programs_give_the_same_bits(architecture: str, quantize: str | None, level: str, tmp_path: Path) -> None:
     spec = spec_of(architecture)
     wanted = run_steps(program_of(NativeBackend([-1], level=level), tmp_path / "a", spec, quantize, "bf16", fuse=False))
@@ -76,6 +76,15 @@ def test_a_layer_waits_five_times_for_few_tokens(architecture: str, quantize: st
         assert program.barriers(batch, batch) <= 5 * spec.num_layers + 1
     assert program.barriers(8, 1) <= 6 * spec.num_layers + 1  # keys and values of several tokens of a sequence are written first
     assert program.barriers(64, 1) <= 9 * spec.num_layers + 2
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3"])
+def test_a_norm_before_a_sum_waits_once_more(architecture: str, tmp_path: Path) -> None:
+    """Twice in a layer; then once for the embedding's scale and once for the cap of the logits."""
+    spec = spec_of(architecture)
+    program = program_of(NativeBackend([-1, -1]), tmp_path / "weights", spec, "q8_0", "bf16", fuse=True)
+    for batch in (1, 2, 8):
+        assert program.barriers(batch, batch) <= 7 * spec.num_layers + 3
 
 
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])

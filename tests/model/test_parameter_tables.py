@@ -79,7 +79,7 @@ def test_a_format_nobody_knows(checkpoint: ArrayCheckpoint, reference: Backend) 
         (
             {"architecture": "mamba"},
             UnsupportedError,
-            "'mamba' is not supported; known: llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe",
+            "'mamba' is not supported; known: llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3",
         ),
         ({"rope": RopeSpec(kind="longrope")}, UnsupportedError, "'longrope' is not supported"),
         ({"rope": RopeSpec(theta=float("nan"))}, CheckpointError, "theta is nan"),

@@ -50,7 +50,7 @@ def test_answers_are_those_of_the_values(tmp_path: Path, backend: Backend, name:
     assert np.abs(found - wanted).max() < (EXACT if exact else BOUND) * np.ptp(wanted)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma3"])
 @pytest.mark.parametrize("name", ["gptq", "awq", "8-bit floats"])
 def test_every_architecture(tmp_path: Path, architecture: str, name: str) -> None:
     """Biases, experts and routers beside them."""

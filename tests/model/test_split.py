@@ -41,6 +41,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {},
     "qwen3": {},
     "qwen3_moe": {},
+    "gemma2": {"sliding_layers": (True, False, True)},
+    "gemma3": {"sliding_layers": (True, False, True)},
 }
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 SPLITS = [

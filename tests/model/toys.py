@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,13 @@ MIXTURES = {
     "qwen2_moe": MixtureSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=False, shared_intermediate_size=72),
     "qwen3_moe": MixtureSpec(num_experts=9, experts_per_token=4, intermediate_size=33, normalise=True, dense_layers=(0,)),
 }
+_GEMMA: dict[str, Any] = {
+    "embedding_scale": 1.5, "attention_scale": 0.3, "sliding_window": 6, "sliding_layers": (True, False), "tie_word_embeddings": True,
+}  # fmt: skip
+GEMMAS = {
+    "gemma2": _GEMMA | {"attention_softcap": 2.0, "logits_softcap": 9.0},
+    "gemma3": _GEMMA | {"local_rope": RopeSpec(theta=100.0)},
+}
 
 
 def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
@@ -28,6 +36,7 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
         vocab_size=80, max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False,
         attention_bias=architecture in ("qwen2", "qwen2_moe"), mixture=MIXTURES.get(architecture),
     )  # fmt: skip
+    spec = replace(spec, **GEMMAS.get(architecture, {}))
     return replace(spec, **changes)  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 QWEN_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
+GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 9, "tie_word_embeddings": True, "num_hidden_layers": 4}
 # name -> (model type, changes to the configuration). Every prompt below is longer than the sliding windows.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -39,6 +40,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-moe": ("qwen3_moe", QWEN_EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
     "qwen3-moe-mixed": ("qwen3_moe", QWEN_EXPERTS | {"head_dim": 16, "norm_topk_prob": False, "mlp_only_layers": [1]}),
+    "gemma2": ("gemma2", GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 20.0}),  # low enough to show
+    "gemma2-uncapped": ("gemma2", GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False}),
+    "gemma3": ("gemma3_text", GEMMA),
+    "gemma3-far": (
+        "gemma3_text",
+        GEMMA
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "odd-sizes": ("llama", {"intermediate_size": 75, "vocab_size": 163, "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3}),
 }
 

@@ -71,6 +71,55 @@ def test_mixtures(architecture: str, folder: Path) -> None:
     assert (spec.attention_bias, spec.output_bias) == (architecture == "qwen2_moe", False)
 
 
+def test_missing_keys_of_gemmas_mean_what_transformers_takes_them_to_mean(folder: Path) -> None:
+    absent = dict.fromkeys(("sliding_window", "head_dim", "rope_theta", "query_pre_attn_scalar", "hidden_act"), "absent")
+    spec = spec_of(folder, "gemma2", **absent)
+    assert (spec.sliding_window, spec.sliding_layers, spec.head_dim, spec.rope.theta, spec.local_rope) == (
+        4096,
+        (True, False),
+        256,
+        1e4,
+        None,
+    )
+    assert (spec.embedding_scale, spec.attention_scale, spec.attention_softcap, spec.logits_softcap) == (8.0, 1 / 16, 50.0, 30.0)
+    spec = spec_of(folder, "gemma3", num_hidden_layers=7, **absent)
+    assert (spec.sliding_window, spec.sliding_layers) == (4096, (True, True, True, True, True, False, True))
+    assert (spec.rope, spec.local_rope, spec.attention_softcap, spec.logits_softcap) == (
+        RopeSpec(theta=1e6),
+        RopeSpec(theta=1e4),
+        None,
+        None,
+    )
+    assert spec_of(folder, architectures="absent", model_type="gemma3_text", hidden_act="absent").architecture == "gemma3"
+
+
+def test_both_spellings_of_gemma_s_ropes_and_windows(folder: Path) -> None:
+    linear = {"rope_type": "linear", "factor": 8.0}
+    older = {"rope_theta": 5e5, "rope_local_base_freq": 2e3, "rope_scaling": linear, "sliding_window_pattern": 2}
+    parameters = {"full_attention": linear | {"rope_theta": 5e5}, "sliding_attention": {"rope_type": "default", "rope_theta": 2e3}}
+    newer = {"rope_parameters": parameters, "layer_types": ["sliding_attention", "full_attention"], "rope_theta": "absent"}
+    spec = spec_of(folder, "gemma3", **older)
+    assert spec == spec_of(folder, "gemma3", **newer)
+    assert (spec.rope, spec.local_rope) == (RopeSpec(theta=5e5, kind="linear", factor=8.0), RopeSpec(theta=2e3))
+    assert spec_of(folder, "gemma2", final_logit_softcapping=None, attn_logit_softcapping=20).attention_softcap == 20
+    assert spec_of(folder, "gemma2", final_logit_softcapping=None).logits_softcap is None
+    assert spec_of(folder, "llama", final_logit_softcapping=30.0).logits_softcap is None
+
+
+def test_norms_of_gemmas_are_stored_less_one(tmp_path: Path) -> None:
+    tensors = open_checkpoint(make_folder(tmp_path, "gemma3")).tensors
+    assert {name for name, entry in tensors.items() if entry.plus} == {name for name in tensors if "norm" in name}
+
+
+def test_gemmas_of_other_kinds_are_refused(folder: Path) -> None:
+    for changes, message in (
+        ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; homenode runs 'gelu_pytorch_tanh'"),
+        ({"use_bidirectional_attention": True}, "attention to what comes later"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            spec_of(folder, "gemma3", **changes)
+
+
 def test_missing_keys_of_mixtures_mean_what_transformers_takes_them_to_mean(folder: Path) -> None:
     absent = dict.fromkeys(
         ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob",

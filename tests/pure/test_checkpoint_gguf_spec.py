@@ -22,7 +22,7 @@ def spec_of(path: Path, architecture: str = "llama", **how: Any) -> ModelSpec:
     return open_checkpoint(make_gguf(path / "m.gguf", architecture, **how)).spec
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
 def test_the_same_model_as_folder_and_file(architecture: str, tmp_path: Path) -> None:
     folder = open_checkpoint(make_folder(tmp_path / "hf", architecture))
     gguf = open_checkpoint(make_gguf(tmp_path / "m.gguf", architecture))
@@ -37,15 +37,16 @@ def test_the_same_model_as_folder_and_file(architecture: str, tmp_path: Path) ->
         entry = gguf.tensors[name]
         assert entry.permuted_heads == heads.get(name.split(".")[-2], 0), name
         wanted = interleave_heads(values, entry.permuted_heads) if entry.permuted_heads else values
+        wanted = wanted + np.float32(folder.tensors[name].plus)
         assert entry.shape == values.shape, name
         assert np.array_equal(np.concatenate(list(iter_decoded_rows(entry))).reshape(wanted.shape), wanted), name
 
 
 def test_names_of_experts() -> None:
     assert hugging_face_name("blk.3.ffn_gate_inp.weight") == "model.layers.3.mlp.gate.weight"
-    assert hugging_face_name("blk.3.ffn_gate_inp.weight", mixtral=True) == "model.layers.3.block_sparse_moe.gate.weight"
+    assert hugging_face_name("blk.3.ffn_gate_inp.weight", architecture="mixtral") == "model.layers.3.block_sparse_moe.gate.weight"
     assert hugging_face_name("blk.3.ffn_up.12.weight") == "model.layers.3.mlp.experts.12.up_proj.weight"
-    assert hugging_face_name("blk.3.ffn_up.12.weight", mixtral=True) == "model.layers.3.block_sparse_moe.experts.12.w3.weight"
+    assert hugging_face_name("blk.3.ffn_up.12.weight", architecture="mixtral") == "model.layers.3.block_sparse_moe.experts.12.w3.weight"
     assert hugging_face_name("blk.3.ffn_up_exps.weight") == "blk.3.ffn_up_exps.weight"  # many tensors, not one
     assert expert_names("blk.0.ffn_down_exps.weight", 2) == tuple(f"model.layers.0.mlp.experts.{e}.down_proj.weight" for e in (0, 1))
     assert expert_names("blk.0.ffn_down.weight", 2) == ()
@@ -81,6 +82,28 @@ def test_names() -> None:
         "blk.03.attn_q.weight": "blk.03.attn_q.weight", "blk.3.new_part.weight": "blk.3.new_part.weight", "v.patch": "v.patch",
     }.items():  # fmt: skip
         assert hugging_face_name(stored) == name
+
+
+def test_names_of_gemmas() -> None:
+    for stored, name in {
+        "blk.1.ffn_norm.weight": "model.layers.1.pre_feedforward_layernorm.weight",
+        "blk.1.post_attention_norm.weight": "model.layers.1.post_attention_layernorm.weight",
+        "blk.1.post_ffw_norm.weight": "model.layers.1.post_feedforward_layernorm.weight",
+        "blk.1.attn_q.weight": "model.layers.1.self_attn.q_proj.weight",
+    }.items():
+        assert hugging_face_name(stored, "gemma2") == name
+
+
+def test_what_files_of_gemmas_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest ones scale scores by the columns for each head, whatever a head's length."""
+    monkeypatch.setattr("gguf.GGUFWriter.add_sliding_window", lambda *_: None)
+    small = spec_of(tmp_path, "gemma2")
+    assert (small.sliding_window, small.attention_softcap, small.logits_softcap, small.attention_scale) == (4096, 50.0, 30.0, 0.25)
+    for architecture, layers in (("gemma2", 46), ("gemma3", 62)):
+        assert spec_of(tmp_path, architecture, num_hidden_layers=layers, head_dim=32).attention_scale == 0.25
+    keys = {"gemma2.attn_logit_softcapping": 11.0, "gemma2.final_logit_softcapping": 12.0}
+    capped = spec_of(tmp_path, "gemma2", keys=keys)
+    assert (capped.attention_softcap, capped.logits_softcap) == (11.0, 12.0)
 
 
 def test_tying_follows_the_weights(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures.parameters import Forward, Parameter
+from homenode.model.architectures.rope import Rope
 
 Layer = Mapping[str, Any]
 
@@ -29,12 +30,12 @@ QKV_BIASES = (
 )
 OUTPUT_BIAS = (Parameter("o_bias", "model.layers.{layer}.self_attn.o_proj.bias", ("hidden",), when="output_bias"),)
 POST_NORM = (Parameter("post_norm", "model.layers.{layer}.post_attention_layernorm.weight", ("hidden",)),)
-GATED_MLP = (
-    *POST_NORM,
+GATE_UP_DOWN = (
     Parameter("gate", "model.layers.{layer}.mlp.gate_proj.weight", ("intermediate", "hidden"), when="dense"),
     Parameter("up", "model.layers.{layer}.mlp.up_proj.weight", ("intermediate", "hidden"), when="dense"),
     Parameter("down", "model.layers.{layer}.mlp.down_proj.weight", ("hidden", "intermediate"), when="dense"),
 )
+GATED_MLP = (*POST_NORM, *GATE_UP_DOWN)
 MLP_BIASES = (
     Parameter("gate_bias", "model.layers.{layer}.mlp.gate_proj.bias", ("intermediate",), when="mlp_bias"),
     Parameter("up_bias", "model.layers.{layer}.mlp.up_proj.bias", ("intermediate",), when="mlp_bias"),
@@ -53,9 +54,9 @@ def enter(ops: Ops, model: Forward) -> Tensor:
     return ops.sum(ops.embedding(table, part.vocabulary.first, model.spec.vocab_size))
 
 
-def angles(ops: Ops, model: Forward) -> Tensor:
-    """cos and sin of the step's positions, used by every layer."""
-    return ops.rope_angles(model.rope.inverse_frequencies, model.rope.scale)
+def angles(ops: Ops, rope: Rope) -> Tensor:
+    """cos and sin of the step's positions, used by every layer with this rope."""
+    return ops.rope_angles(rope.inverse_frequencies, rope.scale)
 
 
 def project_qkv(ops: Ops, model: Forward, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,13 +71,19 @@ def project_qkv(ops: Ops, model: Forward, layer: Layer, x: Tensor) -> tuple[Tens
 
 
 def attend(ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
-    """x plus the attention of layer `index` of this stage: rotate q and k, attend over the cache (within the layer's window, if any), project."""
-    spec, layer = model.spec, model.parameters.layers[index]
+    """x plus the attention of layer `index` of this stage, projected."""
+    layer = model.parameters.layers[index]
+    return project_out(ops, model, attended(ops, model, index, qkv, rotation), layer["o"], layer.get("o_bias"), x)
+
+
+def attended(ops: Ops, model: Forward, index: int, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
+    """What layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's window, if any."""
+    spec = model.spec
     q, k, v = qkv
     q = ops.rope(q, rotation, spec.head_dim)
     k = ops.rope(k, rotation, spec.head_dim)
-    attended = ops.attention(q, k, v, model.cache, index, spec.head_dim**-0.5, _window(model, index))
-    return project_out(ops, model, attended, layer["o"], layer.get("o_bias"), x)
+    scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
+    return ops.attention(q, k, v, model.cache, index, scale, window(model, index), spec.attention_softcap)
 
 
 def gated_mlp(ops: Ops, model: Forward, layer: Layer, x: Tensor) -> Tensor:
@@ -109,10 +116,12 @@ def leave(ops: Ops, model: Forward, x: Tensor) -> Tensor:
     h = ops.rms_norm(ops.select(x), top["norm"], model.spec.rms_norm_eps)
     head = top["embed"] if model.spec.tie_word_embeddings else top["lm_head"]
     logits = ops.linear(h, (head,))
-    return logits if part.ranks == 1 else ops.gather(logits, part.vocabulary_widths)
+    if part.ranks > 1:
+        logits = ops.gather(logits, part.vocabulary_widths)
+    return logits if model.spec.logits_softcap is None else ops.soft_cap(logits, model.spec.logits_softcap)
 
 
-def _window(model: Forward, index: int) -> int | None:
+def window(model: Forward, index: int) -> int | None:
     """The sliding window of a layer of this stage, None where it sees its whole context."""
     spec = model.spec
     sliding = not spec.sliding_layers or spec.sliding_layers[model.part.layers.first + index]

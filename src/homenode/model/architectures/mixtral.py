@@ -21,7 +21,7 @@ PARAMETERS = (
 def forward(ops: Ops, model: Forward) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     x = blocks.enter(ops, model)
-    rotation = blocks.angles(ops, model)
+    rotation = blocks.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         qkv = blocks.project_qkv(ops, model, layer, x)
         x = blocks.attend(ops, model, index, x, qkv, rotation)

@@ -21,7 +21,7 @@ def forward(ops: Ops, model: Forward) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     eps = model.spec.rms_norm_eps
     x = blocks.enter(ops, model)
-    rotation = blocks.angles(ops, model)
+    rotation = blocks.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         q, k, v = blocks.project_qkv(ops, model, layer, x)
         q = ops.rms_norm(q, layer["q_norm"], eps)

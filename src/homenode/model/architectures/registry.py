@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from homenode.errors import UnsupportedError
+from homenode.model.architectures.gemma2 import GEMMA2
+from homenode.model.architectures.gemma3 import GEMMA3
 from homenode.model.architectures.llama import LLAMA
 from homenode.model.architectures.mistral import MISTRAL
 from homenode.model.architectures.mixtral import MIXTRAL
@@ -15,7 +17,7 @@ from homenode.model.architectures.qwen2_moe import QWEN2_MOE
 from homenode.model.architectures.qwen3 import QWEN3
 from homenode.model.architectures.qwen3_moe import QWEN3_MOE
 
-_ALL = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+_ALL = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3)
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({a.name: a for a in _ALL})
 
 

@@ -8,7 +8,7 @@ between (Llama 3.1 release); `yarn` blends by how often a pair turns within the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,10 +21,14 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class Rope:
-    """Arguments of `Ops.rope_angles`: frequencies [rotary_dim / 2] in radians per position, and the scale of cos and sin."""
+    """Arguments of `Ops.rope_angles`: frequencies [rotary_dim / 2] in radians per position, and the scale of cos and sin.
+
+    `local`: of layers that see a window only, where theirs is another one.
+    """
 
     inverse_frequencies: FloatArray
     scale: float
+    local: Rope | None = None
 
 
 def rope_of(spec: ModelSpec) -> Rope:
@@ -50,7 +54,8 @@ def rope_of(spec: ModelSpec) -> Rope:
         case "yarn":
             frequencies = _yarn(frequencies, rope, rotary, trained)
             scale = rope.attention_factor if rope.attention_factor is not None else _yarn_scale(rope.factor)
-    return Rope(frequencies.astype(np.float32), scale)
+    local = rope_of(replace(spec, rope=spec.local_rope, local_rope=None)) if spec.local_rope else None
+    return Rope(frequencies.astype(np.float32), scale, local)
 
 
 def _check(rope: RopeSpec, rotary: int, head_dim: int) -> None:

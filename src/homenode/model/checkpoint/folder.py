@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.coded_matrices import with_coded_matrices
 from homenode.model.checkpoint.fields import Fields
-from homenode.model.checkpoint.folder_spec import spec_from_config
+from homenode.model.checkpoint.folder_spec import NORMS_LESS_ONE, spec_from_config
 from homenode.model.checkpoint.quantisation import quantisation_of
 from homenode.model.checkpoint.reading import damaged, inside, quoted, read_json
 from homenode.model.checkpoint.safetensors import read_safetensors
@@ -41,6 +42,8 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
         raise
     spec = _spec(folder, config, generation, tensors)
     limits.check_embedding(spec, tensors, folder)
+    if spec.architecture in NORMS_LESS_ONE:
+        tensors = {n: replace(e, plus=1.0) if n.endswith("norm.weight") else e for n, e in tensors.items()}
     return spec, tensors, metadata
 
 

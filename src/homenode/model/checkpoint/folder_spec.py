@@ -13,6 +13,7 @@ from pathlib import Path
 from homenode.errors import UnsupportedError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
+from homenode.model.checkpoint.folder_rope import ropes_from_config
 from homenode.model.checkpoint.reading import quoted
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
 
@@ -27,7 +28,8 @@ class _Family:
     special_ids: tuple[int, int] | None = None  # beginning and end of text when nobody names them
     attention_bias: bool | None = None  # None: q, k, v and o follow `attention_bias`; True: q, k and v always
     # "": none; "all": every layer. If `use_sliding_window`: "upper": layers named by kind, else those from `max_window_layers` on;
-    # "alternating": layers named by kind, else every other one below that; "if_used": every layer.
+    # "alternating": layers named by kind, else every other one below that; "if_used": every layer. "pattern": layers named by kind, else all but
+    # each `sliding_window_pattern`-th.
     window: str = ""
     window_size: int | None = 4096  # when nobody says; None: no window then
     mixture: str = ""  # "": no experts; "all": in every layer, of `intermediate_size`; "some": with sizes, and perhaps layers, of their own
@@ -35,8 +37,18 @@ class _Family:
     num_experts: int = 0  # when nobody says, as are the next two
     experts_per_token: int = 0
     expert_size: int = 0
+    theta: float = 10000.0  # of rope, when nobody says
+    local_theta: float | None = None  # of another rope in layers with a window; None: they have the same
+    activation: str = "silu"
+    pattern: int = 2  # when nobody says
+    gemma: bool = False  # with caps, and scales of its own
+    attention_softcap: float | None = None  # when nobody says, as is the next
+    logits_softcap: float | None = None
 
 
+# Whose norms' weights are stored less one.
+NORMS_LESS_ONE = ("gemma2", "gemma3")
+_GELU = "gelu_pytorch_tanh"
 FAMILIES = {
     "LlamaForCausalLM": _Family("llama", 2048, special_ids=(1, 2)),
     "MistralForCausalLM": _Family("mistral", 131072, special_ids=(1, 2), attention_bias=False, window="all"),
@@ -53,8 +65,18 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": _Family(
         "qwen3_moe", 32768, window="if_used", mixture="some", num_experts=128, experts_per_token=8, expert_size=768
     ),
+    "Gemma2ForCausalLM": _Family(
+        "gemma2", 8192, head_dim=256, special_ids=(2, 1), window="pattern", activation=_GELU, gemma=True,
+        attention_softcap=50.0, logits_softcap=30.0,
+    ),
+    "Gemma3ForCausalLM": _Family(
+        "gemma3", 131072, head_dim=256, special_ids=(2, 1), window="pattern", activation=_GELU, gemma=True,
+        theta=1e6, local_theta=10000.0, pattern=6,
+    ),
 }  # fmt: skip
-_BY_MODEL_TYPE = {family.architecture: family for family in FAMILIES.values()}
+_BY_MODEL_TYPE = {family.architecture: family for family in FAMILIES.values()} | {"gemma3_text": FAMILIES["Gemma3ForCausalLM"]}
+_GEMMA_HEAD = 256  # `query_pre_attn_scalar` when nobody says
+_ACTIVATIONS = {"silu": ("silu", "swish"), _GELU: (_GELU,)}
 _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 
 
@@ -66,7 +88,7 @@ def spec_from_config(path: Path, config: dict[str, object], generation: Fields, 
     """
     fields = Fields(path, config)
     family = _family(fields)
-    _refuse_unsupported(fields)
+    _refuse_unsupported(fields, family)
     hidden = fields.integer("hidden_size", maximum=limits.MOST_HIDDEN)
     heads = fields.integer("num_attention_heads", maximum=limits.MOST_HEADS)
     layers = fields.integer("num_hidden_layers", maximum=limits.MOST_LAYERS)
@@ -76,7 +98,7 @@ def spec_from_config(path: Path, config: dict[str, object], generation: Fields, 
     )
     position = fields.integer("max_position_embeddings", family.max_position, maximum=limits.MOST_POSITION)
     inner = fields.integer("intermediate_size", maximum=limits.MOST_INTERMEDIATE)
-    rope = _rope(fields, position, head_dim)
+    rope, local_rope = ropes_from_config(fields, family.theta, family.local_theta, position, head_dim)
     window, sliding = _window(fields, family, layers)
     bias = fields.boolean("attention_bias", False) if family.attention_bias is None else family.attention_bias
     if family.mixture:
@@ -100,6 +122,11 @@ def spec_from_config(path: Path, config: dict[str, object], generation: Fields, 
         mixture=_mixture(fields, family, layers, inner),
         sliding_window=window,
         sliding_layers=sliding,
+        local_rope=local_rope,
+        embedding_scale=math.sqrt(hidden) if family.gemma else 1.0,
+        attention_scale=fields.number("query_pre_attn_scalar", _GEMMA_HEAD) ** -0.5 if family.gemma else None,
+        attention_softcap=_softcap(fields, family, "attn_logit_softcapping", family.attention_softcap),
+        logits_softcap=_softcap(fields, family, "final_logit_softcapping", family.logits_softcap),
         bos_token_id=_first(_token_ids(fields, generation, "bos_token_id", vocab, family)),
         eos_token_ids=_token_ids(fields, generation, "eos_token_id", vocab, family),
         storage=storage,
@@ -149,75 +176,25 @@ def _family(fields: Fields) -> _Family:
     return family
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    activation = fields.text("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise UnsupportedError(f"{fields.path}: hidden_act {quoted(activation)} is not supported; homenode runs 'silu'")
+def _refuse_unsupported(fields: Fields, family: _Family) -> None:
+    key = "hidden_activation" if family.gemma else "hidden_act"
+    activation = fields.text(key, family.activation)
+    if activation not in _ACTIVATIONS[family.activation]:
+        raise UnsupportedError(f"{fields.path}: {key} {quoted(activation)} is not supported; homenode runs {family.activation!r}")
+    if family.gemma and fields.boolean("use_bidirectional_attention", False):
+        raise UnsupportedError(f"{fields.path}: attention to what comes later is not supported; homenode runs causal models")
 
 
-def _rope(fields: Fields, position: int, head_dim: int) -> RopeSpec:
-    """From `rope_parameters`, or its older spelling: `rope_scaling` with `rope_theta` beside it."""
-    table = fields.table("rope_parameters") or fields.table("rope_scaling") or Fields(fields.path, {})
-    if table.holds_tables():
-        raise UnsupportedError(
-            f"{fields.path}: rope parameters that differ between kinds of layers are not supported; homenode runs one rope for all"
-        )
-    theta = table.optional_number("rope_theta", above=1.0, most=limits.MOST_THETA)
-    if theta is None:
-        theta = fields.number("rope_theta", 10000.0, above=1.0, most=limits.MOST_THETA)
-    rotary = _rotary_dim(fields, table, head_dim)
-    kind = table.text("rope_type") or table.text("type") or "default"
-    original = table.integer(
-        "original_max_position_embeddings",
-        fields.optional_integer("original_max_position_embeddings") or position,
-        maximum=limits.MOST_POSITION,
-    )
-    if kind == "default":
-        return RopeSpec(theta=theta, rotary_dim=rotary)
-    if kind == "linear":
-        return RopeSpec(theta=theta, kind=kind, rotary_dim=rotary, factor=table.number("factor", most=1e6))
-    if kind == "dynamic":
-        factor = table.number("factor", most=1e6)
-        return RopeSpec(theta=theta, kind=kind, rotary_dim=rotary, factor=factor, original_max_position=position)
-    if kind == "llama3":
-        return RopeSpec(
-            theta=theta, kind=kind, rotary_dim=rotary, factor=table.number("factor", most=1e6), original_max_position=original,
-            low_freq_factor=table.number("low_freq_factor", 1.0), high_freq_factor=table.number("high_freq_factor", 4.0),
-        )  # fmt: skip
-    if kind == "yarn":
-        return _yarn(table, theta, rotary, original, position)
-    raise UnsupportedError(
-        f"{fields.path}: rope scaling {quoted(kind)} is not supported; homenode runs default, linear, llama3, yarn and dynamic", kind=kind
-    )
-
-
-def _yarn(table: Fields, theta: float, rotary: int | None, original: int, position: int) -> RopeSpec:
-    if not table.boolean("truncate", True):
-        raise UnsupportedError(f"{table.path}: rope scaling yarn without truncation is not supported; homenode runs it with")
-    factor = table.number("factor", position / original, most=1e6)
-    attention = table.optional_number("attention_factor", most=1e6)
-    mscale, mscale_all = table.optional_number("mscale", least=0.0), table.optional_number("mscale_all_dim", least=0.0)
-    if attention is None and mscale and mscale_all:
-        attention = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all)
-    return RopeSpec(
-        theta=theta, kind="yarn", rotary_dim=rotary, factor=factor, original_max_position=original, attention_factor=attention,
-        beta_fast=table.number("beta_fast", 32.0), beta_slow=table.number("beta_slow", 1.0),
-    )  # fmt: skip
-
-
-def _yarn_scale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-
-def _rotary_dim(fields: Fields, table: Fields, head_dim: int) -> int | None:
-    part = table.optional_number("partial_rotary_factor", most=1.0)
-    part = fields.number("partial_rotary_factor", 1.0, most=1.0) if part is None else part
-    return None if part == 1.0 else int(head_dim * part)
+def _softcap(fields: Fields, family: _Family, key: str, default: float | None) -> float | None:
+    """None where the file says null, or nothing and there is none by default."""
+    if not family.gemma or not (fields.has(key) or fields.is_null(key)):
+        return default
+    return fields.optional_number(key)
 
 
 def _window(fields: Fields, family: _Family, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The sliding window and which layers use it (empty: all)."""
-    if not family.window or (family.window != "all" and not fields.boolean("use_sliding_window", False)):
+    if not family.window or (family.window not in ("all", "pattern") and not fields.boolean("use_sliding_window", False)):
         return None, ()
     if fields.is_null("sliding_window") or not (fields.has("sliding_window") or family.window_size):
         return None, ()
@@ -225,7 +202,10 @@ def _window(fields: Fields, family: _Family, layers: int) -> tuple[int | None, t
     if family.window in ("all", "if_used"):
         return window, ()
     kinds = fields.texts("layer_types")
-    if not kinds:
+    if not kinds and family.window == "pattern":
+        pattern = fields.optional_integer("sliding_window_pattern") or fields.integer("_sliding_window_pattern", family.pattern)
+        sliding = tuple((layer + 1) % pattern != 0 for layer in range(layers))
+    elif not kinds:
         first = fields.integer("max_window_layers", 28, minimum=0)
         alternating = family.window == "alternating"
         sliding = tuple(layer < first and layer % 2 == 0 if alternating else layer >= first for layer in range(layers))

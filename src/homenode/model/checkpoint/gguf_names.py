@@ -31,6 +31,12 @@ _IN_BLOCK = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _OF_EXPERTS = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
+# What Gemma calls things.
+_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 # What Mixtral calls the same things.
 _MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _BLOCK = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>[a-z_]+)\.(?P<kind>weight|bias)")
@@ -39,12 +45,14 @@ _SINGLE = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>ffn_gate|ffn_
 _PLAIN = re.compile(r"(?P<part>[a-z_]+)\.(?P<kind>weight|bias)")
 
 
-def hugging_face_name(name: str, mixtral: bool = False) -> str:
+def hugging_face_name(name: str, architecture: str = "llama") -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; a name we do not know is returned as it is.
 
-    `mixtral`: experts and router bear Mixtral's names, not Qwen's.
+    `architecture`, our name of it, decides what experts, routers and norms are called.
     """
-    if (match := _BLOCK.fullmatch(name)) and (part := _IN_BLOCK.get(match["part"])):
+    mixtral = architecture == "mixtral"
+    parts = _IN_BLOCK | _GEMMA if architecture.startswith("gemma") else _IN_BLOCK
+    if (match := _BLOCK.fullmatch(name)) and (part := parts.get(match["part"])):
         if mixtral and part == "mlp.gate":
             part = "block_sparse_moe.gate"
         return f"model.layers.{match['layer']}.{part}.{match['kind']}"
@@ -55,9 +63,10 @@ def hugging_face_name(name: str, mixtral: bool = False) -> str:
     return name
 
 
-def expert_names(name: str, experts: int, mixtral: bool = False) -> tuple[str, ...]:
+def expert_names(name: str, experts: int, architecture: str = "llama") -> tuple[str, ...]:
     """Hugging Face names of the experts whose matrices are stacked in the tensor `blk.3.ffn_gate_exps.weight`; none for another tensor."""
     match = _STACKED.fullmatch(name)
+    mixtral = architecture == "mixtral"
     return tuple(_expert_name(match["layer"], e, match["part"], mixtral) for e in range(experts)) if match else ()
 
 

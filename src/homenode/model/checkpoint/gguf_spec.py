@@ -17,11 +17,14 @@ from homenode.errors import UnsupportedError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import derived_head_dim, extended_position, sampling_defaults
+from homenode.model.checkpoint.gguf_gemma import GEMMAS, with_gemma
 from homenode.model.checkpoint.reading import damaged, quoted, read_at
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, TensorEntry
 
 # general.architecture -> ours. Converters name Mistral and Mixtral llama, too: see `gguf_architecture`.
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen2moe": "qwen2_moe", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen2moe": "qwen2_moe", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gemma2": "gemma2", "gemma3": "gemma3",
+}  # fmt: skip
 _ROUTER = re.compile(r"model\.layers\.([0-9]+)\.(mlp|block_sparse_moe)\.gate\.weight")
 INTERLEAVED = ("llama", "mistral", "mixtral")  # whose query and key rows converters reorder: see `permuted_heads`
 ROPE_FACTORS = "rope_freqs.weight"
@@ -74,7 +77,8 @@ def spec_from_gguf(
     rope = _rope(fields, architecture, head_dim, position, rope_factors)
     layers = fields.integer("block_count", maximum=limits.MOST_LAYERS)
     inner = fields.integer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE)
-    window = fields.optional_integer("attention.sliding_window", minimum=0) or None
+    gemma = GEMMAS.get(architecture)
+    window = fields.integer("attention.sliding_window", gemma.window if gemma else 0, minimum=0) or None
     tokenizer = Fields(path, metadata, "tokenizer.ggml.")
     bos = tokenizer.token_ids("bos_token_id", vocab)
     spec = ModelSpec(
@@ -100,6 +104,8 @@ def spec_from_gguf(
         storage=limits.main_storage(dict(tensors)),
         generation=sampling_defaults(Fields(path, metadata, "general.sampling."), _SAMPLING),
     )
+    if gemma:
+        spec = with_gemma(spec, gemma, fields)
     limits.check_spec(spec, path)
     return spec
 
@@ -161,7 +167,8 @@ def _vocab_size(fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[st
 
 
 def _rope(fields: Fields, architecture: str, head_dim: int, position: int, factors: TensorEntry | None) -> RopeSpec:
-    theta = fields.number("rope.freq_base", 10000.0, above=1.0, most=limits.MOST_THETA)
+    default = GEMMAS[architecture].theta if architecture in GEMMAS else 10000.0
+    theta = fields.number("rope.freq_base", default, above=1.0, most=limits.MOST_THETA)
     rotary = fields.integer("rope.dimension_count", head_dim, maximum=limits.MOST_HEAD_DIM)
     if rotary != head_dim and architecture in INTERLEAVED:
         # The converter interleaves whole heads, so the stored order and a shorter rotation do not agree on which elements turn.

@@ -53,7 +53,7 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
 def _open_gguf(path: Path) -> OpenedCheckpoint:
     model = read_gguf_set(path)
     architecture = gguf_architecture(path, model.metadata)
-    tensors = _named_entries(model, num_experts(path, model.metadata), architecture == "mixtral")
+    tensors = _named_entries(model, num_experts(path, model.metadata), architecture)
     factors = tensors.pop(ROPE_FACTORS, None)
     spec = spec_from_gguf(path, model.metadata, tensors, factors)
     limits.check_embedding(spec, tensors, path)
@@ -62,12 +62,12 @@ def _open_gguf(path: Path) -> OpenedCheckpoint:
     return OpenedCheckpoint(path, spec, tensors, dict(model.metadata))
 
 
-def _named_entries(model: GgufSet, experts: int, mixtral: bool) -> dict[str, TensorEntry]:
+def _named_entries(model: GgufSet, experts: int, architecture: str) -> dict[str, TensorEntry]:
     """The tensors under Hugging Face names; those that stack the matrices of `experts` experts as one entry for each."""
     tensors: dict[str, TensorEntry] = {}
     for stored, (file, tensor) in model.tensors.items():
-        entries = _stacked_entries(file, tensor, experts, mixtral)
-        for entry in entries or [_entry(file, tensor, hugging_face_name(stored, mixtral))]:
+        entries = _stacked_entries(file, tensor, experts, architecture)
+        for entry in entries or [_entry(file, tensor, hugging_face_name(stored, architecture))]:
             if entry.name in tensors:
                 raise damaged(file, f"tensor {stored}", seen=f"another tensor that means {entry.name}", wanted="every tensor once")
             tensors[entry.name] = entry
@@ -82,9 +82,9 @@ def _entry(file: Path, tensor: GgufTensor, name: str) -> TensorEntry:
     return TensorEntry(name, tensor.dtype, shape, file, tensor.offset, tensor.nbytes)
 
 
-def _stacked_entries(file: Path, tensor: GgufTensor, experts: int, mixtral: bool) -> list[TensorEntry]:
+def _stacked_entries(file: Path, tensor: GgufTensor, experts: int, architecture: str) -> list[TensorEntry]:
     """The slices of a tensor [experts, rows, columns], none when it is not one of these."""
-    names = expert_names(tensor.name, experts, mixtral)
+    names = expert_names(tensor.name, experts, architecture)
     if not names:
         return []
     if len(tensor.shape) != 3 or tensor.shape[0] != experts:

@@ -42,7 +42,7 @@ class MixtureSpec:
 class ModelSpec:
     """The figures of a decoder. Token ids are those of the model's own generation defaults."""
 
-    architecture: str  # key of model.architectures.registry: llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+    architecture: str  # key of model.architectures.registry
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -60,6 +60,11 @@ class ModelSpec:
     mixture: MixtureSpec | None = None  # None: every layer has an ordinary MLP
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
+    local_rope: RopeSpec | None = None  # of the layers that use it; None: that of all others
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+    attention_softcap: float | None = None  # of scores; None: no cap
+    logits_softcap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     storage: str = "F32"  # the DType most weight bytes are in
@@ -77,6 +82,7 @@ class TensorEntry:
     offset: int  # from the start of the file
     nbytes: int
     permuted_heads: int = 0  # GGUF llama q and k: rows of this many heads are interleaved (see Backend.weight_from_file)
+    plus: float = 0.0  # added to every value of a vector: Gemma's folders hold norm weights less one
     coded: CodedMatrix | None = None  # it lies there as several tensors; `dtype` and `nbytes` are those of what they are put together to
 
     @property

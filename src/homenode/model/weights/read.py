@@ -189,13 +189,13 @@ def _heads(entry: TensorEntry, rows: Span) -> int:
 
 def _load_vector(fd: int, entry: TensorEntry, cut: Span) -> FloatArray:
     """Some of a vector as float32. Nearly all are stored so: a read from the open file is then a fraction of the work."""
-    if entry.dtype.name == "F32" and len(entry.shape) == 1 and not entry.permuted_heads:
+    if entry.dtype.name == "F32" and len(entry.shape) == 1 and not entry.permuted_heads and not entry.plus:
         data = os.pread(fd, entry.nbytes, entry.offset)
         if len(data) == entry.nbytes:
             return np.frombuffer(data, "<f4")[cut.first : cut.end]
     whole = _decode(replace(entry, shape=(1, *entry.shape), permuted_heads=0), Span(0, 1), Span(0, entry.shape[0]))[0]
     vector = np.empty(len(whole), np.float32)
-    vector[canonical_rows(len(whole), entry.permuted_heads)] = whole
+    vector[canonical_rows(len(whole), entry.permuted_heads)] = whole + np.float32(entry.plus)
     return vector[cut.first : cut.end]
 
 

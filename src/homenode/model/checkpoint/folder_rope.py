@@ -1,0 +1,92 @@
+"""What config.json says of rotary embeddings."""
+
+from __future__ import annotations
+
+import math
+
+from homenode.errors import UnsupportedError
+from homenode.model.checkpoint import limits
+from homenode.model.checkpoint.fields import Fields
+from homenode.model.checkpoint.reading import quoted
+from homenode.model.checkpoint.spec import RopeSpec
+
+
+def ropes_from_config(
+    fields: Fields, theta: float, local_theta: float | None, position: int, head_dim: int
+) -> tuple[RopeSpec, RopeSpec | None]:
+    """The rope, and that of layers with a window where they have one of their own.
+
+    From `rope_parameters`, or its older spelling: `rope_scaling` with `rope_theta`, and `rope_local_base_freq`, beside it. `theta`, `local_theta`: when
+    nobody says; without the latter all layers have one rope.
+    """
+    table = fields.table("rope_parameters") or fields.table("rope_scaling") or Fields(fields.path, {})
+    if not table.holds_tables():
+        rope = _rope(fields, table, theta, position, head_dim)
+        if local_theta is None:
+            return rope, None
+        return rope, RopeSpec(theta=fields.number("rope_local_base_freq", local_theta, above=1.0, most=limits.MOST_THETA))
+    if local_theta is None:
+        raise UnsupportedError(
+            f"{fields.path}: rope parameters that differ between kinds of layers are not supported; homenode runs one rope for all"
+        )
+    far, near = table.table("full_attention"), table.table("sliding_attention")
+    empty = Fields(fields.path, {})
+    return (
+        _rope(empty, far or empty, theta, position, head_dim),
+        _rope(empty, near or empty, local_theta, position, head_dim),
+    )
+
+
+def _rope(fields: Fields, table: Fields, default_theta: float, position: int, head_dim: int) -> RopeSpec:
+    """What `table` says, `rope_theta` and some others perhaps being in `fields`."""
+    theta = table.optional_number("rope_theta", above=1.0, most=limits.MOST_THETA)
+    if theta is None:
+        theta = fields.number("rope_theta", default_theta, above=1.0, most=limits.MOST_THETA)
+    rotary = _rotary_dim(fields, table, head_dim)
+    kind = table.text("rope_type") or table.text("type") or "default"
+    original = table.integer(
+        "original_max_position_embeddings",
+        fields.optional_integer("original_max_position_embeddings") or position,
+        maximum=limits.MOST_POSITION,
+    )
+    if kind == "default":
+        return RopeSpec(theta=theta, rotary_dim=rotary)
+    if kind == "linear":
+        return RopeSpec(theta=theta, kind=kind, rotary_dim=rotary, factor=table.number("factor", most=1e6))
+    if kind == "dynamic":
+        factor = table.number("factor", most=1e6)
+        return RopeSpec(theta=theta, kind=kind, rotary_dim=rotary, factor=factor, original_max_position=position)
+    if kind == "llama3":
+        return RopeSpec(
+            theta=theta, kind=kind, rotary_dim=rotary, factor=table.number("factor", most=1e6), original_max_position=original,
+            low_freq_factor=table.number("low_freq_factor", 1.0), high_freq_factor=table.number("high_freq_factor", 4.0),
+        )  # fmt: skip
+    if kind == "yarn":
+        return _yarn(table, theta, rotary, original, position)
+    raise UnsupportedError(
+        f"{fields.path}: rope scaling {quoted(kind)} is not supported; homenode runs default, linear, llama3, yarn and dynamic", kind=kind
+    )
+
+
+def _yarn(table: Fields, theta: float, rotary: int | None, original: int, position: int) -> RopeSpec:
+    if not table.boolean("truncate", True):
+        raise UnsupportedError(f"{table.path}: rope scaling yarn without truncation is not supported; homenode runs it with")
+    factor = table.number("factor", position / original, most=1e6)
+    attention = table.optional_number("attention_factor", most=1e6)
+    mscale, mscale_all = table.optional_number("mscale", least=0.0), table.optional_number("mscale_all_dim", least=0.0)
+    if attention is None and mscale and mscale_all:
+        attention = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all)
+    return RopeSpec(
+        theta=theta, kind="yarn", rotary_dim=rotary, factor=factor, original_max_position=original, attention_factor=attention,
+        beta_fast=table.number("beta_fast", 32.0), beta_slow=table.number("beta_slow", 1.0),
+    )  # fmt: skip
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _rotary_dim(fields: Fields, table: Fields, head_dim: int) -> int | None:
+    part = table.optional_number("partial_rotary_factor", most=1.0)
+    part = fields.number("partial_rotary_factor", 1.0, most=1.0) if part is None else part
+    return None if part == 1.0 else int(head_dim * part)
