@@ -18,6 +18,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 QWEN_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
 GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 9, "tie_word_embeddings": True, "num_hidden_layers": 4}
+PICTURES: dict[str, Any] = {  # no picture is ever given
+    "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+    "mm_tokens_per_image": 1, "image_token_index": 2, "boi_token_index": 1, "eoi_token_index": 0,
+}  # fmt: skip
 # name -> (model type, changes to the configuration). Every prompt below is longer than the sliding windows.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -54,6 +58,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "gemma3-pictures": ("gemma3", PICTURES | {"text_config": SIZES | GEMMA}),
     "odd-sizes": ("llama", {"intermediate_size": 75, "vocab_size": 163, "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3}),
 }
 
@@ -67,7 +72,7 @@ def make(name: str, folder: Path, dtype: str = "float32") -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     kind, changes = CASES[name]
-    config = AutoConfig.for_model(kind, **{**SIZES, **changes})
+    config = AutoConfig.for_model(kind, **(changes if "text_config" in changes else {**SIZES, **changes}))
     torch.manual_seed(sum(map(ord, name)))
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
@@ -109,6 +110,34 @@ def test_both_spellings_of_gemma_s_ropes_and_windows(folder: Path) -> None:
 def test_norms_of_gemmas_are_stored_less_one(tmp_path: Path) -> None:
     tensors = open_checkpoint(make_folder(tmp_path, "gemma3")).tensors
     assert {name for name, entry in tensors.items() if entry.plus} == {name for name in tensors if "norm" in name}
+
+
+@pytest.mark.parametrize("front", ["language_model.model.", "model.language_model."])
+def test_the_text_of_a_model_that_sees_pictures(tmp_path: Path, front: str) -> None:
+    """Its configuration holds what differs from the class's own figures; what is said of the whole counts for the text."""
+    config = toy_config("gemma3", head_dim=256, num_attention_heads=8, num_key_value_heads=4)
+    tensors = {front + name.removeprefix("model."): values for name, values in toy_tensors(config).items()}
+    pictures = {"vision_tower.embeddings.weight": np.ones((4, 4)), "multi_modal_projector.mm_soft_emb_norm.weight": np.ones(4)}
+    write_safetensors(tmp_path / "model.safetensors", tensors | pictures)
+    text = {
+        key: config[key]
+        for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "sliding_window", "rms_norm_eps")
+    }
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "text_config": text,
+        "vision_config": {"hidden_size": 9},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    checkpoint = open_checkpoint(tmp_path)
+    spec = checkpoint.spec
+    assert (spec.architecture, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.eos_token_ids) == ("gemma3", 8, 4, 256, (1, 106))
+    assert {name: entry.shape for name, entry in checkpoint.tensors.items()} == {n: v.shape for n, v in toy_tensors(config).items()}
+    assert all(entry.name == name for name, entry in checkpoint.tensors.items())
+    (tmp_path / "config.json").write_text(json.dumps(whole | {"text_config": [1]}))
+    with pytest.raises(CheckpointError, match="hidden_size: seen nothing"):
+        open_checkpoint(tmp_path)
 
 
 def test_gemmas_of_other_kinds_are_refused(folder: Path) -> None:

@@ -11,6 +11,7 @@ from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.coded_matrices import with_coded_matrices
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import NORMS_LESS_ONE, spec_from_config
+from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
 from homenode.model.checkpoint.quantisation import quantisation_of
 from homenode.model.checkpoint.reading import damaged, inside, quoted, read_json
 from homenode.model.checkpoint.safetensors import read_safetensors
@@ -31,9 +32,13 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
         if _present(folder / name):
             metadata[name] = read_json(folder / name, _MOST_JSON_BYTES)
     generation: Any = metadata.get(GENERATION, {})
+    if text := holds_text_of(config):
+        config = text_config(config, text)
     tensors: dict[str, TensorEntry] = {}
     try:
         tensors = _read_tensors(folder)
+        if text:
+            tensors = text_tensors(tensors)
         if (quantisation := quantisation_of(Fields(folder / CONFIG, config))) is not None:
             tensors = with_coded_matrices(tensors, quantisation)
     except CheckpointError:

@@ -24,6 +24,9 @@ class _Family:
 
     architecture: str
     max_position: int
+    heads: int | None = None  # when nobody says, as are the next two; None: somebody has to
+    kv_heads: int | None = None  # None: as many as heads
+    vocab: int | None = None
     head_dim: int | None = None  # None: hidden size / heads
     special_ids: tuple[int, int] | None = None  # beginning and end of text when nobody names them
     attention_bias: bool | None = None  # None: q, k, v and o follow `attention_bias`; True: q, k and v always
@@ -70,7 +73,7 @@ FAMILIES = {
         attention_softcap=50.0, logits_softcap=30.0,
     ),
     "Gemma3ForCausalLM": _Family(
-        "gemma3", 131072, head_dim=256, special_ids=(2, 1), window="pattern", activation=_GELU, gemma=True,
+        "gemma3", 131072, heads=8, kv_heads=4, vocab=262208, head_dim=256, special_ids=(2, 1), window="pattern", activation=_GELU, gemma=True,
         theta=1e6, local_theta=10000.0, pattern=6,
     ),
 }  # fmt: skip
@@ -90,9 +93,9 @@ def spec_from_config(path: Path, config: dict[str, object], generation: Fields, 
     family = _family(fields)
     _refuse_unsupported(fields, family)
     hidden = fields.integer("hidden_size", maximum=limits.MOST_HIDDEN)
-    heads = fields.integer("num_attention_heads", maximum=limits.MOST_HEADS)
+    heads = fields.integer("num_attention_heads", family.heads, maximum=limits.MOST_HEADS)
     layers = fields.integer("num_hidden_layers", maximum=limits.MOST_LAYERS)
-    vocab = fields.integer("vocab_size", maximum=limits.MOST_VOCAB)
+    vocab = fields.integer("vocab_size", family.vocab, maximum=limits.MOST_VOCAB)
     head_dim = (
         fields.optional_integer("head_dim", maximum=limits.MOST_HEAD_DIM) or family.head_dim or derived_head_dim(fields, hidden, heads)
     )
@@ -109,7 +112,7 @@ def spec_from_config(path: Path, config: dict[str, object], generation: Fields, 
         intermediate_size=inner,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=fields.integer("num_key_value_heads", heads, maximum=limits.MOST_HEADS),
+        num_kv_heads=fields.integer("num_key_value_heads", family.kv_heads or heads, maximum=limits.MOST_HEADS),
         head_dim=head_dim,
         vocab_size=vocab,
         max_position=extended_position(rope, position),
