@@ -18,6 +18,7 @@ CLASSES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
 }  # fmt: skip
 GEMMAS = ("gemma2", "gemma3")
 MIXTURES: dict[str, dict[str, Any]] = {
@@ -96,6 +97,17 @@ def toy_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, npt.NDArr
     return tensors
 
 
+def fused(config: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, npt.NDArray[np.float32]]:
+    """The same tensors as files of the architecture hold them: of Phi 3 query, key and value in one, and gate and up."""
+    if config["model_type"] != "phi3":
+        return dict(tensors)
+    found: dict[str, list[npt.NDArray[np.float32]]] = {}
+    for name, values in tensors.items():
+        name = re.sub(r"\.[qkv]_proj\.", ".qkv_proj.", re.sub(r"\.(gate|up)_proj\.", ".gate_up_proj.", name))
+        found.setdefault(name, []).append(values)
+    return {name: np.concatenate(values) for name, values in found.items()}
+
+
 def _gated_blocks(config: Mapping[str, Any], layer: int) -> list[tuple[str, int]]:
     """Names and lengths of the gated MLPs of a layer."""
     if config["model_type"] == "mixtral":
@@ -153,7 +165,7 @@ def make_folder(folder: Path, architecture: str = "llama", *, dtype: str = "F32"
         architecture, torch_dtype={"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}[dtype], **changes
     )
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = toy_tensors(config, seed)
+    tensors = fused(config, toy_tensors(config, seed))
     if shards == 1:
         write_safetensors(folder / "model.safetensors", tensors, dtype)
         return folder
@@ -171,6 +183,7 @@ GGUF_NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
@@ -182,7 +195,7 @@ GEMMA_GGUF_NAMES = {
 }  # fmt: skip
 
 
-def gguf_name(name: str, gemma: bool = False) -> str:
+def gguf_name(name: str, architecture: str = "llama") -> str:
     """The GGUF name of a tensor with a Hugging Face name."""
     stem, kind = name.rsplit(".", 1)
     if not stem.startswith("model.layers."):
@@ -190,7 +203,7 @@ def gguf_name(name: str, gemma: bool = False) -> str:
     _, _, layer, part = stem.split(".", 3)
     if ".experts." in part:
         part = part.rsplit(".", 1)[1]
-    names = GGUF_NAMES | (GEMMA_GGUF_NAMES if gemma else {})
+    names = GGUF_NAMES | (GEMMA_GGUF_NAMES if architecture in GEMMAS else {})
     return f"blk.{layer}.{names[part]}.{kind}"
 
 
@@ -228,16 +241,15 @@ def make_gguf(
             type(value)
         ](key, value)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, values in _stacked(toy_tensors(config | dict(tensors_of or {}), seed)).items():
+    for name, values in _stacked(fused(config, toy_tensors(config | dict(tensors_of or {}), seed))).items():
         part = name.split(".")[-2]
         if llama and part in heads:
             values = interleave_heads(values, heads[part])
         if part == "shared_expert_gate":
             values = values[0]
-        gemma = architecture in GEMMAS
-        if gemma and name.endswith("norm.weight"):
+        if architecture in GEMMAS and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        stored_name = gguf_name(name, gemma)
+        stored_name = gguf_name(name, architecture)
         kind = gguf.GGMLQuantizationType["F32" if values.ndim == 1 or stored_name.endswith("ffn_gate_inp.weight") else matrix_type]
         writer.add_tensor(stored_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     for name, values in (extra or {}).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,15 @@ from tests.model.toys import toy_spec
 
 LLAMA3 = RopeSpec(theta=500000.0, kind="llama3", factor=8.0, original_max_position=8192)
 YARN = RopeSpec(theta=1e6, kind="yarn", factor=4.0, original_max_position=32768)
+LONGROPE = RopeSpec(
+    theta=10000.0,
+    kind="longrope",
+    rotary_dim=32,
+    factor=4.0,
+    original_max_position=4096,
+    short_factors=(1.5,) * 16,
+    long_factors=(3.0, 40.0) * 8,
+)
 KINDS = {
     "default": RopeSpec(theta=10000.0),
     "partial": RopeSpec(theta=10000.0, rotary_dim=32),
@@ -80,3 +90,35 @@ def test_gguf_divisors_stand_for_the_llama3_scaling() -> None:
     for kind in ("default", "llama3"):
         divided = rope_of(replace(spec, rope=replace(LLAMA3, kind=kind, factors=factors))).inverse_frequencies
         np.testing.assert_allclose(divided, scaled, rtol=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("length", "factors"), [(4096, LONGROPE.short_factors), (4097, LONGROPE.long_factors), (None, LONGROPE.long_factors)]
+)
+def test_longrope_takes_the_factors_of_the_longest_context(length: int | None, factors: tuple[float, ...]) -> None:
+    spec = toy_spec(head_dim=128, max_position=16384, rope=LONGROPE)
+    plain = rope_of(replace(spec, rope=RopeSpec(theta=10000.0, rotary_dim=32))).inverse_frequencies
+    ours = rope_of(spec, length)
+    np.testing.assert_allclose(ours.inverse_frequencies, plain / np.array(factors, np.float32), rtol=1e-6)
+    assert ours.scale == pytest.approx(math.sqrt(1 + math.log(4) / math.log(4096)))
+    assert rope_of(replace(spec, rope=replace(LONGROPE, attention_factor=1.25)), length).scale == 1.25
+
+
+def test_longrope_is_that_of_transformers() -> None:
+    pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
+    rope_utils = pytest.importorskip("transformers.modeling_rope_utils", reason="needs transformers, which the `torch` group installs")
+    from transformers import Phi3Config
+
+    given = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "original_max_position_embeddings": 4096, "factor": 4.0,
+        "short_factor": list(LONGROPE.short_factors), "long_factor": list(LONGROPE.long_factors),
+    }  # fmt: skip
+    config = Phi3Config(
+        hidden_size=256, num_attention_heads=2, max_position_embeddings=16384, original_max_position_embeddings=4096, rope_parameters=given
+    )
+    spec = toy_spec(head_dim=128, max_position=16384, rope=LONGROPE)
+    for length in (4000, 5000):
+        frequencies, scale = rope_utils.ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=length)
+        ours = rope_of(spec, length)
+        np.testing.assert_allclose(ours.inverse_frequencies, frequencies.numpy(), rtol=1e-6)
+        assert ours.scale == pytest.approx(scale)

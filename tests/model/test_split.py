@@ -43,6 +43,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "gemma2": {"sliding_layers": (True, False, True)},
     "gemma3": {"sliding_layers": (True, False, True)},
+    "phi3": {"sliding_window": 6},
 }
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 SPLITS = [

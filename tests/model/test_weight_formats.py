@@ -121,7 +121,7 @@ def test_conversions_are_said(tmp_path: Path, source: str, kernels: tuple[str, .
 
 
 @pytest.mark.parametrize("matrix_type", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "phi3", "llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
 def test_gguf_files_hold_the_folder_s_model(tmp_path: Path, backend: Backend, architecture: str, matrix_type: str) -> None:
     """Interleaved heads are put back in order: the GGUF file of a model answers like its folder, up to the rounding of its format."""
     folder = make_folder(tmp_path / "folder", architecture, head_dim=32)

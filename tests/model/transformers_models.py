@@ -17,6 +17,10 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 QWEN_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.2, 1.5, 2.0], "long_factor": [9.0] * 4,
+    "attention_factor": 1.2,
+}  # fmt: skip
 GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 9, "tie_word_embeddings": True, "num_hidden_layers": 4}
 PICTURES: dict[str, Any] = {  # no picture is ever given
     "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
@@ -59,6 +63,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3-pictures": ("gemma3", PICTURES | {"text_config": SIZES | GEMMA}),
+    "phi3": ("phi3", {"sliding_window": 11, "pad_token_id": 0}),
+    "phi3-partial": ("phi3", {"head_dim": 16, "rope_parameters": LONGROPE, "original_max_position_embeddings": 256, "pad_token_id": 0}),
     "odd-sizes": ("llama", {"intermediate_size": 75, "vocab_size": 163, "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3}),
 }
 

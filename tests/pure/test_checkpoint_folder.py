@@ -12,10 +12,12 @@ import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.checkpoint import ModelSpec, RopeSpec, open_checkpoint
+from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.spec import MixtureSpec
-from tests.checkpoints import CLASSES, make_folder, make_gguf, safetensors_bytes, toy_config, toy_tensors, write_safetensors
+from tests.checkpoints import CLASSES, fused, make_folder, make_gguf, safetensors_bytes, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
+from tests.quantised_folders import FORMS, quantised, write_folder
 
 
 @pytest.fixture
@@ -138,6 +140,52 @@ def test_the_text_of_a_model_that_sees_pictures(tmp_path: Path, front: str) -> N
     (tmp_path / "config.json").write_text(json.dumps(whole | {"text_config": [1]}))
     with pytest.raises(CheckpointError, match="hidden_size: seen nothing"):
         open_checkpoint(tmp_path)
+
+
+def test_matrices_of_phi3_that_lie_in_one_are_taken_apart(tmp_path: Path) -> None:
+    config = toy_config("phi3")
+    checkpoint = open_checkpoint(make_folder(tmp_path, "phi3"))
+    tensors = toy_tensors(config)
+    assert {name: entry.shape for name, entry in checkpoint.tensors.items()} == {name: values.shape for name, values in tensors.items()}
+    for name, entry in checkpoint.tensors.items():
+        assert np.array_equal(np.concatenate(list(iter_decoded_rows(entry))).reshape(entry.shape), tensors[name]), name
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1}))
+    with pytest.raises(CheckpointError, match=r"qkv_proj\.weight: seen \[128, 64\], wanted 96 rows, of q_proj, k_proj, v_proj"):
+        open_checkpoint(tmp_path)
+
+
+def test_parts_beside_what_they_are_parts_of(tmp_path: Path) -> None:
+    tensors = fused(config := toy_config("phi3"), toy_tensors(toy_config("phi3")))
+    tensors["model.layers.1.mlp.up_proj.weight"] = np.ones((96, 64), np.float32)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight, too, wanted every matrix once"):
+        open_checkpoint(tmp_path)
+
+
+def test_quantised_matrices_in_one_are_refused(tmp_path: Path) -> None:
+    tensors, _ = quantised(FORMS["gptq"], "model.layers.0.self_attn.qkv_proj", np.ones((128, 64), np.float32))
+    whole = {name: ("F32", value.shape, value.tobytes()) for name, value in toy_tensors(toy_config("phi3")).items() if "embed" in name}
+    write_folder(tmp_path, toy_config("phi3") | {"quantization_config": FORMS["gptq"].config}, tensors | whole)
+    with pytest.raises(UnsupportedError, match=r"qkv_proj\.weight is several matrices, quantised together \(GPTQ 4-bit\)"):
+        open_checkpoint(tmp_path)
+
+
+def test_longrope(folder: Path) -> None:
+    short, long = [1.0] * 8, [2.0] * 8
+    scaling = {"type": "su", "short_factor": short, "long_factor": long}
+    spec = spec_of(folder, rope_scaling=scaling, original_max_position_embeddings=64)
+    assert spec.rope == RopeSpec(
+        kind="longrope", factor=4.0, original_max_position=64, short_factors=tuple(short), long_factors=tuple(long)
+    ) and spec.max_position == 256  # fmt: skip
+    for change, message in (
+        ({"short_factor": short[1:]}, "rope frequency factors: seen 7 of them, wanted 8"),
+        ({"long_factor": None}, "rope frequency factors: seen 0 of them"),
+        ({"long_factor": [0.0] * 8}, "long_factor: seen .* wanted a list of numbers above 0"),
+        ({"long_factor": 3}, "long_factor: seen 3"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            spec_of(folder, rope_scaling=scaling | change)
 
 
 def test_gemmas_of_other_kinds_are_refused(folder: Path) -> None:
@@ -341,7 +389,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "no architecture": ({"architectures": "absent", "model_type": "absent"}, "'none' is not supported"),
     "quantised weights": ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "quantised by 'hqq'"),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-    "another rope": ({"rope_scaling": {"rope_type": "longrope", "factor": 4}}, "rope scaling 'longrope'"),
+    "another rope": ({"rope_scaling": {"rope_type": "proportional", "factor": 4}}, "rope scaling 'proportional'"),
     "ropes by layer": ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between kinds of layers"),
 }
 

@@ -22,7 +22,7 @@ def spec_of(path: Path, architecture: str = "llama", **how: Any) -> ModelSpec:
     return open_checkpoint(make_gguf(path / "m.gguf", architecture, **how)).spec
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "phi3", "llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
 def test_the_same_model_as_folder_and_file(architecture: str, tmp_path: Path) -> None:
     folder = open_checkpoint(make_folder(tmp_path / "hf", architecture))
     gguf = open_checkpoint(make_gguf(tmp_path / "m.gguf", architecture))
@@ -92,6 +92,17 @@ def test_names_of_gemmas() -> None:
         "blk.1.attn_q.weight": "model.layers.1.self_attn.q_proj.weight",
     }.items():
         assert hugging_face_name(stored, "gemma2") == name
+
+
+def test_longrope(tmp_path: Path) -> None:
+    factors = {f"rope_factors_{kind}.weight": np.full(8, value, np.float32) for kind, value in (("short", 1.0), ("long", 3.0))}
+    keys = {"phi3.rope.scaling.original_context_length": 64, "phi3.rope.scaling.attn_factor": 1.5}
+    spec = spec_of(tmp_path, "phi3", extra=factors, keys=keys)
+    assert spec.rope == RopeSpec(
+        kind="longrope", original_max_position=64, attention_factor=1.5, short_factors=(1.0,) * 8, long_factors=(3.0,) * 8
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match="rope frequency factors: seen 4 of them, wanted 8"):
+        spec_of(tmp_path, "phi3", extra=factors | {"rope_factors_long.weight": np.ones(4, np.float32)}, keys=keys)
 
 
 def test_what_files_of_gemmas_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

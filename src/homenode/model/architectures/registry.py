@@ -12,12 +12,13 @@ from homenode.model.architectures.llama import LLAMA
 from homenode.model.architectures.mistral import MISTRAL
 from homenode.model.architectures.mixtral import MIXTRAL
 from homenode.model.architectures.parameters import Architecture
+from homenode.model.architectures.phi3 import PHI3
 from homenode.model.architectures.qwen2 import QWEN2
 from homenode.model.architectures.qwen2_moe import QWEN2_MOE
 from homenode.model.architectures.qwen3 import QWEN3
 from homenode.model.architectures.qwen3_moe import QWEN3_MOE
 
-_ALL = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3)
+_ALL = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3)
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({a.name: a for a in _ALL})
 
 

@@ -2,7 +2,8 @@
 
 Kinds and formulas, all float32: `default` (Su et al. 2021) theta^(-2i/d); `linear` divides positions, here frequencies, by the factor; `dynamic`
 is the default as long as contexts stay within the trained length; `llama3` divides low frequencies by the factor, keeps high ones and blends
-between (Llama 3.1 release); `yarn` blends by how often a pair turns within the trained length, and scales cos and sin (Peng et al. 2023).
+between (Llama 3.1 release); `yarn` blends by how often a pair turns within the trained length, and scales cos and sin (Peng et al. 2023); `longrope`
+divides each by a factor of its own, of one list for contexts up to the trained length and of another above it, and scales both (Ding et al. 2024).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from homenode.compute.ops import FloatArray
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Rope:
     local: Rope | None = None
 
 
-def rope_of(spec: ModelSpec) -> Rope:
-    """The rotary frequencies of a model.
+def rope_of(spec: ModelSpec, length: int | None = None) -> Rope:
+    """The rotary frequencies of a model for contexts of at most `length` (None: its longest).
 
     UnsupportedError for a kind not in KINDS; CheckpointError when the figures contradict each other.
     """
@@ -54,6 +55,10 @@ def rope_of(spec: ModelSpec) -> Rope:
         case "yarn":
             frequencies = _yarn(frequencies, rope, rotary, trained)
             scale = rope.attention_factor if rope.attention_factor is not None else _yarn_scale(rope.factor)
+        case "longrope":
+            divisors = rope.long_factors if (length or spec.max_position) > trained else rope.short_factors
+            frequencies = frequencies / np.array(divisors, np.float32)
+            scale = rope.attention_factor if rope.attention_factor is not None else _longrope_scale(rope.factor, trained)
     local = rope_of(replace(spec, rope=spec.local_rope, local_rope=None)) if spec.local_rope else None
     return Rope(frequencies.astype(np.float32), scale, local)
 
@@ -63,6 +68,9 @@ def _check(rope: RopeSpec, rotary: int, head_dim: int) -> None:
         raise UnsupportedError(f"rope scaling {rope.kind!r} is not supported; known kinds: {', '.join(KINDS)}", kind=rope.kind)
     if rotary < 2 or rotary % 2 or rotary > head_dim:
         raise CheckpointError(f"rotary dimension {rotary} must be even, at least 2 and at most the head's {head_dim}", rotary=rotary)
+    for factors in (rope.short_factors, rope.long_factors) if rope.kind == "longrope" else ():
+        if len(factors) != rotary // 2:
+            raise CheckpointError(f"{len(factors)} longrope factors were given, but a rotary dimension of {rotary} has {rotary // 2} pairs")
     if rope.factors and len(rope.factors) != rotary // 2:
         raise CheckpointError(f"{len(rope.factors)} rope factors were given, but a rotary dimension of {rotary} has {rotary // 2} pairs")
     numbers = {"theta": rope.theta, "factor": rope.factor, **{f"factors[{i}]": f for i, f in enumerate(rope.factors)}}
@@ -98,3 +106,7 @@ def _yarn(frequencies: FloatArray, rope: RopeSpec, rotary: int, trained: int) ->
 
 def _yarn_scale(factor: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+
+
+def _longrope_scale(factor: float, trained: int) -> float:
+    return 1.0 if factor <= 1 or trained <= 1 else math.sqrt(1.0 + math.log(factor) / math.log(trained))

@@ -104,6 +104,15 @@ class Fields:
             raise self.wrong(key, value, "a list of whole numbers")
         return tuple(value)
 
+    def numbers(self, key: str, *, above: float = 0.0, most: float = 1e12) -> tuple[float, ...]:
+        """A list of numbers above `above` and up to `most`, empty when missing."""
+        value = self._values.get(self._prefix + key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(item) in (int, float) and above < item <= most for item in value):
+            raise self.wrong(key, value, f"a list of numbers above {above:g} and up to {most:g}")
+        return tuple(float(item) for item in value)
+
     def table(self, key: str) -> Fields | None:
         """The object under `key` as Fields of its own, None when missing."""
         value = self._values.get(self._prefix + key)

@@ -12,6 +12,7 @@ from homenode.model.checkpoint.coded_matrices import with_coded_matrices
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import NORMS_LESS_ONE, spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
+from homenode.model.checkpoint.fused_rows import FUSED, with_rows_apart
 from homenode.model.checkpoint.quantisation import quantisation_of
 from homenode.model.checkpoint.reading import damaged, inside, quoted, read_json
 from homenode.model.checkpoint.safetensors import read_safetensors
@@ -47,6 +48,8 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
         raise
     spec = _spec(folder, config, generation, tensors)
     limits.check_embedding(spec, tensors, folder)
+    if spec.architecture in FUSED:
+        tensors = with_rows_apart(tensors, spec)
     if spec.architecture in NORMS_LESS_ONE:
         tensors = {n: replace(e, plus=1.0) if n.endswith("norm.weight") else e for n, e in tensors.items()}
     return spec, tensors, metadata

@@ -61,10 +61,17 @@ def _rope(fields: Fields, table: Fields, default_theta: float, position: int, he
             theta=theta, kind=kind, rotary_dim=rotary, factor=table.number("factor", most=1e6), original_max_position=original,
             low_freq_factor=table.number("low_freq_factor", 1.0), high_freq_factor=table.number("high_freq_factor", 4.0),
         )  # fmt: skip
+    if kind in ("longrope", "su"):  # one thing, which Phi 3 called by the second name first
+        return RopeSpec(
+            theta=theta, kind="longrope", rotary_dim=rotary, factor=table.number("factor", position / original, most=1e6),
+            original_max_position=original, attention_factor=table.optional_number("attention_factor", most=1e6),
+            short_factors=table.numbers("short_factor", most=1e6), long_factors=table.numbers("long_factor", most=1e6),
+        )  # fmt: skip
     if kind == "yarn":
         return _yarn(table, theta, rotary, original, position)
     raise UnsupportedError(
-        f"{fields.path}: rope scaling {quoted(kind)} is not supported; homenode runs default, linear, llama3, yarn and dynamic", kind=kind
+        f"{fields.path}: rope scaling {quoted(kind)} is not supported; homenode runs default, linear, llama3, yarn, longrope and dynamic",
+        kind=kind,
     )
 
 

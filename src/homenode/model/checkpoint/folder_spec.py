@@ -57,6 +57,7 @@ FAMILIES = {
     "MistralForCausalLM": _Family("mistral", 131072, special_ids=(1, 2), attention_bias=False, window="all"),
     "Qwen2ForCausalLM": _Family("qwen2", 32768, attention_bias=True, window="upper"),
     "Qwen3ForCausalLM": _Family("qwen3", 32768, head_dim=128, window="upper"),
+    "Phi3ForCausalLM": _Family("phi3", 4096, special_ids=(1, 32000), attention_bias=False, window="all", window_size=None),
     "MixtralForCausalLM": _Family(
         "mixtral", 131072, special_ids=(1, 2), attention_bias=False, window="all", window_size=None,
         mixture="all", num_experts=8, experts_per_token=2,

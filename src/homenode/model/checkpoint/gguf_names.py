@@ -37,8 +37,11 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+# What Phi 3 has, two of them several matrices.
+_PHI3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 # What Mixtral calls the same things.
 _MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_OF_ARCHITECTURE = {"gemma2": _GEMMA, "gemma3": _GEMMA, "phi3": _PHI3}
 _BLOCK = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>[a-z_]+)\.(?P<kind>weight|bias)")
 _STACKED = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>ffn_gate|ffn_up|ffn_down)_exps\.weight")
 _SINGLE = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>ffn_gate|ffn_up|ffn_down)\.(?P<expert>0|[1-9][0-9]{0,4})\.weight")
@@ -51,7 +54,7 @@ def hugging_face_name(name: str, architecture: str = "llama") -> str:
     `architecture`, our name of it, decides what experts, routers and norms are called.
     """
     mixtral = architecture == "mixtral"
-    parts = _IN_BLOCK | _GEMMA if architecture.startswith("gemma") else _IN_BLOCK
+    parts = _IN_BLOCK | _OF_ARCHITECTURE.get(architecture, {})
     if (match := _BLOCK.fullmatch(name)) and (part := parts.get(match["part"])):
         if mixtral and part == "mlp.gate":
             part = "block_sparse_moe.gate"

@@ -24,10 +24,11 @@ from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, Ten
 # general.architecture -> ours. Converters name Mistral and Mixtral llama, too: see `gguf_architecture`.
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen2moe": "qwen2_moe", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gemma2": "gemma2", "gemma3": "gemma3",
+    "phi3": "phi3",
 }  # fmt: skip
 _ROUTER = re.compile(r"model\.layers\.([0-9]+)\.(mlp|block_sparse_moe)\.gate\.weight")
 INTERLEAVED = ("llama", "mistral", "mixtral")  # whose query and key rows converters reorder: see `permuted_heads`
-ROPE_FACTORS = "rope_freqs.weight"
+_FACTORS, _LONG, _SHORT = ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files often name the end of text only; a control token that ends a turn ends the text too. These are the ones in use.
 _END_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"))
@@ -64,7 +65,7 @@ def num_experts(path: Path, metadata: Mapping[str, Any]) -> int:
 
 
 def spec_from_gguf(
-    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], rope_factors: TensorEntry | None
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], rope_factors: Mapping[str, TensorEntry]
 ) -> ModelSpec:
     """The figures of the model with these key-value pairs and `tensors` (Hugging Face names)."""
     architecture = gguf_architecture(path, metadata)
@@ -166,7 +167,7 @@ def _vocab_size(fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[st
     return embedding.shape[0]
 
 
-def _rope(fields: Fields, architecture: str, head_dim: int, position: int, factors: TensorEntry | None) -> RopeSpec:
+def _rope(fields: Fields, architecture: str, head_dim: int, position: int, factors: Mapping[str, TensorEntry]) -> RopeSpec:
     default = GEMMAS[architecture].theta if architecture in GEMMAS else 10000.0
     theta = fields.number("rope.freq_base", default, above=1.0, most=limits.MOST_THETA)
     rotary = fields.integer("rope.dimension_count", head_dim, maximum=limits.MOST_HEAD_DIM)
@@ -175,11 +176,18 @@ def _rope(fields: Fields, architecture: str, head_dim: int, position: int, facto
         raise UnsupportedError(
             f"{fields.path}: rope over {rotary} of {head_dim} elements of a head is not supported in llama GGUF files; homenode wants the whole head"
         )
-    divisors = _rope_factors(factors) if factors else ()
+    divisors = _rope_factors(factors[_FACTORS]) if _FACTORS in factors else ()
     linear = fields.number("rope.scale_linear", 1.0, least=0.0, most=1e6) or 1.0  # how early files spelled it
     factor = fields.number("rope.scaling.factor", linear, least=0.0, most=1e6) or 1.0
     kind = fields.text("rope.scaling.type") or ("linear" if factor != 1.0 else "none")
     part = None if rotary == head_dim else rotary
+    if _LONG in factors and _SHORT in factors:
+        return RopeSpec(
+            theta=theta, kind="longrope", rotary_dim=part,
+            original_max_position=fields.integer("rope.scaling.original_context_length", position, maximum=limits.MOST_POSITION),
+            attention_factor=fields.number("rope.scaling.attn_factor", 1.0, least=0.0) or 1.0,
+            short_factors=_rope_factors(factors[_SHORT]), long_factors=_rope_factors(factors[_LONG]),
+        )  # fmt: skip
     if kind == "none":
         return RopeSpec(theta=theta, rotary_dim=part, factors=divisors)
     if kind == "linear":
@@ -209,10 +217,10 @@ def _rope_factors(entry: TensorEntry) -> tuple[float, ...]:
     """The divisors of `rope_freqs.weight`, one for each pair of elements."""
     wanted = f"at most {limits.MOST_HEAD_DIM // 2} positive F32 numbers in a row"
     if entry.dtype.name != "F32" or len(entry.shape) != 1 or entry.shape[0] > limits.MOST_HEAD_DIM // 2:
-        raise damaged(entry.file, ROPE_FACTORS, seen=f"{entry.dtype.name} {list(entry.shape)}", wanted=wanted)
+        raise damaged(entry.file, entry.name, seen=f"{entry.dtype.name} {list(entry.shape)}", wanted=wanted)
     values = np.frombuffer(read_at(entry.file, entry.offset, entry.nbytes), "<f4").astype(np.float64)
     if not bool(np.all(np.isfinite(values) & (values > 0))):
-        raise damaged(entry.file, ROPE_FACTORS, seen="a value that is not positive", wanted=wanted)
+        raise damaged(entry.file, entry.name, seen="a value that is not positive", wanted=wanted)
     return tuple(float(value) for value in values)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from homenode.errors import UserError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.folder import CONFIG, read_folder
+from homenode.model.checkpoint.fused_rows import FUSED, with_rows_apart
 from homenode.model.checkpoint.gguf import GgufTensor
 from homenode.model.checkpoint.gguf_names import expert_names, hugging_face_name, permuted_heads
 from homenode.model.checkpoint.gguf_set import GgufSet, find_gguf, read_gguf_set
@@ -54,9 +55,11 @@ def _open_gguf(path: Path) -> OpenedCheckpoint:
     model = read_gguf_set(path)
     architecture = gguf_architecture(path, model.metadata)
     tensors = _named_entries(model, num_experts(path, model.metadata), architecture)
-    factors = tensors.pop(ROPE_FACTORS, None)
+    factors = {name: entry for name in ROPE_FACTORS if (entry := tensors.pop(name, None)) is not None}
     spec = spec_from_gguf(path, model.metadata, tensors, factors)
     limits.check_embedding(spec, tensors, path)
+    if spec.architecture in FUSED:
+        tensors = with_rows_apart(tensors, spec)
     if spec.architecture in INTERLEAVED:
         tensors = {name: _interleaved(entry, spec) for name, entry in tensors.items()}
     return OpenedCheckpoint(path, spec, tensors, dict(model.metadata))

@@ -34,8 +34,10 @@ def check_spec(spec: ModelSpec, source: Path) -> None:
     rotary = spec.head_dim if spec.rope.rotary_dim is None else spec.rope.rotary_dim
     if rotary % 2 or not 2 <= rotary <= spec.head_dim:
         raise damaged(source, "rotary dimensions", seen=rotary, wanted=f"an even number up to the head's {spec.head_dim}", do=_ASK)
-    if spec.rope.factors and len(spec.rope.factors) != rotary // 2:
-        raise damaged(source, "rope frequency factors", seen=f"{len(spec.rope.factors)} of them", wanted=str(rotary // 2))
+    lists = (spec.rope.short_factors, spec.rope.long_factors) if spec.rope.kind == "longrope" else (spec.rope.factors or None,)
+    for factors in lists:
+        if factors is not None and len(factors) != rotary // 2:
+            raise damaged(source, "rope frequency factors", seen=f"{len(factors)} of them", wanted=str(rotary // 2))
     rope = spec.rope
     if rope.kind == "llama3" and not rope.low_freq_factor < rope.high_freq_factor:
         seen = f"low_freq_factor {rope.low_freq_factor}, high_freq_factor {rope.high_freq_factor}"

@@ -11,7 +11,10 @@ from homenode.dtypes import DType
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary embedding. `kind`: default, linear, llama3, yarn, dynamic. `factors`: GGUF's per-pair divisors (`rope_freqs.weight`), if any."""
+    """Rotary embedding. `kind`: default, linear, llama3, yarn, dynamic, longrope. `factors`: GGUF's per-pair divisors (`rope_freqs.weight`), if any.
+
+    `short_factors`, `long_factors`: of longrope, divisors for contexts up to the original length and above it.
+    """
 
     theta: float = 10000.0
     kind: str = "default"
@@ -24,6 +27,8 @@ class RopeSpec:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

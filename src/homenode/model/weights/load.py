@@ -122,7 +122,17 @@ def load_model(
     if isinstance(backend, FittingBackend):
         backend.end_weights()
     shared_bytes = shared.shared_bytes if shared else 0
-    return LoadedModel(checkpoint.spec, plan.architecture, parameters, plan.layout, plan.rope, plan.part, length, notes, shared_bytes)
+    return LoadedModel(
+        checkpoint.spec,
+        plan.architecture,
+        parameters,
+        plan.layout,
+        rope_of(checkpoint.spec, length),
+        plan.part,
+        length,
+        notes,
+        shared_bytes,
+    )
 
 
 def _place(shared: ExpertMemory | None, spread_of: SpreadOf, name: str) -> Place:
