@@ -137,6 +137,23 @@ def test_the_packed_cache_knows_every_file_of_a_matrix(tmp_path: Path, backend: 
     assert max(p.stat().st_mtime_ns for p in tmp_path.glob("*.packed")) > before
 
 
+def test_the_packed_cache_knows_how_codes_are_meant(tmp_path: Path, backend: Backend) -> None:
+    """Both versions of GPTQ may be the same bytes with other values."""
+    if backend.name != "native":
+        pytest.skip("packs nothing")
+    found = []
+    write_quantised(tmp_path / "model", FORMS["gptq with zero points"])
+    for version in ("gptq", "gptq_v2"):
+        config = json.loads((tmp_path / "model" / "config.json").read_text())
+        config["quantization_config"]["checkpoint_format"] = version
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+        wanted = logprobs(backend, tmp_path / "model")
+        for _ in range(2):
+            assert np.array_equal(logprobs(backend, tmp_path / "model", packed_cache=tmp_path), wanted)
+        found.append(wanted)
+    assert not np.array_equal(*found) and len(list(tmp_path.glob("*.packed"))) == 2
+
+
 def test_groups_wider_than_a_rank_s_columns(tmp_path: Path) -> None:
     """Ranks cut columns at blocks of 32, whatever the groups are."""
     from homenode.model.parts import Division

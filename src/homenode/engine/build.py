@@ -405,7 +405,7 @@ def _sharing(config: EngineConfig, checkpoint: Checkpoint, layout: WeightLayout,
         return None
     from homenode.engine.handing_over import Sharing  # needs the native core
 
-    fingerprint = fingerprint_of(config.transfer, checkpoint, geometry, kept_as(config, targets_of(layout)))
+    fingerprint = fingerprint_of(config.transfer, checkpoint, geometry, kept_as(config, targets_of(layout)), config.model.max_model_len)
     return Sharing(config.transfer, backend, geometry, fingerprint)
 
 

@@ -1,8 +1,8 @@
 """What two engines must agree in before one may use the other's KV: named facts, compared one by one by `transfer.agreement`.
 
 KV of block identity X is of use only to an engine that would have computed the same for X. So everything is here that a key or value depends on:
-the weights and how they are kept, the architecture's figures, the form of KV memory, the vocabulary, how identities are made. Lengths, block
-sizes, memory and threads may differ.
+the weights and how they are kept, the architecture's figures, the form of KV memory, the vocabulary, how identities are made. Lengths (but
+for longrope), block sizes, memory and threads may differ.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ _OF_CONNECTION = frozenset({"protocol", "mode", "channel", "secret"})
 Fingerprint = dict[str, str]
 
 
-def fingerprint_of(config: TransferConfig, checkpoint: Checkpoint, geometry: KvGeometry, kept_as: str) -> Fingerprint:
-    """The facts of an engine. `kept_as`: how its weights are kept in memory, in words. Reads samples of the weights and the vocabulary.
+def fingerprint_of(
+    config: TransferConfig, checkpoint: Checkpoint, geometry: KvGeometry, kept_as: str, max_model_len: int | None = None
+) -> Fingerprint:
+    """The facts of an engine. `kept_as`: how its weights are kept in memory, in words. `max_model_len`: its longest context (None: the model's), on
+    which longrope depends. Reads samples of the weights and the vocabulary.
 
     CheckpointError when they cannot be read.
     """
@@ -37,7 +40,7 @@ def fingerprint_of(config: TransferConfig, checkpoint: Checkpoint, geometry: KvG
         "secret": "set" if config.pd_secret else "none",
         "weights": weights_digest(checkpoint),
         "weights_kept_as": kept_as,
-        **_architecture(checkpoint.spec),
+        **_architecture(checkpoint.spec, max_model_len),
         "kv_dtype": geometry.dtype,
         "kv_form": KV_FORM,
         "tokenizer": tokenizer_digest(checkpoint),
@@ -45,7 +48,7 @@ def fingerprint_of(config: TransferConfig, checkpoint: Checkpoint, geometry: KvG
     }
 
 
-def _architecture(spec: ModelSpec) -> Fingerprint:
+def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
     windows = "".join("w" if slides else "-" for slides in spec.sliding_layers)
     return {
         "architecture": spec.architecture,
@@ -56,10 +59,19 @@ def _architecture(spec: ModelSpec) -> Fingerprint:
         "head_dim": str(spec.head_dim),
         "vocab_size": str(spec.vocab_size),
         "rms_norm_eps": repr(spec.rms_norm_eps),
-        "rope": _short(repr(spec.rope)),
+        "rope": _short(repr(spec.rope) + _factors(spec, max_model_len)),
+        "local_rope": repr(spec.local_rope),
+        "scales": f"{spec.embedding_scale!r} {spec.attention_scale!r} {spec.attention_softcap!r}",
         "sliding_window": f"{spec.sliding_window} {_short(windows)}".strip() if spec.sliding_window else "none",
         "experts": _short(repr(spec.mixture)) if spec.mixture else "none",
     }
+
+
+def _factors(spec: ModelSpec, max_model_len: int | None) -> str:
+    """Which of longrope's factors are in use."""
+    if spec.rope.kind != "longrope":
+        return ""
+    return " long" if (max_model_len or spec.max_position) > (spec.rope.original_max_position or spec.max_position) else " short"
 
 
 def _short(text: str) -> str:

@@ -27,8 +27,12 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model")
 
 def weights_digest(checkpoint: Checkpoint) -> str:
     """Of the weights, in hexadecimal. How they are spread over files does not count. CheckpointError when one cannot be read."""
-    tensors = [checkpoint.tensors[name] for name in sorted(checkpoint.tensors)]
+    entries = [checkpoint.tensors[name] for name in sorted(checkpoint.tensors)]
+    tensors = [part for entry in entries for part in entry.stored]
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"kv-weights")
+    for entry in entries:
+        if (coded := entry.coded) is not None:
+            digest.update(f"{entry.name} {coded.packing} {coded.bits} {coded.block} {coded.zero_offset} {coded.order is None}\n".encode())
     for entry in tensors:
         digest.update(f"{entry.name} {entry.dtype.name} {entry.shape} {entry.nbytes} {entry.permuted_heads}\n".encode())
     for sample in _samples(_spread(tensors)):

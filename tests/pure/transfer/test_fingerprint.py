@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 from homenode.compute.ops import KvGeometry
 from homenode.errors import CheckpointError
 from homenode.model.checkpoint import OpenedCheckpoint, open_checkpoint
+from homenode.model.checkpoint.safetensors import read_safetensors
+from homenode.model.checkpoint.spec import RopeSpec
 from homenode.transfer.agreement import differences
 from homenode.transfer.fingerprint import Fingerprint, fingerprint_of, hash_seed
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.weights_identity import weights_digest
+from tests.quantised_folders import FORMS, write_quantised
 
 BUILTIN = Path(__file__).resolve().parents[3] / "src/homenode/builtin"
 GEOMETRY = KvGeometry(layers=2, kv_heads=2, head_dim=8, block_size=64, dtype="f32")
@@ -101,6 +105,11 @@ def test_what_may_differ() -> None:
         ({"rms_norm_eps": 1e-3}, "rms_norm_eps"),
         ({"sliding_window": 128}, "sliding_window"),
         ({"architecture": "qwen3"}, "architecture"),
+        ({"rope": RopeSpec(theta=2e4)}, "rope"),
+        ({"local_rope": RopeSpec()}, "local_rope"),
+        ({"attention_softcap": 50.0}, "scales"),
+        ({"attention_scale": 0.5}, "scales"),
+        ({"embedding_scale": 2.0}, "scales"),
     ],
 )
 def test_every_figure_of_the_architecture_is_told_by_name(change: dict[str, object], named: str) -> None:
@@ -121,6 +130,42 @@ def test_rope_counts_to_the_last_factor_and_stays_short() -> None:
     one, two = with_factors(1.0), with_factors(2.0)
     assert one["rope"] != two["rope"]
     assert max(len(value) for value in one.values()) < 1024  # as transfer.published bounds it
+
+
+def test_longrope_s_factors_in_use_must_agree() -> None:
+    """They are those of the longest context, so that engines of different --max-model-len may compute other keys."""
+    checkpoint = open_checkpoint(BUILTIN)
+    rope = RopeSpec(kind="longrope", original_max_position=64, short_factors=(1.0,) * 8, long_factors=(2.0,) * 8)
+    other = OpenedCheckpoint(checkpoint.path, replace(checkpoint.spec, rope=rope), checkpoint.tensors, checkpoint.metadata)
+
+    def rope_at(length: int | None) -> str:
+        return fingerprint_of(SENDER, other, GEOMETRY, "", length)["rope"]
+
+    assert rope_at(64) == rope_at(32) != rope_at(65) == rope_at(None)
+    assert fingerprint_of(SENDER, checkpoint, GEOMETRY, "", 32) == fingerprint_of(SENDER, checkpoint, GEOMETRY, "", 65)
+
+
+@pytest.mark.parametrize("part", ["qweight", "scales", "qzeros"])
+def test_a_value_of_a_quantised_folder_is_noticed(tmp_path: Path, part: str) -> None:
+    write_quantised(tmp_path, FORMS["gptq with zero points"])
+    before, path = weights_digest(open_checkpoint(tmp_path)), tmp_path / "model.safetensors"
+    entry = read_safetensors(path)[f"model.layers.1.mlp.down_proj.{part}"]
+    data = bytearray(path.read_bytes())
+    data[entry.offset] ^= 1
+    path.write_bytes(data)
+    assert weights_digest(open_checkpoint(tmp_path)) != before
+
+
+def test_how_a_quantised_folder_is_meant_is_noticed(tmp_path: Path) -> None:
+    """Both versions of GPTQ are the same bytes with other values."""
+    digests = []
+    for version in ("gptq", "gptq_v2"):
+        write_quantised(tmp_path, FORMS["gptq with zero points"])
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["quantization_config"]["checkpoint_format"] = version
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        digests.append(weights_digest(open_checkpoint(tmp_path)))
+    assert digests[0] != digests[1]
 
 
 def test_versions_need_only_overlap() -> None:

@@ -111,7 +111,7 @@ def _sharing(planned: Planned) -> Sharing:
     from homenode.engine.handing_over import Sharing  # needs the native core
 
     config, geometry, backend = planned.config, planned.whole_geometry, make_backend(planned.config.compute, (UNPINNED,))
-    fingerprint = fingerprint_of(config.transfer, planned.checkpoint, geometry, planned.kept_as(backend))
+    fingerprint = fingerprint_of(config.transfer, planned.checkpoint, geometry, planned.kept_as(backend), config.model.max_model_len)
     return Sharing(config.transfer, backend, geometry, fingerprint)
 
 

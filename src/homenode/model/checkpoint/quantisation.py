@@ -50,8 +50,8 @@ def _gptq(table: Fields) -> Quantisation:
     if modules is not None and not all(name.startswith("-:") for name in modules.names()):
         raise _unsupported(table, "GPTQ weights with settings of their own for some modules (dynamic)", _ORIGINAL)
     bits = table.integer("bits", minimum=2, maximum=8)
-    offset = 1 if form == "gptq" else 0  # that form stores a zero point less one
-    return Quantisation("gptq", f"GPTQ {bits}-bit", bits, (_group(table, "group_size"),), table.boolean("sym", False), offset)
+    offset, label = (1, "GPTQ") if form == "gptq" else (0, "GPTQ v2")  # the first form stores a zero point less one
+    return Quantisation("gptq", f"{label} {bits}-bit", bits, (_group(table, "group_size"),), table.boolean("sym", False), offset)
 
 
 def _awq(table: Fields) -> Quantisation:

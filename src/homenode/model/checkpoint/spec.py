@@ -91,14 +91,19 @@ class TensorEntry:
     coded: CodedMatrix | None = None  # it lies there as several tensors; `dtype` and `nbytes` are those of what they are put together to
 
     @property
+    def stored(self) -> tuple[TensorEntry, ...]:
+        """What of it lies in files."""
+        return (self,) if self.coded is None else self.coded.parts
+
+    @property
     def stored_bytes(self) -> int:
-        """Bytes it takes in the file."""
-        return self.nbytes if self.coded is None else sum(part.nbytes for part in self.coded.parts)
+        """Bytes it takes there."""
+        return sum(part.nbytes for part in self.stored)
 
     @property
     def files(self) -> frozenset[Path]:
         """The files it is in."""
-        return frozenset([self.file]) if self.coded is None else frozenset(part.file for part in self.coded.parts)
+        return frozenset(part.file for part in self.stored)
 
 
 @dataclass(frozen=True)

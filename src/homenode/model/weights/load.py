@@ -163,7 +163,7 @@ def _entries(checkpoint: Checkpoint, plan: _Plan) -> list[TensorEntry]:
     """All tensors of the files in which the part's matrices are: where the first of a file begins does not depend on the part."""
     matrices = {m.name for m in plan.layout.matrices}
     files = frozenset[Path]().union(*(t.entry.files for t in plan.tensors if t.entry.name in matrices))
-    stored = [part for entry in checkpoint.tensors.values() for part in (entry.coded.parts if entry.coded else [entry])]
+    stored = [part for entry in checkpoint.tensors.values() for part in entry.stored]
     return [part for part in stored if part.file in files]
 
 

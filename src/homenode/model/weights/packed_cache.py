@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from homenode.compute.ops import Backend, PackedBackend, PackedPlace, Place, Weight
+from homenode.dtypes import BY_NAME
 from homenode.errors import HostError, UserError
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.part import ModelPart
@@ -192,7 +193,9 @@ def sources_of(backend: PackedBackend, entries: Iterable[TensorEntry]) -> list[S
 def _file_name(entries: Iterable[TensorEntry], layout: WeightLayout, part: str) -> str:
     """The same for the same part of a model kept in the same way, whatever became of its files; readable in front."""
     first = min(entry.file for entry in entries)
-    what = (str(first.absolute()), [(m.name, m.target) for m in layout.matrices], *([part] if part else []))
+    # The same bytes of a quantised folder may be meant in several ways, which its configuration tells.
+    matrices = [(m.name, m.target) if m.source in BY_NAME else (m.name, m.target, m.source) for m in layout.matrices]
+    what = (str(first.absolute()), matrices, *([part] if part else []))
     digest = hashlib.blake2b(repr(what).encode(), digest_size=6)
     return f"{first.stem}.{digest.hexdigest()}{SUFFIX}"
 
