@@ -22,6 +22,13 @@ LONGROPE = {
     "attention_factor": 1.2,
 }  # fmt: skip
 GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 9, "tie_word_embeddings": True, "num_hidden_layers": 4}
+TWO_ROPES = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
 PICTURES: dict[str, Any] = {  # no picture is ever given
     "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
     "mm_tokens_per_image": 1, "image_token_index": 2, "boi_token_index": 1, "eoi_token_index": 0,
@@ -49,22 +56,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3_moe", QWEN_EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
     "qwen3-moe-mixed": ("qwen3_moe", QWEN_EXPERTS | {"head_dim": 16, "norm_topk_prob": False, "mlp_only_layers": [1]}),
     "gemma2": ("gemma2", GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 20.0}),  # low enough to show
-    "gemma2-uncapped": ("gemma2", GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False}),
-    "gemma3": ("gemma3_text", GEMMA),
-    "gemma3-far": (
-        "gemma3_text",
-        GEMMA
-        | {
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-        },
+    "gemma3": ("gemma3", PICTURES | {"text_config": SIZES | GEMMA | TWO_ROPES}),
+    "phi3": (
+        "phi3",
+        {"sliding_window": 11, "head_dim": 16, "rope_parameters": LONGROPE, "original_max_position_embeddings": 256, "pad_token_id": 0},
     ),
-    "gemma3-pictures": ("gemma3", PICTURES | {"text_config": SIZES | GEMMA}),
-    "phi3": ("phi3", {"sliding_window": 11, "pad_token_id": 0}),
-    "phi3-partial": ("phi3", {"head_dim": 16, "rope_parameters": LONGROPE, "original_max_position_embeddings": 256, "pad_token_id": 0}),
     "odd-sizes": ("llama", {"intermediate_size": 75, "vocab_size": 163, "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3}),
 }
 
