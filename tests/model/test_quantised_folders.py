@@ -71,6 +71,7 @@ def test_every_architecture(tmp_path: Path, architecture: str, name: str) -> Non
         ("8-bit floats", {}, "Q8_0", "FP8 -> Q8_0: no block format holds these codes: converted; each block of 32 values moves by at most 1/254"),
         ("8-bit floats", {"dtype": "bfloat16"}, "BF16", "FP8 -> BF16: converted at load (--dtype bfloat16)"),
         ("8-bit floats", {"quantize": "q4_0"}, "Q4_0", "FP8 -> Q4_0: quantised at load (--quantize q4_0)"),
+        ("gptq, columns in any order", {"dtype": "float32"}, "F32", "GPTQ 4-bit -> F32: converted at load (--dtype float32)"),
         ("gptq, columns in any order", {}, "Q8_0", "GPTQ 4-bit -> Q8_0: no block format holds these codes: converted"),
     ],
 )  # fmt: skip

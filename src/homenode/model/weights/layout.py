@@ -181,7 +181,7 @@ def _choose(tensor: MatchedTensor, weight_types: frozenset[str], quantize: str |
         if tensor.expected.parameter.key in _WIDE and quantize == "q4_0" and "Q8_0" in weight_types:
             return "Q8_0", "quantised at load; embedding and output keep 8 bits, as every token depends on them"
         return quantize.upper(), f"quantised at load (--quantize {quantize})"
-    if source in _FLOATS and dtype != "auto" and DTYPES[dtype] != source:
+    if source in _FLOATS and dtype != "auto" and (DTYPES[dtype] != source or tensor.entry.coded):
         overflow = "; magnitudes above 65504 become infinite" if dtype == "float16" else ""
         return DTYPES[dtype], f"converted at load (--dtype {dtype}){overflow}"
     if tensor.entry.coded:
@@ -201,7 +201,7 @@ def _choose_coded(source: str, weight_types: frozenset[str]) -> tuple[str, str]:
     """The same of a matrix that lies there as codes and scales, which `source` holds once they are put together."""
     if source in weight_types and source not in _FLOATS:
         return source, "the same codes" + ("; zero points as minimums, rounded to float16" if source == "Q4_1" else "")
-    target = next(t for t in _QUANTISED_WITHOUT_KERNEL if t in weight_types)
+    target = _first_with_kernel("codes and scales", weight_types)
     if source not in _FLOATS:
         return target, f"{source} has no kernel here: converted"
     kept = {"Q8_0": "each block of 32 values moves by at most 1/254 of its largest", "BF16": "rounded to 8 significant bits"}
