@@ -95,7 +95,9 @@ class Proxy:
         return self.process.returncode
 
 
-@pytest.mark.parametrize(("channel", "mode", "ours", "theirs"), [("shm", "pull-delay", 64, 32), ("tcp", "push", 32, 64)])
+@pytest.mark.parametrize(
+    ("channel", "mode", "ours", "theirs"), [pytest.param("shm", "pull-delay", 64, 32, marks=pytest.mark.slow), ("tcp", "push", 32, 64)]
+)
 def test_sixty_four_at_once_through_buffers_of_a_few(expected: list[list[int]], channel: str, mode: str, ours: int, theirs: int) -> None:
     """Prompts with shared beginnings, blocks of different sizes, and room for about two prompts at a time."""
     small = ("--pd-buffer-size", str(6 * block_bytes()), "--pd-pull-backpressure-reserve-pct", "0")

@@ -143,7 +143,8 @@ def jumping_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.stdout == "True\n", found.stderr
 
 
-@pytest.mark.parametrize("channel", ["shm", pytest.param("tcp", marks=slow)])
+@slow  # the transfer itself with such a clock: tests/host/transfer/test_faults.py
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
 @pytest.mark.usefixtures("jumping_clock")
 def test_a_wall_clock_that_jumps_under_the_engines_changes_nothing(expected: list[list[int]], channel: str) -> None:
     """No lease ends early for it, and one whose reader is frozen ends in its time."""

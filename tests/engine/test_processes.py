@@ -212,7 +212,7 @@ def test_where_others_use_kv_memory_a_loss_takes_a_failure_s_place(drive: Callab
         ((2, 1), 0, "dies"),
         ((2, 1), 1, "dies"),
         ((1, 2), 1, "dies"),
-        ((2, 1), 0, "stops"),
+        pytest.param((2, 1), 0, "stops", marks=pytest.mark.slow),
         pytest.param((1, 2), 0, "stops", marks=pytest.mark.slow),
         ((2, 1), 1, "idle"),
     ],

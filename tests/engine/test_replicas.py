@@ -117,7 +117,7 @@ def test_they_start_together_share_the_work_and_end(tmp_path: Path, count: int) 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_killed_engine_costs_nobody_a_token(tmp_path: Path, count: int) -> None:
     async def run() -> None:
         lost: list[str] = []

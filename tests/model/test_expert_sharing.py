@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -200,12 +201,22 @@ def test_one_that_fails_ends_the_waiting_of_the_others_by_name(mixtral: Checkpoi
     victim, other = start(mixtral, 1, stops=15), start(mixtral, 0, stops=1)
     assert victim.says() == other.says() == ("stopped",)
     other.tell(True)
+    until_it_waits(fd, 0)  # a failure that it finds already there is given a minute
     victim_fails(victim)
     kind, name, text = other.says()
     assert (kind, name) == ("failed", "PeerError") and "engine 1" in text
     assert state(fd, 1).state == STATE_FAILED and state(fd, 0).state == STATE_READY
     both = [start(mixtral, member) for member in (1, 0)]
     assert {process.says()[0] for process in both} == {"loaded"}
+
+
+def until_it_waits(fd: int, member: int) -> None:
+    """Its share is ready, and it has looked for the others'."""
+    until = time.monotonic() + TIMEOUT_S
+    while state(fd, member).state != STATE_READY:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(0.2)
 
 
 def victim_fails(victim: Process) -> None:

@@ -50,7 +50,7 @@ def both_ended(sender: Player, receiver: Player, ticket: str) -> Outcome:
 
 
 @pytest.mark.parametrize("fault", [flipped, cut])
-@pytest.mark.parametrize("secret", [None, "a secret"])
+@pytest.mark.parametrize("secret", [pytest.param(None, marks=pytest.mark.slow), "a secret"])
 def test_a_stream_that_is_changed_or_cut_anywhere_brings_nothing_wrong(fault: Any, secret: str | None) -> None:
     """Push over TCP, through a relay."""
     settings = {"pd_secret": secret} if secret else {}
