@@ -58,6 +58,26 @@ def bfloat16_model(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return folder, make(name, folder, "bfloat16")
 
 
+@pytest.fixture(scope="module")
+def float32_texts(float32_model: tuple[Path, Any]) -> list[list[int]]:
+    """Each prompt and its greedy tokens."""
+    return continued(float32_model[1], least_lead=1e-4)
+
+
+@pytest.fixture(scope="module")
+def bfloat16_texts(bfloat16_model: tuple[Path, Any]) -> list[list[int]]:
+    return continued(bfloat16_model[1])
+
+
+def continued(theirs: Any, least_lead: float = 0) -> list[list[int]]:
+    texts = []
+    for prompt in prompts():
+        tokens, lead = greedy(theirs, prompt, STEPS)
+        assert lead >= least_lead, "the toy model hesitates between two tokens: choose another seed"
+        texts.append(prompt + tokens)
+    return texts
+
+
 def spread_error(ours: FloatArray, theirs: FloatArray) -> float:
     """Largest difference as a share of the spread of `theirs`."""
     return float(np.abs(ours - theirs).max() / (theirs.max() - theirs.min()))
@@ -86,19 +106,15 @@ def test_float32_logits(float32_model: tuple[Path, Any], backend: Backend) -> No
         assert spread_error(ours, logprobs(theirs, prompt)) < FLOAT32_BOUND
 
 
-def test_float32_greedy_tokens_alone_chunked_and_together(float32_model: tuple[Path, Any], backend: Backend) -> None:
-    folder, theirs = float32_model
-    model = load_model(open_checkpoint(folder), backend)
-    expected = []
-    for prompt in prompts():
-        tokens, lead = greedy(theirs, prompt, STEPS)
-        assert lead > 1e-4, "the toy model hesitates between two tokens: choose another seed"
-        expected.append(prompt + tokens)
+def test_float32_greedy_tokens_alone_chunked_and_together(
+    float32_model: tuple[Path, Any], float32_texts: list[list[int]], backend: Backend
+) -> None:
+    model = load_model(open_checkpoint(float32_model[0]), backend)
     alone = [Driver(model, backend).generate([prompt], STEPS)[0] for prompt in prompts()]
-    assert [s.tokens for s in alone] == expected
-    for chunk, stagger in ((16, 0), (7, 3), (512, 5)):
+    assert [s.tokens for s in alone] == float32_texts
+    for chunk, stagger in ((7, 3), (512, 5)):
         together = Driver(model, backend).generate(prompts(), STEPS, chunk=chunk, stagger=stagger)
-        assert [s.tokens for s in together] == expected
+        assert [s.tokens for s in together] == float32_texts
         for one, other in zip(alone, together, strict=True):
             assert np.array_equal(np.array(one.logprobs), np.array(other.logprobs))
 
@@ -117,12 +133,10 @@ def test_bfloat16_weights(name: str, bfloat16_model: tuple[Path, Any], exact_bac
         assert FLOAT32_BOUND < usual_error(name, usual, expected) < BF16_KV_BOUND
 
 
-def test_bfloat16_greedy_tokens(bfloat16_model: tuple[Path, Any], exact_backend: Backend) -> None:
-    folder, theirs = bfloat16_model
-    model = load_model(open_checkpoint(folder), exact_backend)
-    expected = [p + greedy(theirs, p, STEPS)[0] for p in prompts()]
+def test_bfloat16_greedy_tokens(bfloat16_model: tuple[Path, Any], bfloat16_texts: list[list[int]], exact_backend: Backend) -> None:
+    model = load_model(open_checkpoint(bfloat16_model[0]), exact_backend)
     ours = Driver(model, exact_backend, kv_dtype="f32").generate(prompts(), STEPS, chunk=16, stagger=2)
-    assert [s.tokens for s in ours] == expected
+    assert [s.tokens for s in ours] == bfloat16_texts
 
 
 def test_bfloat16_activations(name: str, bfloat16_model: tuple[Path, Any], rounding_backend: Backend) -> None:
