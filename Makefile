@@ -53,10 +53,12 @@ check: $(VENV)/tools  ## style, types and floors; nothing is run
 	$(BIN)/lint-imports
 
 # Side by side on up to four CPUs, and then what has to be alone. One thread for each library: every process has its CPU.
+# The latter two by two first, as much of it waits for deadlines; what fails beside another is decided alone.
 test: $(VENV)/torch  ## all tests that take seconds each
 	@failed=0; \
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not alone" || failed=1; \
-	$(BIN)/pytest -m "alone and not slow" $$(grep -rl mark.alone tests --include='test_*.py') || failed=1; \
+	alone=$$(grep -rl mark.alone tests --include='test_*.py'); \
+	$(BIN)/pytest -n 2 --dist worksteal -m "alone and not slow" $$alone || $(BIN)/pytest --last-failed -m "alone and not slow" $$alone || failed=1; \
 	exit $$failed
 
 test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
