@@ -99,6 +99,7 @@ class Scripted:
     frozen: asyncio.Event = field(default_factory=asyncio.Event)
     go: asyncio.Event = field(default_factory=asyncio.Event)  # behaviours that wait go on
     _server: asyncio.Server | None = None
+    _life: object = None  # of this process, None: killed
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -110,12 +111,14 @@ class Scripted:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        life = self._life = object()
+        self._server = await asyncio.start_server(lambda reader, writer: self._serve(life, reader, writer), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def kill(self) -> None:
         """As SIGKILL does: every connection is reset, the port closed."""
         assert self._server is not None
+        self._life = None
         self._server.close()
         for writer in tuple(self._writers):
             writer.transport.abort()
@@ -125,7 +128,9 @@ class Scripted:
         self.document, self.frozen = document(self.role), asyncio.Event()
         await self.start()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, life: object, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._life is not life:  # accepted in time, but killed before this ran
+            return writer.transport.abort()
         self._writers.add(writer)
         try:
             while True:
