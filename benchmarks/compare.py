@@ -57,7 +57,7 @@ def run_in_turns(tasks: list[Task], comparison: Comparison, pairs: int, wrap: Se
         found = measured(replace(task, pieces=tuple(wanted)), wrap, comparison.workload.threads)
         comparison.pairs += found
         for version in filter(None, (pair.version for pair in found)):
-            comparison.versions[task.combination.engine] = version
+            comparison.measured_with(task.combination.engine, version)
         comparison.save(out)
         return "; ".join(map(_line, found))
 
@@ -119,9 +119,9 @@ def main(
         comparison = Comparison.load(out)
         if comparison.workload != workload:
             raise click.UsageError(f"{out} was measured with other tokens, batches or threads: {comparison.workload}")
-    comparison.versions["homenode"] = own_version()
-    comparison.skipped = sorted({*comparison.skipped, *map(without_folders, skipped)})
+    comparison.measured_with("homenode", own_version())
     comparison.forget(task.combination for task in tasks)
+    comparison.skipped = sorted({*comparison.skipped, *map(without_folders, skipped)})
     for name, commands in shown_commands(tasks).items():
         comparison.commands[name] = commands
     run_in_turns(tasks, comparison, pairs, shlex.split(wrap), out)

@@ -75,9 +75,19 @@ class Comparison:
         return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
 
     def forget(self, combinations: Iterable[Combination]) -> None:
-        """Drop the pairs of these, which are about to be measured anew."""
+        """Drop the pairs of these, which are about to be measured anew, and why they could not be measured before."""
         anew = set(combinations)
         self.pairs = [pair for pair in self.pairs if pair.combination not in anew]
+        reasons = tuple(
+            begin for c in anew for begin in (f"{c.engine}, {c.shape} {c.format}: ", f"{c.shape} {c.format}, {c.engine}, {c.variant}: ")
+        )
+        self.skipped = [line for line in self.skipped if not line.startswith(reasons)]
+
+    def measured_with(self, engine: str, version: str) -> None:
+        """Name a version; pairs measured with others may stay, and then those are named as well."""
+        known = self.versions.get(engine)
+        if known is None or version not in known.split(", "):
+            self.versions[engine] = f"{known}, {version}" if known else version
 
     def counted(self, combination: Combination, cases: Iterable[str] = ()) -> list[Pair]:
         """The pairs that count and have all of these cases."""

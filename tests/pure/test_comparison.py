@@ -201,8 +201,21 @@ def test_the_record_survives_its_file_and_forgets_what_is_measured_anew(tmp_path
     found.save(tmp_path / "new" / "record.json")
     again = Comparison.load(tmp_path / "new" / "record.json")
     assert again == found
+    again.skipped = [
+        "llama.cpp, qwen2.5-0.5b Q8_0: no file", "llama.cpp, qwen2.5-0.5b Q4_0: no file", "qwen2.5-0.5b Q8_0, llama.cpp, default: it fell silent"
+    ]  # fmt: skip
     again.forget([pair(0, 1).combination])
     assert [p.combination.format for p in again.pairs] == ["BF16"]
+    assert again.skipped == ["llama.cpp, qwen2.5-0.5b Q4_0: no file"]
+
+
+def test_all_versions_that_pairs_were_measured_with_are_named() -> None:
+    found = record(pair(100, 50))
+    found.versions = {"homenode": "0.1.0 (a)"}
+    for version in ("0.1.0 (a)", "0.1.0 (b)", "0.1.0 (b)"):
+        found.measured_with("homenode", version)
+    found.measured_with("other", "7")
+    assert found.versions == {"homenode": "0.1.0 (a), 0.1.0 (b)", "other": "7"}
 
 
 def test_the_text_says_first_where_we_are_behind() -> None:
