@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.checkpoints import bf16_bits, safetensors_bytes, stored, toy_config, toy_tensors
+from tests.checkpoints import bf16_bits, fused, safetensors_bytes, stored, toy_config, toy_tensors
 
 Array = npt.NDArray[Any]
 Stored = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -180,7 +180,7 @@ def write_quantised(folder: Path, form: Form, architecture: str = "llama", **cha
     folder.mkdir(parents=True, exist_ok=True)
     config = toy_config(architecture, **changes)
     tensors: Stored = {}
-    values = dict(toy_tensors(config))
+    values = fused(config, toy_tensors(config))
     for seed, (name, value) in enumerate(values.items()):
         if is_quantised(name):
             parts, values[name] = quantised(form, name.removesuffix(".weight"), value, seed)

@@ -14,8 +14,9 @@ from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
 from homenode.errors import CheckpointError
 from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.weights.load import load_model, plan_model
-from tests.checkpoints import safetensors_bytes, stored, toy_config, write_safetensors
+from tests.checkpoints import safetensors_bytes, toy_config, write_safetensors
 from tests.model.driver import Driver
 from tests.quantised_folders import FORMS, Form, write_folder, write_quantised
 
@@ -61,6 +62,31 @@ def test_every_architecture(tmp_path: Path, architecture: str, name: str) -> Non
     assert np.abs(found - wanted).max() < (1e-6 if name != "awq" else EXACT) * np.ptp(wanted)
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_matrices_quantised_in_one(tmp_path: Path, name: str) -> None:
+    """Phi 3: blocks of rows and words of eight rows may be of two matrices."""
+    backend = ReferenceBackend()
+    values = write_quantised(tmp_path / "quantised", FORMS[name], "phi3")
+    plain = plain_folder(tmp_path / "plain", toy_config("phi3"), values)
+    found, wanted = logprobs(backend, tmp_path / "quantised", dtype="float32"), logprobs(backend, plain)
+    assert np.abs(found - wanted).max() < (EXACT if FORMS[name].keeps == "Q4_1" else 1e-6) * np.ptp(wanted)
+    checkpoint = open_checkpoint(tmp_path / "quantised")
+    assert plan_model(checkpoint, backend).source_bytes < 1.1 * (tmp_path / "quantised" / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "packed with zero points", "8-bit floats"])
+def test_ranks_of_matrices_quantised_in_one(tmp_path: Path, name: str) -> None:
+    from homenode.model.parts import Division
+    from tests.model.split import plan
+
+    write_quantised(tmp_path, FORMS[name], "phi3")
+    checkpoint, backend = open_checkpoint(tmp_path), ReferenceBackend()
+    whole = load_model(checkpoint, backend).parameters.layers[1]
+    parts = [load_model(checkpoint, backend, part=part).parameters.layers[1] for part in plan(checkpoint, Division(ranks=2))]
+    for matrix in ("q", "k", "v", "gate", "up"):
+        assert np.array_equal(np.concatenate([part[matrix] for part in parts]), whole[matrix]), matrix
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "kept", "reason"),
     [
@@ -85,24 +111,24 @@ def test_what_becomes_of_them_is_said(tmp_path: Path, name: str, settings: dict[
     assert layout.source_bytes < 1.1 * (tmp_path / "model.safetensors").stat().st_size
 
 
-def test_a_bias_of_zeros_beside_a_matrix_adds_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "module", "rows", "refused"), [("llama", "q_proj", 64, "q_proj"), ("phi3", "qkv_proj", 128, "q_proj")]
+)
+def test_a_bias_of_zeros_beside_a_matrix_adds_nothing(tmp_path: Path, architecture: str, module: str, rows: int, refused: str) -> None:
     """Older versions of AutoGPTQ wrote one everywhere, for models that have none."""
-    from tests.quantised_folders import quantised
-
-    form, config = FORMS["gptq"], toy_config()
-    values = write_quantised(tmp_path / "model", form)
-    tensors = {name: ("F32", value.shape, stored(value, "F32").tobytes()) for name, value in values.items() if "proj" not in name}
-    for seed, (name, value) in enumerate((n, v) for n, v in values.items() if "proj" in n):
-        tensors |= quantised(form, name.removesuffix(".weight"), value, seed)[0]
-    bias = "model.layers.0.self_attn.q_proj.bias"
-    for number, refused in ((0.0, False), (0.5, True)):
-        given = {bias: ("F16", (64,), np.full(64, number, np.float16).tobytes())}
-        write_folder(tmp_path / "model", config | {"quantization_config": form.config}, tensors | given)
-        if refused:
-            with pytest.raises(CheckpointError, match=r"q_proj\.bias is not part"):
-                load_model(open_checkpoint(tmp_path / "model"), ReferenceBackend())
+    write_quantised(tmp_path, FORMS["gptq"], architecture)
+    config = json.loads((tmp_path / "config.json").read_text())
+    data = (tmp_path / "model.safetensors").read_bytes()
+    held = read_safetensors(tmp_path / "model.safetensors")
+    tensors = {name: (entry.dtype.name, entry.shape, data[entry.offset : entry.offset + entry.nbytes]) for name, entry in held.items()}
+    for number in (0.0, 0.5):
+        bias = {f"model.layers.0.self_attn.{module}.bias": ("F16", (rows,), np.full(rows, number, np.float16).tobytes())}
+        write_folder(tmp_path, config, tensors | bias)
+        if number:
+            with pytest.raises(CheckpointError, match=rf"{refused}\.bias.* not part"):
+                load_model(open_checkpoint(tmp_path), ReferenceBackend())
         else:
-            load_model(open_checkpoint(tmp_path / "model"), ReferenceBackend())
+            load_model(open_checkpoint(tmp_path), ReferenceBackend())
 
 
 def test_parts_in_several_files(tmp_path: Path) -> None:

@@ -163,11 +163,11 @@ def test_parts_beside_what_they_are_parts_of(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_quantised_matrices_in_one_are_refused(tmp_path: Path) -> None:
-    tensors, _ = quantised(FORMS["gptq"], "model.layers.0.self_attn.qkv_proj", np.ones((128, 64), np.float32))
+def test_quantised_matrices_in_one_have_as_many_rows_as_all_of_them(tmp_path: Path) -> None:
+    tensors, _ = quantised(FORMS["gptq"], "model.layers.0.self_attn.qkv_proj", np.ones((96, 64), np.float32))
     whole = {name: ("F32", value.shape, value.tobytes()) for name, value in toy_tensors(toy_config("phi3")).items() if "embed" in name}
     write_folder(tmp_path, toy_config("phi3") | {"quantization_config": FORMS["gptq"].config}, tensors | whole)
-    with pytest.raises(UnsupportedError, match=r"qkv_proj\.weight is several matrices, quantised together \(GPTQ 4-bit\)"):
+    with pytest.raises(CheckpointError, match=r"qkv_proj\.weight: seen \[96, 64\], wanted 128 rows, of q_proj, k_proj, v_proj"):
         open_checkpoint(tmp_path)
 
 

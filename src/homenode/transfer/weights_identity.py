@@ -32,7 +32,9 @@ def weights_digest(checkpoint: Checkpoint) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"kv-weights")
     for entry in entries:
         if (coded := entry.coded) is not None:
-            digest.update(f"{entry.name} {coded.packing} {coded.bits} {coded.block} {coded.zero_offset} {coded.order is None}\n".encode())
+            digest.update(
+                f"{entry.name} {coded.packing} {coded.bits} {coded.block} {coded.zero_offset} {coded.order is None} {coded.first_row}\n".encode()
+            )
     for entry in tensors:
         digest.update(f"{entry.name} {entry.dtype.name} {entry.shape} {entry.nbytes} {entry.permuted_heads}\n".encode())
     for sample in _samples(_spread(tensors)):

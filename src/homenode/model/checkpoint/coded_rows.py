@@ -82,7 +82,7 @@ def _each_chunk(work: Callable[[int, int], None], rows: tuple[int, int], columns
 
 @dataclass(frozen=True)
 class _Values:
-    """A matrix's parts, read. `scales` and `zeros`: [rows, or blocks of them, groups of columns]; `zeros` None: the middle of the codes."""
+    """A matrix's parts, read. `scales` and `zeros`: [rows of the tensors, or blocks of them, groups of columns]; `zeros` None: the middle of the codes."""
 
     entry: TensorEntry
     coded: CodedMatrix
@@ -100,10 +100,11 @@ class _Values:
         scales = _floats(coded.scales).reshape(coded.scales.shape if len(coded.scales.shape) == 2 else (-1, 1))
         scales = np.ascontiguousarray(scales.T) if by_columns else scales
         group = np.arange(entry.shape[1]) // coded.block[1] if coded.order is None else column_order(coded.order, scales.shape[1])
-        return _Values(entry, coded, _array(coded.codes), scales, _zeros(coded, entry.shape[0]), group)
+        return _Values(entry, coded, _array(coded.codes), scales, _zeros(coded), group)
 
     def blocks(self, first: int, end: int, columns: tuple[int, int]) -> Bytes:
         """Some rows as blocks [rows, bytes]."""
+        first, end = first + self.coded.first_row, end + self.coded.first_row
         codes = self.rows(first, end)[:, columns[0] : columns[1]]
         group = self.group[columns[0] : columns[1] : _BLOCK]
         scales = self._of_rows(self.scales, first, end)[:, group]
@@ -120,6 +121,7 @@ class _Values:
 
     def floats(self, first: int, end: int, columns: tuple[int, int]) -> FloatArray:
         """Some rows as float32."""
+        first, end = first + self.coded.first_row, end + self.coded.first_row
         group = self.group[columns[0] : columns[1]]
         scales: FloatArray = self._of_rows(self.scales, first, end)[:, group]
         if self.coded.packing == "float8":
@@ -130,7 +132,7 @@ class _Values:
         return (codes - zeros) * scales
 
     def rows(self, first: int, end: int) -> Bytes:
-        """The codes of some rows, a byte each, not negative."""
+        """The codes of some rows of the tensors, a byte each, not negative."""
         bits, columns = self.coded.bits, self.entry.shape[1]
         if self.coded.packing == "gptq":
             return _unpacked(self.codes[:, first:end].T, bits)
@@ -200,11 +202,11 @@ def _unpacked_awq(words: npt.NDArray[Any]) -> Bytes:
     return codes.reshape(-1, words.shape[1])
 
 
-def _zeros(coded: CodedMatrix, rows: int) -> Bytes | None:
+def _zeros(coded: CodedMatrix) -> Bytes | None:
     """The zero point of each scale, on the codes' own scale of numbers that are not negative."""
     if coded.zeros is None:
         return None
-    stored, mask = _array(coded.zeros), (1 << coded.bits) - 1
+    stored, mask, rows = _array(coded.zeros), (1 << coded.bits) - 1, coded.rows
     if coded.packing == "gptq":
         return np.ascontiguousarray((_unpacked(stored, coded.bits)[:, :rows] + np.uint8(coded.zero_offset) & mask).T)
     if coded.packing == "awq":

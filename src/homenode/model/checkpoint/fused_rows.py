@@ -4,47 +4,49 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.errors import UnsupportedError
 from homenode.model.checkpoint.reading import damaged
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
 
 FUSED = ("phi3",)  # architectures that store them so
+_DIMENSIONS = {"weight": 2, "bias": 1}
 
 
 def with_rows_apart(tensors: dict[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
-    """The tensors of a model, those that hold several matrices as an entry for each.
+    """The tensors of a model, those that hold several matrices as an entry for each, and their biases likewise.
 
-    CheckpointError for one of another height than its matrices, UnsupportedError for one that is quantised in a folder.
+    CheckpointError for one of another height than its matrices.
     """
     query, kv, inner = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.intermediate_size
     parts = {
-        "self_attn.qkv_proj.weight": {"q_proj": query, "k_proj": kv, "v_proj": kv},
-        "mlp.gate_up_proj.weight": {"gate_proj": inner, "up_proj": inner},
+        "self_attn.qkv_proj": {"q_proj": query, "k_proj": kv, "v_proj": kv},
+        "mlp.gate_up_proj": {"gate_proj": inner, "up_proj": inner},
     }
     found: dict[str, TensorEntry] = {}
     for name, entry in tensors.items():
-        ending = next((ending for ending in parts if name.endswith(ending)), None)
-        apart = {name: entry} if ending is None else _apart(entry, parts[ending])
+        module, _, kind = name.rpartition(".")
+        ending = next((ending for ending in parts if module.endswith(ending) and kind in _DIMENSIONS), None)
+        apart = {name: entry} if ending is None else _apart(entry, module, kind, parts[ending])
         if both := sorted(found.keys() & apart.keys()):
             raise damaged(entry.file, f"tensor {name}", seen=f"{both[0]}, too", wanted="every matrix once")
         found |= apart
     return found
 
 
-def _apart(entry: TensorEntry, heights: dict[str, int]) -> dict[str, TensorEntry]:
-    if entry.coded:
-        raise UnsupportedError(
-            f"{entry.file}: tensor {entry.name} is several matrices, quantised together ({entry.coded.label}); homenode reads them unquantised, and in GGUF files"
-        )
+def _apart(entry: TensorEntry, module: str, kind: str, heights: dict[str, int]) -> dict[str, TensorEntry]:
     rows = sum(heights.values())
-    if len(entry.shape) != 2 or entry.shape[0] != rows or entry.nbytes % rows:
+    if len(entry.shape) != _DIMENSIONS[kind] or entry.shape[0] != rows or entry.nbytes % rows:
         raise damaged(entry.file, f"shape of tensor {entry.name}", seen=list(entry.shape), wanted=f"{rows} rows, of {', '.join(heights)}")
-    front = entry.name.removesuffix(".weight").rpartition(".")[0]
-    row_bytes, first, found = entry.nbytes // rows, 0, {}
+    front = module.rpartition(".")[0]
+    first, found = 0, {}
     for part, height in heights.items():
-        name = f"{front}.{part}.weight"
-        found[name] = replace(
-            entry, name=name, shape=(height, entry.shape[1]), offset=entry.offset + first * row_bytes, nbytes=height * row_bytes
-        )
+        name = f"{front}.{part}.{kind}"
+        found[name] = _rows_of(entry, name, first, height)
         first += height
     return found
+
+
+def _rows_of(entry: TensorEntry, name: str, first: int, height: int) -> TensorEntry:
+    row_bytes, shape = entry.nbytes // entry.shape[0], (height, *entry.shape[1:])
+    if entry.coded is not None:
+        return replace(entry, name=name, shape=shape, nbytes=height * row_bytes, coded=replace(entry.coded, first_row=first))
+    return replace(entry, name=name, shape=shape, nbytes=height * row_bytes, offset=entry.offset + first * row_bytes)

@@ -97,8 +97,9 @@ class TensorEntry:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes it takes there."""
-        return sum(part.nbytes for part in self.stored)
+        """Bytes it takes there; of tensors that hold other matrices, too, its share."""
+        size = sum(part.nbytes for part in self.stored)
+        return size if self.coded is None else size * self.shape[0] // self.coded.rows
 
     @property
     def files(self) -> frozenset[Path]:
@@ -123,6 +124,14 @@ class CodedMatrix:
     zeros: TensorEntry | None = None  # None: the middle of the codes, or 0 where they are signed
     zero_offset: int = 0  # added to stored zero points
     order: TensorEntry | None = None  # of each column the group whose scale it has; None: columns are in the groups' order
+    first_row: int = 0  # where the matrix begins, of several that lie in these tensors one below the other
+
+    @property
+    def rows(self) -> int:
+        """Of all matrices in these tensors."""
+        if self.packing in ("gptq", "awq"):
+            return self.codes.shape[1] * (8 if self.packing == "awq" else 1)
+        return self.codes.shape[0]
 
     @property
     def parts(self) -> tuple[TensorEntry, ...]:
