@@ -49,8 +49,15 @@ class Form:
         if self.method == "fp8":
             sizes = {"weight_block_size": list(self.blocks)} if self.blocks and self.blocks[0] > 1 else {}
             return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"} | sizes
+        if self.method == "modelopt":
+            return {
+                "quant_method": "modelopt",
+                "quant_algo": "FP8" if self.bits == 8 else "NVFP4",
+                "ignore": ["lm_head"],
+                "kv_cache_scheme": None,
+            }
         weights = {
-            "num_bits": self.bits, "type": "int", "symmetric": self.symmetric, "strategy": "channel" if self.group < 0 else "group",
+            "num_bits": self.bits, "type": "float" if "fp4" in self.version else "int", "symmetric": self.symmetric, "strategy": "channel" if self.group < 0 else "group",
             "group_size": None if self.group < 0 else self.group, "block_structure": None, "actorder": None,
         }  # fmt: skip
         group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
@@ -81,13 +88,19 @@ FORMS = {
     "8-bit floats": Form("fp8", "F8_E4M3", 8, blocks=(48, 64)),
     "8-bit floats, one scale a row": Form("fp8", "F8_E4M3", 8, blocks=(1, 1 << 20)),
     "8-bit floats, one scale": Form("fp8", "F8_E4M3", 8),
+    "8-bit floats by ModelOpt": Form("modelopt", "F8_E4M3", 8),
+    "4-bit floats": Form("compressed", "F32", group=16, version="nvfp4-pack-quantized"),
+    "4-bit floats by ModelOpt": Form("modelopt", "F32", group=16),
+    "4-bit floats, powers of two": Form("compressed", "MXFP4", version="mxfp4-pack-quantized"),
 }
 
 
 def quantised(form: Form, name: str, values: Array, seed: int = 0) -> tuple[Stored, Array]:
     """The tensors of the module `name` with this matrix, and the float32 values they stand for."""
-    if form.method == "fp8":
+    if form.method == "fp8" or (form.method == "modelopt" and form.bits == 8):
         return _float8(form, name, values)
+    if form.method == "modelopt" or "fp4" in form.version:
+        return _float4(form, name, values)
     rows, columns = values.shape
     random = np.random.default_rng(seed)
     size = columns if form.group < 0 else form.group
@@ -156,6 +169,32 @@ def _float8(form: Form, name: str, values: Array) -> tuple[Stored, Array]:
     return tensors, known[codes] * wide
 
 
+def _float4(form: Form, name: str, values: Array) -> tuple[Stored, Array]:
+    whole = np.float32(37.0)
+    largest = np.abs(values).reshape(len(values), -1, form.group).max(axis=2)
+    if form.group == 32:
+        held = (np.ceil(np.log2(largest / 6)) + 127).astype(np.uint8)
+        scales = 2.0 ** (held.astype(np.float32) - 127)
+    else:
+        known = float8_values()[:127]
+        held = np.abs((largest / 6 * whole)[..., None] - known).argmin(axis=2).astype(np.uint8)
+        scales = known[held] / whole if form.method == "compressed" else known[held] * (1 / whole)
+    wide = np.repeat(scales.astype(np.float32), form.group, axis=1)
+    codes = np.abs((values / wide)[..., None] - FLOAT4).argmin(axis=2).astype(np.uint8)
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    if form.method == "modelopt":
+        tensors = _tensors(name, weight=packed, weight_scale_2=1 / whole, input_scale=np.float32(1))
+    elif form.group == 16:
+        tensors = _tensors(name, weight_packed=packed, weight_global_scale=np.array([whole]), input_global_scale=np.array([whole]))
+    else:
+        tensors = _tensors(name, weight_packed=packed)
+    tensors[f"{name}.weight_scale"] = ("U8" if form.group == 32 else "F8_E4M3", held.shape, held.tobytes())
+    return tensors, FLOAT4[codes] * wide
+
+
+FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # what each E2M1 code stands for
+
+
 def float8_values() -> npt.NDArray[np.float32]:
     """What each byte of E4M3 stands for."""
     values = [(m / 8 if e == 0 else 1 + m / 8) * 2.0 ** (max(e, 1) - 7) for e in range(16) for m in range(8)]
@@ -164,7 +203,7 @@ def float8_values() -> npt.NDArray[np.float32]:
 
 
 def _tensors(name: str, **parts: Array) -> Stored:
-    types = {"int32": "I32", "int64": "I64", "int8": "I8", "float16": "F16", "float32": "F32", "uint16": "BF16"}
+    types = {"int32": "I32", "int64": "I64", "int8": "I8", "uint8": "U8", "float16": "F16", "float32": "F32", "uint16": "BF16"}
     return {
         f"{name}.{part}": (types[values.dtype.name], values.shape, np.ascontiguousarray(values).tobytes()) for part, values in parts.items()
     }

@@ -144,6 +144,10 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "no shape written": ("packed", without("weight_shape"), "weight_shape: seen none"),
     "scales of no block": ("packed", reshaped("weight_scale", 64, 3), r"seen \[64, 3\], wanted one for each row, one for each 1 x 32 of 64 x 64"),
     "floats without scales": ("8-bit floats", without("weight_scale_inv"), "weight_scale: seen none"),
+    "4-bit floats without a scale of all": ("4-bit floats", without("weight_global_scale"), "weight_global_scale: seen none"),
+    "4-bit floats with several scales of all": ("4-bit floats", reshaped("weight_global_scale", 2), r"seen \[2\], wanted one number"),
+    "4-bit floats with other groups": ("4-bit floats, powers of two", reshaped("weight_scale", 64, 4), r"seen \[64, 4\], wanted \[64, 2\]"),
+    "4-bit floats with wide scales": ("4-bit floats by ModelOpt", retyped("weight_scale", "I8"), "seen I8, wanted F8_E4M3 or U8"),
     "floats with other blocks": ("8-bit floats", reshaped("weight_scale_inv", 3, 1), r"seen \[3, 1\], wanted .*one for each 48 x 64"),
 }  # fmt: skip
 
@@ -181,7 +185,8 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "awq in another form": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "form 'gemv'"),
     "awq of other bits": ({"quant_method": "awq", "bits": 8}, "AWQ weights of 8 bits"),
     "floats of another kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "kind 'e5m2'"),
-    "compressed in another form": ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized'"),
+    "compressed in another form": ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "'marlin-24'"),
+    "ModelOpt of another kind": ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "ModelOpt weights of the kind 'W4A8_AWQ'"),
     "compressed and sparse": (
         {"quant_method": "compressed-tensors", "format": "dense", "sparsity_config": {"format": "sparse-24-bitmask"}},
         "with sparsity",

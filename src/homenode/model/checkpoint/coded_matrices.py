@@ -25,8 +25,8 @@ _INDICES = frozenset({"I32", "I64"})
 _FLOATS = frozenset({"F16", "BF16", "F32"})
 _BYTES = frozenset({"I8", "F8_E4M3"})
 _WORD_BITS = 32
-_BLOCK = 32  # columns of a block of Q4_0, Q4_1 and Q8_0
-_OF_ACTIVATIONS = re.compile(r".*\.((input|output|[qkv]|kv)_(scale|zero_point)|input_scale_ub)")
+_BLOCK = 32  # columns of a block of Q4_0, Q4_1, Q8_0 and MXFP4
+_OF_ACTIVATIONS = re.compile(r".*\.((input|output|[qkv]|kv)_(global_)?(scale|zero_point)|input_scale_ub)")
 
 
 def with_coded_matrices(tensors: dict[str, TensorEntry], quantisation: Quantisation) -> dict[str, TensorEntry]:
@@ -110,14 +110,29 @@ def _floats(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
 def _by_rows(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
     """compressed-tensors: weight_packed, or bytes as weight, row after row."""
     if name.endswith(".weight_packed"):
-        return _packed(module, q)
+        return (
+            _nibbles(module, "weight_packed", "weight_global_scale", True)
+            if module.tensors[name].dtype.name == "U8"
+            else _packed(module, q)
+        )
     if not name.endswith(".weight") or module.tensors[name].dtype.name not in _BYTES:
         return None
     return _bytes(module, "weight_scale", q)
 
 
+def _by_modelopt(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
+    """ModelOpt: weight, of bytes or two floats to a byte."""
+    if not name.endswith(".weight") or module.tensors[name].dtype.name not in ("U8", "F8_E4M3"):
+        return None
+    return (
+        _nibbles(module, "weight", "weight_scale_2", False)
+        if module.tensors[name].dtype.name == "U8"
+        else _bytes(module, "weight_scale", q)
+    )
+
+
 _READERS: dict[str, Callable[[_Module, str, Quantisation], _Matrix | None]] = {
-    "gptq": _by_columns, "awq": _by_columns, "float8": _floats, "compressed": _by_rows,
+    "gptq": _by_columns, "awq": _by_columns, "float8": _floats, "compressed": _by_rows, "modelopt": _by_modelopt,
 }  # fmt: skip
 
 
@@ -134,6 +149,20 @@ def _bytes(module: _Module, scale: str, q: Quantisation) -> _Matrix | None:
     if zeros is not None:
         _of_shape(zeros, *scales.shape)
     return _Matrix(rows, columns, CodedMatrix(f"{q.label} 8-bit", "int8", 8, block, codes, scales, zeros))
+
+
+def _nibbles(module: _Module, codes_name: str, of_all: str, divides: bool) -> _Matrix | None:
+    """4-bit floats (E2M1): MXFP4, whose 32 columns share a power of two, or NVFP4, whose 16 columns share an 8-bit float, and all one more."""
+    if (codes := module.get(codes_name, frozenset({"U8"}), (2,))) is None:
+        return None
+    rows, columns = codes.shape[0], 2 * codes.shape[1]
+    scales = module.need("weight_scale", frozenset({"U8", "F8_E4M3"}), (2,), codes)
+    label, group = ("MXFP4", 32) if scales.dtype.name == "U8" else ("NVFP4", 16)
+    _of_shape(scales, rows, -(-columns // group))
+    whole = module.need(of_all, frozenset({"F32"}), (0, 1), codes) if label == "NVFP4" else None
+    if whole is not None and math.prod(whole.shape) != 1:
+        raise damaged(whole.file, f"shape of tensor {whole.name}", seen=list(whole.shape), wanted="one number")
+    return _Matrix(rows, columns, CodedMatrix(label, "float4", 4, (1, group), codes, scales, scale_of_all=whole, divides=divides))
 
 
 def _packed(module: _Module, q: Quantisation) -> _Matrix | None:
@@ -206,6 +235,8 @@ def _format(matrix: _Matrix, symmetric: bool) -> str:
     coded, columns = matrix.coded, matrix.columns
     if coded.packing == "float8":
         return "F8_E4M3"
+    if coded.packing == "float4":
+        return "MXFP4" if coded.scales.dtype.name == "U8" and columns % _BLOCK == 0 else "F32"
     whole_blocks = columns % _BLOCK == 0 and (coded.block[1] % _BLOCK == 0 or coded.block[1] >= columns)
     symmetric = symmetric or coded.zeros is None
     if not whole_blocks or coded.order is not None or (coded.bits > 4 and not symmetric):

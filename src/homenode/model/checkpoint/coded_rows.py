@@ -1,4 +1,4 @@
-"""The values of a quantised folder's matrices: codes and scales -> rows of Q4_0, Q4_1 or Q8_0 with the same codes, or float32.
+"""The values of a quantised folder's matrices: codes and scales -> rows of Q4_0, Q4_1, Q8_0 or MXFP4 with the same codes, or float32.
 
 A matrix is worked on in chunks of rows, by as many threads as there are CPUs: numpy lets others run while it computes.
 """
@@ -26,7 +26,8 @@ Indices = npt.NDArray[np.int64]
 
 _CHUNK_ELEMENTS = 2**20
 _MOST_THREADS = 16
-_BLOCK = 32  # columns of a block of Q4_0, Q4_1 and Q8_0
+_BLOCK = 32  # columns of a block of Q4_0, Q4_1, Q8_0 and MXFP4
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # 4-bit floats
 _AWQ_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word's eight codes, from the lowest bits on: which of its eight rows each is of
 
 
@@ -97,7 +98,7 @@ class _Values:
         if coded is None:
             raise InternalError(f"{entry.name} is no matrix of codes and scales")
         by_columns = coded.packing in ("gptq", "awq")
-        scales = _floats(coded.scales).reshape(coded.scales.shape if len(coded.scales.shape) == 2 else (-1, 1))
+        scales = _scales(coded).reshape(coded.scales.shape if len(coded.scales.shape) == 2 else (-1, 1))
         scales = np.ascontiguousarray(scales.T) if by_columns else scales
         group = np.arange(entry.shape[1]) // coded.block[1] if coded.order is None else column_order(coded.order, scales.shape[1])
         return _Values(entry, coded, _array(coded.codes), scales, _zeros(coded), group)
@@ -113,6 +114,8 @@ class _Values:
             self._check_middle(first, end)
             return _joined(self._halves(scales), codes - np.uint8(self._middle))
         nibbles = codes[..., : _BLOCK // 2] | codes[..., _BLOCK // 2 :] << 4
+        if self.entry.dtype.name == "MXFP4":
+            return _joined(self._of_rows(_array(self.coded.scales), first, end)[:, group, None], nibbles)
         if self.entry.dtype.name == "Q4_0":
             self._check_middle(first, end)
             return _joined(self._halves(scales), nibbles + np.uint8(0x11 * (8 - self._middle)))
@@ -127,7 +130,10 @@ class _Values:
         if self.coded.packing == "float8":
             raw = self.codes[first:end, columns[0] : columns[1]]
             return decode_rows(np.ascontiguousarray(raw).reshape(-1), BY_NAME["F8_E4M3"], raw.shape) * scales
-        codes = self.rows(first, end)[:, columns[0] : columns[1]].astype(np.float32)
+        numbers = self.rows(first, end)[:, columns[0] : columns[1]]
+        if self.coded.packing == "float4":
+            return _E2M1[numbers] * scales
+        codes = numbers.astype(np.float32)
         zeros = self._middle if self.zeros is None else self._of_rows(self.zeros, first, end)[:, group].astype(np.float32)
         return (codes - zeros) * scales
 
@@ -139,7 +145,7 @@ class _Values:
         if self.coded.packing == "awq":
             before = first // 8
             return _unpacked_awq(self.codes[:, before : -(-end // 8)].T)[first - 8 * before : end - 8 * before]
-        if self.coded.packing == "rows":
+        if self.coded.packing in ("rows", "float4"):
             return _unpacked(self.codes[first:end], bits)[:, :columns]
         return self.codes[first:end].view(np.uint8) ^ np.uint8(0x80)
 
@@ -217,9 +223,22 @@ def _zeros(coded: CodedMatrix) -> Bytes | None:
 
 
 def _array(entry: TensorEntry) -> npt.NDArray[Any]:
-    kinds = {"I32": "<i4", "U32": "<u4", "I64": "<i8", "I8": "<i1", "F8_E4M3": "<u1"}
+    kinds = {"I32": "<i4", "U32": "<u4", "I64": "<i8", "I8": "<i1", "U8": "<u1", "F8_E4M3": "<u1"}
     kind = "<u4" if entry.dtype.name == "I32" else kinds[entry.dtype.name]  # shifts of words bring in zeros
     return np.frombuffer(read_at(entry.file, entry.offset, entry.nbytes), kind).reshape(entry.shape)
+
+
+@np.errstate(all="ignore")  # as in _each_chunk
+def _scales(coded: CodedMatrix) -> FloatArray:
+    """As float32; bytes are powers of two (E8M0: 127 is 1, 255 is no number)."""
+    if coded.scales.dtype.name == "U8":
+        powers = _array(coded.scales)
+        return np.where(powers == 255, np.float32(np.nan), np.ldexp(np.float32(1), powers.astype(np.int32) - 127))
+    scales = _floats(coded.scales)
+    if coded.scale_of_all is None:
+        return scales
+    whole = _floats(coded.scale_of_all).reshape(())
+    return scales / whole if coded.divides else scales * whole
 
 
 def _floats(entry: TensorEntry) -> FloatArray:

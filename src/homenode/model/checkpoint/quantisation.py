@@ -1,8 +1,8 @@
-"""What config.json says of matrices that were quantised by GPTQ, AWQ, llm-compressor (compressed-tensors) or to 8-bit floats.
+"""What config.json says of matrices that were quantised by GPTQ, AWQ, llm-compressor (compressed-tensors), ModelOpt or to 8-bit floats.
 
 How activations, keys and values were rounded is not followed: homenode has its own way of that. Lists of modules left as they were need no reading
 either, as the tensors' names tell (coded_matrices.py). Sources: the configurations of the AutoGPTQ, GPTQModel, AutoAWQ and compressed-tensors
-projects, and of transformers for 8-bit floats.
+projects, of transformers for 8-bit floats, and of NVIDIA's ModelOpt.
 """
 
 from __future__ import annotations
@@ -16,14 +16,23 @@ from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.reading import quoted
 
 _ORIGINAL = "use the original model (with --quantize, if it is too large) or a GGUF of it"
-_COMPRESSED_FORMATS = ("dense", "naive-quantized", "pack-quantized", "int-quantized", "float-quantized", "mixed-precision")
+_COMPRESSED_FORMATS = (
+    "dense",
+    "naive-quantized",
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mixed-precision",
+)
 
 
 @dataclass(frozen=True)
 class Quantisation:
     """How the quantised matrices of a folder lie there."""
 
-    method: str  # "gptq", "awq", "float8" or "compressed": which tensors make up a matrix
+    method: str  # "gptq", "awq", "float8", "compressed" or "modelopt": which tensors make up a matrix
     label: str  # for people
     bits: int = 8
     blocks: tuple[tuple[int, int], ...] = ()  # rows and columns that may share a scale, besides one row and all; 0: all there are
@@ -70,6 +79,13 @@ def _float8(table: Fields) -> Quantisation:
     return Quantisation("float8", "FP8", blocks=_block(table, "weight_block_size"))
 
 
+def _modelopt(table: Fields) -> Quantisation:
+    kind = table.text("quant_algo", "unnamed")
+    if kind not in ("FP8", "NVFP4"):
+        raise _unsupported(table, f"ModelOpt weights of the kind {quoted(kind)}", f"homenode reads FP8 and NVFP4; else {_ORIGINAL}")
+    return Quantisation("modelopt", "ModelOpt")
+
+
 def _compressed(table: Fields) -> Quantisation:
     form = table.text("format", "dense")
     if form not in _COMPRESSED_FORMATS:
@@ -91,7 +107,7 @@ def _compressed(table: Fields) -> Quantisation:
 
 
 _METHODS: dict[str, Callable[[Fields], Quantisation]] = {
-    "gptq": _gptq, "awq": _awq, "fp8": _float8, "fbgemm_fp8": _float8, "compressed-tensors": _compressed,
+    "gptq": _gptq, "awq": _awq, "fp8": _float8, "fbgemm_fp8": _float8, "compressed-tensors": _compressed, "modelopt": _modelopt,
 }  # fmt: skip
 
 

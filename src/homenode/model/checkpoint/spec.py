@@ -112,7 +112,8 @@ class CodedMatrix:
     """A matrix that lies in a folder as codes, scales and perhaps zero points: weight = (code - zero) * scale. coded_rows.py puts it together.
 
     `packing`: "gptq" (words of one row's next columns, all rows of those columns after each other), "awq" (words of eight rows of a column), "rows"
-    (words of one row's next columns, row after row), "int8" (a signed byte each) or "float8" (F8_E4M3).
+    (words of one row's next columns, row after row), "int8" (a signed byte each), "float8" (F8_E4M3) or "float4" (E2M1, two to a byte, the first in the
+    lower half).
     """
 
     label: str  # for people, such as "AWQ 4-bit"
@@ -124,6 +125,8 @@ class CodedMatrix:
     zeros: TensorEntry | None = None  # None: the middle of the codes, or 0 where they are signed
     zero_offset: int = 0  # added to stored zero points
     order: TensorEntry | None = None  # of each column the group whose scale it has; None: columns are in the groups' order
+    scale_of_all: TensorEntry | None = None  # one number
+    divides: bool = False  # scales are divided by it, not multiplied with it
     first_row: int = 0  # where the matrix begins, of several that lie in these tensors one below the other
 
     @property
@@ -136,7 +139,7 @@ class CodedMatrix:
     @property
     def parts(self) -> tuple[TensorEntry, ...]:
         """The tensors in the file."""
-        return tuple(part for part in (self.codes, self.scales, self.zeros, self.order) if part is not None)
+        return tuple(part for part in (self.codes, self.scales, self.zeros, self.order, self.scale_of_all) if part is not None)
 
 
 class Checkpoint(Protocol):
