@@ -19,8 +19,15 @@ RunClaims::RunClaims(const std::vector<GroupPath>& paths) : places_(new Place[pa
 }
 namespace {
 
-// Weights of a run: little enough that the last runs end together, enough that taking one costs nothing beside it.
+// Weights of the smallest run: little enough that the last runs end together, enough that taking one costs nothing beside it.
 constexpr int64_t kRunBytes = 32 << 10;
+// With few tokens the first runs of a share are longer, so that reading goes on in one stream: each is this part of what is left.
+constexpr int64_t kPartOfRest = 4, kFewTokens = 16;
+
+// Groups of the next run, of which `left` are left.
+int64_t run_groups(int64_t left, int64_t least, int64_t tokens) {
+  return std::min(left, tokens > kFewTokens ? least : std::max(least, left / kPartOfRest));
+}
 
 }  // namespace
 
@@ -36,7 +43,8 @@ bool Share::enter_piece() {
     groups_ = ceiling_of(piece.row_end - piece.row_begin, kGroupRows);
     groups_at_once_ = std::max<int64_t>(1, kRunBytes / packed_group_bytes(w.format, w.columns));
     block_ = block_tokens(table_, a_.tokens, int64_t(rows_for(a_, w, table_).stride));
-    runs_in_block_ = ceiling_of(groups_, groups_at_once_);
+    runs_in_block_ = 0;
+    for (int64_t group = 0; group < groups_; ++runs_in_block_) group += run_groups(groups_ - group, groups_at_once_, a_.tokens);
     runs_ = runs_in_block_ * ceiling_of(a_.tokens, block_);
     return true;
   }
@@ -49,8 +57,10 @@ bool Share::find(int64_t number, Run& run) {
     first_ += runs_, runs_ = 0, piece_ += threads_;
     if (!enter_piece()) return false;
   }
-  const int64_t inside = number - first_, group = inside % runs_in_block_ * groups_at_once_, token = inside / runs_in_block_ * block_;
-  run = {weight_, piece_, group, std::min(group + groups_at_once_, groups_), token, std::min(token + block_, a_.tokens)};
+  const int64_t inside = number - first_, token = inside / runs_in_block_ * block_;
+  int64_t group = 0;
+  for (int64_t before = inside % runs_in_block_; before > 0; --before) group += run_groups(groups_ - group, groups_at_once_, a_.tokens);
+  run = {weight_, piece_, group, group + run_groups(groups_ - group, groups_at_once_, a_.tokens), token, std::min(token + block_, a_.tokens)};
   return true;
 }
 
