@@ -236,7 +236,7 @@ constexpr PanelFunction tile_of() {
 constexpr int least_tokens(const Coding& c) {
   if (is_wide(c)) return c.low_bits == 8 ? 12 : 6;
   if (c.low_bits == 2) return 4;
-  return stays_packed(c) ? 9 : 5;
+  return has_whole_codes(c) ? 9 : 5;
 }
 
 template <int N = 0>
