@@ -48,8 +48,10 @@ void encode_part(const float* x, EncodedPart* out) {
   out->minus_total = out->scale * float(out->minus_sum);
 }
 
-void encode_parts(const float* x, int64_t count, EncodedPart* out, int64_t step) {
-  for (; count > 0; --count, x += kPartColumns, out += step) encode_part(x, out);
+void encode_parts(const float* x, int64_t tokens, int64_t parts, EncodedPart* out, int64_t stride) {
+  for (int64_t part = 0; part < parts; ++part) {
+    for (int64_t token = 0; token < tokens; ++token, x += kPartColumns) encode_part(x, out + token * stride + part);
+  }
 }
 
 }  // namespace

@@ -40,11 +40,11 @@ void prepare_row(const LinearArgs& a, const LinearTable& table, const Kernels& k
 // The last part of a row may lack columns: those are zeros.
 void encode_columns(const LinearTable& table, const float* x, int64_t columns, EncodedPart* out) {
   const int64_t whole = columns / kPartColumns, rest = columns % kPartColumns;
-  table.encode(x, whole, out, 1);
+  table.encode(x, 1, whole, out, 0);
   if (!rest) return;
   float last[kPartColumns] = {};
   std::copy_n(x + whole * kPartColumns, rest, last);
-  table.encode(last, 1, out + whole, 1);
+  table.encode(last, 1, 1, out + whole, 0);
 }
 
 }  // namespace
@@ -82,11 +82,14 @@ void store_columns(const PreparedRows& to, const LinearTable& table, int64_t tok
   if (to.floats) std::memcpy(to.floats + token * to.float_stride + column, values, size_t(count) * sizeof(float));
 }
 
-void store_part(const PreparedRows& to, const LinearTable& table, int64_t first, int64_t n, int64_t column, const float* values, int64_t count) {
-  if (to.encoded && !to.rounded && !to.floats && count == kPartColumns) {
-    return table.encode(values, n, to.encoded + first * to.encoded_stride + column / kPartColumns, to.encoded_stride);
+void store_parts(const PreparedRows& to, const LinearTable& table, int64_t first, int64_t n, int64_t column, const float* values, int64_t count) {
+  const int64_t together = to.encoded && !to.rounded && !to.floats ? count / kPartColumns : 0;
+  if (together) table.encode(values, n, together, to.encoded + first * to.encoded_stride + column / kPartColumns, to.encoded_stride);
+  values += together * n * kPartColumns;
+  for (int64_t at = together * kPartColumns; at < count; at += kPartColumns) {
+    const int64_t now = std::min<int64_t>(kPartColumns, count - at);
+    for (int64_t i = 0; i < n; ++i, values += kPartColumns) store_columns(to, table, first + i, column + at, values, now);
   }
-  for (int64_t i = 0; i < n; ++i) store_columns(to, table, first + i, column, values + i * kPartColumns, count);
 }
 
 ActivationRows rows_for(const LinearArgs& a, const Weight& w, const LinearTable& table) {

@@ -110,8 +110,8 @@ struct LinearTable {
   Tiles floats[kFloatFormats];
   CodedTiles coded[kCodingCount];  // in the order of kCodings
   PanelTiles panels[kCodingCount];  // the same values, faster for many tokens; `unpack` is null where a level has none
-  // Parts x[0 .. 31], x[32 .. 63], ... to out[0], out[step], ...
-  void (*encode)(const float* x, int64_t count, EncodedPart* out, int64_t step);
+  // x[part][token][32] to out[token * stride + part].
+  void (*encode)(const float* x, int64_t tokens, int64_t parts, EncodedPart* out, int64_t stride);
   // Activations as bfloat16, to nearest, ties to even, with zeros up to whole parts; null where BF16 matrices are multiplied with float32.
   void (*round)(const float* x, int64_t columns, uint16_t* out);
   // out[token][row] = (sums[token][row] + bias[row]) + residual[token][row]

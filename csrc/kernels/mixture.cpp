@@ -5,7 +5,7 @@
 #include <string>
 
 #include "kernels/kernels.h"
-#include "kernels/linear_group.h"
+#include "kernels/linear_gated.h"
 #include "kernels/mixture_routes.h"
 
 namespace homenode {
@@ -21,23 +21,14 @@ class GateUp {
   GateUp(const MixtureInput& input, const PreparedRows& to, const LinearTable& table)
       : gate_rows_(input.gate_rows()), up_rows_(input.up_rows()), to_(to), table_(table), silu_mul_(kernels(current_level()).silu_mul) {}
 
-  void multiply(const Weight& gate, const Weight& up, size_t piece, int thread, int64_t begin, int64_t end) {
+  void multiply(const Weight& gate, const Weight& up, size_t piece, int thread, int64_t begin, int64_t end) const {
     const GroupProduct gates(gate, gate_rows_, table_), ups(up, up_rows_, table_);
-    const Weight::Piece& gate_piece = gate.pieces[piece];  // up's has the same rows
-    const uint8_t *gate_groups = gate.data(piece, thread), *up_groups = up.data(piece, thread);
+    const Weight::Piece& rows = gate.pieces[piece];  // up's has the same
+    GatedGroups groups(gates, ups, to_, silu_mul_, table_);
+    const GatedGroups::Piece both{gate.data(piece, thread), up.data(piece, thread), rows.row_begin, rows.row_end};
     const int64_t block = std::min(block_of(table_, gates, end - begin), block_of(table_, ups, end - begin));
     for (int64_t from = begin; from < end; from += block) {
-      const int64_t to = std::min(from + block, end);
-      for (int64_t row = gate_piece.row_begin; row < gate_piece.row_end; row += kGroupRows) {
-        const int64_t group = (row - gate_piece.row_begin) / kGroupRows, rows = std::min<int64_t>(kGroupRows, gate_piece.row_end - row);
-        for (int64_t slot = from; slot < to; slot += kTokensAtOnce) {
-          const int64_t count = std::min(kTokensAtOnce, to - slot);
-          gates.multiply(gate_groups + group * gates.group_bytes(), slot, count, gate_);
-          ups.multiply(up_groups + group * ups.group_bytes(), slot, count, up_);
-          silu_mul_(gate_, up_, gate_, count * kGroupRows);
-          store_part(to_, table_, slot, count, row, gate_, rows);
-        }
-      }
+      groups.multiply(both, 0, ceiling_of(rows.row_end - rows.row_begin, kGroupRows), from, std::min(from + block, end));
     }
   }
 
@@ -45,9 +36,7 @@ class GateUp {
   ActivationRows gate_rows_, up_rows_;
   const PreparedRows& to_;
   const LinearTable& table_;
-  void (*silu_mul_)(const float*, const float*, float*, int64_t);
-  alignas(64) float gate_[kTokensAtOnce * kGroupRows];
-  alignas(64) float up_[kTokensAtOnce * kGroupRows];
+  const GateKernel silu_mul_;
 };
 
 // Adds what one expert makes of its slots to their tokens, for the rows of one piece of down, whose groups lie at `groups`.

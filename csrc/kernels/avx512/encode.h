@@ -79,12 +79,10 @@ HOMENODE_INLINE void transpose(__m512i a, __m512i b, __m512i c, __m512i d, __m51
 // Where part i of at most sixteen is; the last one stands for those beyond it.
 struct PartPlaces {
   const float* x;
-  EncodedPart* out;
-  int64_t step;
+  EncodedPart* out[kPartsAtOnce];
   int last;
-  int at(int i) const { return i < last ? i : last; }
-  const float* values(int i) const { return x + kPartColumns * at(i); }
-  uint8_t* line(int i) const { return reinterpret_cast<uint8_t*>(out + at(i) * step); }
+  const float* values(int i) const { return x + kPartColumns * (i < last ? i : last); }
+  uint8_t* line(int i) const { return reinterpret_cast<uint8_t*>(out[i]); }
 };
 
 // What follows the codes of each part, 32 bytes.
@@ -117,7 +115,7 @@ HOMENODE_INLINE void encode_sixteen(const PartPlaces& places) {
   }
   const __m512i largest = largest_of_each(bits);
   if (_mm512_cmpgt_epi32_mask(largest, _mm512_set1_epi32(kLargestMagnitude))) {
-    for (int i = 0; i <= places.last; ++i) encode_part(places.values(i), places.out + i * places.step);
+    for (int i = 0; i <= places.last; ++i) encode_part(places.values(i), places.out[i]);
     return;
   }
   const PartScales s = scales_of(largest);
@@ -139,11 +137,21 @@ HOMENODE_INLINE void encode_sixteen(const PartPlaces& places) {
   store_scales(s, minus_half, places);
 }
 
-void encode_parts_wide(const float* x, int64_t count, EncodedPart* out, int64_t step) {
-  for (; count >= kPartsAtOnce; count -= kPartsAtOnce, x += kPartsAtOnce * kPartColumns, out += kPartsAtOnce * step) {
-    encode_sixteen({x, out, step, kPartsAtOnce - 1});
+void encode_parts_wide(const float* x, int64_t tokens, int64_t parts, EncodedPart* out, int64_t stride) {
+  PartPlaces places;
+  int64_t token = 0, part = 0;
+  for (int64_t left = tokens * parts; left > 0; left -= kPartsAtOnce, x += kPartsAtOnce * kPartColumns) {
+    places.x = x, places.last = int(left < kPartsAtOnce ? left : kPartsAtOnce) - 1;
+    for (int i = 0; i < kPartsAtOnce; ++i) {
+      if (i > places.last) {
+        places.out[i] = places.out[places.last];
+        continue;
+      }
+      places.out[i] = out + token * stride + part;
+      if (++token == tokens) token = 0, ++part;
+    }
+    encode_sixteen(places);
   }
-  if (count > 0) encode_sixteen({x, out, step, int(count) - 1});
 }
 
 }  // namespace
