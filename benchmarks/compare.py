@@ -2,7 +2,8 @@
 
 Pairs of homenode and another engine are run one after the other, round by round over all combinations (A B A C A B A C ...), each pair between
 two readings of the machine; a pair during which its CPUs moved or others used them does not count and is measured again. What is missing is skipped, saying so.
-A combination is measured in pieces of some seconds, all in one go: the prompt and one sequence, small batches, large ones.
+A combination is measured case by case, all in one go. Engines with a Python interface, ours among them, stay loaded meanwhile, so that a pair takes
+seconds; one that does not count is repeated for two minutes.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def _line(pair: Pair) -> str:
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--wrap", default="", help="A command to put before every pair, such as `taskset -c 2,3`.")
 @click.option("--add", is_flag=True, help="Keep what the file holds of other combinations.")
+@click.option("--complete", is_flag=True, help="Keep all that the file holds and measure what is missing.")
 def main(
     peers: tuple[tuple[str, Path], ...],
     models: Path,
@@ -106,6 +108,7 @@ def main(
     threads: int,
     wrap: str,
     add: bool,
+    complete: bool,
 ) -> None:
     """Measure homenode and other engines in turns on the same models."""
     workload = Workload(prompt_tokens, context, gen_tokens, batch, threads)
@@ -115,12 +118,13 @@ def main(
     for line in skipped:
         click.echo(f"skipped: {line}", err=True)
     comparison = Comparison(machine(), {}, workload)
-    if add and out.exists():
+    if (add or complete) and out.exists():
         comparison = Comparison.load(out)
         if comparison.workload != workload:
             raise click.UsageError(f"{out} was measured with other tokens, batches or threads: {comparison.workload}")
     comparison.measured_with("homenode", own_version())
-    comparison.forget(task.combination for task in tasks)
+    if not complete:
+        comparison.forget(task.combination for task in tasks)
     comparison.skipped = sorted({*comparison.skipped, *map(without_folders, skipped)})
     for name, commands in shown_commands(tasks).items():
         comparison.commands[name] = commands

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,21 +33,33 @@ class Command:
 
 @dataclass(frozen=True)
 class Measured:
-    """What an engine's output says: its speed by case, its own version as it tells it, and readings of the machine it took on the way, if any."""
+    """What an engine's output says: its speed by case, and its own version as it tells it."""
 
     rates: Rates
     version: str
-    readings: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
 class Side:
-    """One way of running one model. `read` makes figures of the commands' outputs, in order; ValueError when they are not what was expected."""
+    """One way of running one model. `read` makes figures of the commands' outputs, in order; ValueError when they are not what was expected.
+
+    With a `question` there is one command, a program that stays (see `standing`), and its output is the answer.
+    """
 
     engine: str
     variant: str
     commands: tuple[Command, ...]
     read: Callable[[Sequence[str]], Measured]
+    question: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As `benchmarks.pair` takes it."""
+        return {"commands": [command.to_json() for command in self.commands], "question": self.question}
+
+    def shown(self) -> list[str]:
+        """As one would type it."""
+        asked = "" if self.question is None else f" <<< '{json.dumps(self.question)}'"
+        return [command.shown() + asked for command in self.commands]
 
     @property
     def name(self) -> str:

@@ -1,11 +1,15 @@
-"""Engines that are Python packages: each runs in its own virtual environment, by a program of ours that prints one JSON line."""
+"""Engines with a Python interface, ours among them: each is loaded once by a program of ours that answers questions (see `standing`), in a virtual
+environment of its own.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.contender import Command, Measured, Side, Unavailable, existing
 from benchmarks.workload import Workload, batch_case
@@ -30,9 +34,21 @@ class InPython:
         if precision is None:
             raise Unavailable(f"{self.engine} has nothing like {format}")
         model = existing(models / f"{shape}-{self.engine}-{precision}")
-        task = json.dumps({"model": str(model), "precision": precision, **workload.to_json()})
-        command = Command((str(existing(self.folder / "bin" / "python")), str(_PROGRAMS / self.program), task))
-        return [Side(self.engine, precision, (command,), lambda outputs: read(outputs, workload))]
+        task = {"model": str(model), "precision": precision, "threads": workload.threads}
+        return [
+            _side(self.engine, precision, (str(existing(self.folder / "bin" / "python")), str(_PROGRAMS / self.program)), task, workload)
+        ]
+
+
+def own_side(model: Path, workload: Workload) -> Side:
+    """homenode on the GGUF file `model`."""
+    task = {"model": str(model), "threads": workload.threads}
+    return _side("homenode", "", (sys.executable, str(_PROGRAMS / "run_homenode.py")), task, workload)
+
+
+def _side(engine: str, variant: str, program: tuple[str, ...], task: dict[str, Any], workload: Workload) -> Side:
+    question = {"prompt": workload.prompt, "context": workload.context, "steps": workload.steps, "batches": list(workload.batches)}
+    return Side(engine, variant, (Command((*program, json.dumps(task))),), lambda outputs: read(outputs, workload), question)
 
 
 def openvino(folder: Path) -> InPython:
@@ -56,8 +72,8 @@ def vllm(folder: Path) -> InPython:
 
 
 def read(outputs: Sequence[str], workload: Workload) -> Measured:
-    """From the last line: `version`, `prefill`, and for decoding `batches`, tokens a second by batch size."""
-    found = json.loads(outputs[0].strip().splitlines()[-1])
+    """From an answer: `version`, `prefill`, and for decoding `batches`, tokens a second by batch size."""
+    found = json.loads(outputs[0])
     rates = {"prefill": float(found["prefill"])} if workload.prompt else {}
     rates |= {batch_case(int(batch)): float(rate) for batch, rate in found["batches"].items()}
     if missing := [case for case in workload.cases if case not in rates]:

@@ -31,26 +31,36 @@ def disturbed(shares: dict[str, float]) -> str | None:
 
 class Others:
     """`with Others() as others:` around programs that are started and waited for; then `others.share`: of the time of the CPUs this process may
-    use, what neither it nor they have used and that was not idle.
+    use, what neither it nor they have used and that was not idle. `standing`: the process id of one that was there before and stays.
     """
 
     share = 0.0
 
+    def __init__(self, standing: int | None = None) -> None:
+        self._standing = standing
+
     def __enter__(self) -> Self:
         self._cpus = os.sched_getaffinity(0)
-        self._start = time.monotonic(), self._used(), _own_seconds()
+        self._start = time.monotonic(), self._used(), self._own_seconds()
         return self
 
     def __exit__(self, *_: object) -> None:
         began, used, own = self._start
-        others = self._used() - used - (_own_seconds() - own)
+        others = self._used() - used - (self._own_seconds() - own)
         self.share = max(0.0, others / (len(self._cpus) * (time.monotonic() - began)))
 
     def _used(self) -> float:
         return used_seconds(_STAT.read_text(encoding="ascii"), self._cpus)
 
+    def _own_seconds(self) -> float:
+        """CPU time of this process, of all its descendants that have ended, and of the one that stays."""
+        usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(u.ru_utime + u.ru_stime for u in usage) + (process_seconds(self._standing) if self._standing else 0.0)
 
-def _own_seconds() -> float:
-    """CPU time of this process and of all its descendants that have ended."""
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in usage)
+
+def process_seconds(process: int) -> float:
+    """CPU time of all threads of a process so far."""
+    fields = (
+        Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    )  # from the third on: the name may hold spaces
+    return (int(fields[11]) + int(fields[12])) / _TICKS

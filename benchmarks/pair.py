@@ -1,9 +1,10 @@
 """Pairs of measurements in one go: our side, the other one, ours, the other one, with a reading of the machine before, between and after.
 
-`python -m benchmarks.pair TASK THREADS`: TASK is a JSON list of sides, each a list of commands (`Command.to_json`). Being a program of its own it
-can be started through another one that keeps the machine quiet meanwhile. Prints one JSON object: `outputs`, the standard output of every command
-of every side; `others`, the share of the CPUs that other programs used beside each side; `readings` (fingerprint and ceilings), one more than
-sides; or `failed`, in words.
+`python -m benchmarks.pair TASK THREADS`: TASK is a JSON list of pieces, each a list of two sides (`Side.to_json`). A piece is measured again until it
+counts, that is until CPUs stayed where they are and nobody else used them, for some minutes at most. Being a program of its own it can be
+started through another one that keeps the machine quiet meanwhile. Prints one JSON object: `tries`, a list for each piece, of every try `outputs`, the standard
+output of every command of both sides, `others`, the share of the CPUs that other programs used beside each, `readings` (fingerprint and
+ceilings), before, between and after, and `discarded`, why it does not count, or null; or `failed`, in words.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.contender import Unavailable
-from benchmarks.others import Others
+from benchmarks.machine import moved_between
+from benchmarks.others import Others, disturbed
+from benchmarks.standing import CommandFailed, Standing
 from homenode.bench.steady import Reading, take_reading
 
 _LIMIT_S = 1800.0
+_PATIENCE_S = 120.0  # with a piece that does not count
 _SHOWN = 600  # characters of what a failing command said last
-
-
-class CommandFailed(Exception):
-    """A command did not end well; the message says how."""
 
 
 def run_command(command: dict[str, Any]) -> str:
@@ -39,18 +40,54 @@ def run_command(command: dict[str, Any]) -> str:
     return done.stdout
 
 
-def run_sides(task: list[list[dict[str, Any]]], read: Callable[[], Reading]) -> dict[str, Any]:
+def run_pieces(pieces: list[list[dict[str, Any]]], read: Callable[[], Reading], patience_s: float = _PATIENCE_S) -> dict[str, Any]:
     """What the program prints; `read` reads the machine."""
-    readings, outputs, shares = [reading_json(read())], [], []
-    for side in task:
+    tries: list[list[dict[str, Any]]] = []
+    with Standing() as standing:
         try:
-            with Others() as others:
-                outputs.append([run_command(command) for command in side])
+            for sides in pieces:
+                tries.append(_until_counted(sides, read, standing, patience_s))
         except CommandFailed as error:
             return {"failed": str(error)}
+    return {"tries": tries}
+
+
+def _until_counted(sides: list[dict[str, Any]], read: Callable[[], Reading], standing: Standing, patience_s: float) -> list[dict[str, Any]]:
+    for side in sides:
+        if side["question"] is not None:  # asked for the first time: loads and warms up, which is not to happen between two readings
+            _output(side, standing)
+    tries: list[dict[str, Any]] = []
+    end = time.monotonic() + patience_s
+    while not tries or (tries[-1]["discarded"] is not None and time.monotonic() < end):
+        tries.append(_one_try(sides, read, standing))
+    return tries
+
+
+def _one_try(sides: list[dict[str, Any]], read: Callable[[], Reading], standing: Standing) -> dict[str, Any]:
+    readings, outputs, shares = [reading_json(read())], [], []
+    for side in sides:
+        with Others(_standing_process(side, standing)) as others:
+            outputs.append(_output(side, standing))
         shares.append(others.share)
         readings.append(reading_json(read()))
-    return {"readings": readings, "outputs": outputs, "others": shares}
+    discarded = moved_between(readings) or disturbed(dict(zip(("homenode", "the other side"), shares, strict=True)))
+    return {"outputs": outputs, "others": shares, "readings": readings, "discarded": discarded}
+
+
+def _standing_process(side: dict[str, Any], standing: Standing) -> int | None:
+    if side["question"] is None:
+        return None
+    (command,) = side["commands"]
+    return standing.ready(command["argv"], command["variables"])
+
+
+def _output(side: dict[str, Any], standing: Standing) -> list[str]:
+    """Of every command. Raises CommandFailed."""
+    if side["question"] is None:
+        return [run_command(command) for command in side["commands"]]
+    (command,) = side["commands"]
+    standing.ready(command["argv"], command["variables"])
+    return [standing.ask(command["argv"], side["question"])]
 
 
 def reading_json(reading: Reading) -> dict[str, object]:
@@ -75,7 +112,7 @@ def main() -> None:
 
     threads = int(sys.argv[2])
     meter = meter_of(native_backend(threads, None))
-    print(json.dumps(run_sides(json.loads(sys.argv[1]), lambda: take_reading(meter))))
+    print(json.dumps(run_pieces(json.loads(sys.argv[1]), lambda: take_reading(meter))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured in one go: a combination's pairs, piece by piece of the workload, each between two readings of the machine."""
+"""What is measured in one go: a combination's pairs, piece by piece of the workload, each between readings of the machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 
 from benchmarks.comparison import Combination, Pair
 from benchmarks.contender import Peer, Side, Unavailable, gguf_of
-from benchmarks.homenode_bench import own_side
-from benchmarks.machine import moved_between, without_folders
-from benchmarks.others import disturbed
+from benchmarks.in_python import own_side
+from benchmarks.machine import without_folders
 from benchmarks.pair import last_json
 from benchmarks.workload import Workload
 
@@ -77,30 +76,22 @@ def shown_commands(tasks: Sequence[Task]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for task in tasks:
         for name in {side.name for side in task.sides}:
-            found[name] = [without_folders(command.shown()) for side in task.sides if side.name == name for command in side.commands]
+            found[name] = [without_folders(line) for side in task.sides if side.name == name for line in side.shown()]
     return found
 
 
 def measured(task: Task, wrap: Sequence[str], threads: int) -> list[Pair]:
-    """Run the task: a pair for each piece. Raises Unavailable when a side fails or prints something else than expected."""
-    commands = [[command.to_json() for command in side.commands] for side in task.sides]
-    found = last_json([*wrap, sys.executable, "-m", "benchmarks.pair", json.dumps(commands), str(threads)])
+    """Run the task: pairs of each piece, the last of which counts if any does. Raises Unavailable when a side fails or prints something else than expected."""
+    pieces = [[piece.ours.to_json(), piece.theirs.to_json()] for piece in task.pieces]
+    found = last_json([*wrap, sys.executable, "-m", "benchmarks.pair", json.dumps(pieces), str(threads)])
     try:
-        return [
-            _pair(task.combination, piece, *(found[name][2 * i : 2 * i + count] for name, count in _OF_A_PAIR))
-            for i, piece in enumerate(task.pieces)
-        ]
+        return [_pair(task.combination, piece, one) for piece, tries in zip(task.pieces, found["tries"], strict=True) for one in tries]
     except (ValueError, KeyError, IndexError) as error:
         raise Unavailable(f"its output could not be read: {error!r}") from error
 
 
-# What `benchmarks.pair` prints, and how many of each belong to a pair; the reading after a pair is the one before the next.
-_OF_A_PAIR = (("outputs", 2), ("readings", 3), ("others", 2))
-
-
-def _pair(combination: Combination, piece: Piece, outputs: list[list[str]], readings: list[dict[str, Any]], others: list[float]) -> Pair:
-    """`readings`: before, between and after; those our own side took stand between the first two."""
-    ours, theirs = piece.ours.read(outputs[0]), piece.theirs.read(outputs[1])
-    shares = dict(zip(("homenode", combination.engine), others, strict=True))
-    discarded = moved_between([readings[0], *ours.readings, *readings[1:]]) or disturbed(shares)
-    return Pair(combination, ours.rates, theirs.rates, theirs.version, discarded, readings)
+def _pair(combination: Combination, piece: Piece, found: dict[str, Any]) -> Pair:
+    """Of a pair that does not count the reason says enough, so that its readings are not kept."""
+    ours, theirs = piece.ours.read(found["outputs"][0]), piece.theirs.read(found["outputs"][1])
+    readings = found["readings"] if found["discarded"] is None else []
+    return Pair(combination, ours.rates, theirs.rates, theirs.version, found["discarded"], readings)

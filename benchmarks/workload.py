@@ -36,10 +36,8 @@ class Workload:
         return (*(("prefill",) if self.prompt else ()), *(batch_case(b) for b in self.batches))
 
     def parts(self) -> list[Workload]:
-        """Cut into pieces of some seconds: the shorter a pair of measurements, the less often does the host move the CPUs meanwhile."""
-        small, middle = [[b for b in self.batches if low <= b < high] for low, high in ((1, 4), (4, 16))]
-        pieces = [self._piece(self.prompt, small), self._piece(0, middle), *(self._piece(0, [b]) for b in self.batches if b >= 16)]
-        return [piece for piece in pieces if piece.cases]
+        """Cut into its cases: the shorter a pair of measurements, the less often does the host move the CPUs meanwhile."""
+        return [*([self._piece(self.prompt, ())] if self.prompt else ()), *(self._piece(0, (b,)) for b in self.batches)]
 
     def _piece(self, prompt: int, batches: Iterable[int]) -> Workload:
         return replace(self, prompt=prompt, batches=tuple(batches))

@@ -1,6 +1,6 @@
-"""Run by the Python of a virtual environment with ctranslate2: `run_ctranslate2.py TASK`, TASK a JSON object as `in_python.py` makes it.
+"""Run by the Python of a virtual environment with ctranslate2: `run_ctranslate2.py TASK`, TASK a JSON object as `in_python.py` makes it, with `model`, `precision` and `threads`; see `answering.py`.
 
-It gives no time for each step: decoding is the difference between two calls, one of which draws a single token. Prints one JSON line.
+It gives no time for each step: decoding is the difference between two calls, one of which draws a single token.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ctranslate2
+from answering import Answer, Question, answer_all
 
 _random = random.Random(1)
 
@@ -28,19 +29,23 @@ def seconds(generator: Any, words: list[str], batch: int, context: int, tokens: 
 
 
 def main() -> None:
-    """Measure and print."""
+    """Load and answer."""
     task = json.loads(sys.argv[1])
     words = json.loads((Path(task["model"]) / "vocabulary.json").read_text(encoding="utf-8"))
     generator = ctranslate2.Generator(
         task["model"], device="cpu", compute_type=task["precision"], inter_threads=1, intra_threads=task["threads"]
     )
-    seconds(generator, words, 1, task["prompt"] or task["context"], 1)
-    prefill = task["prompt"] / seconds(generator, words, 1, task["prompt"], 1) if task["prompt"] else 0.0
-    rates = {}
-    for batch in task["batches"]:
-        once = seconds(generator, words, batch, task["context"], 1)
-        rates[batch] = batch * task["steps"] / (seconds(generator, words, batch, task["context"], 1 + task["steps"]) - once)
-    print(json.dumps({"version": ctranslate2.__version__, "prefill": prefill, "batches": rates}))
+
+    def measure(question: Question) -> Answer:
+        prompt, context, steps = question["prompt"], question["context"], question["steps"]
+        prefill = prompt / seconds(generator, words, 1, prompt, 1) if prompt else 0.0
+        rates = {}
+        for batch in question["batches"]:
+            once = seconds(generator, words, batch, context, 1)
+            rates[batch] = batch * steps / (seconds(generator, words, batch, context, 1 + steps) - once)
+        return prefill, rates
+
+    answer_all(ctranslate2.__version__, measure)
 
 
 if __name__ == "__main__":

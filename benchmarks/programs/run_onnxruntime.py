@@ -1,7 +1,4 @@
-"""Run by the Python of a virtual environment with onnxruntime-genai: `run_onnxruntime.py TASK`, TASK a JSON object as `in_python.py` makes it.
-
-Prints one JSON line.
-"""
+"""Run by the Python of a virtual environment with onnxruntime-genai: `run_onnxruntime.py TASK`, TASK a JSON object as `in_python.py` makes it, with `model`, `precision` and `threads`; see `answering.py`."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime_genai as genai
+from answering import Answer, Question, answer_all
 
 _random = np.random.default_rng(1)
 
@@ -49,13 +47,15 @@ def decode(model: Any, batch: int, context: int, steps: int) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Load and answer."""
     task = json.loads(sys.argv[1])
     model = with_threads(task["model"], task["threads"])
-    begin(model, 1, task["prompt"] or task["context"], 1)
-    prefill = task["prompt"] / begin(model, 1, task["prompt"], 1)[1] if task["prompt"] else 0.0
-    rates = {batch: decode(model, batch, task["context"], task["steps"]) for batch in task["batches"]}
-    print(json.dumps({"version": genai.__version__, "prefill": prefill, "batches": rates}))
+
+    def measure(question: Question) -> Answer:
+        prefill = question["prompt"] / begin(model, 1, question["prompt"], 1)[1] if question["prompt"] else 0.0
+        return prefill, {batch: decode(model, batch, question["context"], question["steps"]) for batch in question["batches"]}
+
+    answer_all(genai.__version__, measure)
 
 
 if __name__ == "__main__":

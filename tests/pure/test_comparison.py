@@ -7,17 +7,19 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import homenode_bench, in_python, llama_cpp
+from benchmarks import in_python, llama_cpp
 from benchmarks.comparison import Combination, Comparison, Pair, own_rates, row_of
 from benchmarks.contender import Command, Measured, Side, Unavailable
 from benchmarks.machine import moved_between, without_folders
-from benchmarks.others import Others, disturbed, used_seconds
-from benchmarks.pair import last_json, run_command, run_sides
+from benchmarks.others import Others, disturbed, process_seconds, used_seconds
+from benchmarks.pair import last_json, run_command, run_pieces
+from benchmarks.standing import CommandFailed, Standing
 from benchmarks.table import PAGE, comparison_text, page_of_records
 from benchmarks.tasks import Piece, Task, measured, planned, shown_commands
 from benchmarks.turns import Turns
@@ -41,15 +43,6 @@ BATCHED_BENCH = """
 llama_perf_context_print:        load time =     224.60 ms
 """
 OPENVINO = '{"version": "2026.4.1.0-3408-ab01d1771e4", "prefill": 1011.72, "batches": {"1": 63.39, "32": 574.17}}\n'
-OURS = json.dumps(
-    {
-        "backend": {"level": "avx512bf16"},
-        "results": [
-            {"test": "prefill", "batch": 1, "tok_s": 1478.4, "placement": {"before": {"round_trip_ns": [109.4], "read_gb_s": 48.94}, "after": {"round_trip_ns": [107.6], "read_gb_s": 49.1}}},
-            {"test": "decode", "batch": 1, "tok_s": 101.5, "placement": {"before": {"round_trip_ns": [107.6], "read_gb_s": 49.1}, "after": {"round_trip_ns": [509.0], "read_gb_s": 77.0}}},
-        ],
-    }
-)  # fmt: skip
 WORK = Workload(batches=(1, 32))
 HERE = {"round_trip_ns": [110.0], "read_gb_s": 49.0}
 THERE = {"round_trip_ns": [509.0], "read_gb_s": 77.0}
@@ -59,20 +52,18 @@ def test_outputs_of_all_engines_are_read() -> None:
     assert llama_cpp.read([LLAMA_BENCH, BATCHED_BENCH]) == Measured(
         {"prefill": 346.157285, "batch 1": 57.86179, "batch 32": 211.828735}, "0c1e570 (1)"
     )
-    assert in_python.read(["a warning\n" + OPENVINO], WORK).rates == {"prefill": 1011.72, "batch 1": 63.39, "batch 32": 574.17}
+    assert in_python.read([OPENVINO], WORK).rates == {"prefill": 1011.72, "batch 1": 63.39, "batch 32": 574.17}
     with pytest.raises(ValueError, match="nothing about batch 4"):
         in_python.read([OPENVINO], Workload(batches=(1, 4)))
-    ours = homenode_bench.read([OURS])
-    assert ours.rates == {"prefill": 1478.4, "batch 1": 101.5}
-    assert "509 ns" in str(moved_between([HERE, *ours.readings, HERE]))
 
 
 def test_a_workload_is_cut_into_pieces_that_together_are_all_of_it() -> None:
     whole = Workload()
-    assert [piece.cases for piece in whole.parts()] == [("prefill", "batch 1"), ("batch 4", "batch 8"), ("batch 32",)]
+    assert [piece.cases for piece in whole.parts()] == [("prefill",), ("batch 1",), ("batch 4",), ("batch 8",), ("batch 32",)]
     assert [piece.cases for piece in Workload(prompt=0, batches=(8,)).parts()] == [("batch 8",)]
-    only_prompt = homenode_bench.own_side(Path("m"), Workload(batches=())).commands[0].argv
-    assert only_prompt[only_prompt.index("--gen-tokens") + 1] == "0"
+    ours = in_python.own_side(Path("m"), Workload(prompt=0, batches=(8,)))
+    assert ours.question == {"prompt": 0, "context": 16, "steps": 32, "batches": [8]}
+    assert ours.commands == in_python.own_side(Path("m"), Workload(batches=(1,))).commands  # one program for all of them
 
 
 def test_a_move_between_any_two_readings_is_seen_and_none_otherwise() -> None:
@@ -87,7 +78,7 @@ def test_every_variant_that_exists_is_planned_and_what_is_missing_is_said(tmp_pa
         (tmp_path / name).touch()
     peers = {"llama.cpp": llama_cpp.LlamaCpp(programs), "openvino": in_python.openvino(tmp_path / "venv")}
     tasks, skipped = planned(peers, models, ["s"], ["Q8_0", "Q4_0", "BF16"], WORK)
-    assert all([piece.cases for piece in task.pieces] == [("prefill", "batch 1"), ("batch 32",)] for task in tasks)
+    assert all([piece.cases for piece in task.pieces] == [("prefill",), ("batch 1",), ("batch 32",)] for task in tasks)
     assert [(t.combination.format, t.combination.variant) for t in tasks] == [
         *(("Q4_0", v) for v in ("default", "huge pages", "--no-repack", "huge pages, --no-repack")),
         *(("BF16", v) for v in ("default", "huge pages")),
@@ -97,10 +88,10 @@ def test_every_variant_that_exists_is_planned_and_what_is_missing_is_said(tmp_pa
         "s-openvino-int4 does not exist",
         "s-openvino-bf16 does not exist",
     ]
-    both = tasks[3].pieces[0].theirs.commands
-    assert all(command.variables == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} for command in both)
-    assert "--no-repack" in both[1].argv and both[0].argv[-2:] == ("--repack", "0")
-    batched = dict(zip(both[1].argv[1::2], both[1].argv[2::2], strict=False))
+    (prompt,), (decode,) = (tasks[3].pieces[i].theirs.commands for i in (0, 1))
+    assert all(command.variables == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} for command in (prompt, decode))
+    assert "--no-repack" in decode.argv and prompt.argv[-2:] == ("--repack", "0")
+    batched = dict(zip(decode.argv[1::2], decode.argv[2::2], strict=False))
     assert (batched["-npp"], batched["-ntg"], batched["-npl"], batched["-c"]) == ("16", "32", "1", "48")
 
 
@@ -108,17 +99,53 @@ def reading() -> Reading:
     return Reading(Fingerprint((110.0,), 49e9), Ceilings(46e9, 2e12, 1e12, 5e11, 4e12))
 
 
-def says(text: str, code: int = 0) -> dict[str, Any]:
-    return Command((sys.executable, "-c", f"import sys; print({text!r}); sys.exit({code})")).to_json()
+def says(*texts: str, code: int = 0) -> dict[str, Any]:
+    """A side whose commands say this and end."""
+    commands = [Command((sys.executable, "-c", f"import sys; print({text!r}); sys.exit({code})")) for text in texts]
+    return Side("other", "", tuple(commands), llama_cpp.read).to_json()
+
+
+ANSWERING = """
+import json, sys
+print("a warning", flush=True)
+print(json.dumps({"version": "v"}), flush=True)
+for n, line in enumerate(sys.stdin):
+    if json.loads(line) == "end": sys.exit("no more")
+    print(json.dumps({"version": "v", "asked": json.loads(line), "n": n}), flush=True)
+"""
 
 
 def test_a_pair_keeps_every_output_between_three_readings_and_tells_a_failure() -> None:
-    done = run_sides([[says("a")], [says("b"), says("c")]], reading)
-    assert done["outputs"] == [["a\n"], ["b\n", "c\n"]]
-    assert len(done["readings"]) == 3
-    assert done["readings"][0]["ceilings"]["read_gb_s"] == 46.0
-    failed = run_sides([[says("a")], [says("b", 3)]], reading)
+    ((one,),) = run_pieces([[says("a"), says("b", "c")]], reading, patience_s=0)["tries"]
+    assert one["outputs"] == [["a\n"], ["b\n", "c\n"]]
+    assert len(one["readings"]) == 3
+    assert one["readings"][0]["ceilings"]["read_gb_s"] == 46.0
+    failed = run_pieces([[says("a"), says("b", code=3)]], reading)
     assert "ended with 3" in failed["failed"]
+
+
+def test_a_program_that_stays_answers_all_questions_and_one_that_ends_says_why() -> None:
+    argv = (sys.executable, "-c", ANSWERING)
+    with Standing() as standing:
+        process = standing.ready(argv, {})
+        answers = [json.loads(standing.ask(argv, {"prompt": i})) for i in range(2)]
+        assert [(a["asked"], a["n"]) for a in answers] == [({"prompt": 0}, 0), ({"prompt": 1}, 1)]
+        assert standing.ready(argv, {}) == process
+        assert process_seconds(process) >= 0
+        with pytest.raises(CommandFailed, match="ended with 1 instead of answering: no more"):
+            standing.ask(argv, "end")
+    with Standing(limit_s=0.2) as silent, pytest.raises(CommandFailed, match="instead of answering"):
+        silent.ready((sys.executable, "-c", "import time; time.sleep(60)"), {})
+    with Standing() as none, pytest.raises(CommandFailed, match="/does/not/exist"):
+        none.ready(("/does/not/exist",), {})
+
+
+def test_a_pair_that_does_not_count_is_measured_again_with_the_same_programs() -> None:
+    moving = chain([reading(), replace(reading(), fingerprint=Fingerprint((509.0,), 77e9))], repeat(reading()))
+    stays = Side("other", "", (Command((sys.executable, "-c", ANSWERING)),), llama_cpp.read, {"prompt": 7}).to_json()
+    (tries,) = run_pieces([[says("a"), stays]], lambda: next(moving), patience_s=5)["tries"]
+    assert "110 to 509 ns" in tries[0]["discarded"] and len(tries) > 1
+    assert [json.loads(t["outputs"][1][0])["n"] for t in tries] == list(range(1, 1 + len(tries)))  # 0 warmed up
 
 
 def test_time_that_others_used_is_told_from_that_of_what_was_run() -> None:
@@ -148,7 +175,7 @@ def test_a_failing_or_babbling_side_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="ended with 7"):
         last_json([sys.executable, "-c", "import sys; sys.exit(7)"])
     task = Task(Combination("s", "Q8_0", "other", ""), (Piece(WORK.cases, side("prints"), side("nothing else")),))
-    found = {"readings": [HERE] * 3, "outputs": [["hello"], ["hello"]], "others": [0.0, 0.0]}
+    found = {"tries": [[{"readings": [HERE] * 3, "outputs": [["hello"], ["hello"]], "others": [0.0, 0.0], "discarded": None}]]}
     with pytest.raises(Unavailable, match="could not be read"):
         measured(task, printing(found), 2)
 
@@ -162,18 +189,18 @@ def printing(found: dict[str, Any]) -> list[str]:
     return [sys.executable, "-c", f"print({json.dumps(found)!r})"]
 
 
-def test_a_task_gives_a_pair_for_each_of_its_pieces_and_only_those_that_saw_a_move_do_not_count() -> None:
-    ours = Side("homenode", "", (Command(("/bin/homenode",)),), lambda outputs: Measured({"prefill": float(outputs[0])}, ""))
+def test_a_task_gives_all_pairs_of_its_pieces_and_of_those_that_do_not_count_only_the_reason() -> None:
+    ours = Side("homenode", "", (Command(("/bin/homenode",)),), lambda outputs: Measured({"prefill": float(outputs[0])}, ""), {"prompt": 1})
     pieces = tuple(Piece(("prefill",), ours, replace(ours, engine="other")) for _ in range(2))
     task = Task(Combination("s", "Q8_0", "other", ""), pieces)
-    found = {"readings": [HERE, HERE, HERE, THERE, THERE], "outputs": [["4"], ["2"], ["9"], ["3"]], "others": [0.01, 0.02, 0.0, 0.0]}
-    one, two = measured(task, printing(found), 2)
-    assert (one.ours["prefill"], one.theirs["prefill"], one.discarded) == (4.0, 2.0, None)
-    assert (two.ours["prefill"], two.theirs["prefill"]) == (9.0, 3.0) and "509" in str(two.discarded)
-    assert two.readings == [HERE, THERE, THERE]
-    found["others"] = [0.01, 0.3, 0.0, 0.0]
-    assert measured(task, printing(found), 2)[0].discarded == "others used 30% of the CPUs beside other"
-    assert shown_commands([task]) == {"homenode": ["homenode"] * 2, "other": ["homenode"] * 2}
+    good = {"readings": [HERE] * 3, "outputs": [["4"], ["2"]], "others": [0.01, 0.02], "discarded": None}
+    bad = {**good, "outputs": [["9"], ["3"]], "discarded": "they moved"}
+    one, again, two = measured(task, printing({"tries": [[bad, good], [good]]}), 2)
+    assert (one.ours["prefill"], one.theirs["prefill"], one.discarded, one.readings) == (9.0, 3.0, "they moved", [])
+    assert (again.ours["prefill"], again.theirs["prefill"], again.discarded, again.readings) == (4.0, 2.0, None, [HERE] * 3)
+    assert two == again
+    asked = "homenode <<< '{\"prompt\": 1}'"
+    assert shown_commands([task]) == {"homenode": [asked] * 2, "other": [asked] * 2}
 
 
 def pair(ours: float, theirs: float, moved: str | None = None, format: str = "Q8_0", variant: str = "default") -> Pair:

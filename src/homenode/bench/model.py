@@ -15,7 +15,7 @@ import numpy as np
 
 from homenode.bench.ceilings import Work
 from homenode.bench.model_result import PhaseShare, Result, TimedSteps, result_of
-from homenode.bench.steady import Meter, Watch, measure_repeatedly, take_reading
+from homenode.bench.steady import Meter, Runs, Watch, measure_repeatedly, take_reading
 from homenode.bench.work import ModelWork
 from homenode.compute.ops import Backend, Program, SamplingArrays, StepArrays, StepLimits
 from homenode.errors import UserError
@@ -58,17 +58,7 @@ def measure(model: LoadedModel, backend: Backend, meter: Meter, plan: Plan, watc
 
     Raises UserError when the model's context is too short for the plan.
     """
-    longest = max(plan.prompt_tokens, plan.context + plan.gen_tokens)
-    if longest > model.spec.max_position:
-        raise UserError(f"the plan needs a context of {longest} tokens; the model has {model.spec.max_position}", param="--context")
-    widest = max(plan.batches)
-    blocks = -(-longest // _BLOCK)
-    limits = StepLimits(max(plan.prompt_tokens, widest), widest, widest, blocks)
-    geometry = model.kv_geometry(_BLOCK, plan.kv_dtype)
-    cache = backend.kv_cache(geometry, blocks * widest)
-    bench = _Bench(
-        backend, backend.compile(model.forward(cache), limits), meter, plan, watch, ModelWork(model.layout, model.spec, geometry), blocks
-    )
+    bench = _Bench(timed_runs(model, backend, plan), meter, watch)
     results = []
     if plan.prompt_tokens:
         watch.started(f"prefill of {plan.prompt_tokens}")
@@ -79,59 +69,39 @@ def measure(model: LoadedModel, backend: Backend, meter: Meter, plan: Plan, watc
     return results
 
 
+def timed_runs(model: LoadedModel, backend: Backend, plan: Plan) -> ModelRuns:
+    """The runs of a plan, to be timed by whoever calls them. Raises UserError when the model's context is too short for the plan."""
+    longest = max(plan.prompt_tokens, plan.context + plan.gen_tokens)
+    if longest > model.spec.max_position:
+        raise UserError(f"the plan needs a context of {longest} tokens; the model has {model.spec.max_position}", param="--context")
+    widest = max(plan.batches)
+    blocks = -(-longest // _BLOCK)
+    limits = StepLimits(max(plan.prompt_tokens, widest), widest, widest, blocks)
+    geometry = model.kv_geometry(_BLOCK, plan.kv_dtype)
+    cache = backend.kv_cache(geometry, blocks * widest)
+    return ModelRuns(backend, backend.compile(model.forward(cache), limits), plan, ModelWork(model.layout, model.spec, geometry), blocks)
+
+
 @dataclass(frozen=True)
-class _Bench:
-    """Everything one plan is run with. `blocks`: KV blocks of a sequence."""
+class ModelRuns:
+    """What one plan runs. `blocks`: KV blocks of a sequence."""
 
     backend: Backend
     program: Program
-    meter: Meter
     plan: Plan
-    watch: Watch
     work: ModelWork
     blocks: int
 
-    def prefill(self) -> Result:
+    def prefill(self) -> TimedSteps:
         """One step a run."""
         n = self.plan.prompt_tokens
         ids = np.random.default_rng(0).integers(0, self.work.spec.vocab_size, n).astype(np.int32)
         arrays = StepArrays(ids, _int32(range(n)), _int32([0, n]), _int32([n]), _tables(1, self.blocks), _int32([n - 1]))
-        run, work = TimedSteps(lambda _: self.program.run(arrays), 1), self.work.prefill(n)
-        result = result_of(("prefill", 1, n, 0), n, run, work, work, measure_repeatedly(run, self.meter, self.plan.repeat, self.watch))
-        return self._with_phases(result, run, self.work.prefill_phases(n))
+        return TimedSteps(lambda _: self.program.run(arrays), 1)
 
-    def decode(self, batch: int) -> Result:
+    def decode(self, batch: int) -> TimedSteps:
         """`gen_tokens` steps a run, each fed with the tokens the one before drew."""
-        plan = self.plan
-        run = TimedSteps(self._decode_step(batch), plan.gen_tokens)
-        runs = measure_repeatedly(run, self.meter, self.plan.repeat, self.watch)
-        work = self.work.decoding(batch, plan.context, plan.gen_tokens)
-        middle = self.work.decode(batch, plan.context + plan.gen_tokens // 2)
-        result = result_of(("decode", batch, plan.gen_tokens, plan.context), batch * plan.gen_tokens, run, work, middle, runs)
-        return self._with_phases(result, run, self.work.decode_phases(batch, plan.context + plan.gen_tokens // 2))
-
-    def _with_phases(self, result: Result, run: TimedSteps, work: dict[str, Work]) -> Result:
-        """The result with where the time goes, if asked for: from one more run, between two readings of the machine."""
-        if not self.plan.phases or not isinstance(self.program, PhasedProgram):
-            return result
-        before = take_reading(self.meter).ceilings
-        self.program.measure_phases(True)
-        run()
-        times = self.program.phase_times()
-        self.program.measure_phases(False)
-        ceilings = before.between(take_reading(self.meter).ceilings)
-        total = sum(t.seconds for t in times)
-        shares = (
-            PhaseShare(
-                t.name,
-                t.seconds / run.count,
-                t.seconds / total,
-                t.waited / run.count,
-                ceilings.seconds(work[t.name]) * run.count / t.seconds if t.name in work else 0.0,
-            )
-            for t in times
-        )
-        return replace(result, phases=tuple(shares))
+        return TimedSteps(self._decode_step(batch), self.plan.gen_tokens)
 
     def _decode_step(self, batch: int) -> Callable[[int], object]:
         tables, how = _tables(batch, self.blocks), _greedy(batch)
@@ -152,6 +122,58 @@ class _Bench:
             ids = self.backend.sample(self.program.run(arrays), how).tokens
 
         return step
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Everything one plan is measured with."""
+
+    runs: ModelRuns
+    meter: Meter
+    watch: Watch
+
+    def prefill(self) -> Result:
+        """One prompt a run."""
+        n, run = self.runs.plan.prompt_tokens, self.runs.prefill()
+        work = self.runs.work.prefill(n)
+        result = result_of(("prefill", 1, n, 0), n, run, work, work, self._repeated(run))
+        return self._with_phases(result, run, self.runs.work.prefill_phases(n))
+
+    def decode(self, batch: int) -> Result:
+        """`gen_tokens` tokens of each of `batch` sequences a run."""
+        plan, work, run = self.runs.plan, self.runs.work, self.runs.decode(batch)
+        whole = work.decoding(batch, plan.context, plan.gen_tokens)
+        middle = work.decode(batch, plan.context + plan.gen_tokens // 2)
+        test = ("decode", batch, plan.gen_tokens, plan.context)
+        result = result_of(test, batch * plan.gen_tokens, run, whole, middle, self._repeated(run))
+        return self._with_phases(result, run, work.decode_phases(batch, plan.context + plan.gen_tokens // 2))
+
+    def _repeated(self, run: TimedSteps) -> Runs:
+        return measure_repeatedly(run, self.meter, self.runs.plan.repeat, self.watch)
+
+    def _with_phases(self, result: Result, run: TimedSteps, work: dict[str, Work]) -> Result:
+        """The result with where the time goes, if asked for: from one more run, between two readings of the machine."""
+        program = self.runs.program
+        if not self.runs.plan.phases or not isinstance(program, PhasedProgram):
+            return result
+        before = take_reading(self.meter).ceilings
+        program.measure_phases(True)
+        run()
+        times = program.phase_times()
+        program.measure_phases(False)
+        ceilings = before.between(take_reading(self.meter).ceilings)
+        total = sum(t.seconds for t in times)
+        shares = (
+            PhaseShare(
+                t.name,
+                t.seconds / run.count,
+                t.seconds / total,
+                t.waited / run.count,
+                ceilings.seconds(work[t.name]) * run.count / t.seconds if t.name in work else 0.0,
+            )
+            for t in times
+        )
+        return replace(result, phases=tuple(shares))
 
 
 def _int32(values: Sequence[int] | range) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
