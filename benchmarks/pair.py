@@ -75,6 +75,7 @@ def _one_try(sides: list[dict[str, Any]], read: Callable[[], Reading], standing:
 
 
 def _standing_process(side: dict[str, Any], standing: Standing) -> int | None:
+    """Of a side with a question, whose program is ready then; None for others. Raises CommandFailed."""
     if side["question"] is None:
         return None
     (command,) = side["commands"]
@@ -83,10 +84,9 @@ def _standing_process(side: dict[str, Any], standing: Standing) -> int | None:
 
 def _output(side: dict[str, Any], standing: Standing) -> list[str]:
     """Of every command. Raises CommandFailed."""
-    if side["question"] is None:
+    if _standing_process(side, standing) is None:
         return [run_command(command) for command in side["commands"]]
     (command,) = side["commands"]
-    standing.ready(command["argv"], command["variables"])
     return [standing.ask(command["argv"], side["question"])]
 
 

@@ -61,6 +61,7 @@ class _Program:
                 argv, env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
             )
         except OSError as error:
+            self._errors.close()
             raise CommandFailed(f"{self._name}: {error}") from error
 
     def send(self, line: str) -> None:
