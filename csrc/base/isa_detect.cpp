@@ -95,6 +95,17 @@ const char* amx_lack() {
   return nullptr;
 }
 
+constexpr unsigned kAuthentic = 0x68747541, kAmd = 0x444d4163, kEnti = 0x69746e65;  // "AuthenticAMD"
+
+// By the numbers in AMD's revision guides: family 19h, of which models 0h-Fh, 20h-5Fh are Zen 3.
+Processor detected() {
+  const Registers vendor = cpuid(0, 0);
+  if (vendor.ebx != kAuthentic || vendor.edx != kEnti || vendor.ecx != kAmd) return Processor::other;
+  const unsigned version = features().one.eax, family = (version >> 8 & 15) + (version >> 20 & 255), model = (version >> 4 & 15) | (version >> 12 & 0xf0);
+  const bool zen4 = family == 0x19 && ((model >= 0x10 && model <= 0x1f) || (model >= 0x60 && model <= 0x7f) || (model >= 0xa0 && model <= 0xaf));
+  return zen4 ? Processor::zen4 : Processor::other;
+}
+
 #elif defined(__aarch64__)
 
 constexpr unsigned long kDotProducts = 1ul << 20;                      // HWCAP_ASIMDDP
@@ -127,6 +138,15 @@ const char* processor_lack(Level level) {
 #endif
     default: return kOtherProcessor;
   }
+}
+
+Processor processor() {
+#if defined(__x86_64__)
+  static const Processor found = detected();
+  return found;
+#else
+  return Processor::other;
+#endif
 }
 
 bool level_emulated([[maybe_unused]] Level level) {

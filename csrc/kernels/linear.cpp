@@ -4,6 +4,7 @@
 
 #include "base/isa.h"
 #include "kernels/linear_rows.h"
+#include "kernels/linear_tuning.h"
 #include "quant/block.h"
 #include "quant/pack.h"
 
@@ -18,10 +19,16 @@ const LinearTable& linear_table(Level level) {
     case Level::avx2vnni: return linear_table_avx2vnni();
 #endif
 #ifdef HOMENODE_HAVE_AVX512
-    case Level::avx512: return linear_table_avx512();
+    case Level::avx512: {
+      static const LinearTable tuned = tuned_for(processor(), linear_table_avx512());
+      return tuned;
+    }
 #endif
 #ifdef HOMENODE_HAVE_AVX512BF16
-    case Level::avx512bf16: return linear_table_avx512bf16();
+    case Level::avx512bf16: {
+      static const LinearTable tuned = tuned_for(processor(), linear_table_avx512bf16());
+      return tuned;
+    }
 #endif
 #ifdef HOMENODE_HAVE_AMX
     case Level::amx: return linear_table_amx();

@@ -14,7 +14,7 @@ constexpr int kVectorBytes = 4 * kLanes;
 // not see the next reads early enough by itself. They go to the nearest cache, where slices of them have room (see linear_group.cpp): what waits in
 // the second-level cache comes too late for the first tile of a slice.
 HOMENODE_INLINE void expect(Ahead& ahead) {
-  for (int i = 0; i < ahead.lines; ++i, ahead.from += kCacheLine) __builtin_prefetch(ahead.from, 0, 3);
+  for (int i = 0; i < ahead.lines; ++i, ahead.from += kCacheLine) ahead.second ? __builtin_prefetch(ahead.from, 0, 2) : __builtin_prefetch(ahead.from, 0, 3);
 }
 
 template <int M>

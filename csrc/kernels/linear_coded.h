@@ -81,8 +81,14 @@ template <Coding C, int Step>
 HOMENODE_INLINE void expect_step(const SpreadAhead& ahead) {
   constexpr int kLines = (Packed<C>::bytes / C.parts + kCacheLine - 1) / kCacheLine;
   if (Step >= ahead.steps) return;
+  constexpr int kFirst = kLines * Step / 8, kPast = kLines * (Step + 1) / 8;
+  if (ahead.second) {
 #pragma GCC unroll 8
-  for (int i = kLines * Step / 8; i < kLines * (Step + 1) / 8; ++i) __builtin_prefetch(ahead.from + kCacheLine * i, 0, 3);
+    for (int i = kFirst; i < kPast; ++i) __builtin_prefetch(ahead.from + kCacheLine * i, 0, 2);
+  } else {
+#pragma GCC unroll 8
+    for (int i = kFirst; i < kPast; ++i) __builtin_prefetch(ahead.from + kCacheLine * i, 0, 3);
+  }
 }
 
 // Lines to ask for in each of `times` equal shares of a part's work, where its lines are gone through more than once.

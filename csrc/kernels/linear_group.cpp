@@ -37,10 +37,11 @@ void each_tile(int64_t n, int64_t most, F&& tile) {
 // Asks for some weights evenly over the steps of several tiles, and for nothing once that is done.
 class Asking {
  public:
-  Asking(const uint8_t* from, int64_t bytes, int64_t steps) : from_(from), lines_(ceiling_of(bytes, kCacheLine)), steps_(steps) {}
+  Asking(const uint8_t* from, int64_t bytes, int64_t steps, bool second = false)
+      : from_(from), lines_(ceiling_of(bytes, kCacheLine)), steps_(steps), second_(second) {}
   // What a tile of `steps` is to ask for with each.
   Ahead next(int64_t steps) {
-    const Ahead ahead{from_, int(ceiling_of(lines_, steps_))};
+    const Ahead ahead{from_, int(ceiling_of(lines_, steps_)), second_};
     const int64_t asked = std::min(lines_, ahead.lines * steps);
     from_ += asked * kCacheLine, lines_ -= asked, steps_ -= steps;
     return ahead;
@@ -49,6 +50,18 @@ class Asking {
  private:
   const uint8_t* from_;
   int64_t lines_, steps_;  // left
+  bool second_;
+};
+
+// Which steps of the parts of a tile ask, so that `tiles` tiles ask for all the lines of a part's `bytes`, each for its share of whole lines.
+struct PartShare {
+  int64_t steps = kPartSteps, bytes;
+  PartShare(int64_t part_bytes, int64_t tiles) : bytes(part_bytes) {
+    const int64_t lines = ceiling_of(part_bytes, kCacheLine);
+    if (tiles == 1) return;
+    for (steps = ceiling_of(kPartSteps, tiles); steps < kPartSteps && lines * steps / kPartSteps * tiles * kCacheLine < part_bytes;) ++steps;
+    bytes = lines * steps / kPartSteps * kCacheLine;
+  }
 };
 
 // Asks for a line to be this thread's alone.
@@ -78,7 +91,8 @@ int64_t block_tokens(const LinearTable& table, int64_t tokens, int64_t row_bytes
 }
 
 GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const LinearTable& table)
-    : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)), bytes_ahead_{table.bytes_ahead, table.bytes_ahead_of_four} {
+    : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)), bytes_ahead_{table.bytes_ahead, table.bytes_ahead_of_four},
+      asks_second_(table.asks_second) {
   if (const Coding* coding = coding_of(w.format)) {
     const auto& panels = table.panels[coding - kCodings];
     coded_ = &table.coded[coding - kCodings];
@@ -105,8 +119,8 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
   const int64_t tiles = ceiling_of(n, floats_->max_tokens), at_once = tiles == 1 ? rows_.columns : slice_columns(step_, rows_.columns);
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
-    const int64_t steps = ceiling_of(s.columns, kAskingColumns);
-    Asking asking(s.weights + (tiles == 1 ? bytes_ahead(n) : s.bytes), s.bytes, tiles * steps);
+    const int64_t steps = ceiling_of(s.columns, kAskingColumns), asked = n < floats_->asking_from ? 0 : s.bytes;
+    Asking asking(s.weights + (tiles == 1 ? bytes_ahead(n) : s.bytes), asked, tiles * steps, asks_second_);
     each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
       floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, asking.next(steps));
     });
@@ -115,7 +129,8 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
 
 void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
   if (n <= coded_->max_tokens) {
-    const SpreadAhead ahead{packed + bytes_ahead(n), kPartSteps, group_bytes_ / (rows_.columns / kPartColumns)};
+    const int steps = n < coded_->asking_from ? 0 : kPartSteps;
+    const SpreadAhead ahead{packed + bytes_ahead(n), steps, group_bytes_ / (rows_.columns / kPartColumns), asks_second_};
     coded_->tile[n - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums, ahead);
     return;
   }
@@ -123,11 +138,12 @@ void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t 
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
     const uint8_t* from = s.weights + s.bytes;
-    const int64_t parts = s.columns / kPartColumns, steps = ceiling_of(kPartSteps, tiles), advance = s.bytes / parts * steps / kPartSteps;
+    const int64_t parts = s.columns / kPartColumns;
+    const PartShare share(s.bytes / parts, tiles);
     each_tile(n, coded_->tokens_of_many, [&](int64_t token, int64_t count) {
-      const SpreadAhead ahead{from, int(steps), advance};
+      const SpreadAhead ahead{from, int(share.steps), share.bytes, asks_second_};
       coded_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, ahead);
-      from += parts * advance;
+      from += parts * share.bytes;
     });
   }
 }

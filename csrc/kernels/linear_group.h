@@ -52,6 +52,7 @@ class GroupProduct {
   PackedStep step_;
   ActivationRows rows_;
   int64_t group_bytes_, bytes_ahead_[2];  // with fewer than four tokens, and with four and more
+  bool asks_second_;
 };
 
 }  // namespace homenode

@@ -28,6 +28,7 @@ constexpr int kEighths = 8;  // values of q
 struct Ahead {
   const uint8_t* from;
   int lines;
+  bool second = false;  // into the second-level cache, not the nearest
 };
 constexpr int kCacheLine = 64;
 
@@ -41,6 +42,7 @@ struct SpreadAhead {
   const uint8_t* from;
   int steps;        // with so many of the 8 lines of a part an eighth of a part's weights is asked for
   int64_t advance;  // bytes, a part
+  bool second = false;
 };
 
 // A TileFunction of a block format.
@@ -61,12 +63,14 @@ constexpr int kFloatFormats = 3;  // rows of `floats` below: F32, F16, BF16
 
 struct Tiles {
   int max_tokens = 0;
+  int asking_from = 1;  // tokens of a single tile that asks for weights ahead: of fewer, the processor sees by itself what comes
   TileFunction tile[kMaxTileTokens] = {};  // [tokens - 1]
 };
 
 struct CodedTiles {
   int max_tokens = 0;
   int tokens_of_many = 0;  // of a tile, where there are several: where a token costs least
+  int asking_from = 1;     // as in Tiles
   CodedFunction tile[kMaxTileTokens] = {};
 };
 
@@ -107,6 +111,7 @@ struct LinearTable {
   // How far ahead a single tile asks for its weights: of fewer tokens than four, and of more, with which as many bytes take longer.
   int64_t bytes_ahead = 8 << 10;
   int64_t bytes_ahead_of_four = 8 << 10;
+  bool asks_second = false;  // for all weights but those of panels
   Tiles floats[kFloatFormats];
   CodedTiles coded[kCodingCount];  // in the order of kCodings
   PanelTiles panels[kCodingCount];  // the same values, faster for many tokens; `unpack` is null where a level has none

@@ -17,9 +17,15 @@ constexpr int kVectorBytes = 64;  // 16 rows x 2 columns x 2 bytes
 constexpr int kPairBytes = 4;     // two adjacent columns of an activation row
 // 12 x 2 sums, two vectors of weights and one of activations fill 27 of 32 registers. From 8 tokens on the multipliers are busy all the time.
 constexpr int kTokens = 12;
-// How far ahead weights are asked for. With many tokens the instructions in flight reach only a few lines ahead, and what the processor looks ahead
-// by itself is not enough: asked for early, the weights of eight tokens come from memory as fast as those of one. Beyond the end it does nothing.
-constexpr int kBytesAhead = 8192;
+
+// Asks for the weights that are due with two columns. With many tokens the instructions in flight reach only a few lines ahead, and what the
+// processor looks ahead by itself is not enough: asked for early, the weights of eight tokens come from memory as fast as those of one.
+inline void expect(Ahead& ahead) {
+  for (int i = 0; i < ahead.lines; ++i, ahead.from += kCacheLine) {
+    if (ahead.second) _mm_prefetch(reinterpret_cast<const char*>(ahead.from), _MM_HINT_T1);
+    else _mm_prefetch(reinterpret_cast<const char*>(ahead.from), _MM_HINT_T0);
+  }
+}
 
 // One pair of an activation row in every lane.
 inline __m512bh broadcast_pair(const uint8_t* p) {
@@ -29,7 +35,7 @@ inline __m512bh broadcast_pair(const uint8_t* p) {
 }
 
 template <int M>
-void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead) {
+void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead ahead) {
   __m512 f[M][kVectors];
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
@@ -37,8 +43,7 @@ void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, siz
     f[m][1] = _mm512_loadu_ps(sums + kGroupRows * m + 16);
   }
   for (; columns > 0; columns -= 2, packed += kVectors * kVectorBytes, rows += kPairBytes) {
-    _mm_prefetch(reinterpret_cast<const char*>(packed) + kBytesAhead, _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(packed) + kBytesAhead + kVectorBytes, _MM_HINT_T0);
+    expect(ahead);
     const __m512bh first = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed));
     const __m512bh second = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed + kVectorBytes));
 #pragma GCC unroll 16
