@@ -29,6 +29,22 @@ int64_t run_groups(int64_t left, int64_t least, int64_t tokens) {
   return std::min(left, tokens > kFewTokens ? least : std::max(least, left / kPartOfRest));
 }
 
+// Runs that `groups` groups are cut into.
+int64_t count_runs(int64_t groups, int64_t least, int64_t tokens) {
+  if (tokens > kFewTokens) return ceiling_of(groups, least);
+  int64_t runs = 0;
+  for (int64_t group = 0; group < groups; ++runs) group += run_groups(groups - group, least, tokens);
+  return runs;
+}
+
+// Where run `number` of them begins. Of many tokens there are thousands of runs, and somebody asks for each.
+int64_t run_begin(int64_t number, int64_t groups, int64_t least, int64_t tokens) {
+  if (tokens > kFewTokens) return number * least;
+  int64_t group = 0;
+  for (; number > 0; --number) group += run_groups(groups - group, least, tokens);
+  return group;
+}
+
 }  // namespace
 
 Share::Share(const LinearArgs& a, int weights, const LinearTable& table, int owner, int threads)
@@ -43,8 +59,7 @@ bool Share::enter_piece() {
     groups_ = ceiling_of(piece.row_end - piece.row_begin, kGroupRows);
     groups_at_once_ = std::max<int64_t>(1, kRunBytes / packed_group_bytes(w.format, w.columns));
     block_ = block_tokens(table_, a_.tokens, int64_t(rows_for(a_, w, table_).stride));
-    runs_in_block_ = 0;
-    for (int64_t group = 0; group < groups_; ++runs_in_block_) group += run_groups(groups_ - group, groups_at_once_, a_.tokens);
+    runs_in_block_ = count_runs(groups_, groups_at_once_, a_.tokens);
     runs_ = runs_in_block_ * ceiling_of(a_.tokens, block_);
     return true;
   }
@@ -58,8 +73,7 @@ bool Share::find(int64_t number, Run& run) {
     if (!enter_piece()) return false;
   }
   const int64_t inside = number - first_, token = inside / runs_in_block_ * block_;
-  int64_t group = 0;
-  for (int64_t before = inside % runs_in_block_; before > 0; --before) group += run_groups(groups_ - group, groups_at_once_, a_.tokens);
+  const int64_t group = run_begin(inside % runs_in_block_, groups_, groups_at_once_, a_.tokens);
   run = {weight_, piece_, group, group + run_groups(groups_ - group, groups_at_once_, a_.tokens), token, std::min(token + block_, a_.tokens)};
   return true;
 }
