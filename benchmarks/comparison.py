@@ -11,6 +11,11 @@ from typing import Any
 
 from benchmarks.workload import FORMATS, SHAPES, Rates, Workload
 
+# Where CPUs of a pair may have been, by how long one waits for an answer from another: through a last-level cache that they share about 100 ns on the
+# processors measured so far, from one such cache to another 400 and more.
+ONE_CACHE, SEVERAL_CACHES, UNKNOWN = PLACES = ("on one cache", "on several caches", "")
+_ONE_CACHE_NS = 250.0
+
 
 @dataclass(frozen=True)
 class Combination:
@@ -39,6 +44,12 @@ class Pair:
     version: str
     discarded: str | None
     readings: list[dict[str, Any]]
+
+    @property
+    def place(self) -> str:
+        """Which of PLACES: what memory gives them, and so what can be gained, differs; UNKNOWN of a single CPU."""
+        longest = max((ns for reading in self.readings for ns in reading["round_trip_ns"]), default=None)
+        return UNKNOWN if longest is None else ONE_CACHE if longest < _ONE_CACHE_NS else SEVERAL_CACHES
 
 
 @dataclass

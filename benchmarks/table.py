@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.comparison import Combination, Comparison, Row, own_rates, row_of
+from benchmarks.comparison import PLACES, Combination, Comparison, Pair, Row, own_rates, row_of
 from benchmarks.served import ServedComparison, served_text
 from benchmarks.workload import Rates
 
@@ -49,33 +49,46 @@ def replaced(text: str, name: str, fresh: str) -> str:
 
 def comparison_text(record: Comparison) -> str:
     """What is slower here than elsewhere, a table for each shape, and where the figures come from."""
-    rows = [row_of(c, record.counted(c), record.workload.cases) for c in record.combinations]
-    if not rows:
+    if not record.combinations:
         return "Nothing has been measured yet.\n"
-    parts = [behind_text(rows)]
-    for shape, of_shape in groupby(rows, key=lambda row: row.combination.shape):
-        parts.append(_shape_table(shape, list(of_shape), record))
-    return "\n".join([*parts, _origin(record)]) + "\n"
+    tables = []
+    behind = []
+    for shape, of_shape in groupby(record.combinations, key=lambda c: c.shape):
+        combinations = list(of_shape)
+        for place in PLACES:
+            pairs = {c: [pair for pair in record.counted(c) if pair.place == place] for c in combinations}
+            there = {c: found for c, found in pairs.items() if found}
+            if not there:
+                continue
+            rows = [row_of(c, found, record.workload.cases) for c, found in there.items()]
+            behind += behind_lines(rows, place)
+            tables.append(_shape_table(f"Shape of {shape}{place and f', CPUs {place}'}:", rows, there, record.workload.cases))
+    return "\n".join([behind_text(behind), *tables, _origin(record)]) + "\n"
 
 
-def behind_text(rows: Sequence[Row]) -> str:
-    """A line for each combination in which the other side is faster, or that there is none."""
+def behind_lines(rows: Sequence[Row], place: str) -> list[str]:
+    """A line for each combination in which the other side is faster while the CPUs were there."""
     lines = []
     for row in rows:
         slower = [f"{_case_title(case)} ({ratio:.2f}x)" for case, ratio in row.ratios.items() if ratio < _BEHIND]
         if slower:
-            lines.append(f"- {row.combination.shape}, {row.combination.format}, against {_against(row.combination)}: {', '.join(slower)}")
+            where = f", CPUs {place}" if place else ""
+            lines.append(f"- {row.combination.shape}, {row.combination.format}{where}, against {_against(row.combination)}: {', '.join(slower)}")
+    return lines
+
+
+def behind_text(lines: Sequence[str]) -> str:
+    """These lines, or that there are none."""
     if not lines:
         return "Behind: in none of the cases below.\n"
     return "\n".join(["Behind, that is slower than the other side:\n", *lines]) + "\n"
 
 
-def _shape_table(shape: str, rows: Sequence[Row], record: Comparison) -> str:
-    cases = record.workload.cases
-    lines = [f"Shape of {shape}:\n", f"| weights | | {' | '.join(map(_case_title, cases))} |", "|---" * (2 + len(cases)) + "|"]
+def _shape_table(title: str, rows: Sequence[Row], pairs: Mapping[Combination, Sequence[Pair]], cases: Sequence[str]) -> str:
+    lines = [f"{title}\n", f"| weights | | {' | '.join(map(_case_title, cases))} |", "|---" * (2 + len(cases)) + "|"]
     for format, of_format in groupby(rows, key=lambda row: row.combination.format):
         group = list(of_format)
-        ours = own_rates([pair for row in group for pair in record.counted(row.combination)], cases)
+        ours = own_rates([pair for row in group for pair in pairs[row.combination]], cases)
         lines.append(_line(f"**{format}**", "homenode, tok/s", [f"**{_rate(ours, case)}**" if case in ours else "" for case in cases]))
         lines += [_line("", _against(row.combination), [_cell(row, case) for case in cases]) for row in group]
     return "\n".join(lines) + "\n"

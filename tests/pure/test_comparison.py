@@ -248,12 +248,23 @@ def test_all_versions_that_pairs_were_measured_with_are_named() -> None:
 def test_the_text_says_first_where_we_are_behind() -> None:
     text = comparison_text(record(pair(100, 80), pair(90, 80, variant="huge pages")))
     assert text.startswith(
-        "Behind, that is slower than the other side:\n\n- qwen2.5-0.5b, Q8_0, against llama.cpp, default: decode, batch 1 (0.62x)"
+        "Behind, that is slower than the other side:\n\n- qwen2.5-0.5b, Q8_0, CPUs on one cache, against llama.cpp, default: "
+        "decode, batch 1 (0.62x)"
     )
     assert "| **Q8_0** | homenode, tok/s | **95** | **95** |" in text
     assert "| | llama.cpp, huge pages | 1.12x (80) | 0.56x (160) |" in text.replace("|  |", "| |")
     assert comparison_text(record(pair(100, 10))).startswith("Behind: in none of the cases below.\n")
     assert comparison_text(record(pair(100, 10, "they moved"))) == "Nothing has been measured yet.\n"
+
+
+def test_pairs_are_told_apart_by_where_the_cpus_were() -> None:
+    near, far, alone = pair(100, 50), replace(pair(300, 100), readings=[THERE] * 3), replace(pair(70, 10), readings=[])
+    text = comparison_text(record(near, far, alone))
+    titles = [line for line in text.splitlines() if line.startswith("Shape of")]
+    assert titles == [f"Shape of qwen2.5-0.5b{place}:" for place in (", CPUs on one cache", ", CPUs on several caches", "")]
+    for place, rate, cells in (("one", 100, "2.00x (50) | 1.00x (100)"), ("several", 300, "3.00x (100) | 1.50x (200)")):
+        table = text.split(f"CPUs on {place} cache")[1].split("Shape of")[0]
+        assert f"| **{rate}** | **{rate}** |" in table and f"| {cells} |" in table
 
 
 def test_paths_of_this_machine_stay_out_of_the_record() -> None:
