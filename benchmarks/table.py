@@ -73,7 +73,9 @@ def behind_lines(rows: Sequence[Row], place: str) -> list[str]:
         slower = [f"{_case_title(case)} ({ratio:.2f}x)" for case, ratio in row.ratios.items() if ratio < _BEHIND]
         if slower:
             where = f", CPUs {place}" if place else ""
-            lines.append(f"- {row.combination.shape}, {row.combination.format}{where}, against {_against(row.combination)}: {', '.join(slower)}")
+            lines.append(
+                f"- {row.combination.shape}, {row.combination.format}{where}, against {_against(row.combination)}: {', '.join(slower)}"
+            )
     return lines
 
 

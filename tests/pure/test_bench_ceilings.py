@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from homenode.bench.ceilings import Ceilings, Operations, Work, path_of
-from homenode.bench.fingerprint import Fingerprint, moved
-from homenode.bench.model_result import TimedSteps, result_of
+from homenode.bench.fingerprint import Fingerprint, moved, strayed
+from homenode.bench.model import in_one_placement
+from homenode.bench.model_result import Result, TimedSteps, result_of
 from homenode.bench.steady import Reading, Run, Runs, measure_repeatedly, repeat_steadily, take_reading
 from homenode.bench.work import ModelWork
 from homenode.compute.ops import KvGeometry
@@ -124,6 +125,31 @@ def test_noise_is_no_move_and_a_move_is_named() -> None:
     assert moved(APART, SHARED) == "the round trip to thread 1 went from 290 to 38 ns"
     assert moved(Fingerprint((), 40e9), Fingerprint((), 67e9)) == "read bandwidth went from 40.0 to 67.0 GB/s"
     assert moved(Fingerprint((38.0, 40.0), 1e9), Fingerprint((38.0, 300.0), 1e9)) == "the round trip to thread 2 went from 40 to 300 ns"
+
+
+def test_those_strayed_that_were_not_where_most_were() -> None:
+    near, far = Fingerprint((45.0,), 36e9), Fingerprint((270.0,), 60e9)
+    assert strayed([SHARED, APART, near]) == [1] and strayed([APART, SHARED, far]) == [1]
+    assert strayed([SHARED, APART]) == [0], "of two places with as many the later one counts"
+    assert strayed([SHARED, near, SHARED]) == [] and strayed([]) == []
+    assert Fingerprint.from_json(APART.to_json()) == APART
+
+
+def test_a_test_in_another_placement_than_most_is_measured_anew_and_not_forever() -> None:
+    still, first, moving = iter([SHARED] * 4), iter([APART]), iter(Fingerprint((40.0 * 4**i,), 40e9) for i in range(99))
+
+    def result(seen: Iterator[Fingerprint]) -> Result:
+        last = next(seen)
+        reading = Reading(last, MACHINE)
+        runs = Runs((Run(2, MACHINE),), (), True, reading, reading)
+        return result_of(("decode", 1, 3, 0), 3, TimedSteps(lambda _: None, 1), Work(1.0, Operations()), Work(1.0, Operations()), runs)
+
+    told: list[int] = []
+    found = in_one_placement(3, lambda index: result((first, still, still)[index] if index or not told else still), told.append)
+    assert told == [0] and [r.placement["after"]["round_trip_ns"] for r in found] == [[38.0]] * 3
+    told.clear()
+    in_one_placement(2, lambda _: result(moving), told.append)
+    assert len(told) == 4
 
 
 def readings(*prints: Fingerprint) -> Iterator[Reading]:

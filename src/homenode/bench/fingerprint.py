@@ -7,7 +7,9 @@ last-level caches, two threads answered each other in 35 to 40 ns and read 36 to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 # Above the noise in the best of many bursts (a few per cent, tens of them for reading where other programs read too), below what a move
 # changes: factors of 7 and 1.7.
@@ -26,6 +28,11 @@ class Fingerprint:
         """Rounded, under names with units."""
         return {"round_trip_ns": [round(t, 1) for t in self.round_trips], "read_gb_s": round(self.read / 1e9, 2)}
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """What `to_json` made."""
+        return cls(tuple(value["round_trip_ns"]), value["read_gb_s"] * 1e9)
+
 
 def moved(before: Fingerprint, after: Fingerprint) -> str | None:
     """Why the two cannot be of the same placement, in words; None when they can."""
@@ -35,6 +42,15 @@ def moved(before: Fingerprint, after: Fingerprint) -> str | None:
     if _ratio(before.read, after.read) > _READ_FACTOR:
         return f"read bandwidth went from {before.read / 1e9:.1f} to {after.read / 1e9:.1f} GB/s"
     return None
+
+
+def strayed(prints: Sequence[Fingerprint]) -> list[int]:
+    """Which of these were not in the placement that most were in; of two with as many the later one counts."""
+    if not prints:
+        return []
+    here = [[i for i, other in enumerate(prints) if moved(one, other) is None] for one in prints]
+    most = max(here, key=lambda alike: (len(alike), alike[-1]))
+    return [i for i in range(len(prints)) if i not in most]
 
 
 def _ratio(a: float, b: float) -> float:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from homenode.bench.ceilings import Work
+from homenode.bench.fingerprint import Fingerprint, strayed
 from homenode.bench.model_result import PhaseShare, Result, TimedSteps, result_of
 from homenode.bench.steady import Meter, Runs, Watch, measure_repeatedly, take_reading
 from homenode.bench.work import ModelWork
@@ -22,6 +24,7 @@ from homenode.errors import UserError
 from homenode.model.weights.load import LoadedModel
 
 _BLOCK = 64
+_ROUNDS = 4  # in which tests are measured anew that were not in the placement of the others
 
 
 @runtime_checkable
@@ -56,16 +59,31 @@ class Plan:
 def measure(model: LoadedModel, backend: Backend, meter: Meter, plan: Plan, watch: Watch) -> list[Result]:
     """Run the plan; `meter` measures the limits of the CPUs `backend` computes on.
 
+    Results are to be compared with each other, so those that were measured in another placement than most are measured anew, a few times at most.
     Raises UserError when the model's context is too short for the plan.
     """
     bench = _Bench(timed_runs(model, backend, plan), meter, watch)
-    results = []
-    if plan.prompt_tokens:
-        watch.started(f"prefill of {plan.prompt_tokens}")
-        results.append(bench.prefill())
-    for batch in plan.batches if plan.gen_tokens else ():
-        watch.started(f"decode, batch {batch}")
-        results.append(bench.decode(batch))
+    tests = [(f"prefill of {plan.prompt_tokens}", bench.prefill)] if plan.prompt_tokens else []
+    tests += [(f"decode, batch {batch}", partial(bench.decode, batch)) for batch in plan.batches if plan.gen_tokens]
+
+    def measured(index: int) -> Result:
+        title, test = tests[index]
+        watch.started(title)
+        return test()
+
+    def discarding(index: int) -> None:
+        watch.discarded(f"{tests[index][0]} was measured in another placement than the others")
+
+    return in_one_placement(len(tests), measured, discarding)
+
+
+def in_one_placement(tests: int, measured: Callable[[int], Result], discarding: Callable[[int], None]) -> list[Result]:
+    """The results of tests 0 .. tests - 1. Those that were in another placement than most are `measured` again; `discarding` is told before."""
+    results = [measured(index) for index in range(tests)]
+    for _ in range(_ROUNDS):
+        for index in strayed([Fingerprint.from_json(result.placement["after"]) for result in results]):
+            discarding(index)
+            results[index] = measured(index)
     return results
 
 
