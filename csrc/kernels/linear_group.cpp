@@ -10,16 +10,13 @@ namespace {
 
 // None of these sizes changes a result: the sums of a tile go on where they stopped.
 
-// Bytes of weights that stay in the first-level cache while all the tokens at hand pass, and those that follow them come in: a third of it each,
-// and a third for the activations.
-constexpr int64_t kSliceBytes = 16 << 10;
 constexpr int kPartSteps = 8;      // lines of a part
 constexpr int kAskingColumns = 2;  // with which a tile of a float format asks for weights
 
 // Columns multiplied with all the tokens at hand before the next: about equal slices of whole steps and whole parts.
-int64_t slice_columns(PackedStep step, int64_t columns) {
+int64_t slice_columns(PackedStep step, int64_t columns, int64_t slice_bytes) {
   const int64_t unit = std::max<int64_t>(step.columns, kPartColumns), units = ceiling_of(columns, unit);
-  const int64_t slices = ceiling_of(ceiling_of(columns, step.columns) * step.bytes, kSliceBytes);
+  const int64_t slices = ceiling_of(ceiling_of(columns, step.columns) * step.bytes, slice_bytes);
   return ceiling_of(units, slices) * unit;
 }
 
@@ -92,7 +89,7 @@ int64_t block_tokens(const LinearTable& table, int64_t tokens, int64_t row_bytes
 
 GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const LinearTable& table)
     : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)), bytes_ahead_{table.bytes_ahead, table.bytes_ahead_of_four},
-      asks_second_(table.asks_second) {
+      asks_second_(table.asks_second), slice_bytes_(is_coded(w) ? table.slice_bytes : table.float_slice_bytes) {
   if (const Coding* coding = coding_of(w.format)) {
     const auto& panels = table.panels[coding - kCodings];
     coded_ = &table.coded[coding - kCodings];
@@ -116,7 +113,7 @@ void GroupProduct::multiply(const uint8_t* packed, int64_t first, int64_t n, flo
 }
 
 void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
-  const int64_t tiles = ceiling_of(n, floats_->max_tokens), at_once = tiles == 1 ? rows_.columns : slice_columns(step_, rows_.columns);
+  const int64_t tiles = ceiling_of(n, floats_->max_tokens), at_once = tiles == 1 ? rows_.columns : slice_columns(step_, rows_.columns, slice_bytes_);
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
     const int64_t steps = ceiling_of(s.columns, kAskingColumns), asked = n < floats_->asking_from ? 0 : s.bytes;
@@ -134,7 +131,7 @@ void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t 
     coded_->tile[n - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums, ahead);
     return;
   }
-  const int64_t tiles = ceiling_of(n, coded_->tokens_of_many), at_once = slice_columns(step_, rows_.columns);
+  const int64_t tiles = ceiling_of(n, coded_->tokens_of_many), at_once = slice_columns(step_, rows_.columns, slice_bytes_);
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
     const uint8_t* from = s.weights + s.bytes;

@@ -53,6 +53,7 @@ class GroupProduct {
   ActivationRows rows_;
   int64_t group_bytes_, bytes_ahead_[2];  // with fewer than four tokens, and with four and more
   bool asks_second_;
+  int64_t slice_bytes_;
 };
 
 }  // namespace homenode

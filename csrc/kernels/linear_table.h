@@ -108,6 +108,10 @@ struct LinearTable {
   // Activations that stay in the second-level cache while the weights of a piece pass, beside what passes and the sums. Processors with AVX-512 VNNI
   // have 1 MiB of it and more.
   int64_t block_bytes = 512 << 10;
+  // Bytes of weights that all the tokens at hand pass before the next. In the first-level cache they are a third, those that follow them another, and
+  // the activations the last.
+  int64_t slice_bytes = 16 << 10;
+  int64_t float_slice_bytes = 16 << 10;
   // How far ahead a single tile asks for its weights: of fewer tokens than four, and of more, with which as many bytes take longer.
   int64_t bytes_ahead = 8 << 10;
   int64_t bytes_ahead_of_four = 8 << 10;

@@ -18,13 +18,13 @@ constexpr int kPairBytes = 4;     // two adjacent columns of an activation row
 // 12 x 2 sums, two vectors of weights and one of activations fill 27 of 32 registers. From 8 tokens on the multipliers are busy all the time.
 constexpr int kTokens = 12;
 
-// Asks for the weights that are due with two columns. With many tokens the instructions in flight reach only a few lines ahead, and what the
-// processor looks ahead by itself is not enough: asked for early, the weights of eight tokens come from memory as fast as those of one.
-inline void expect(Ahead& ahead) {
-  for (int i = 0; i < ahead.lines; ++i, ahead.from += kCacheLine) {
-    if (ahead.second) _mm_prefetch(reinterpret_cast<const char*>(ahead.from), _MM_HINT_T1);
-    else _mm_prefetch(reinterpret_cast<const char*>(ahead.from), _MM_HINT_T0);
-  }
+// Asks for the weights that are due with two columns: so many lines, known when compiled, as a decision in each step costs more than what it asks for.
+// With many tokens the instructions in flight reach only a few lines ahead, and what the processor looks ahead by itself is not enough: asked for early,
+// the weights of eight tokens come from memory as fast as those of one.
+template <int Lines, bool Second>
+inline void expect(const char* from) {
+#pragma GCC unroll 2
+  for (int i = 0; i < Lines; ++i) Second ? _mm_prefetch(from + kCacheLine * i, _MM_HINT_T1) : _mm_prefetch(from + kCacheLine * i, _MM_HINT_T0);
 }
 
 // One pair of an activation row in every lane.
@@ -34,8 +34,8 @@ inline __m512bh broadcast_pair(const uint8_t* p) {
   return reinterpret_cast<__m512bh>(in_register(_mm512_set1_epi32(pair)));
 }
 
-template <int M>
-void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead ahead) {
+template <int M, int Lines, bool Second>
+void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, const uint8_t* ahead) {
   __m512 f[M][kVectors];
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
@@ -43,7 +43,8 @@ void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, siz
     f[m][1] = _mm512_loadu_ps(sums + kGroupRows * m + 16);
   }
   for (; columns > 0; columns -= 2, packed += kVectors * kVectorBytes, rows += kPairBytes) {
-    expect(ahead);
+    expect<Lines, Second>(reinterpret_cast<const char*>(ahead));
+    ahead += Lines * kCacheLine;
     const __m512bh first = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed));
     const __m512bh second = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed + kVectorBytes));
 #pragma GCC unroll 16
@@ -58,6 +59,15 @@ void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, siz
     _mm512_storeu_ps(sums + kGroupRows * m, f[m][0]);
     _mm512_storeu_ps(sums + kGroupRows * m + 16, f[m][1]);
   }
+}
+
+template <int M>
+void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead ahead) {
+  static_assert(kVectors * kVectorBytes == 2 * kCacheLine);  // a single tile asks for as much as it multiplies, several for less
+  const auto tile = ahead.lines == 0 ? tile_asking<M, 0, false>
+                    : ahead.second   ? ahead.lines == 1 ? tile_asking<M, 1, true> : tile_asking<M, 2, true>
+                    : ahead.lines == 1 ? tile_asking<M, 1, false> : tile_asking<M, 2, false>;
+  tile(packed, columns, rows, stride, sums, ahead.from);
 }
 
 // 32 columns at a time; those beyond the last are zeros.
