@@ -27,9 +27,9 @@ class GatedGroups {
   const GateKernel gate_mul_;
   const LinearTable& table_;
   const float* const* biases_;
-  // [group][token][32]
-  alignas(64) float gate_[kTokensAtOnce * kGroupRows];
-  alignas(64) float up_[kTokensAtOnce * kGroupRows];
+  // [group][token][32]; a group's products may overwrite the first sums of the next, which come after them
+  alignas(64) float gate_[(kTokensAtOnce + kSpareRows) * kGroupRows];
+  alignas(64) float up_[(kTokensAtOnce + kSpareRows) * kGroupRows];
 };
 
 }  // namespace homenode

@@ -126,9 +126,10 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
 
 void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
   if (n <= coded_->max_tokens) {
-    const int steps = n < coded_->asking_from ? 0 : kPartSteps;
-    const SpreadAhead ahead{packed + bytes_ahead(n), steps, group_bytes_ / (rows_.columns / kPartColumns), asks_second_};
-    coded_->tile[n - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums, ahead);
+    const bool asks = n >= coded_->asking_from;
+    const SpreadAhead ahead{packed + bytes_ahead(n), asks ? kPartSteps : 0, group_bytes_ / (rows_.columns / kPartColumns), asks_second_};
+    const int64_t tokens = asks ? std::max(n, std::min<int64_t>(coded_->least_asking, rows_.readable - first)) : n;
+    coded_->tile[tokens - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums, ahead);
     return;
   }
   const int64_t tiles = ceiling_of(n, coded_->tokens_of_many), at_once = slice_columns(step_, rows_.columns, slice_bytes_);

@@ -27,8 +27,8 @@ class GroupProduct {
  public:
   GroupProduct(const Weight&, const ActivationRows&, const LinearTable&);
 
-  // sums[token][32] = tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`. Meanwhile the lines of the
-  // destination, if any, come to this thread.
+  // sums[token][32] = tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`; kSpareRows more may be overwritten.
+  // Meanwhile the lines of the destination, if any, come to this thread.
   void multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to = {}) const;
 
   int64_t group_bytes() const { return group_bytes_; }

@@ -20,7 +20,7 @@ int64_t rounded_stride(int64_t columns) { return (parts_of(columns) | 1) * kPart
 int64_t encoded_stride(int64_t columns) { return parts_of(columns) | 1; }
 int64_t float_stride(int64_t columns) { return ((columns + 15) / 16 | 1) * 16; }
 
-size_t encoded_bytes(int64_t tokens, int64_t columns) { return size_t(tokens * encoded_stride(columns)) * sizeof(EncodedPart); }
+size_t encoded_bytes(int64_t tokens, int64_t columns) { return size_t((tokens + kSpareRows) * encoded_stride(columns)) * sizeof(EncodedPart); }
 size_t rounded_bytes(int64_t tokens, int64_t columns) { return size_t(tokens * rounded_stride(columns)) * sizeof(uint16_t); }
 size_t float_bytes(int64_t tokens, int64_t columns) { return size_t(tokens * float_stride(columns)) * sizeof(float); }
 
@@ -96,10 +96,13 @@ ActivationRows rows_for(const LinearArgs& a, const Weight& w, const LinearTable&
   constexpr int64_t kFloat = sizeof(float);
   const PreparedRows rows = prepared_rows(a, table);
   const auto bytes = [](const auto* p) { return reinterpret_cast<const uint8_t*>(p); };
-  if (is_coded(w)) return {bytes(rows.encoded), size_t(rows.encoded_stride) * sizeof(EncodedPart), sizeof(EncodedPart), parts_of(w.columns) * kPartColumns};
-  if (takes_rounded(table, w)) return {bytes(rows.rounded), size_t(rows.rounded_stride) * sizeof(uint16_t), kPartColumns * sizeof(uint16_t), w.columns};
-  if (rows.floats) return {bytes(rows.floats), size_t(rows.float_stride * kFloat), kPartColumns * kFloat, w.columns};
-  return {bytes(a.x), size_t(a.x_stride * kFloat), kPartColumns * kFloat, w.columns};
+  if (is_coded(w)) {
+    const size_t stride = size_t(rows.encoded_stride) * sizeof(EncodedPart);
+    return {bytes(rows.encoded), stride, sizeof(EncodedPart), parts_of(w.columns) * kPartColumns, a.tokens + kSpareRows};
+  }
+  if (takes_rounded(table, w)) return {bytes(rows.rounded), size_t(rows.rounded_stride) * sizeof(uint16_t), kPartColumns * sizeof(uint16_t), w.columns, a.tokens};
+  if (rows.floats) return {bytes(rows.floats), size_t(rows.float_stride * kFloat), kPartColumns * kFloat, w.columns, a.tokens};
+  return {bytes(a.x), size_t(a.x_stride * kFloat), kPartColumns * kFloat, w.columns, a.tokens};
 }
 
 size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count, bool transformed) {

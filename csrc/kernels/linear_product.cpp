@@ -47,7 +47,7 @@ class PlainSums {
   int thread_, weight_ = -1;
   int64_t column_ = 0;  // of the weight's first output
   std::optional<GroupProduct> product_;
-  alignas(64) float sums_[kTokensAtOnce * kGroupRows];
+  alignas(64) float sums_[(kTokensAtOnce + kSpareRows) * kGroupRows];
 };
 
 }  // namespace

@@ -47,6 +47,7 @@ struct ActivationRows {
   size_t stride;
   int64_t part_bytes;  // of 32 columns
   int64_t columns;     // padded to whole parts when encoded
+  int64_t readable;    // rows there is memory for, whether they hold anything or not
 };
 ActivationRows rows_for(const LinearArgs&, const Weight&, const LinearTable&);
 

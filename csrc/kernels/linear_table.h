@@ -59,6 +59,7 @@ struct Outputs {
 };
 
 constexpr int kMaxTileTokens = 32;
+constexpr int kSpareRows = 2;  // by which a tile may take more rows than there are tokens: encoded rows and sums have room for them
 constexpr int kFloatFormats = 3;  // rows of `floats` below: F32, F16, BF16
 
 struct Tiles {
@@ -71,6 +72,9 @@ struct CodedTiles {
   int max_tokens = 0;
   int tokens_of_many = 0;  // of a tile, where there are several: where a token costs least
   int asking_from = 1;     // as in Tiles
+  // Tokens of the smallest tile that asks, at most asking_from + kSpareRows: a smaller one would be faster than what it asks for comes, and wait
+  // longer than the products of spare rows take. Nobody looks at what those give.
+  int least_asking = 1;
   CodedFunction tile[kMaxTileTokens] = {};
 };
 

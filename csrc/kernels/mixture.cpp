@@ -42,7 +42,7 @@ class GateUp {
 // Adds what one expert makes of its slots to their tokens, for the rows of one piece of down, whose groups lie at `groups`.
 void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct& product, const Weight::Piece& piece, const uint8_t* groups,
                 int64_t begin, int64_t end) {
-  alignas(64) float sums[kTokensAtOnce * kGroupRows];
+  alignas(64) float sums[(kTokensAtOnce + kSpareRows) * kGroupRows];
   const int64_t block = block_of(linear_table(current_level()), product, end - begin);
   for (int64_t from = begin; from < end; from += block) {
     const int64_t to = std::min(from + block, end);

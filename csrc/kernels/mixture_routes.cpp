@@ -171,6 +171,7 @@ ActivationRows MixtureInput::by_slot(int which, const uint8_t* gathered) const {
   ActivationRows rows = rows_for(args_, *weights_[which], table_);
   rows.stride = call_.tokens == 1 ? 0 : bytes_of(rows, call_.x).stride;
   if (call_.tokens > 1) rows.data = gathered;
+  rows.readable = call_.tokens > 1 ? call_.routes() : 1;
   return rows;
 }
 
