@@ -1,5 +1,7 @@
 #include "kernels/linear_tuning.h"
 
+#include <algorithm>
+
 namespace homenode {
 namespace {
 
@@ -11,8 +13,9 @@ LinearTable for_zen4(LinearTable table) {
   table.asks_second = true;
   table.float_slice_bytes = 64 << 10;  // tiles of twelve tokens wait for nothing from the second-level cache, and sums pass through memory less often: 1 to 2 %
   for (int i = 0; i < kCodingCount; ++i) {
-    table.coded[i].asking_from = 3;
-    if (kCodings[i].low_bits == 8) table.coded[i].least_asking = 5;  // four tokens alone: 24
+    CodedTiles& tiles = table.coded[i];
+    tiles.asking_from = 3;
+    if (kCodings[i].low_bits == 8) tiles.least_asking = std::min(5, tiles.max_tokens);  // four tokens alone: 24
   }
   for (int i = 0; i < kFloatFormats; ++i) table.floats[i].asking_from = table.floats[i].max_tokens > 6 ? 7 : 3;
   return table;

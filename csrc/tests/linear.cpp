@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/linear_group.h"
 #include "kernels/linear_share.h"
+#include "kernels/linear_tuning.h"
 #include "tests/matrices.h"
 
 namespace homenode::checks {
@@ -52,6 +54,42 @@ void check_format(Random& random, Format format) {
   }
 }
 
+// As no processor wants it otherwise.
+LinearTable untuned(LinearTable table) {
+  table.asks_second = false;
+  table.float_slice_bytes = table.slice_bytes;
+  for (Tiles& tiles : table.floats) tiles.asking_from = 1;
+  for (CodedTiles& tiles : table.coded) tiles.asking_from = tiles.least_asking = 1;
+  return table;
+}
+
+// How weights are asked for changes no value, and spare rows touch nobody's memory.
+void check_tuning(Random& random, Format format) {
+  const auto team = team_of(1);
+  const int64_t columns = random_columns(random, format), tokens = random.between(1, 40), first = random.between(0, static_cast<int>(tokens) - 1);
+  const int64_t n = random.one_in(2) ? std::min<int64_t>(random.between(1, 5), tokens - first) : tokens - first;
+  const Matrix matrix = random_matrix(random, *team, format, kGroupRows, columns);
+  const Weight& w = *matrix.weight;
+  const Weight* weights[] = {&w};
+  const Exact<float> x = reals(random, static_cast<size_t>(tokens * columns));
+  Exact<uint8_t> scratch(linear_scratch_bytes(tokens, columns, weights, 1));
+  std::fill_n(scratch.get(), scratch.size(), uint8_t(0));
+  for (const Level level : levels()) {
+    const LevelScope scope(level);
+    const LinearTable plain = untuned(linear_table(level));
+    const LinearArgs call{x.get(), columns, tokens, weights, 1, nullptr, nullptr, 0, nullptr, 0, scratch.get()};
+    linear_prepare(call, 0, 1);
+    const auto sums = [&](const LinearTable& table) {
+      Exact<float> found(static_cast<size_t>((n + kSpareRows) * kGroupRows));
+      GroupProduct(w, rows_for(call, w, table), table).multiply(w.data(0, 0), first, n, found.get());
+      return found;
+    };
+    const Exact<float> wanted = sums(plain), found = sums(tuned_for(Processor::zen4, plain));
+    require(!std::memcmp(wanted.get(), found.get(), static_cast<size_t>(n * kGroupRows) * sizeof(float)),
+            std::string("asking for weights in another way changes no value, ") + format_name(format) + " at " + level_name(level));
+  }
+}
+
 // Threads help those with the same path and nobody else, and who is helped by one helps it.
 void check_circles(Random& random) {
   std::vector<GroupPath> paths(static_cast<size_t>(random.between(1, 20)));
@@ -82,6 +120,7 @@ void check_linear(Random& random) {
   for (const Format format : kFormats) {
     require(has_kernel(format), format_name(format));
     check_format(random, format);
+    for (int times = 0; times < 4; ++times) check_tuning(random, format);
   }
 }
 
