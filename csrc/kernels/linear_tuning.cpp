@@ -5,9 +5,9 @@
 namespace homenode {
 namespace {
 
-// Measured on one core of an EPYC 9004 that multiplies matrices larger than its caches, GB/s of weights before and after: Q8_0 with 1, 4, 6, 9 and 12
-// tokens 25 -> 30, 21 -> 29, 20 -> 28, 12 -> 20, 11 -> 15; Q4_0 with 1, 2, 4 and 5 24 -> 30, 24 -> 30, 18 -> 24, 17 -> 20; BF16 with 1 and 8 26 -> 31,
-// 20 -> 27. While nothing but reading takes time, asking disturbs what the processor does by itself; later, what is asked for into the
+// One thread of an EPYC 9004, `homenode bench kernels --threads 1 --shapes 1024x4096 --repeat 1` in turns with the version before, GB/s of weights before and
+// after: Q8_0 with 1, 4, 6, 9 and 12 tokens 25 -> 31, 22 -> 32, 20 -> 28, 12 -> 19, 10 -> 15; Q4_0 with 1, 2, 4 and 6 24 -> 31, 23 -> 29, 18 -> 23,
+// 15 -> 16; BF16 with 1, 8 and 9 28 -> 32, 21 -> 26, 19 -> 24. While nothing but reading takes time, asking disturbs what the processor does by itself; later, what is asked for into the
 // nearest cache takes the place of a miss that is due there, where the second-level cache has room for more of them.
 LinearTable for_zen4(LinearTable table) {
   table.asks_second = true;
