@@ -71,7 +71,7 @@ struct LinearArgs {
   int64_t tokens;
   const Weight* const* weights; int count;        // all with the same columns
   const float* const* biases;            // per weight, entries may be null; or null
-  const float* residual; int64_t residual_stride; // [tokens, sum of rows], or null; may be `out` itself
+  const float* residual; int64_t residual_stride; // [tokens, sum of rows], or null; may be `out` itself unless picked
   float* out; int64_t out_stride;        // [tokens, sum of rows]
   uint8_t* scratch;                      // linear_scratch_bytes(...), 64-byte aligned
 
@@ -81,6 +81,7 @@ struct LinearArgs {
   float eps = 0;
   bool filled = false;                   // another product left the rows in the scratch memory (linear_multiply_gated); x is not read
 
+  const int32_t* residual_picked = nullptr;  // token t's residual is row residual_picked[t] of it; null: row t
   RunClaims* claims = nullptr;           // lets threads help each other (see linear_share.h); null: each does its own share
 
   bool transformed() const { return picked || norm || filled; }

@@ -30,12 +30,20 @@ class PlainSums {
                          bias ? bias + row : nullptr, std::min<int64_t>(kGroupRows, piece.row_end - row)};
         const Destination lines{to.out, size_t(to.out_stride) * sizeof(float), size_t(to.rows) * sizeof(float)};
         product_->multiply(packed, first, n, sums_, lines);
-        table_.store(sums_, n, to);
+        a_.residual_picked ? store_picked(first, n, place, to) : table_.store(sums_, n, to);
       }
     }
   }
 
  private:
+  // The residuals lie anywhere: each token is stored with its own.
+  void store_picked(int64_t first, int64_t n, int64_t place, Outputs to) const {
+    for (int64_t i = 0; i < n; ++i, to.out += to.out_stride) {
+      to.residual = a_.residual + a_.residual_picked[first + i] * a_.residual_stride + place;
+      table_.store(sums_ + i * kGroupRows, 1, to);
+    }
+  }
+
   void enter(int weight) {
     weight_ = weight, column_ = 0;
     for (int i = 0; i < weight; ++i) column_ += a_.weights[i]->rows;

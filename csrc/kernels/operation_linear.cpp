@@ -21,7 +21,6 @@ LinearOperation::LinearOperation(Tensor from, std::vector<std::shared_ptr<const 
 }
 
 void LinearOperation::take_over() {
-  choose_name();
   if (auto* norm = maker_of<RmsNormOperation>(x); norm && norm->weight.columns == x.columns) {
     norm->taken_over = true;
     norm_ = norm;
@@ -34,13 +33,13 @@ void LinearOperation::take_over() {
   }
   auto* gate = maker_of<GateOperation>(x);
   filled_ = gate && gate->fill(this);
-}
-
-// Phases are named for what a decoder uses them for, as far as that shows.
-void LinearOperation::choose_name() {
-  if (out.rows == RowKind::sampled) name = "lm_head";
-  else if (maker_of<AttentionOperation>(x)) name = "o";
-  else if (maker_of<GateOperation>(x)) name = "down";
+  if (auto* select = has_residual_ ? maker_of<SelectOperation>(residual_) : nullptr) {
+    select->taken_over = true;
+    residual_selected_ = true;
+    residual_ = select->x;
+  }
+  if (maker_of<AttentionOperation>(source_)) name = "o";
+  else if (gate) name = "down";
 }
 
 LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
@@ -49,6 +48,7 @@ LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
                   has_residual_ ? View(residual_).row(0) : nullptr, has_residual_ ? residual_.value->stride : 0, y.row(0), y.stride(),
                   scratch ? reinterpret_cast<uint8_t*>(scratch->data) : nullptr};
   if (select_) args.picked = step.sample_rows.data();
+  if (residual_selected_) args.residual_picked = step.sample_rows.data();
   if (norm_) args.norm = View(norm_->weight).row(0), args.eps = norm_->eps;
   args.filled = filled_;
   args.claims = claims_;

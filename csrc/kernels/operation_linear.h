@@ -15,6 +15,7 @@ class LinearOperation : public Operation {
   LinearOperation(Tensor from, std::vector<std::shared_ptr<const Weight>> with, const std::vector<Tensor>& plus, const Tensor* residual, Tensor to);
 
   // A norm or a selection of rows is done by each thread on the way, or, for many rows, by one phase that leaves prepared rows; a gate writes them.
+  // A selection of the residual's rows is done where they are added.
   void take_over() override;
   void lower(Lowering&) override;
 
@@ -31,13 +32,12 @@ class LinearOperation : public Operation {
   // The scratch memory that all threads share; made at first call.
   Memory* shared(Lowering&);
 
-  std::string name = "linear";  // of its phases
+  std::string name = "linear";  // of its phases: what a decoder uses them for, as far as that shows
   Tensor x, out;
 
  private:
   using Multiply = std::function<void(const LinearArgs&, const Step&, int thread, int threads)>;
   void lower_as(Lowering&, Multiply, std::vector<Memory*> touched);
-  void choose_name();
   size_t scratch_bytes(int64_t rows) const;
 
   std::vector<std::shared_ptr<const Weight>> owned_;
@@ -50,6 +50,7 @@ class LinearOperation : public Operation {
   Tensor source_;  // x, or what it is made of
   RmsNormOperation* norm_ = nullptr;
   SelectOperation* select_ = nullptr;
+  bool residual_selected_ = false;
   bool filled_ = false;
   Memory* shared_ = nullptr;
   RunClaims* claims_ = nullptr;

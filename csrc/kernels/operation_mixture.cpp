@@ -31,7 +31,8 @@ void MixtureOperation::lower(Lowering& to) {
   MixtureSource source;
   if (router_) source.router = router_->plain_weight();
   if (norm_) source.norm = View(norm_->weight).row(0), source.eps = norm_->eps;
-  plan_ = std::make_unique<MixturePlan>(experts_, source, chosen_, normalise_, to.most_rows(RowKind::tokens), to.level());
+  const RowKind kind = out_.rows;
+  plan_ = std::make_unique<MixturePlan>(experts_, source, chosen_, normalise_, to.most_rows(kind), to.level());
   Memory* shared = to.scratch(plan_->shared_bytes);
   Memory* own = to.own_scratch(plan_->own_bytes);
   plan_->own_bytes = own->own_bytes;
@@ -39,14 +40,17 @@ void MixtureOperation::lower(Lowering& to) {
   const auto arguments = [=, plan = plan_.get(), x = View(rows), logits = View(inputs_.logits), residual = View(inputs_.residual),
                           y = View(out_)](const Step& step) {
     const bool adds = residual.exists();
-    return MixtureArgs{plan, step.tokens, x.row(0), x.stride(), logits.row(0), logits.stride(), adds ? residual.row(0) : nullptr, adds ? residual.stride() : 0,
+    return MixtureArgs{plan, rows_in(kind, step), x.row(0), x.stride(), logits.row(0), logits.stride(), adds ? residual.row(0) : nullptr, adds ? residual.stride() : 0,
                        y.row(0), y.stride(), shared->data, own->data};
   };
   enum class When { many, few, always };
   const auto add = [&](const char* name, void (*work)(const MixtureArgs&, int, int), When when, bool by_rows, std::vector<Memory*> touched) {
     touched.insert(touched.end(), {shared, own});
     to.phase({name, [=](const Step& step, int thread, int threads) { work(arguments(step), thread, threads); }, by_rows,
-              [=](const Step& step) { return step.tokens > 0 && (when == When::always || mixture_is_few(step.tokens) == (when == When::few)); }},
+              [=](const Step& step) {
+                const int count = rows_in(kind, step);
+                return count > 0 && (when == When::always || mixture_is_few(count) == (when == When::few));
+              }},
              touched);
   };
   Memory *x = memory_of(rows), *logits = memory_of(inputs_.logits);

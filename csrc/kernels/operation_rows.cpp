@@ -100,21 +100,27 @@ void GateOperation::lower(Lowering& to) {
 }
 
 void AddOperation::take_over() {
-  auto* norm = maker_of<RmsNormOperation>(y);
-  if (!norm) return;
-  norm->taken_over = true;
-  norm_ = norm;
+  if (auto* norm = maker_of<RmsNormOperation>(y)) {
+    norm->taken_over = true;
+    norm_ = norm;
+  }
+  if (auto* select = maker_of<SelectOperation>(x)) {
+    select->taken_over = true;
+    selected_ = true;
+    x = select->x;
+  }
 }
 
 void AddOperation::lower(Lowering& to) {
-  const auto add = [x = View(x), sum = View(out)](int row, const float* y) {
-    for (int64_t c = 0; c < x.columns(); ++c) sum.row(row)[c] = x.row(row)[c] + y[c];
+  const auto add = [x = View(x), sum = View(out), selected = selected_](const Step& step, int row, const float* y) {
+    const float* from = x.row(selected ? step.sample_rows[static_cast<size_t>(row)] : row);
+    for (int64_t c = 0; c < x.columns(); ++c) sum.row(row)[c] = from[c] + y[c];
   };
   if (!norm_) {
     return to.phase({"add", [=, y = View(y), kind = out.rows](const Step& step, int thread, int threads) {
                        const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-                       for (int r = rows.begin; r < rows.end; ++r) add(r, y.row(r));
-                     }, true},
+                       for (int r = rows.begin; r < rows.end; ++r) add(step, r, y.row(r));
+                     }, !selected_},
                     {memory_of(x), memory_of(y), memory_of(out)});
   }
   to.phase({"add norm", [=, y = View(norm_->x), w = View(norm_->weight), z = View(out), eps = norm_->eps, kind = out.rows, norm = kernels(to.level()).rms_norm](
@@ -122,9 +128,9 @@ void AddOperation::lower(Lowering& to) {
               const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
                 for (int64_t c = 0; c < y.columns(); c += w.columns()) norm(y.row(r) + c, w.row(0), z.row(r) + c, w.columns(), eps);
-                add(r, z.row(r));
+                add(step, r, z.row(r));
               }
-            }, true},
+            }, !selected_},
            {memory_of(x), memory_of(norm_->x), memory_of(out)});
 }
 

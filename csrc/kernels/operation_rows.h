@@ -77,7 +77,7 @@ class GateOperation : public Operation {
   LinearOperation* reader_ = nullptr;
 };
 
-// x + y. Takes over the norm that makes y.
+// x + y. Takes over the norm that makes y, and the selection of x's rows.
 class AddOperation : public Operation {
  public:
   AddOperation(Tensor to, Tensor from, Tensor sum) : x(std::move(to)), y(std::move(from)), out(std::move(sum)) {}
@@ -87,6 +87,7 @@ class AddOperation : public Operation {
   Tensor x, y, out;
 
  private:
+  bool selected_ = false;  // x is what rows are selected of
   RmsNormOperation* norm_ = nullptr;
 };
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "host/team.h"
-#include "kernels/operation_rows.h"
+#include "kernels/operation_linear.h"
 
 namespace homenode {
 
@@ -126,6 +126,16 @@ Result<Tensor> Recorder::select(const Tensor& x) {
   return append(std::make_unique<SelectOperation>(x, out), out, {{x}});
 }
 
+// The last product is the one of the output matrix, where the program ends with rows that the step selects.
+void Recorder::name_head() {
+  for (auto at = program_->operations_.rbegin(); at != program_->operations_.rend(); ++at) {
+    auto* product = dynamic_cast<LinearOperation*>(at->get());
+    if (!product) continue;
+    if (product->out.rows == RowKind::sampled) product->name = "lm_head";
+    return;
+  }
+}
+
 Result<std::shared_ptr<Program>> Recorder::finish(const Tensor& output) {
   if (auto error = check_input(output, "the result of the forward function")) return *error;
   if (output.value->memory.given) return misuse("the result of the forward function is what it received");
@@ -133,6 +143,7 @@ Result<std::shared_ptr<Program>> Recorder::finish(const Tensor& output) {
   if (fuse_) {
     for (auto& operation : program_->operations_) operation->take_over();
   }
+  name_head();
   Lowering lowering(*program_);
   for (auto& operation : program_->operations_) {
     if (!operation->taken_over) operation->lower(lowering);

@@ -46,6 +46,7 @@ class Recorder {
 
  private:
   Tensor make(int64_t columns, RowKind rows) const;
+  void name_head();
   // Appends an operation that makes `out` of these.
   Tensor append(std::unique_ptr<Operation>, const Tensor& out, std::span<const Tensor> inputs);
   Result<Tensor> gated(const Tensor& gate_up, Activation);

@@ -12,7 +12,7 @@ namespace {
 std::optional<Error> check_mixture(const Tensor& x, const Tensor& logits, const Experts& experts, int chosen, const Tensor* residual) {
   if (auto error = check_experts(experts)) return error;
   for (const Tensor* t : {&x, &logits, residual}) {
-    if (t && t->rows == RowKind::sampled) return misuse("mixture: rows after select");
+    if (t && rows_made_of(*t) != rows_made_of(x)) return misuse("mixture: some rows are selected, others are not");
   }
   if (x.columns != experts.columns() || (residual && residual->columns != experts.columns()) || logits.columns != experts.total()) {
     return misuse("mixture: rows of " + to_string(x.columns) + (residual ? " and " + to_string(residual->columns) : "") + " columns, with " +
@@ -55,9 +55,10 @@ Result<Tensor> Recorder::mixture(const Tensor& x, const Tensor& logits, ExpertWe
     experts.here = std::move(places.value());
   }
   if (auto error = check_mixture(x, logits, experts, chosen, residual)) return *error;
-  const int64_t most = program_->bounds_.limits.max_tokens;
+  const StepLimits& limits = program_->bounds_.limits;
+  const int64_t most = rows_made_of(x) == RowKind::sampled ? limits.max_sampled_rows : limits.max_tokens;
   if (most * chosen > INT32_MAX) return misuse("mixture: " + to_string(most) + " tokens with " + to_string(chosen) + " experts each are too many");
-  const Tensor out = make(x.columns, RowKind::tokens);
+  const Tensor out = make(x.columns, rows_made_of(x));
   MixtureOperation::Inputs from{x, logits, residual ? *residual : Tensor{}};
   return append(std::make_unique<MixtureOperation>(std::move(from), std::move(weights), experts, chosen, normalise, out), out, inputs);
 }

@@ -21,6 +21,7 @@ struct Shape {
   std::vector<int32_t> here;  // experts of which there are matrices; empty: all
   KvType kv;
   Format format;
+  bool early;  // rows are selected behind the attention, else at the end
   uint64_t seed;
 };
 
@@ -32,7 +33,7 @@ Shape random_shape(Random& random) {
   return {32 * random.between(1, 4), group * kv_heads, kv_heads, head_dim, 32 * random.between(1, 4), random.one_in(2) ? random.between(1, 300) : 0,
           32 * random.between(1, 2), random.one_in(3) ? 5.0f : 0.0f, random.one_in(2), experts, here,
           random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}),
-          random.bits()};
+          random.one_in(2), random.bits()};
 }
 
 // Records the model for one team, one of several ranks if there is a group, and keeps what it needs.
@@ -46,7 +47,7 @@ class Model {
     Tensor x = taken(r.embedding(weight(kVocabulary - 9, shape.hidden), 4, kVocabulary));
     x = taken(r.sum(attention(r, x)));
     x = taken(r.sum(feed_forward(r, x)));
-    x = taken(r.rms_norm(taken(r.select(x)), parameter(shape.hidden), 1e-6f));
+    x = taken(r.rms_norm(selected(r, x, !shape.early), parameter(shape.hidden), 1e-6f));
     const Tensor logits = taken(r.linear(x, {weight(kVocabulary, shape.hidden)}, {}, nullptr));
     const Tensor all = taken(r.gather(logits, std::vector<int64_t>(group ? static_cast<size_t>(group->size()) : 1, kVocabulary)));
     program_ = taken(r.finish(shape.softcap > 0 ? taken(r.soft_cap(all, 30)) : all));
@@ -80,8 +81,11 @@ class Model {
     const Tensor angles = taken(r.rope_angles(std::vector<float>(static_cast<size_t>(shape_.head_dim / 2), 0.1f), 1));
     const Tensor q = taken(r.rope(parts[0], angles, shape_.head_dim)), k = taken(r.rope(parts[1], angles, shape_.head_dim));
     const Tensor attended = taken(r.attention(q, k, parts[2], cache_, 0, 1 / std::sqrt(static_cast<float>(shape_.head_dim)), shape_.window, shape_.softcap));
-    return taken(r.linear(attended, {weight(shape_.hidden, queries)}, {}, &x));
+    const Tensor residual = selected(r, x, shape_.early);
+    return taken(r.linear(selected(r, attended, shape_.early), {weight(shape_.hidden, queries)}, {}, &residual));
   }
+
+  static Tensor selected(Recorder& r, const Tensor& x, bool here) { return here ? taken(r.select(x)) : x; }
 
   Tensor feed_forward(Recorder& r, const Tensor& x) {
     const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));

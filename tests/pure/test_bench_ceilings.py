@@ -79,6 +79,15 @@ def test_a_prompt_multiplies_its_layers_for_every_token_and_the_head_once() -> N
     assert work.bytes == 68_000 + 100 * 68 + 6528 + 12288
 
 
+def test_of_the_last_layer_only_sampled_rows_are_multiplied_behind_its_attention() -> None:
+    names = [f"model.layers.{layer}.{name}.weight" for layer in (0, 1) for name in ("self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj")]
+    work = ModelWork(WeightLayout(tuple(matrix(name, 64, 64, "Q8_0", 4000) for name in names), 0), spec(), KV)
+    phases = work.prefill_phases(100)
+    each = 2 * 64 * 64
+    assert [phases[p].operations.int8 for p in ("qkv", "o", "gate_up")] == [200 * each, 101 * each, 101 * each]
+    assert work.prefill(100).bytes == 6 * 4000
+
+
 def test_of_experts_those_count_that_tokens_choose() -> None:
     experts = tuple(matrix(f"model.layers.0.mlp.experts.{e}.up_proj.weight", 96, 64, "Q8_0", 6528) for e in range(8))
     mixture = replace(spec(), mixture=MixtureSpec(num_experts=8, experts_per_token=2, intermediate_size=96, normalise=True))

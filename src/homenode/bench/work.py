@@ -69,16 +69,19 @@ class ModelWork:
         return total
 
     def _matrices(self, tokens: int, sampled: int) -> dict[str, Work]:
-        """Every matrix once for `tokens` rows, the output matrix for `sampled`; of an embedding table only the rows that are looked up."""
+        """Every matrix once for `tokens` rows, those behind the last attention for `sampled`; of an embedding table only the rows looked up."""
         head = _EMBEDDING if self.spec.tie_word_embeddings else _HEAD
+        last_layer = f"model.layers.{self.spec.num_layers - 1}."
         phases: dict[str, Work] = {}
         for matrix in self.layout.matrices:
             if matrix.name == _EMBEDDING:
                 phases["embedding"] = Work(tokens * matrix.target_bytes / matrix.rows, Operations())
             if matrix.name == head or matrix.name != _EMBEDDING:
                 phase = "lm_head" if matrix.name == head else _phase_of(matrix.name)
-                read, used = self._shares(matrix.name, tokens)
-                products = 2.0 * (sampled if phase == "lm_head" else tokens) * used * matrix.rows * matrix.columns
+                behind = phase == "lm_head" or (phase != "qkv" and matrix.name.startswith(last_layer))
+                rows = sampled if behind else tokens
+                read, used = self._shares(matrix.name, rows)
+                products = 2.0 * rows * used * matrix.rows * matrix.columns
                 work = Work(read * matrix.target_bytes, Operations.of(path_of(matrix.target), products))
                 phases[phase] = phases.get(phase, _NOTHING) + work
         return phases

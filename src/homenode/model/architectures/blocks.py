@@ -71,9 +71,17 @@ def project_qkv(ops: Ops, model: Forward, layer: Layer, x: Tensor) -> tuple[Tens
 
 
 def attend(ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
-    """x plus the attention of layer `index` of this stage, projected."""
+    """x plus the attention of layer `index` of this stage, projected; of the model's last layer the selected rows only."""
     layer = model.parameters.layers[index]
-    return project_out(ops, model, attended(ops, model, index, qkv, rotation), layer["o"], layer.get("o_bias"), x)
+    inner = select_last(ops, model, index, attended(ops, model, index, qkv, rotation))
+    if model.part.leads:
+        x = select_last(ops, model, index, x)
+    return project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
+
+
+def select_last(ops: Ops, model: Forward, index: int, x: Tensor) -> Tensor:
+    """Behind the attention of the model's last layer the rows that the step samples: nothing reads the others any more. Elsewhere all of x."""
+    return ops.select(x) if model.part.layers.first + index == model.spec.num_layers - 1 else x
 
 
 def attended(ops: Ops, model: Forward, index: int, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
@@ -106,14 +114,14 @@ def over_ranks(ops: Ops, model: Forward, x: Tensor) -> Tensor:
 
 
 def leave(ops: Ops, model: Forward, x: Tensor) -> Tensor:
-    """What the stage returns: its rows for the next one, or logits [sampled rows, vocabulary] of the rows the step wants.
+    """What the stage returns: its rows for the next one, or logits [sampled rows, vocabulary], x being those that `select_last` left.
 
     A tied model multiplies with its embedding table.
     """
     part, top = model.part, model.parameters.top
     if not part.last_stage:
         return x
-    h = ops.rms_norm(ops.select(x), top["norm"], model.spec.rms_norm_eps)
+    h = ops.rms_norm(x, top["norm"], model.spec.rms_norm_eps)
     head = top["embed"] if model.spec.tie_word_embeddings else top["lm_head"]
     logits = ops.linear(h, (head,))
     if part.ranks > 1:

@@ -23,10 +23,11 @@ def enter(ops: Ops, model: Forward) -> Tensor:
 
 
 def layer_of(ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
-    """x after layer `index` of this stage, of which q, k and v are there, not yet rotated."""
+    """x after layer `index` of this stage, of which q, k and v are there, not yet rotated; of the model's last layer the selected rows only."""
     layer = model.parameters.layers[index]
-    out = blocks.project_out(ops, model, blocks.attended(ops, model, index, qkv, rotation), layer["o"], None, None)
-    x = _add_normed(ops, model, x, out, layer["attended_norm"])
+    inner = blocks.select_last(ops, model, index, blocks.attended(ops, model, index, qkv, rotation))
+    out = blocks.project_out(ops, model, inner, layer["o"], None, None)
+    x = _add_normed(ops, model, blocks.select_last(ops, model, index, x), out, layer["attended_norm"])
     h = ops.rms_norm(x, layer["post_norm"], model.spec.rms_norm_eps)
     inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
     return _add_normed(ops, model, x, blocks.project_out(ops, model, inner, layer["down"], None, None), layer["mlp_norm"])
