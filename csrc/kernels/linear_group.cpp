@@ -79,6 +79,8 @@ void expect_written(const Destination& to, int64_t first, int64_t n) {
   }
 }
 
+void set_zero(float* sums, int64_t tokens) { std::memset(sums, 0, size_t(tokens) * kGroupRows * sizeof(float)); }
+
 }  // namespace
 
 int64_t block_tokens(const LinearTable& table, int64_t tokens, int64_t row_bytes) {
@@ -107,18 +109,22 @@ GroupProduct::Slice GroupProduct::slice(const uint8_t* packed, int64_t first, in
 
 void GroupProduct::multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const {
   if (panels_ && n >= panels_->least_tokens) return multiply_panels(packed, first, n, sums, to);
+  if (floats_) return multiply_floats(packed, first, n, sums, to);
   expect_written(to, 0, n);
-  std::memset(sums, 0, size_t(n) * kGroupRows * sizeof(float));
-  floats_ ? multiply_floats(packed, first, n, sums) : multiply_coded(packed, first, n, sums);
+  set_zero(sums, n);
+  multiply_coded(packed, first, n, sums);
 }
 
-void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
+void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const {
   const int64_t tiles = ceiling_of(n, floats_->max_tokens), at_once = tiles == 1 ? rows_.columns : slice_columns(step_, rows_.columns, slice_bytes_);
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
     const int64_t steps = ceiling_of(s.columns, kAskingColumns), asked = n < floats_->asking_from ? 0 : s.bytes;
     Asking asking(s.weights + (tiles == 1 ? bytes_ahead(n) : s.bytes), asked, tiles * steps, asks_second_);
+    const bool last = column + at_once >= rows_.columns;
     each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
+      if (column == 0) set_zero(sums + token * kGroupRows, count);
+      if (last) expect_written(to, token, count);
       floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, asking.next(steps));
     });
   }

@@ -42,7 +42,7 @@ class GroupProduct {
   };
   Slice slice(const uint8_t* packed, int64_t first, int64_t column, int64_t columns) const;
   int64_t bytes_ahead(int64_t tokens) const { return bytes_ahead_[tokens >= 4]; }
-  void multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
+  void multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const;
   void multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
   void multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const;
 

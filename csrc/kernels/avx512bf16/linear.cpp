@@ -34,6 +34,26 @@ inline __m512bh broadcast_pair(const uint8_t* p) {
   return reinterpret_cast<__m512bh>(in_register(_mm512_set1_epi32(pair)));
 }
 
+// M rows, a stride apart, of which each third has a pointer of its own: an address is a pointer and one or two strides. A register for each row would
+// be more than there are, and the compiler would fetch some from the vector registers, by an instruction that takes the multipliers' turn.
+template <int M>
+struct Rows {
+  const uint8_t* third[(M + 2) / 3];
+  size_t stride;
+  Rows(const uint8_t* first, size_t from_row_to_row) : stride(from_row_to_row) {
+#pragma GCC unroll 16
+    for (int i = 0; 3 * i < M; ++i) third[i] = first + 3 * i * stride;
+  }
+  const uint8_t* operator[](int m) const { return third[m / 3] + m % 3 * stride; }
+  void advance() {
+#pragma GCC unroll 16
+    for (int i = 0; 3 * i < M; ++i) {
+      third[i] += kPairBytes;
+      asm("" : "+r"(third[i]));  // or the compiler finds out that they move together
+    }
+  }
+};
+
 template <int M, int Lines, bool Second>
 void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, const uint8_t* ahead) {
   __m512 f[M][kVectors];
@@ -42,14 +62,15 @@ void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* rows, si
     f[m][0] = _mm512_loadu_ps(sums + kGroupRows * m);
     f[m][1] = _mm512_loadu_ps(sums + kGroupRows * m + 16);
   }
-  for (; columns > 0; columns -= 2, packed += kVectors * kVectorBytes, rows += kPairBytes) {
+  Rows<M> at(rows, stride);
+  for (; columns > 0; columns -= 2, packed += kVectors * kVectorBytes, at.advance()) {
     expect<Lines, Second>(reinterpret_cast<const char*>(ahead));
     ahead += Lines * kCacheLine;
     const __m512bh first = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed));
     const __m512bh second = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed + kVectorBytes));
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-      const __m512bh pair = broadcast_pair(rows + m * stride);
+      const __m512bh pair = broadcast_pair(at[m]);
       f[m][0] = _mm512_dpbf16_ps(f[m][0], first, pair);
       f[m][1] = _mm512_dpbf16_ps(f[m][1], second, pair);
     }
