@@ -15,9 +15,9 @@ from homenode.bench.ceilings import Operations, Work, path_of
 from homenode.compute.ops import KvGeometry
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.sampled_rows import of_sampled_rows, output_matrix
 
 _EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
 _OF_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 # The phase of a native program in which a matrix is multiplied, by the end of its name.
@@ -70,16 +70,14 @@ class ModelWork:
 
     def _matrices(self, tokens: int, sampled: int) -> dict[str, Work]:
         """Every matrix once for `tokens` rows, those behind the last attention for `sampled`; of an embedding table only the rows looked up."""
-        head = _EMBEDDING if self.spec.tie_word_embeddings else _HEAD
-        last_layer = f"model.layers.{self.spec.num_layers - 1}."
+        head = output_matrix(self.spec)
         phases: dict[str, Work] = {}
         for matrix in self.layout.matrices:
             if matrix.name == _EMBEDDING:
                 phases["embedding"] = Work(tokens * matrix.target_bytes / matrix.rows, Operations())
             if matrix.name == head or matrix.name != _EMBEDDING:
                 phase = "lm_head" if matrix.name == head else _phase_of(matrix.name)
-                behind = phase == "lm_head" or (phase != "qkv" and matrix.name.startswith(last_layer))
-                rows = sampled if behind else tokens
+                rows = sampled if of_sampled_rows(matrix.name, self.spec) else tokens
                 read, used = self._shares(matrix.name, rows)
                 products = 2.0 * rows * used * matrix.rows * matrix.columns
                 work = Work(read * matrix.target_bytes, Operations.of(path_of(matrix.target), products))

@@ -39,8 +39,9 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class WorkerWork:
-    """What one worker computes. `model`: its part, whose figures of a token leave the output matrix out. `output_bytes`, `output_operations`: of that
-    matrix, 0 where another stage has it; a row of logits multiplies with all of it. `attention`: operations of a token and a position it looks at."""
+    """What one worker computes. `model`: its part, whose figures of a token leave out the output matrix and what comes behind the last attention.
+    `output_bytes`, `output_operations`: of those, 0 where another stage has them; a row of logits multiplies with all of them. `attention`: operations
+    of a token and a position it looks at."""
 
     model: ModelWork
     output_bytes: float

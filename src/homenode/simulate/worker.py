@@ -18,12 +18,10 @@ from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.numa_choice import model_work
+from homenode.model.weights.sampled_rows import of_sampled_rows
 from homenode.simulate.costs import CommonExperts, Link, WorkerCost, WorkerWork
 from homenode.simulate.rates import Rates
 from homenode.simulate.speeds import DECLARED, Speeds
-
-_EMBEDDING = "model.embed_tokens.weight"
-_OUTPUT = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -74,14 +72,13 @@ def accelerator_worker(work: WorkerWork, speeds: Speeds) -> WorkerCost:
 
 
 def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: ModelPart) -> WorkerWork:
-    """What a part of a model is as work. Attention over all positions: windows are not looked at."""
+    """What a part of a model is as work. Attention over all positions: windows are not looked at. The last layer's experts count for every token."""
     work = model_work(spec, layout, geometry, part)
-    name = _EMBEDDING if spec.tie_word_embeddings else _OUTPUT
-    output = next((m for m in layout.matrices if m.name == name), None) if part.last_stage else None
-    operations = 0.0 if output is None else 2.0 * output.rows * output.columns
+    sampled = [m for m in layout.matrices if part.last_stage and m.expert is None and of_sampled_rows(m.name, spec)]
+    operations = 2.0 * sum(m.rows * m.columns for m in sampled)
     return WorkerWork(
         replace(work, flops_per_token=work.flops_per_token - operations),
-        0.0 if output is None else float(output.target_bytes),
+        float(sum(m.target_bytes for m in sampled)),
         operations,
         4.0 * part.heads.count * spec.head_dim * part.layers.count,
     )

@@ -1,0 +1,18 @@
+"""Which matrices a step multiplies with the rows it samples only: those behind the last layer's attention, and the output matrix. Pure."""
+
+from __future__ import annotations
+
+from homenode.model.checkpoint.spec import ModelSpec
+
+_QUERY_KEY_VALUE = (".q_proj.weight", ".k_proj.weight", ".v_proj.weight")
+
+
+def output_matrix(spec: ModelSpec) -> str:
+    """The name of the matrix that gives logits: the embedding table, where a model is tied to it."""
+    return "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
+
+
+def of_sampled_rows(name: str, spec: ModelSpec) -> bool:
+    """Whether the rows of other tokens never get to this matrix (see `select_last` of the architectures)."""
+    last = f"model.layers.{spec.num_layers - 1}."
+    return name == output_matrix(spec) or (name.startswith(last) and not name.endswith(_QUERY_KEY_VALUE))

@@ -1,0 +1,169 @@
+"""Hugging Face folders: which files count, and files that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.spec import MixtureSpec
+from tests.checkpoints import make_folder, make_gguf, safetensors_bytes, toy_config, toy_tensors, write_safetensors
+from tests.memory import memory_headroom
+from tests.paths import STORIES, STORIES_MIXTURE, needs_data
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "model")
+
+
+@pytest.mark.parametrize("shards", [2, 5])
+def test_shards(shards: int, tmp_path: Path) -> None:
+    one, many = open_checkpoint(make_folder(tmp_path / "a")), open_checkpoint(make_folder(tmp_path / "b", shards=shards))
+    assert one.spec == many.spec and {n: e.shape for n, e in one.tensors.items()} == {n: e.shape for n, e in many.tensors.items()}
+    (tmp_path / "b" / "model.safetensors.index.json").unlink()  # then every .safetensors file counts
+    assert open_checkpoint(tmp_path / "b").tensors == many.tensors
+
+
+def test_shards_behind_links_as_in_the_hub_cache(tmp_path: Path) -> None:
+    make_folder(tmp_path / "blobs", shards=2)
+    (tmp_path / "snapshot").mkdir()
+    for file in (tmp_path / "blobs").iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(Path("..") / "blobs" / file.name)
+    assert len(open_checkpoint(tmp_path / "snapshot").tensors) == len(toy_tensors(toy_config()))
+
+
+def test_consolidated_files_beside_the_shards_do_not_count(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, shards=2)
+    (folder / "model.safetensors.index.json").unlink()
+    write_safetensors(folder / "consolidated.safetensors", toy_tensors(toy_config()))
+    assert all(not entry.file.name.startswith("consolidated") for entry in open_checkpoint(folder).tensors.values())
+
+
+def test_storage_is_what_most_bytes_are_in(tmp_path: Path) -> None:
+    assert [open_checkpoint(make_folder(tmp_path / d, dtype=d)).spec.storage for d in ("F32", "F16", "BF16", "F64")] == [
+        "F32",
+        "F16",
+        "BF16",
+        "F64",
+    ]
+
+
+def test_a_folder_of_both_kinds_is_read_as_a_folder(folder: Path) -> None:
+    make_gguf(folder / "model.gguf")
+    assert open_checkpoint(folder).path == folder
+    (folder / "model.safetensors").unlink()
+    assert open_checkpoint(folder).path == folder / "model.gguf"
+
+
+@needs_data
+def test_real_folders() -> None:
+    checkpoint = open_checkpoint(STORIES)
+    assert checkpoint.spec.architecture == "llama" and len(checkpoint.tensors) == 47 and checkpoint.spec.tie_word_embeddings
+    assert "tokenizer_config.json" in checkpoint.metadata
+    mixture = open_checkpoint(STORIES_MIXTURE).spec.mixture
+    assert mixture == MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=172, normalise=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"", "no valid JSON"),
+        ("config.json", b"[1]", "a JSON list"),
+        ("config.json", b"\xff\xfe", "no valid JSON"),
+        ("config.json", b"[" * 100_000, "nested too deeply"),
+        ("config.json", b'{"hidden_size":' + b"[" * 900 + b"]" * 900 + b"}", "architecture"),
+        ("config.json", b'{"a":"' + b"x" * 2**24 + b'"}', "at most 16MiB of JSON"),
+        ("generation_config.json", b"{", "no valid JSON"),
+        ("generation_config.json", b'{"eos_token_id": "x"}', "eos_token_id"),
+        ("generation_config.json", b'{"temperature": -1}', "temperature"),
+        ("generation_config.json", b'{"top_k": 1.5}', "top_k"),
+        ("tokenizer_config.json", b"{", "no valid JSON"),
+    ],
+)
+def test_json_files_that_cannot_be(name: str, content: bytes, message: str, folder: Path) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises((CheckpointError, UnsupportedError), match=message) as caught:
+        open_checkpoint(folder)
+    assert name in caught.value.message
+
+
+def index_of(folder: Path, change: Any) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    path.write_text(json.dumps(change(index["weight_map"])))
+
+
+INDEXES: dict[str, tuple[Any, str]] = {
+    "no map": (lambda m: {}, "weight_map: seen NoneType"),
+    "an empty map": (lambda m: {"weight_map": {}}, "weight_map: seen dict"),
+    "a list": (lambda m: [m], "a JSON list"),
+    "a number for a file": (lambda m: {"weight_map": m | {"lm_head.weight": 3}}, "none of that name in 3"),
+    "a missing shard": (lambda m: {"weight_map": m | {"lm_head.weight": "model-3.safetensors"}}, r"2 of 3 shards, without model-3\.safetensors"),
+    "a tensor no shard holds": (lambda m: {"weight_map": m | {"more": "model-00001-of-00002.safetensors"}}, "tensor 'more'"),
+    "a tensor in another shard": (
+        lambda m: {"weight_map": {k: v.replace("00001-", "0000x-").replace("00002-", "00001-").replace("0000x-", "00002-") for k, v in m.items()}},
+        "wanted it in the file the index names",
+    ),
+    "the folder above": (lambda m: {"weight_map": m | {"more": "../model/model-00001-of-00002.safetensors"}}, "file name: seen '../model/"),
+    "hidden dots": (lambda m: {"weight_map": m | {"more": "a/../../b.safetensors"}}, "file name"),
+    "an absolute path": (lambda m: {"weight_map": m | {"more": "/etc/passwd"}}, "file name: seen '/etc/passwd'"),
+    "an empty name": (lambda m: {"weight_map": m | {"more": ""}}, "file name: seen ''"),
+    "a NUL": (lambda m: {"weight_map": m | {"more": "a\0b"}}, "file name"),
+    "half a surrogate": (lambda m: {"weight_map": m | {"more": "\ud800"}}, "file name"),
+    "a name of 10000 letters": (lambda m: {"weight_map": m | {"more": "x" * 10_000}}, "file name"),
+    "the index itself": (lambda m: {"weight_map": m | {"more": "model.safetensors.index.json"}}, "header length"),
+    "the folder itself": (lambda m: {"weight_map": m | {"more": "."}}, "file name|regular file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", INDEXES)
+def test_indexes_that_cannot_be(case: str, tmp_path: Path) -> None:
+    change, message = INDEXES[case]
+    folder = make_folder(tmp_path / "model", shards=2)
+    index_of(folder, change)
+    with memory_headroom(64 * 2**20), pytest.raises(CheckpointError, match=message) as caught:
+        open_checkpoint(folder)
+    assert len(caught.value.message) < 1000
+
+
+def test_a_shard_in_a_loop_of_links(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, shards=2)
+    shard = folder / "model-00002-of-00002.safetensors"
+    shard.unlink()
+    shard.symlink_to(shard.name)
+    with pytest.raises(CheckpointError, match="model-00002-of-00002"):
+        open_checkpoint(folder)
+
+
+def test_tensors_twice_without_an_index(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    write_safetensors(folder / "b.safetensors", toy_tensors(toy_config()))
+    with pytest.raises(CheckpointError, match=r"seen it also in a\.safetensors"):
+        open_checkpoint(folder)
+
+
+def test_a_model_without_an_embedding(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(safetensors_bytes({"x": ("F32", [1], bytes(4))}))
+    with pytest.raises(CheckpointError, match="token embedding: seen none among 1 tensors"):
+        open_checkpoint(folder)
+
+
+def test_paths_that_are_no_model(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(UserError, match="no such file or folder"):
+        open_checkpoint(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no model in this folder"):
+        open_checkpoint(tmp_path / "empty")
+    with pytest.raises(UserError, match="give the folder"):
+        open_checkpoint(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UnsupportedError, match="no pickled files"):
+        open_checkpoint(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"no \.safetensors file"):
+        open_checkpoint(folder)
