@@ -34,8 +34,8 @@ inline __m512bh broadcast_pair(const uint8_t* p) {
   return reinterpret_cast<__m512bh>(in_register(_mm512_set1_epi32(pair)));
 }
 
-// M rows, a stride apart, of which each third has a pointer of its own: an address is a pointer and one or two strides. A register for each row would
-// be more than there are, and the compiler would fetch some from the vector registers, by an instruction that takes the multipliers' turn.
+// M rows, a stride apart. Every third has a pointer of its own, and the address of any is a pointer and up to two strides: with a register for each of
+// twelve rows the compiler ran out of them and fetched some from the vector registers, by an instruction that takes the multipliers' turn.
 template <int M>
 struct Rows {
   const uint8_t* third[(M + 2) / 3];
