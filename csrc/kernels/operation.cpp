@@ -18,7 +18,7 @@ int Lowering::threads() const { return program_.team_->size(); }
 Team* Lowering::team() const { return program_.team_.get(); }
 const StepLimits& Lowering::limits() const { return program_.bounds_.limits; }
 
-int Lowering::most_rows(RowKind kind) const { return kind == RowKind::sampled ? limits().max_sampled_rows : limits().max_tokens; }
+int Lowering::most_rows(RowKind kind) const { return homenode::most_rows(kind, limits()); }
 
 Memory* Lowering::scratch(size_t bytes) {
   Memory* memory = program_.scratch_.emplace_back(std::make_unique<Memory>()).get();

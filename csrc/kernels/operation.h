@@ -42,6 +42,7 @@ inline RowRange rows_of(int rows, int thread, int threads) {
   return {static_cast<int>(int64_t(rows) * thread / threads), static_cast<int>(int64_t(rows) * (thread + 1) / threads)};
 }
 
+inline int most_rows(RowKind kind, const StepLimits& limits) { return kind == RowKind::sampled ? limits.max_sampled_rows : limits.max_tokens; }
 inline int rows_in(RowKind kind, const Step& step) { return kind == RowKind::sampled ? step.sampled : step.tokens; }
 
 // Where operations put their phases.

@@ -26,18 +26,10 @@ void LinearOperation::take_over() {
     norm_ = norm;
     source_ = norm->x;
   }
-  if (auto* select = maker_of<SelectOperation>(source_)) {
-    select->taken_over = true;
-    select_ = select;
-    source_ = select->x;
-  }
+  selected_ = take_selection(source_);
   auto* gate = maker_of<GateOperation>(x);
   filled_ = gate && gate->fill(this);
-  if (auto* select = has_residual_ ? maker_of<SelectOperation>(residual_) : nullptr) {
-    select->taken_over = true;
-    residual_selected_ = true;
-    residual_ = select->x;
-  }
+  residual_selected_ = has_residual_ && take_selection(residual_);
   if (maker_of<AttentionOperation>(source_)) name = "o";
   else if (gate) name = "down";
 }
@@ -47,7 +39,7 @@ LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
   LinearArgs args{from.row(0), from.stride(), rows_in(out.rows, step), weights_.data(), static_cast<int>(weights_.size()), biases_.data(),
                   has_residual_ ? View(residual_).row(0) : nullptr, has_residual_ ? residual_.value->stride : 0, y.row(0), y.stride(),
                   scratch ? reinterpret_cast<uint8_t*>(scratch->data) : nullptr};
-  if (select_) args.picked = step.sample_rows.data();
+  if (selected_) args.picked = step.sample_rows.data();
   if (residual_selected_) args.residual_picked = step.sample_rows.data();
   if (norm_) args.norm = View(norm_->weight).row(0), args.eps = norm_->eps;
   args.filled = filled_;
@@ -56,7 +48,7 @@ LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
 }
 
 size_t LinearOperation::scratch_bytes(int64_t rows) const {
-  return linear_scratch_bytes(rows, x.columns, weights_.data(), static_cast<int>(weights_.size()), norm_ || select_ || filled_);
+  return linear_scratch_bytes(rows, x.columns, weights_.data(), static_cast<int>(weights_.size()), norm_ || selected_ || filled_);
 }
 
 Memory* LinearOperation::shared(Lowering& to) {
@@ -82,7 +74,7 @@ void LinearOperation::lower_as(Lowering& to, Multiply multiply, std::vector<Memo
   Memory* own = to.own_scratch(scratch_bytes(std::min(kFewRows, to.most_rows(kind))));
   std::string preparing = name;
   preparing.append(" rows");
-  to.phase({preparing, [=, this](const Step& step, int thread, int threads) { linear_prepare(arguments(step, rows), thread, threads); }, !select_,
+  to.phase({preparing, [=, this](const Step& step, int thread, int threads) { linear_prepare(arguments(step, rows), thread, threads); }, !selected_,
             [=](const Step& step) { return rows_in(kind, step) > kFewRows; }},
            {memory_of(source_), rows});
   touched.push_back(own);

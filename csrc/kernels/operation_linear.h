@@ -49,8 +49,7 @@ class LinearOperation : public Operation {
 
   Tensor source_;  // x, or what it is made of
   RmsNormOperation* norm_ = nullptr;
-  SelectOperation* select_ = nullptr;
-  bool residual_selected_ = false;
+  bool selected_ = false, residual_selected_ = false;  // the step's rows are picked, of source_ and of the residual
   bool filled_ = false;
   Memory* shared_ = nullptr;
   RunClaims* claims_ = nullptr;

@@ -104,11 +104,7 @@ void AddOperation::take_over() {
     norm->taken_over = true;
     norm_ = norm;
   }
-  if (auto* select = maker_of<SelectOperation>(x)) {
-    select->taken_over = true;
-    selected_ = true;
-    x = select->x;
-  }
+  selected_ = take_selection(x);
 }
 
 void AddOperation::lower(Lowering& to) {

@@ -38,6 +38,15 @@ class SelectOperation : public Operation {
   Tensor x, out;
 };
 
+// If a selection of rows made x for its one reader, x becomes what they are selected of, and the reader picks them.
+inline bool take_selection(Tensor& x) {
+  auto* select = maker_of<SelectOperation>(x);
+  if (!select) return false;
+  select->taken_over = true;
+  x = select->x;
+  return true;
+}
+
 class RopeAnglesOperation : public Operation {
  public:
   RopeAnglesOperation(std::vector<float> by, float times, Tensor to) : frequencies(std::move(by)), scale(times), out(std::move(to)) {}

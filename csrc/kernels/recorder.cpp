@@ -20,13 +20,12 @@ Recorder::Recorder(std::shared_ptr<Team> team, Level level, const StepLimits& li
 }
 
 Tensor Recorder::make(int64_t columns, RowKind rows) const {
-  const StepLimits& limits = program_->bounds_.limits;
   auto value = std::make_shared<Value>();
   value->columns = columns;
   value->stride = row_stride(columns);
   value->rows = rows;
   value->home = home_;
-  const auto most = static_cast<size_t>(rows == RowKind::sampled ? limits.max_sampled_rows : limits.max_tokens);
+  const auto most = static_cast<size_t>(most_rows(rows, program_->bounds_.limits));
   value->memory.row_bytes = static_cast<size_t>(value->stride) * sizeof(float);
   value->memory.bytes = most * value->memory.row_bytes;
   value->memory.rows = rows;

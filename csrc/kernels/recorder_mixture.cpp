@@ -55,8 +55,7 @@ Result<Tensor> Recorder::mixture(const Tensor& x, const Tensor& logits, ExpertWe
     experts.here = std::move(places.value());
   }
   if (auto error = check_mixture(x, logits, experts, chosen, residual)) return *error;
-  const StepLimits& limits = program_->bounds_.limits;
-  const int64_t most = rows_made_of(x) == RowKind::sampled ? limits.max_sampled_rows : limits.max_tokens;
+  const int64_t most = most_rows(rows_made_of(x), program_->bounds_.limits);
   if (most * chosen > INT32_MAX) return misuse("mixture: " + to_string(most) + " tokens with " + to_string(chosen) + " experts each are too many");
   const Tensor out = make(x.columns, rows_made_of(x));
   MixtureOperation::Inputs from{x, logits, residual ? *residual : Tensor{}};

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from homenode.bench.ceilings import Operations, Work, path_of
 from homenode.compute.ops import KvGeometry
+from homenode.model.checkpoint.limits import EMBEDDING
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.sampled_rows import of_sampled_rows, output_matrix
 
-_EMBEDDING = "model.embed_tokens.weight"
 _OF_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 # The phase of a native program in which a matrix is multiplied, by the end of its name.
@@ -73,9 +73,9 @@ class ModelWork:
         head = output_matrix(self.spec)
         phases: dict[str, Work] = {}
         for matrix in self.layout.matrices:
-            if matrix.name == _EMBEDDING:
+            if matrix.name == EMBEDDING:
                 phases["embedding"] = Work(tokens * matrix.target_bytes / matrix.rows, Operations())
-            if matrix.name == head or matrix.name != _EMBEDDING:
+            if matrix.name == head or matrix.name != EMBEDDING:
                 phase = "lm_head" if matrix.name == head else _phase_of(matrix.name)
                 rows = sampled if of_sampled_rows(matrix.name, self.spec) else tokens
                 read, used = self._shares(matrix.name, rows)

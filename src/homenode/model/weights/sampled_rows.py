@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from homenode.model.checkpoint.limits import EMBEDDING, OUTPUT
 from homenode.model.checkpoint.spec import ModelSpec
 
 _QUERY_KEY_VALUE = (".q_proj.weight", ".k_proj.weight", ".v_proj.weight")
@@ -9,7 +10,7 @@ _QUERY_KEY_VALUE = (".q_proj.weight", ".k_proj.weight", ".v_proj.weight")
 
 def output_matrix(spec: ModelSpec) -> str:
     """The name of the matrix that gives logits: the embedding table, where a model is tied to it."""
-    return "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
+    return EMBEDDING if spec.tie_word_embeddings else OUTPUT
 
 
 def of_sampled_rows(name: str, spec: ModelSpec) -> bool:
