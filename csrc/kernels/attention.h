@@ -1,6 +1,6 @@
 // Paged causal attention as work items for a team.
 //
-// A tile is up to 16 rows of (query token, head of the group) of one sequence and KV head. Its context is cut into chunks of 256 keys counted
+// A tile is up to 32 rows of (query token, head of the group) of one sequence and KV head. Its context is cut into chunks of 256 keys counted
 // from position 0; each chunk gives a partial result for each row, and partial results are merged in ascending order. A tile is one work item,
 // or, when there are too few tiles for the team, several: then every chunk's partial result is kept and the item that ends last merges them.
 // Either way each row sees the same arithmetic.
@@ -23,6 +23,7 @@ namespace homenode {
 struct AttentionShape {
   int kv_heads, group, head_dim, window;  // window 0: none
   std::vector<HeadGroup> groups = {};     // as KvCache::head_groups; empty: all threads attend to all heads
+  bool sampled_only = false;              // rows of tokens that are not sampled may be left out, as nobody reads them
   bool operator==(const AttentionShape&) const = default;
 };
 
@@ -66,6 +67,8 @@ class AttentionPlan {
 
  private:
   void add_sequence(const Step&, int sequence);
+  void find_read(const Step&);
+  void keep_read(const Step&, int sequence, int& begin, int& end) const;
   void divide_tiles();
   void share_items(const Step&);
   void share_among(const Step&, int item_begin, int item_end, int thread_begin, int thread_end);
@@ -75,6 +78,7 @@ class AttentionPlan {
   AttentionShape shape_;
   int threads_;
   int64_t room_;  // for partial results, in bytes
+  std::vector<uint8_t> read_;  // of each token, whether its rows are; empty: all are
   std::vector<AttentionTile> tiles_;
   std::vector<AttentionItem> items_;
   std::vector<int> share_begins_;  // [threads + 1]

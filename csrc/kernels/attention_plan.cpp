@@ -10,11 +10,32 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, const StepLimits& limi
   room_ = threads == 1 ? 0 : std::max(room(16 * threads, kQueryRows), room(chunks, std::min(shape.group, kQueryRows)));
 }
 
+// With one token of each sequence all are read, as the work items may be the ones to write their keys.
+void AttentionPlan::find_read(const Step& step) {
+  read_.clear();
+  if (!shape_.sampled_only || step.tokens == step.sequences) return;
+  read_.assign(static_cast<size_t>(step.tokens), 0);
+  for (const int32_t token : step.sample_rows) read_[static_cast<size_t>(token)] = 1;
+}
+
+// Cuts rows of a tile that nobody reads off its ends.
+void AttentionPlan::keep_read(const Step& step, int sequence, int& begin, int& end) const {
+  if (read_.empty()) return;
+  const uint8_t* of_sequence = read_.data() + step.query_start[static_cast<size_t>(sequence)];
+  int first = begin / shape_.group, past = (end - 1) / shape_.group + 1;
+  while (first < past && !of_sequence[first]) ++first;
+  while (first < past && !of_sequence[past - 1]) --past;
+  begin = std::max(begin, first * shape_.group), end = std::min(end, past * shape_.group);
+}
+
 void AttentionPlan::add_sequence(const Step& step, int sequence) {
   const int rows = (step.query_start[sequence + 1] - step.query_start[sequence]) * shape_.group, first = first_position(step, sequence);
   // Later rows see more keys: the longest work first, so that the team ends together.
-  for (int begin = (rows - 1) / kQueryRows * kQueryRows; begin >= 0; begin -= kQueryRows) {
-    const int count = std::min(kQueryRows, rows - begin);
+  for (int tile = (rows - 1) / kQueryRows * kQueryRows; tile >= 0; tile -= kQueryRows) {
+    int begin = tile, end = std::min(tile + kQueryRows, rows);
+    keep_read(step, sequence, begin, end);
+    if (begin >= end) continue;
+    const int count = end - begin;
     const int low = first + begin / shape_.group, high = first + (begin + count - 1) / shape_.group;
     for (int head = 0; head < shape_.kv_heads; ++head) {
       tiles_.push_back({sequence, head, begin, count, first_visible(low, shape_.window) / kChunkKeys, high / kChunkKeys + 1, -1});
@@ -94,6 +115,7 @@ void AttentionPlan::share_items(const Step& step) {
 void AttentionPlan::divide(const Step& step) {
   tiles_.clear();
   items_.clear();
+  find_read(step);
   for (int s = 0; s < step.sequences; ++s) add_sequence(step, s);
   divide_tiles();
   share_items(step);

@@ -45,7 +45,8 @@ KvWrite AttentionOperation::write() const {
 void AttentionOperation::lower(Lowering& to) {
   const KvShape& shape = cache->shape();
   const int head_dim = shape.head_dim, kv_heads = shape.kv_heads;
-  const AttentionShape key{kv_heads, static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)), head_dim, window, cache->head_groups()};
+  const AttentionShape key{kv_heads, static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)), head_dim, window, cache->head_groups(),
+                           sampled_only};
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();
   Memory* own = to.own_scratch(AttentionScratch::thread_bytes(head_dim));

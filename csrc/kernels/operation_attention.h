@@ -39,6 +39,7 @@ class AttentionOperation : public Operation {
   int window;
   float softcap;
   Tensor out;
+  bool sampled_only = false;  // the reader of the result selects the rows of sampled tokens
 
  private:
   KvWrite write() const;

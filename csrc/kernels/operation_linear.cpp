@@ -30,7 +30,7 @@ void LinearOperation::take_over() {
   auto* gate = maker_of<GateOperation>(x);
   filled_ = gate && gate->fill(this);
   residual_selected_ = has_residual_ && take_selection(residual_);
-  if (maker_of<AttentionOperation>(source_)) name = "o";
+  if (auto* attention = maker_of<AttentionOperation>(source_)) name = "o", attention->sampled_only = selected_;
   else if (gate) name = "down";
 }
 

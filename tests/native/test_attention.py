@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import FloatArray, KvGeometry, StepLimits
+from homenode.compute.ops import FloatArray, KvGeometry, Ops, StepLimits, Tensor
 from homenode.compute.reference import ReferenceBackend
 from tests.native.steps import Part, same_bits, step_of
 
@@ -311,3 +311,24 @@ def test_a_cap_bounds_scores_as_the_reference_does(backend: NativeBackend, dtype
     np.testing.assert_allclose(
         np.asarray(wanted), np.tile(np.cumsum(inputs[2], axis=0) / np.arange(1, 71)[:, None], 2), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("group", [1, 7, 40])
+def test_rows_that_nobody_reads_change_no_other(group: int) -> None:
+    """A product of selected rows has attention compute those alone: the same bits, whichever they are, and keys and values of all are written."""
+    backend = NativeBackend([-1, -1, -1])
+    case = Case(2 * group, 2, 16, 700, "bf16")
+    width = case.heads * case.head_dim
+    cache = backend.kv_cache(case.geometry, BLOCKS)
+    q, k, v = (backend.constant(x) for x in case.inputs())
+    weight = backend.weight_from_array(np.random.default_rng(1).standard_normal((32, width)).astype(np.float32), "F32")
+    parts = [Part(0, 600, range(19)), Part(30, 1, [20]), Part(0, 97, range(21, 25)), Part(0, 2, [25])]
+
+    def attended(ops: Ops) -> Tensor:
+        return ops.attention(q, k, v, cache, 1, 0.25)
+
+    room = StepLimits(700, len(parts), 700, BLOCKS)
+    every = backend.compile(lambda ops: ops.linear(attended(ops), [weight]), room).run(step_of(parts)).numpy()
+    program = backend.compile(lambda ops: ops.linear(ops.select(attended(ops)), [weight]), room)
+    for rows in ([599], [599, 600, 697, 699], [3, 250, 251, 640], [], range(700)):
+        assert same_bits(program.run(step_of(parts, sample_rows=rows)).numpy(), every[list(rows)])

@@ -74,7 +74,7 @@ def test_an_untied_model_looks_up_one_table_and_multiplies_the_other() -> None:
 
 def test_a_prompt_multiplies_its_layers_for_every_token_and_the_head_once() -> None:
     work = ModelWork(WeightLayout((EMBEDDING, *LAYERS), 0), spec(), KV).prefill(100)
-    pairs = 2 * (100 * 101 // 2)
+    pairs = 100 * 101 // 2 + 100  # in the last layer those of the last token
     assert work.operations == Operations(int8=2 * 64_000 + 100 * 2 * 96 * 64, bf16=100 * 2 * 64 * 96 + pairs * 4 * 64)
     assert work.bytes == 68_000 + 100 * 68 + 6528 + 12288
 

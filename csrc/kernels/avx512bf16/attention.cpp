@@ -14,7 +14,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "kernels/simd/avx512.h"
 
-#include "kernels/simd/in_register.h"
+#include "kernels/avx512bf16/pair_rows.h"
 #include "kernels/avx512bf16/soften.h"
 #include "kernels/simd/table.h"
 
@@ -24,13 +24,6 @@ namespace {
 constexpr int kPairLine = 2 * kTileKeys;  // bf16 elements of a cache line: two of each of 16 keys, or two tokens' values of 16 elements
 
 inline __m512i load_line(const void* p) { return _mm512_loadu_si512(p); }
-
-// One pair in every lane.
-inline __m512bh broadcast_pair(const uint16_t* p) {
-  int32_t pair;
-  __builtin_memcpy(&pair, p, sizeof pair);
-  return as_pairs(in_register(_mm512_set1_epi32(pair)));
-}
 
 float load_query_pairs(const float* q, int64_t head_dim, float scale, void* out) {
   auto* codes = static_cast<uint16_t*>(out);
@@ -78,11 +71,11 @@ struct Sums {
       for (int c = 0; c < C; ++c) _mm512_storeu_ps(out + r * row + c * column, at[r][c]);
     }
   }
-  // One pair of each row (`pairs` elements apart) times a line for each column.
-  void add(const __m512bh (&lines)[C], const uint16_t* pair, int64_t pairs) {
+  // One pair of each row times a line for each column.
+  void add(const __m512bh (&lines)[C], const PairRows<R>& rows) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const __m512bh x = broadcast_pair(pair + r * pairs);
+      const __m512bh x = broadcast_pair(rows[r]);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) at[r][c] = _mm512_dpbf16_ps(at[r][c], lines[c], x);
     }
@@ -93,21 +86,25 @@ struct Sums {
 template <int R, int T>
 __attribute__((noinline)) void score_pairs(const AttendArgs& a, Ahead& ahead, int row, int tile) {
   Sums<R, T> sums;
-  const int64_t head_dim = a.head_dim;
-  const uint16_t *q = static_cast<const uint16_t*>(a.queries) + row * head_dim, *keys[T];
+  const size_t query_bytes = static_cast<size_t>(a.head_dim) * sizeof(uint16_t);
+  PairRows<R> queries(static_cast<const std::byte*>(a.queries) + static_cast<size_t>(row) * query_bytes, query_bytes);
+  const uint16_t* keys[T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) keys[t] = static_cast<const uint16_t*>(a.keys[tile + t]);
   Asking asking = ahead.begin();
-  for (int64_t d = 0; d < head_dim;) {
+  for (int64_t left = a.head_dim; left > 0; left -= 2 * kAskSteps) {
     ahead.look(asking);
-    const int64_t end = d + 2 * kAskSteps < head_dim ? d + 2 * kAskSteps : head_dim;
+    const int64_t steps = left < 2 * kAskSteps ? left / 2 : kAskSteps;
 #pragma GCC unroll 1
-    for (; d < end; d += 2) {
+    for (int64_t step = 0; step < steps; ++step, queries.advance()) {
       asking.step();
       __m512bh k[T];
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) k[t] = as_pairs(load_line(keys[t] + d * kTileKeys));
-      sums.add(k, q + d, head_dim);
+      for (int t = 0; t < T; ++t) {
+        k[t] = as_pairs(load_line(keys[t]));
+        keys[t] += kPairLine;
+      }
+      sums.add(k, queries);
     }
   }
   ahead.end(asking);
@@ -126,7 +123,7 @@ inline void score_pair_rows(const AttendArgs& a, Ahead& ahead, int row, int tile
 // Adds the values of the keys begin .. end - 1 (even both), which all R rows see, to the sums of C vectors of lanes starting at element d.
 template <int R, int C>
 inline void add_pairs(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int begin, int end, Sums<R, C>& sums) {
-  const uint16_t* weights = weight_pairs(a, row) + begin;
+  PairRows<R> weights(weight_pairs(a, row) + begin, 2 * kChunkKeys * sizeof(uint16_t));
   const int64_t stride = 2 * int64_t(a.head_dim);
   Asking asking = ahead.begin();
   while (begin < end) {
@@ -134,12 +131,12 @@ inline void add_pairs(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int
     const int tile = begin / kTileKeys, tile_end = (tile + 1) * kTileKeys < end ? (tile + 1) * kTileKeys : end;
     const uint16_t* values = static_cast<const uint16_t*>(a.values[tile]) + begin % kTileKeys / 2 * stride + 2 * d;
 #pragma GCC unroll 1
-    for (; begin < tile_end; begin += 2, weights += 2, values += stride) {
+    for (; begin < tile_end; begin += 2, weights.advance(), values += stride) {
       asking.step();
       __m512bh v[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) v[c] = as_pairs(load_line(values + kPairLine * c));
-      sums.add(v, weights, 2 * kChunkKeys);
+      sums.add(v, weights);
     }
   }
   ahead.end(asking);

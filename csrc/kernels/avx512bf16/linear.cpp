@@ -6,7 +6,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
-#include "kernels/simd/in_register.h"
+#include "kernels/avx512bf16/pair_rows.h"
 #include "kernels/linear_table.h"
 
 namespace homenode {
@@ -14,7 +14,6 @@ namespace {
 
 constexpr int kVectors = 2;       // of 16 rows each
 constexpr int kVectorBytes = 64;  // 16 rows x 2 columns x 2 bytes
-constexpr int kPairBytes = 4;     // two adjacent columns of an activation row
 // 12 x 2 sums, two vectors of weights and one of activations fill 27 of 32 registers. From 8 tokens on the multipliers are busy all the time.
 constexpr int kTokens = 12;
 
@@ -27,33 +26,6 @@ inline void expect(const char* from) {
   for (int i = 0; i < Lines; ++i) Second ? _mm_prefetch(from + kCacheLine * i, _MM_HINT_T1) : _mm_prefetch(from + kCacheLine * i, _MM_HINT_T0);
 }
 
-// One pair of an activation row in every lane.
-inline __m512bh broadcast_pair(const uint8_t* p) {
-  int32_t pair;
-  __builtin_memcpy(&pair, p, sizeof pair);
-  return reinterpret_cast<__m512bh>(in_register(_mm512_set1_epi32(pair)));
-}
-
-// M rows, a stride apart. Every third has a pointer of its own, and the address of any is a pointer and up to two strides: with a register for each of
-// twelve rows the compiler ran out of them and fetched some from the vector registers, by an instruction that takes the multipliers' turn.
-template <int M>
-struct Rows {
-  const uint8_t* third[(M + 2) / 3];
-  size_t stride;
-  Rows(const uint8_t* first, size_t from_row_to_row) : stride(from_row_to_row) {
-#pragma GCC unroll 16
-    for (int i = 0; 3 * i < M; ++i) third[i] = first + 3 * i * stride;
-  }
-  const uint8_t* operator[](int m) const { return third[m / 3] + m % 3 * stride; }
-  void advance() {
-#pragma GCC unroll 16
-    for (int i = 0; 3 * i < M; ++i) {
-      third[i] += kPairBytes;
-      asm("" : "+r"(third[i]));  // or the compiler finds out that they move together
-    }
-  }
-};
-
 template <int M, int Lines, bool Second>
 void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, const uint8_t* ahead) {
   __m512 f[M][kVectors];
@@ -62,7 +34,7 @@ void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* rows, si
     f[m][0] = _mm512_loadu_ps(sums + kGroupRows * m);
     f[m][1] = _mm512_loadu_ps(sums + kGroupRows * m + 16);
   }
-  Rows<M> at(rows, stride);
+  PairRows<M> at(rows, stride);
   for (; columns > 0; columns -= 2, packed += kVectors * kVectorBytes, at.advance()) {
     expect<Lines, Second>(reinterpret_cast<const char*>(ahead));
     ahead += Lines * kCacheLine;

@@ -47,7 +47,8 @@ class ModelWork:
 
     def prefill_phases(self, tokens: int) -> dict[str, Work]:
         """The same by phase of the program: qkv, attention, o, gate_up, down, lm_head, ..."""
-        pairs = sum(self._visible_pairs(0, tokens, layer) for layer in range(self.spec.num_layers))
+        last = self.spec.num_layers - 1  # whose attention is computed for the sampled token alone
+        pairs = sum(self._visible_pairs(0, tokens, layer) for layer in range(last)) + self._visible_pairs(tokens - 1, 1, last)
         attention = Work(0.0, self._attention_operations(pairs))  # its keys and values are made in the step and need not come from memory
         return self._matrices(tokens, sampled=1) | {"attention": attention}
 
