@@ -96,15 +96,17 @@ def test_what_huge_pages_hold_behind_the_weights_is_given_back(told: bool) -> No
         arena.expect(12 * values.nbytes // 5 * 9 // 8)
     kept = [_native.weight_from_rows(team, values, 0, arena, _native.Spread.copied) for _ in range(12)]
 
-    def present() -> int:
+    def resident() -> Residence:
         found = residences([(address, size) for address, size, _ in arena.ranges])
         assert found
-        return found[0].present
+        return found[0]
 
-    size, before = sum(weight.nbytes for weight in kept), present()
+    size, before = sum(weight.nbytes for weight in kept), resident()
+    if before.share < 0.95:
+        pytest.skip(f"{before.share:.0%} is on huge pages: the kernel had no more of them")
     arena.trim()
-    after = present()
-    assert before > 1.1 * size  # five threads and three homes, with a huge page for each begun
+    after = resident().present
+    assert before.present > 1.1 * size  # five threads and three homes, with a huge page for each begun
     assert size <= after <= 1.01 * size + 4096 * len(arena.ranges)
     assert all(np.array_equal(weight.unpack_row(row), values[row]) for weight in kept for row in (0, 399))
     later = _native.weight_from_rows(team, values, 0, arena)
