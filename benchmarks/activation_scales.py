@@ -72,7 +72,11 @@ class _RoundingOps(EagerOps):
         self._rounding = rounding
 
     def linear(
-        self, x: FloatArray, weights: Sequence[FloatArray], biases: Sequence[FloatArray | None] = (), residual: FloatArray | None = None
+        self,
+        x: FloatArray,
+        weights: Sequence[FloatArray],
+        biases: Sequence[FloatArray | None] = (),
+        residual: FloatArray | None = None,
     ) -> FloatArray:
         """See `Ops.linear`."""
         return super().linear(self._rounding(np.ascontiguousarray(x)), weights, biases, residual)
@@ -141,7 +145,13 @@ def losses(name: str, model: LoadedModel, tokens: list[int]) -> list[Loss]:
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
-@click.option("--model", "models", type=click.Path(exists=True, path_type=Path), multiple=True, help="A folder or file; repeatable.")
+@click.option(
+    "--model",
+    "models",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    help="A folder or file; repeatable.",
+)
 @click.option("--tokens", type=click.IntRange(16, 4096), default=256, show_default=True, help="Tokens of the text.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write all figures into this JSON file.")
 def main(models: tuple[Path, ...], tokens: int, out: Path | None) -> None:
@@ -161,7 +171,10 @@ def main(models: tuple[Path, ...], tokens: int, out: Path | None) -> None:
         table.add_row(*cells(loss))
     console.print(table)
     if out is not None:
-        out.write_text(json.dumps({"tokens": tokens, "losses": [asdict(loss) for loss in found]}, indent=1) + "\n", encoding="utf-8")
+        out.write_text(
+            json.dumps({"tokens": tokens, "losses": [asdict(loss) for loss in found]}, indent=1) + "\n",
+            encoding="utf-8",
+        )
 
 
 if __name__ == "__main__":

@@ -76,17 +76,33 @@ def _line(pair: Pair) -> str:
 
 
 @click.command()
-@click.option("--peer", "peers", type=PeerFolder(), multiple=True, required=True, help=f"An engine and its folder; of {', '.join(PEERS)}.")
 @click.option(
-    "--models", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True, help="Folder of <shape>-<type>.gguf."
+    "--peer",
+    "peers",
+    type=PeerFolder(),
+    multiple=True,
+    required=True,
+    help=f"An engine and its folder; of {', '.join(PEERS)}.",
+)
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="Folder of <shape>-<type>.gguf.",
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The JSON file.")
 @click.option("--shape", "shapes", multiple=True, default=SHAPES, show_default=True)
 @click.option("--format", "formats", multiple=True, default=FORMATS, show_default=True)
-@click.option("--variant", "variants", multiple=True, help="Only these variants, such as default; all of them otherwise.")
-@click.option("--pairs", type=click.IntRange(1), default=3, show_default=True, help="Pairs to count for each combination.")
+@click.option(
+    "--variant", "variants", multiple=True, help="Only these variants, such as default; all of them otherwise."
+)
+@click.option(
+    "--pairs", type=click.IntRange(1), default=3, show_default=True, help="Pairs to count for each combination."
+)
 @click.option("--prompt-tokens", type=click.IntRange(1), default=512, show_default=True)
-@click.option("--context", type=click.IntRange(1), default=16, show_default=True, help="Tokens before those that are decoded.")
+@click.option(
+    "--context", type=click.IntRange(1), default=16, show_default=True, help="Tokens before those that are decoded."
+)
 @click.option("--gen-tokens", type=click.IntRange(1), default=32, show_default=True, help="Decoded for each sequence.")
 @click.option("--batch", type=Numbers(), default="1,4,8,32", show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)

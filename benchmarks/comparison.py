@@ -90,7 +90,9 @@ class Comparison:
         anew = set(combinations)
         self.pairs = [pair for pair in self.pairs if pair.combination not in anew]
         reasons = tuple(
-            begin for c in anew for begin in (f"{c.engine}, {c.shape} {c.format}: ", f"{c.shape} {c.format}, {c.engine}, {c.variant}: ")
+            begin
+            for c in anew
+            for begin in (f"{c.engine}, {c.shape} {c.format}: ", f"{c.shape} {c.format}, {c.engine}, {c.variant}: ")
         )
         self.skipped = [line for line in self.skipped if not line.startswith(reasons)]
 
@@ -126,7 +128,9 @@ def row_of(combination: Combination, pairs: Sequence[Pair], cases: Iterable[str]
     theirs: Rates = {}
     ratios: Rates = {}
     for case in cases:
-        if both := [(pair.ours[case], pair.theirs[case]) for pair in pairs if case in pair.ours and case in pair.theirs]:
+        if both := [
+            (pair.ours[case], pair.theirs[case]) for pair in pairs if case in pair.ours and case in pair.theirs
+        ]:
             theirs[case] = median(their for _, their in both)
             ratios[case] = median(our / their for our, their in both)
     return Row(combination, theirs, ratios)

@@ -67,7 +67,11 @@ def _scheduler(running: int, steps: int, stages: int) -> Scheduler:
     """One in which so many requests are that none of them ends."""
     length = _LONGEST + 4 * steps + 1000
     limits = WorkerLimits(
-        num_blocks=running * (length // _BLOCK + 2), block_size=_BLOCK, max_model_len=length, vocab_size=_VOCAB, max_sampled_rows=running
+        num_blocks=running * (length // _BLOCK + 2),
+        block_size=_BLOCK,
+        max_model_len=length,
+        vocab_size=_VOCAB,
+        max_sampled_rows=running,
     )
     config = SchedulerConfig(max_num_batched_tokens=max(2048, running), max_num_seqs=running)
     scheduler = Scheduler(config, KvConfig(block_size=_BLOCK), limits, [2], lookahead=1, stages=stages)
@@ -87,7 +91,10 @@ def _warm_up(running: int, stages: int) -> int:
 def _result(step: Step) -> StepResult:
     """Every sequence draws a token that ends nothing."""
     return StepResult(
-        step.number, [Sampled(item.seq, 3 + (item.start + 7 * item.seq) % 1000) for item in step.items if item.sample], [], 0.001
+        step.number,
+        [Sampled(item.seq, 3 + (item.start + 7 * item.seq) % 1000) for item in step.items if item.sample],
+        [],
+        0.001,
     )
 
 

@@ -58,7 +58,13 @@ class _Engine:
 
 def measure(model: Path, tokens: int, turns: int, in_place: bool, block_size: int) -> list[dict[str, float]]:
     """Seconds of each leg, of each prompt after the first."""
-    common = {"threads": 1, "block_size": block_size, "kv_cache_memory": "256MiB", "pd_pull_mode": True, "pd_buffer_size": "128MiB"}
+    common = {
+        "threads": 1,
+        "block_size": block_size,
+        "kv_cache_memory": "256MiB",
+        "pd_pull_mode": True,
+        "pd_buffer_size": "128MiB",
+    }
     receiver = _Engine(model, {**common, "pd_role": "receiver", "pd_in_place": in_place})
     sender = _Engine(model, {**common, "pd_role": "sender"})
     draw, found = random.Random(1), []

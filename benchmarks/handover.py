@@ -54,7 +54,9 @@ def _all_running(model: Path, channel: str, mode: str, threads: int) -> Iterator
         _server("sender", sender, "serve", *common, "--pd-role", "sender", *transfer),
         _server("receiver", receiver, "serve", *common, "--pd-role", "receiver", *transfer),
     ]
-    front = _server("proxy", proxy, "proxy", "--prefill", f"http://127.0.0.1:{sender}", "--decode", f"http://127.0.0.1:{receiver}")
+    front = _server(
+        "proxy", proxy, "proxy", "--prefill", f"http://127.0.0.1:{sender}", "--decode", f"http://127.0.0.1:{receiver}"
+    )
     with ExitStack() as stack:
         for server in [*servers, front]:
             stack.enter_context(running(server))
@@ -91,14 +93,25 @@ def measure(model: Path, channel: str, mode: str, threads: int, prompts: tuple[i
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path, exists=True))
 @click.option("--channel", type=click.Choice(("shm", "tcp")), default="shm", show_default=True)
-@click.option("--mode", "modes", type=click.Choice(tuple(MODES)), multiple=True, default=tuple(MODES), show_default=True)
+@click.option(
+    "--mode", "modes", type=click.Choice(tuple(MODES)), multiple=True, default=tuple(MODES), show_default=True
+)
 @click.option("--prompt-tokens", "prompts", type=Numbers(), default="128,512,1024", show_default=True)
 @click.option("--turns", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The JSON file.")
-def main(model: Path, channel: str, modes: tuple[str, ...], prompts: tuple[int, ...], turns: int, threads: int, out: Path) -> None:
+def main(
+    model: Path, channel: str, modes: tuple[str, ...], prompts: tuple[int, ...], turns: int, threads: int, out: Path
+) -> None:
     """Measure time to first token in each mode."""
-    record = {"machine": machine(), "version": own_version(), "model": model.name, "channel": channel, "threads": threads, "modes": {}}
+    record = {
+        "machine": machine(),
+        "version": own_version(),
+        "model": model.name,
+        "channel": channel,
+        "threads": threads,
+        "modes": {},
+    }
     for mode in modes:
         found = measure(model, channel, mode, threads, prompts, turns)
         record["modes"][mode] = [asdict(turn) for turn in found]  # type: ignore[index]

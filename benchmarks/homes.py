@@ -40,7 +40,9 @@ def backend(cpus: tuple[int, ...], homes: str) -> NativeBackend:
     if homes == "none":
         return NativeBackend(cpus, groups=[(0,)] * len(cpus))
     own = tuple(range(len(cpus))) if homes == "own" else (0,) * len(cpus)
-    return NativeBackend(cpus, groups=[(home,) for home in own], memory=TeamMemory(own, (0,) * (max(own) + 1), bound=False))
+    return NativeBackend(
+        cpus, groups=[(home,) for home in own], memory=TeamMemory(own, (0,) * (max(own) + 1), bound=False)
+    )
 
 
 def decoder(path: Path, on: NativeBackend) -> Callable[[], object]:
@@ -79,7 +81,9 @@ def decode(path: Path, rounds: int) -> None:
     for name, times in taken.items():
         ratios = sorted(off / own for off, own in zip(taken["off"], times, strict=True))
         middle = f"{ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}"
-        print(f"{name}: {_STEPS / statistics.median(times):.2f} tok/s, {statistics.median(ratios):.3f} of off (the middle half {middle})")
+        print(
+            f"{name}: {_STEPS / statistics.median(times):.2f} tok/s, {statistics.median(ratios):.3f} of off (the middle half {middle})"
+        )
 
 
 def read_all(path: Path, threads: int) -> None:

@@ -36,7 +36,13 @@ class InPython:
         model = existing(models / f"{shape}-{self.engine}-{precision}")
         task = {"model": str(model), "precision": precision, "threads": workload.threads}
         return [
-            _side(self.engine, precision, (str(existing(self.folder / "bin" / "python")), str(_PROGRAMS / self.program)), task, workload)
+            _side(
+                self.engine,
+                precision,
+                (str(existing(self.folder / "bin" / "python")), str(_PROGRAMS / self.program)),
+                task,
+                workload,
+            )
         ]
 
 
@@ -47,13 +53,22 @@ def own_side(model: Path, workload: Workload) -> Side:
 
 
 def _side(engine: str, variant: str, program: tuple[str, ...], task: dict[str, Any], workload: Workload) -> Side:
-    question = {"prompt": workload.prompt, "context": workload.context, "steps": workload.steps, "batches": list(workload.batches)}
-    return Side(engine, variant, (Command((*program, json.dumps(task))),), lambda outputs: read(outputs, workload), question)
+    question = {
+        "prompt": workload.prompt,
+        "context": workload.context,
+        "steps": workload.steps,
+        "batches": list(workload.batches),
+    }
+    return Side(
+        engine, variant, (Command((*program, json.dumps(task))),), lambda outputs: read(outputs, workload), question
+    )
 
 
 def openvino(folder: Path) -> InPython:
     """OpenVINO GenAI."""
-    return InPython("openvino", folder, "run_openvino.py", {"Q8_0": "int8", "Q4_0": "int4", "Q4_K_M": "int4", "BF16": "bf16"})
+    return InPython(
+        "openvino", folder, "run_openvino.py", {"Q8_0": "int8", "Q4_0": "int4", "Q4_K_M": "int4", "BF16": "bf16"}
+    )
 
 
 def onnxruntime(folder: Path) -> InPython:

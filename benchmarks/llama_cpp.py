@@ -42,17 +42,44 @@ class LlamaCpp:
         variables = _HUGE_PAGES if huge else {}
         common = ("-m", str(model), "-t", str(workload.threads), "-ub", str(_DEPTH_OF_PROMPT))
         mode = ("--load-mode", "none") if huge else ()
-        prompt = (*common, "-p", str(workload.prompt), "-n", "0", "-r", "1", "-o", "json", *mode, *(("--repack", "0") if plain else ()))
+        prompt = (
+            *common,
+            "-p",
+            str(workload.prompt),
+            "-n",
+            "0",
+            "-r",
+            "1",
+            "-o",
+            "json",
+            *mode,
+            *(("--repack", "0") if plain else ()),
+        )
         decode = (*common, *self._decoding(workload), *mode, *(("--no-repack",) if plain else ()))
         programs = (("llama-bench", prompt, workload.prompt), ("llama-batched-bench", decode, workload.batches))
-        commands = tuple(Command((str(self.folder / program), *options), variables) for program, options, wanted in programs if wanted)
+        commands = tuple(
+            Command((str(self.folder / program), *options), variables)
+            for program, options, wanted in programs
+            if wanted
+        )
         return Side("llama.cpp", name, commands, read)
 
     def _decoding(self, workload: Workload) -> tuple[str, ...]:
         """Options of llama-batched-bench: as many sequences of their own as the batch has, and room for the largest batch."""
         room = max(workload.batches, default=0) * (workload.context + workload.steps)
         sequences = ",".join(map(str, workload.batches))
-        return ("-c", str(room), "-npp", str(workload.context), "-ntg", str(workload.steps), "-npl", sequences, "--output-format", "jsonl")
+        return (
+            "-c",
+            str(room),
+            "-npp",
+            str(workload.context),
+            "-ntg",
+            str(workload.steps),
+            "-npl",
+            sequences,
+            "--output-format",
+            "jsonl",
+        )
 
 
 def read(outputs: Sequence[str]) -> Measured:

@@ -34,7 +34,9 @@ def read_bytes(path: Path, cpus: list[int]) -> float:
         memory.madvise(mmap.MADV_HUGEPAGE)
         with memoryview(memory) as view:
             bounds = [size * i // len(cpus) >> 21 << 21 for i in range(len(cpus))] + [size]
-            threads = [Thread(target=_read, args=(fd, view, *part)) for part in zip(cpus, bounds, bounds[1:], strict=False)]
+            threads = [
+                Thread(target=_read, args=(fd, view, *part)) for part in zip(cpus, bounds, bounds[1:], strict=False)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -89,7 +91,9 @@ def measure(path: Path, folder: Path, cpus: list[int], quantize: str | None, tur
 
 @click.command()
 @click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--folder", required=True, type=click.Path(file_okay=False, path_type=Path), help="Where packed files are kept.")
+@click.option(
+    "--folder", required=True, type=click.Path(file_okay=False, path_type=Path), help="Where packed files are kept."
+)
 @click.option("--cpus", default="0,1", show_default=True, help="The threads' CPUs.")
 @click.option("--quantize", type=click.Choice(["q8_0", "q4_0"]), help="Quantise float matrices while loading.")
 @click.option("--turns", type=click.IntRange(1), default=5, show_default=True)

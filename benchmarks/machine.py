@@ -32,7 +32,9 @@ def machine() -> dict[str, Any]:
 
 def own_version() -> str:
     """The package's version and, in a checkout, its commit."""
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=_ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=_ROOT, capture_output=True, text=True, check=False
+    )
     return f"{__version__} ({done.stdout.strip()})" if done.returncode == 0 else __version__
 
 

@@ -45,7 +45,9 @@ def draw() -> str:
     """The SVG document."""
     width = len(PANELS) * (_PANEL + _GAP) + _GAP
     size = {"width": str(width), "height": str(_HEIGHT), "viewBox": f"0 0 {width} {_HEIGHT}"}
-    svg = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "font-family": "sans-serif", "font-size": "12", **size})
+    svg = ET.Element(
+        "svg", {"xmlns": "http://www.w3.org/2000/svg", "font-family": "sans-serif", "font-size": "12", **size}
+    )
     ET.SubElement(svg, "title").text = "Where the rows of a matrix lie under each policy"
     ET.SubElement(svg, "rect", {"width": "100%", "height": "100%", "fill": "white"})
     for at, panel in enumerate(PANELS):
@@ -60,7 +62,15 @@ def _panel(svg: ET.Element, left: int, panel: Panel) -> None:
     _text(svg, left, 44, panel.what, {"fill": "#555555"})
     for node in (0, 1):
         x = left + node * (_NODE + 20)
-        box = {"x": str(x - 5), "y": str(_TOP), "width": str(_NODE + 10), "height": "210", "fill": "none", "stroke": "#999999", "rx": "4"}
+        box = {
+            "x": str(x - 5),
+            "y": str(_TOP),
+            "width": str(_NODE + 10),
+            "height": "210",
+            "fill": "none",
+            "stroke": "#999999",
+            "rx": "4",
+        }
         ET.SubElement(svg, "rect", box)
         _text(svg, x, _TOP + 18, f"node {node}", {})
         _cells(svg, x, _THREADS_AT, panel.work[node], panel)
@@ -77,7 +87,12 @@ def _cells(svg: ET.Element, left: int, top: int, rows: tuple[int, ...], panel: P
     """All rows as a block of two lines; those that are not here are pale."""
     for row in _ALL:
         owner = 1 if row in panel.work[1] and row not in panel.work[0] else 0
-        place = {"x": str(left + row % 4 * (_CELL + 4)), "y": str(top + row // 4 * (_CELL + 4)), "width": str(_CELL), "height": str(_CELL)}
+        place = {
+            "x": str(left + row % 4 * (_CELL + 4)),
+            "y": str(top + row // 4 * (_CELL + 4)),
+            "width": str(_CELL),
+            "height": str(_CELL),
+        }
         ET.SubElement(svg, "rect", {**place, "fill": _COLOURS[owner] if row in rows else _NOTHING})
 
 
@@ -87,7 +102,11 @@ def _arrow(svg: ET.Element, left: int, reader: int, memory: int) -> None:
     x1, x2 = (left + node * (_NODE + 20) + middle for node in (memory, reader))
     y1, y2 = _MEMORY_AT + 16, _THREADS_AT + 2 * (_CELL + 4) + 6
     colour = _HERE if reader == memory else _AWAY
-    ET.SubElement(svg, "line", {"x1": str(x1), "y1": str(y1), "x2": str(x2), "y2": str(y2), "stroke": colour, "stroke-width": "2.5"})
+    ET.SubElement(
+        svg,
+        "line",
+        {"x1": str(x1), "y1": str(y1), "x2": str(x2), "y2": str(y2), "stroke": colour, "stroke-width": "2.5"},
+    )
     ET.SubElement(svg, "circle", {"cx": str(x2), "cy": str(y2), "r": "4", "fill": colour})
 
 

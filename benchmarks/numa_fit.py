@@ -19,7 +19,9 @@ GRID: dict[str, tuple[float, ...]] = {
     "straggling": (0.0, 0.05, 0.1, 0.15, 0.2, 0.25),
     "handover_us": (0, 5, 10, 15, 20, 25, 30, 40),
 }
-_MOST = 0.5  # a row that is off by more than a factor of 1.65 lacks something else, and must not bend the constants to it
+_MOST = (
+    0.5  # a row that is off by more than a factor of 1.65 lacks something else, and must not bend the constants to it
+)
 _WRONG = 0.3  # what a wrong direction costs
 
 
@@ -79,7 +81,9 @@ def held_out(published: Published) -> HeldOut:
 
 def _cost(row: Row, ratio: float) -> float:
     """The error of the logarithm, bounded, and a charge for a wrong direction."""
-    return min(abs(math.log(ratio / row.observed)), _MOST) + (_WRONG if direction(ratio) != direction(row.observed) else 0)
+    return min(abs(math.log(ratio / row.observed)), _MOST) + (
+        _WRONG if direction(ratio) != direction(row.observed) else 0
+    )
 
 
 def main() -> None:

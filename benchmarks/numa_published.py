@@ -173,7 +173,11 @@ def _row(entry: Mapping[str, Any]) -> Row:
     before, after = Side(**entry["before"]), Side(**entry["after"])
     names = {key: entry[key] for key in ("source", "engine", "machine", "model", "phase")}
     seen = (float(entry["seen"][0]), float(entry["seen"][1]))
-    more = {"tokens": entry.get("tokens", 1), "elsewhere_ms": entry.get("elsewhere_ms", 0.0), "supposes": entry.get("supposes", "")}
+    more = {
+        "tokens": entry.get("tokens", 1),
+        "elsewhere_ms": entry.get("elsewhere_ms", 0.0),
+        "supposes": entry.get("supposes", ""),
+    }
     return Row(**names, **more, before=before, after=after, seen=seen)
 
 

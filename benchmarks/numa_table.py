@@ -17,7 +17,10 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "numa.md"
 
 # Two sockets of a server as examples: 100 GB/s and 2.4 TOPS of bytes each, links of 40 GB/s, barriers of 0.8 and 2 us.
 _EXAMPLE = MachineSpeed(
-    (NodeSpeed(0, 16, 100, 2400), NodeSpeed(1, 16, 100, 2400)), {(0, 1): 40, (1, 0): 40}, barrier_us=0.8, barrier_across_us=2.0
+    (NodeSpeed(0, 16, 100, 2400), NodeSpeed(1, 16, 100, 2400)),
+    {(0, 1): 40, (1, 0): 40},
+    barrier_us=0.8,
+    barrier_across_us=2.0,
 )
 _GIB = 1 << 30
 _MODELS = (

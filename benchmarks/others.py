@@ -26,7 +26,14 @@ def used_seconds(stat: str, cpus: set[int]) -> float:
 
 def disturbed(shares: dict[str, float]) -> str | None:
     """Why what was measured beside others with these shares of the CPUs does not count, by side; None when it does."""
-    return next((f"others used {share:.0%} of the CPUs beside {side}" for side, share in shares.items() if share > _LARGEST_SHARE), None)
+    return next(
+        (
+            f"others used {share:.0%} of the CPUs beside {side}"
+            for side, share in shares.items()
+            if share > _LARGEST_SHARE
+        ),
+        None,
+    )
 
 
 class Others:
@@ -55,7 +62,9 @@ class Others:
     def _own_seconds(self) -> float:
         """CPU time of this process, of all its descendants that have ended, and of the one that stays."""
         usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(u.ru_utime + u.ru_stime for u in usage) + (process_seconds(self._standing) if self._standing else 0.0)
+        return sum(u.ru_utime + u.ru_stime for u in usage) + (
+            process_seconds(self._standing) if self._standing else 0.0
+        )
 
 
 def process_seconds(process: int) -> float:

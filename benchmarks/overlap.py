@@ -55,7 +55,12 @@ class Side:
     def start(self) -> None:
         """Load. RuntimeError when it ends instead."""
         given = {
-            "settings": {"model": str(self.model), "kv_cache_memory": _KV_BYTES, "max_model_len": _LONGEST, **self.settings},
+            "settings": {
+                "model": str(self.model),
+                "kv_cache_memory": _KV_BYTES,
+                "max_model_len": _LONGEST,
+                **self.settings,
+            },
             "build": self.build,
         }
         argv = [sys.executable, str(_PROGRAM), json.dumps(given)]
@@ -97,7 +102,11 @@ def tree_seconds(pid: int) -> float:
     folder = Path(f"/proc/{pid}")
     fields = (folder / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
     seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    children = [child for task in (folder / "task").iterdir() for child in (task / "children").read_text(encoding="ascii").split()]
+    children = [
+        child
+        for task in (folder / "task").iterdir()
+        for child in (task / "children").read_text(encoding="ascii").split()
+    ]
     return seconds + sum(tree_seconds(int(child)) for child in children)
 
 
@@ -118,7 +127,9 @@ def compare(sides: tuple[Side, Side], work: Work, turns: int, seconds: float) ->
         "quiet": bool(pairs),
         "disturbed": len(thrown),
         "turns": {side.name: [pair[at] for pair in counted] for at, side in enumerate(sides)},
-        "medians": {side.name: statistics.median(pair[at]["rate"] for pair in counted) for at, side in enumerate(sides)},
+        "medians": {
+            side.name: statistics.median(pair[at]["rate"] for pair in counted) for at, side in enumerate(sides)
+        },
         "best": {side.name: max(pair[at]["rate"] for pair in counted) for at, side in enumerate(sides)},
         "ratio": statistics.median(ratios),
         "ratios": ratios,
@@ -136,7 +147,10 @@ def report(found: dict[str, Any]) -> str:
         f"decode, {found['requests']} after {found['prompt']} tokens: {rates} tok/s (best {best}); ratio {found['ratio']:.3f} ({low:.3f} to {high:.3f}; {counted})"
     ]
     for name, stages in found["stages"].items():
-        lines += [f"    {name}, stage {stage}: computes {busy:.1%} of the time, waits {wait:.1%}" for stage, (busy, wait) in stages.items()]
+        lines += [
+            f"    {name}, stage {stage}: computes {busy:.1%} of the time, waits {wait:.1%}"
+            for stage, (busy, wait) in stages.items()
+        ]
     return "\n".join(lines)
 
 
@@ -144,7 +158,9 @@ def main() -> None:
     """Measure and print; with --json keep it as well."""
     parser = argparse.ArgumentParser(description="Measure what micro-batches gain.")
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--before", type=Path, help="A source tree whose engine of one stage is compared with this one's.")
+    parser.add_argument(
+        "--before", type=Path, help="A source tree whose engine of one stage is compared with this one's."
+    )
     parser.add_argument("--layer-split", default="auto", help="Layers of the two stages.")
     parser.add_argument("--micro-batches", type=int, default=0, help="Of the pipeline; 0: as the scheduler means to.")
     parser.add_argument("--requests", type=int, default=8, help="That decode at once.")
@@ -160,7 +176,10 @@ def main() -> None:
     if not asked.only_one_stage:
         pipeline = Side("micro-batches", asked.model, two, {"micro_batches": asked.micro_batches})
         groups.append(
-            ((pipeline, Side("lock step", asked.model, two, {"micro_batches": 1})), [Work(asked.requests, asked.prompt, asked.tokens)])
+            (
+                (pipeline, Side("lock step", asked.model, two, {"micro_batches": 1})),
+                [Work(asked.requests, asked.prompt, asked.tokens)],
+            )
         )
     if asked.before:
         now, before = Side("this tree", asked.model, {}), Side("before", asked.model, {}, tree=asked.before.resolve())

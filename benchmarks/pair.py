@@ -40,7 +40,9 @@ def run_command(command: dict[str, Any]) -> str:
     return done.stdout
 
 
-def run_pieces(pieces: list[list[dict[str, Any]]], read: Callable[[], Reading], patience_s: float = _PATIENCE_S) -> dict[str, Any]:
+def run_pieces(
+    pieces: list[list[dict[str, Any]]], read: Callable[[], Reading], patience_s: float = _PATIENCE_S
+) -> dict[str, Any]:
     """What the program prints; `read` reads the machine."""
     tries: list[list[dict[str, Any]]] = []
     with Standing() as standing:
@@ -52,9 +54,13 @@ def run_pieces(pieces: list[list[dict[str, Any]]], read: Callable[[], Reading], 
     return {"tries": tries}
 
 
-def _until_counted(sides: list[dict[str, Any]], read: Callable[[], Reading], standing: Standing, patience_s: float) -> list[dict[str, Any]]:
+def _until_counted(
+    sides: list[dict[str, Any]], read: Callable[[], Reading], standing: Standing, patience_s: float
+) -> list[dict[str, Any]]:
     for side in sides:
-        if side["question"] is not None:  # asked for the first time: loads and warms up, which is not to happen between two readings
+        if (
+            side["question"] is not None
+        ):  # asked for the first time: loads and warms up, which is not to happen between two readings
             _output(side, standing)
     tries: list[dict[str, Any]] = []
     end = time.monotonic() + patience_s

@@ -35,10 +35,14 @@ class StageCost:
         return self.read + self.token * step.num_tokens
 
 
-def throughput(cost: StageCost, stages: int, running: int, *, micro_batches: int = 0, lock_step: bool = False, tokens: int = 400) -> float:
+def throughput(
+    cost: StageCost, stages: int, running: int, *, micro_batches: int = 0, lock_step: bool = False, tokens: int = 400
+) -> float:
     """Tokens drawn in a second by `running` requests of `tokens` each, over `stages` stages that cost the same."""
     config = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=running)
-    scheduler = Scheduler(config, KvConfig(block_size=32), _LIMITS, (), stages=1 if lock_step else stages, micro_batches=micro_batches)
+    scheduler = Scheduler(
+        config, KvConfig(block_size=32), _LIMITS, (), stages=1 if lock_step else stages, micro_batches=micro_batches
+    )
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     for number in range(running):
         scheduler.apply(Arrived(0.0, Request(id=number, prompt_ids=[1 + number] * 8, params=params)))
@@ -53,7 +57,9 @@ def throughput(cost: StageCost, stages: int, running: int, *, micro_batches: int
         if not results:
             return running * tokens / now
         now, number, step = heapq.heappop(results)
-        scheduler.apply(StepDone(now, StepResult(number, [Sampled(item.seq, 5) for item in step.items if item.sample], [], 1e-3)))
+        scheduler.apply(
+            StepDone(now, StepResult(number, [Sampled(item.seq, 5) for item in step.items if item.sample], [], 1e-3))
+        )
 
 
 def main() -> None:
@@ -62,12 +68,18 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--running", type=int, default=8)
     asked = parser.parse_args()
-    print(f"{asked.stages} stages, {asked.running} running: times lock step with as many micro-batches as stages, and with one more")
+    print(
+        f"{asked.stages} stages, {asked.running} running: times lock step with as many micro-batches as stages, and with one more"
+    )
     for read, back in [(share, way) for share in (0.0, 0.25, 0.5, 0.9) for way in (0.0, 0.1, 0.3)]:
         cost = StageCost(read, (1 - read) / asked.running, back)  # a step with everybody takes a stage 1
         one = throughput(cost, asked.stages, asked.running, lock_step=True)
-        gains = [throughput(cost, asked.stages, asked.running, micro_batches=asked.stages + more) / one for more in (0, 1)]
-        print(f"  reading weights {read:4.0%} of a stage's step, way back {back:4.0%} of it: {gains[0]:.2f}  {gains[1]:.2f}")
+        gains = [
+            throughput(cost, asked.stages, asked.running, micro_batches=asked.stages + more) / one for more in (0, 1)
+        ]
+        print(
+            f"  reading weights {read:4.0%} of a stage's step, way back {back:4.0%} of it: {gains[0]:.2f}  {gains[1]:.2f}"
+        )
 
 
 if __name__ == "__main__":

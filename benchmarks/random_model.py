@@ -43,6 +43,8 @@ def random_checkpoint(file: Path, spec: ModelSpec = SPEC, seed: int = 0) -> Arra
             elif expected.parameter.key != "embed":
                 values /= np.sqrt(expected.shape[1])
             stored = values.astype("<f4").tobytes()
-            tensors[expected.name] = TensorEntry(expected.name, BY_NAME["F32"], expected.shape, file, opened.tell(), len(stored), 0)
+            tensors[expected.name] = TensorEntry(
+                expected.name, BY_NAME["F32"], expected.shape, file, opened.tell(), len(stored), 0
+            )
             opened.write(stored)
     return ArrayCheckpoint(file, spec, tensors, {})

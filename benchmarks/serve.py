@@ -56,7 +56,9 @@ def measured(combination: ServedCombination, servers: tuple[Server, Server], loa
     return ServedPair(combination, ours, theirs, disturbed(shares), found["readings"])
 
 
-def run_in_turns(record: ServedComparison, wanted: Sequence[ServedCombination], pairs: int, place: Place, out: Path) -> None:
+def run_in_turns(
+    record: ServedComparison, wanted: Sequence[ServedCombination], pairs: int, place: Place, out: Path
+) -> None:
     """Measure all combinations; the file is written after every pair. Every pair has prompts of its own."""
 
     def measure(combination: ServedCombination) -> str:
@@ -78,14 +80,25 @@ def run_in_turns(record: ServedComparison, wanted: Sequence[ServedCombination], 
 
 
 @click.command()
-@click.option("--llama.cpp", "folder", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True, help="Its programs.")
 @click.option(
-    "--models", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True, help="Folder of <shape>-<type>.gguf."
+    "--llama.cpp",
+    "folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="Its programs.",
+)
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="Folder of <shape>-<type>.gguf.",
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The JSON file.")
 @click.option("--shape", default="qwen2.5-0.5b", show_default=True)
 @click.option("--format", "formats", type=Names(), default="Q8_0,Q4_K_M", show_default=True)
-@click.option("--variant", "variants", type=click.Choice(("default", HUGE_PAGES)), multiple=True, default=("default", HUGE_PAGES))
+@click.option(
+    "--variant", "variants", type=click.Choice(("default", HUGE_PAGES)), multiple=True, default=("default", HUGE_PAGES)
+)
 @click.option("--clients", type=Numbers(), default="8,32", show_default=True)
 @click.option("--requests", type=click.IntRange(1), default=2, show_default=True, help="Requests of each client.")
 @click.option("--prompt-tokens", type=click.IntRange(1), default=256, show_default=True)
@@ -112,7 +125,9 @@ def main(
 ) -> None:
     """Measure both servers in turns."""
     folder, models = folder.absolute(), models.absolute()
-    record = ServedComparison(machine(), {}, {"requests": requests, "prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens})
+    record = ServedComparison(
+        machine(), {}, {"requests": requests, "prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens}
+    )
     if add and out.exists():
         found = ServedComparison.load_file(out)
         if found.load != record.load:

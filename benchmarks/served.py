@@ -105,7 +105,9 @@ class _Figures:
 
 def served_text(record: ServedComparison) -> str:
     """What is worse here, the table, and the load."""
-    wanted = sorted({pair.combination for pair in record.pairs}, key=lambda c: (c.shape, c.format, c.clients, c.variant))
+    wanted = sorted(
+        {pair.combination for pair in record.pairs}, key=lambda c: (c.shape, c.format, c.clients, c.variant)
+    )
     groups = {c: pairs for c in wanted if (pairs := record.counted(c))}
     if not groups:
         return "Nothing has been measured yet.\n"

@@ -71,10 +71,24 @@ def homenode_server(model: Path, threads: int) -> Server:
 def llama_server(folder: Path, model: Path, threads: int, load: Load, *, huge: bool) -> Server:
     """`llama-server` with a slot for each client and room for prompt and answer in each; nothing to reuse between requests. Raises Unavailable."""
     port = free_port()
-    room = -(-(load.prompt_tokens + load.gen_tokens + 8) // 256) * 256  # its slots are rounded up to so many tokens anyway
+    room = (
+        -(-(load.prompt_tokens + load.gen_tokens + 8) // 256) * 256
+    )  # its slots are rounded up to so many tokens anyway
     argv = (
         *(str(existing(folder / "llama-server")), "-m", str(model), "--port", str(port), "-t", str(threads)),
-        *("-np", str(load.clients), "-c", str(load.clients * room), "-b", "2048", "-ub", "512", "--no-webui", "--cache-ram", "0"),
+        *(
+            "-np",
+            str(load.clients),
+            "-c",
+            str(load.clients * room),
+            "-b",
+            "2048",
+            "-ub",
+            "512",
+            "--no-webui",
+            "--cache-ram",
+            "0",
+        ),
         *(("--load-mode", "none") if huge else ()),
     )
     variables = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if huge else {}

@@ -100,7 +100,19 @@ def measured_now(host: Host) -> Measured:
 
 def steps_now(model: Path, folder: Path) -> Reached:
     """What single steps reach, as `homenode bench model` measures it."""
-    words = ("--prompt-tokens", "512", "--gen-tokens", "24", "--batch", "1,8", "--context", "256", "--repeat", "2", "--json")
+    words = (
+        "--prompt-tokens",
+        "512",
+        "--gen-tokens",
+        "24",
+        "--batch",
+        "1,8",
+        "--context",
+        "256",
+        "--repeat",
+        "2",
+        "--json",
+    )
     argv = [sys.executable, "-m", "homenode.cli.main", "bench", "model", str(model), *words]
     file = folder / "bench.json"
     for _ in range(_TRIES):
@@ -157,7 +169,12 @@ def compare(model: str | None, rounds: int) -> dict[str, Any]:
         assert figures is not None
         quiet = [run["tok_s"] for run in runs if not disturbed({text: run["others"]})]
         rate = statistics.median(quiet or [run["tok_s"] for run in runs])
-        row = {"workload": text, "measured_tok_s": rate, "simulated_tok_s": figures.output_tok_s, "error": figures.output_tok_s / rate - 1}
+        row = {
+            "workload": text,
+            "measured_tok_s": rate,
+            "simulated_tok_s": figures.output_tok_s,
+            "error": figures.output_tok_s / rate - 1,
+        }
         rows.append({**row, "quiet": bool(quiet), "runs": runs})
     return {
         "machine": machine(),

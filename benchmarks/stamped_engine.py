@@ -48,7 +48,9 @@ class StampedCore(EngineCore):
                 before, begun = self.copied(), time.monotonic()
                 super()._obey([instruction])
                 stamps = self.stamps.setdefault(told.ticket, {})
-                stamps.update(result=self._came, computed=begun, announced=time.monotonic(), digests=self.copied() - before)
+                stamps.update(
+                    result=self._came, computed=begun, announced=time.monotonic(), digests=self.copied() - before
+                )
             else:
                 super()._obey([instruction])
 

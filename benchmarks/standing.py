@@ -58,7 +58,12 @@ class _Program:
         self._errors = os.fdopen(os.memfd_create("errors"), "w+")
         try:
             self.process = subprocess.Popen(
-                argv, env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+                argv,
+                env={**os.environ, **variables},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
             )
         except OSError as error:
             self._errors.close()
@@ -98,7 +103,9 @@ class _Program:
     def _ended(self) -> CommandFailed:
         code = self.process.wait()
         self._errors.seek(0)
-        return CommandFailed(f"{self._name} ended with {code} instead of answering: {self._errors.read().strip()[-_SHOWN:]}")
+        return CommandFailed(
+            f"{self._name} ended with {code} instead of answering: {self._errors.read().strip()[-_SHOWN:]}"
+        )
 
 
 def _is_answer(line: str) -> bool:

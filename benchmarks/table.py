@@ -62,7 +62,9 @@ def comparison_text(record: Comparison) -> str:
                 continue
             rows = [row_of(c, found, record.workload.cases) for c, found in there.items()]
             behind += behind_lines(rows, place)
-            tables.append(_shape_table(f"Shape of {shape}{place and f', CPUs {place}'}:", rows, there, record.workload.cases))
+            tables.append(
+                _shape_table(f"Shape of {shape}{place and f', CPUs {place}'}:", rows, there, record.workload.cases)
+            )
     return "\n".join([behind_text(behind), *tables, _origin(record)]) + "\n"
 
 
@@ -86,12 +88,20 @@ def behind_text(lines: Sequence[str]) -> str:
     return "\n".join(["Behind, that is slower than the other side:\n", *lines]) + "\n"
 
 
-def _shape_table(title: str, rows: Sequence[Row], pairs: Mapping[Combination, Sequence[Pair]], cases: Sequence[str]) -> str:
+def _shape_table(
+    title: str, rows: Sequence[Row], pairs: Mapping[Combination, Sequence[Pair]], cases: Sequence[str]
+) -> str:
     lines = [f"{title}\n", f"| weights | | {' | '.join(map(_case_title, cases))} |", "|---" * (2 + len(cases)) + "|"]
     for format, of_format in groupby(rows, key=lambda row: row.combination.format):
         group = list(of_format)
         ours = own_rates([pair for row in group for pair in pairs[row.combination]], cases)
-        lines.append(_line(f"**{format}**", "homenode, tok/s", [f"**{_rate(ours, case)}**" if case in ours else "" for case in cases]))
+        lines.append(
+            _line(
+                f"**{format}**",
+                "homenode, tok/s",
+                [f"**{_rate(ours, case)}**" if case in ours else "" for case in cases],
+            )
+        )
         lines += [_line("", _against(row.combination), [_cell(row, case) for case in cases]) for row in group]
     return "\n".join(lines) + "\n"
 

@@ -85,7 +85,11 @@ def measured(task: Task, wrap: Sequence[str], threads: int) -> list[Pair]:
     pieces = [[piece.ours.to_json(), piece.theirs.to_json()] for piece in task.pieces]
     found = last_json([*wrap, sys.executable, "-m", "benchmarks.pair", json.dumps(pieces), str(threads)])
     try:
-        return [_pair(task.combination, piece, one) for piece, tries in zip(task.pieces, found["tries"], strict=True) for one in tries]
+        return [
+            _pair(task.combination, piece, one)
+            for piece, tries in zip(task.pieces, found["tries"], strict=True)
+            for one in tries
+        ]
     except (ValueError, KeyError, IndexError) as error:
         raise Unavailable(f"its output could not be read: {error!r}") from error
 

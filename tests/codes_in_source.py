@@ -69,7 +69,13 @@ def _texts(given: ast.expr) -> set[str]:
 
 def _look_for(giver: Giver, module: str, tree: ast.Module, found: Found) -> Iterator[Giver]:
     for call, around in _calls(tree, ()):
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+        name = (
+            call.func.attr
+            if isinstance(call.func, ast.Attribute)
+            else call.func.id
+            if isinstance(call.func, ast.Name)
+            else ""
+        )
         if name != giver.name or len(call.args) + len(call.keywords) < 2:  # set.add("...") is none of ours
             continue
         given = next((one.value for one in call.keywords if one.arg == giver.keyword), None)
@@ -88,7 +94,9 @@ def _one(part: ast.expr, module: str, around: tuple[ast.AST, ...], found: Found)
         yield from _parameter(part.id, module, around)
     elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self":
         owner = next(one for one in reversed(around) if isinstance(one, ast.ClassDef))
-        fields = [one.target.id for one in owner.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+        fields = [
+            one.target.id for one in owner.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        ]
         if part.attr in fields:
             yield Giver(owner.name, fields.index(part.attr), part.attr, module if owner.name.startswith("_") else "")
     elif not isinstance(part, ast.Attribute | ast.Subscript):

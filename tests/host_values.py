@@ -77,7 +77,11 @@ def _cpus(shapes: Sequence[Shape], siblings_apart: bool) -> list[Cpu]:
     for shape in shapes:
         first = number
         for at in range(shape.cores):
-            ids = [number + total * thread for thread in range(shape.smt)] if siblings_apart else range(threads, threads + shape.smt)
+            ids = (
+                [number + total * thread for thread in range(shape.smt)]
+                if siblings_apart
+                else range(threads, threads + shape.smt)
+            )
             cache = first + at // shape.l3 * shape.l3 if shape.l3 else None
             capacity = shape.capacities[at % len(shape.capacities)]
             found += [Cpu(cpu, number, shape.socket, 0, None, cache, shape.id, capacity) for cpu in ids]
@@ -95,7 +99,16 @@ def _named_after_the_first_online(cpus: Sequence[Cpu]) -> list[Cpu]:
         if cpu.l3 is not None:
             caches.setdefault(cpu.l3, cpu.id)
     return [
-        Cpu(cpu.id, cores[cpu.core], cpu.socket, 0, None, None if cpu.l3 is None else caches[cpu.l3], cpu.node, cpu.capacity)
+        Cpu(
+            cpu.id,
+            cores[cpu.core],
+            cpu.socket,
+            0,
+            None,
+            None if cpu.l3 is None else caches[cpu.l3],
+            cpu.node,
+            cpu.capacity,
+        )
         for cpu in cpus
     ]
 

@@ -32,7 +32,10 @@ def single_chips(affinity: Mapping[int, str], busy: Sequence[int] | None = None)
 
 def double_chips(logic: Sequence[int], busy: Sequence[int] | None = None, first_card: int = 0) -> list[Chip]:
     """A3: two chips a card, no affinity."""
-    return [Chip(first_card + at // 2, at % 2, number, "", busy is None or number in busy) for at, number in enumerate(logic)]
+    return [
+        Chip(first_card + at // 2, at % 2, number, "", busy is None or number in busy)
+        for at, number in enumerate(logic)
+    ]
 
 
 def npu_host(
@@ -52,7 +55,9 @@ def npu_host(
         "npu-smi info": process_text(style, chips),
         "npu-smi info -t topo": topo_text(style, chips),
     }
-    results = {line: CommandResult(out) if isinstance(out, str) else out for line, out in {**texts, **(commands or {})}.items()}
+    results = {
+        line: CommandResult(out) if isinstance(out, str) else out for line, out in {**texts, **(commands or {})}.items()
+    }
     return read_host(RecordedSource(machine, kernel_files(nodes, allowed, online, offline), results))
 
 
@@ -89,7 +94,12 @@ def map_text(style: str, chips: Sequence[Chip]) -> str:
         }  # fmt: skip
         rows.append([str(known[name]) for name in head])
         if style != "950" and (at + 1 == len(chips) or chips[at + 1].npu != chip.npu):
-            rows.append([{"NPU ID": str(chip.npu), "Chip ID": str(chip.chip + 1), "Chip Name": "Mcu"}.get(name, "-") for name in head])
+            rows.append(
+                [
+                    {"NPU ID": str(chip.npu), "Chip ID": str(chip.chip + 1), "Chip Name": "Mcu"}.get(name, "-")
+                    for name in head
+                ]
+            )
     return "".join("\t" + "".join(f"{cell:<31}" for cell in row).rstrip() + "\n" for row in rows)
 
 
@@ -114,8 +124,14 @@ def topo_text(style: str, chips: Sequence[Chip]) -> str:
     if not cards:
         return ""
     names = [f"NPU{card}" for card in cards]
-    rows = [[name, *("X" if name == other else "HCCS" for other in names), cpus] for name, cpus in zip(names, cards.values(), strict=True)]
-    return _matrix([["", *names, "CPU Affinity"], *rows]) + "\nLegend:\n\n  X    = Self\n  HCCS = Connection traversing HCCS.\n"
+    rows = [
+        [name, *("X" if name == other else "HCCS" for other in names), cpus]
+        for name, cpus in zip(names, cards.values(), strict=True)
+    ]
+    return (
+        _matrix([["", *names, "CPU Affinity"], *rows])
+        + "\nLegend:\n\n  X    = Self\n  HCCS = Connection traversing HCCS.\n"
+    )
 
 
 def _matrix(rows: Sequence[Sequence[str]]) -> str:

@@ -12,4 +12,6 @@ DATA = SHARED / "data"
 STORIES = DATA / "stories260K"
 STORIES_MIXTURE = DATA / "stories260K-moe4"  # the same model, each layer's MLP as four equal experts
 
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the data folder ../shared/data, which this clone does not have")
+needs_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason="needs the data folder ../shared/data, which this clone does not have"
+)

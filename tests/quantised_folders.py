@@ -113,7 +113,11 @@ def quantised(form: Form, name: str, values: Array, seed: int = 0) -> tuple[Stor
     scales = (largest / max(middle - 1, 1)).astype(np.float16)
     if form.method == "compressed":
         scales = (bf16_bits(scales.astype(np.float32)).astype(np.uint32) << 16).view(np.float32)
-    zeros = np.full((rows, groups), middle) if form.symmetric else random.integers(max(middle - 2, 1), middle + 2, (rows, groups))
+    zeros = (
+        np.full((rows, groups), middle)
+        if form.symmetric
+        else random.integers(max(middle - 2, 1), middle + 2, (rows, groups))
+    )
     wide = scales.astype(np.float32)
     codes = np.clip(np.round(values / wide[:, group]) + zeros[:, group], 0, most).astype(np.int64)
     decoded = (codes - zeros[:, group]).astype(np.float32) * wide[:, group]
@@ -133,7 +137,11 @@ def words(codes: Array, bits: int) -> Array:
 def _gptq(form: Form, name: str, codes: Array, scales: Array, zeros: Array, group: Array) -> Stored:
     less = 0 if form.version == "gptq_v2" else 1
     return _tensors(
-        name, qweight=words(codes, form.bits).T, qzeros=words(zeros.T - less, form.bits), scales=scales.T, g_idx=group.astype(np.int32)
+        name,
+        qweight=words(codes, form.bits).T,
+        qzeros=words(zeros.T - less, form.bits),
+        scales=scales.T,
+        g_idx=group.astype(np.int32),
     )
 
 
@@ -152,17 +160,23 @@ def _compressed(form: Form, name: str, codes: Array, scales: Array, zeros: Array
     zero = {} if form.symmetric else {"weight_zero_point": words(zeros.T, form.bits).T}
     order = {"weight_g_idx": group.astype(np.int32)} if form.shuffled else {}
     shape = np.array(codes.shape, np.int64)
-    return _tensors(name, weight_packed=words(codes, form.bits), weight_scale=bf16_bits(scales), weight_shape=shape, **zero, **order)
+    return _tensors(
+        name, weight_packed=words(codes, form.bits), weight_scale=bf16_bits(scales), weight_shape=shape, **zero, **order
+    )
 
 
 def _float8(form: Form, name: str, values: Array) -> tuple[Stored, Array]:
     rows, columns = values.shape
     r, c = (min(form.blocks[0], rows), min(form.blocks[1], columns)) if form.blocks else (rows, columns)
     pairs = [(i, j) for i in range(0, rows, r) for j in range(0, columns, c)]
-    scales = np.array([np.abs(values[i : i + r, j : j + c]).max() / 448 for i, j in pairs], np.float32).reshape(-(-rows // r), -1)
+    scales = np.array([np.abs(values[i : i + r, j : j + c]).max() / 448 for i, j in pairs], np.float32).reshape(
+        -(-rows // r), -1
+    )
     wide = scales[np.arange(rows) // r][:, np.arange(columns) // c]
     known = float8_values()
-    codes = np.abs((values / wide)[..., None] - np.where(np.isnan(known), np.inf, known)).argmin(axis=2).astype(np.uint8)
+    codes = (
+        np.abs((values / wide)[..., None] - np.where(np.isnan(known), np.inf, known)).argmin(axis=2).astype(np.uint8)
+    )
     part = "weight_scale_inv" if form.blocks and form.blocks[0] > 1 else "weight_scale"
     tensors = _tensors(name, **{part: scales if form.blocks else scales[0]})
     tensors[f"{name}.weight"] = ("F8_E4M3", codes.shape, codes.tobytes())
@@ -185,14 +199,18 @@ def _float4(form: Form, name: str, values: Array) -> tuple[Stored, Array]:
     if form.method == "modelopt":
         tensors = _tensors(name, weight=packed, weight_scale_2=1 / whole, input_scale=np.float32(1))
     elif form.group == 16:
-        tensors = _tensors(name, weight_packed=packed, weight_global_scale=np.array([whole]), input_global_scale=np.array([whole]))
+        tensors = _tensors(
+            name, weight_packed=packed, weight_global_scale=np.array([whole]), input_global_scale=np.array([whole])
+        )
     else:
         tensors = _tensors(name, weight_packed=packed)
     tensors[f"{name}.weight_scale"] = ("U8" if form.group == 32 else "F8_E4M3", held.shape, held.tobytes())
     return tensors, FLOAT4[codes] * wide
 
 
-FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # what each E2M1 code stands for
+FLOAT4 = np.array(
+    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
+)  # what each E2M1 code stands for
 
 
 def float8_values() -> npt.NDArray[np.float32]:
@@ -203,9 +221,18 @@ def float8_values() -> npt.NDArray[np.float32]:
 
 
 def _tensors(name: str, **parts: Array) -> Stored:
-    types = {"int32": "I32", "int64": "I64", "int8": "I8", "uint8": "U8", "float16": "F16", "float32": "F32", "uint16": "BF16"}
+    types = {
+        "int32": "I32",
+        "int64": "I64",
+        "int8": "I8",
+        "uint8": "U8",
+        "float16": "F16",
+        "float32": "F32",
+        "uint16": "BF16",
+    }
     return {
-        f"{name}.{part}": (types[values.dtype.name], values.shape, np.ascontiguousarray(values).tobytes()) for part, values in parts.items()
+        f"{name}.{part}": (types[values.dtype.name], values.shape, np.ascontiguousarray(values).tobytes())
+        for part, values in parts.items()
     }
 
 

@@ -85,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             record.runs.append({"round": number, "policy": policy, **run(record, policy, Path(folder))})
             _write(out, record)
     print(table(record.to_json()["summary"]))
-    print(f"All figures are in {out}. Please send it back with an issue; nothing in it names this machine or its users.")
+    print(
+        f"All figures are in {out}. Please send it back with an issue; nothing in it names this machine or its users."
+    )
     return 0 if any("result" in one for one in record.runs) else 1
 
 
@@ -104,7 +106,9 @@ def prepare(record: Record, folder: Path) -> None:
     record.nodes = _kept(nodes, _call(record.wishes, ["bench", "nodes", "--out", str(nodes)]))
     for policy in record.wishes.policies:
         measured = ["--numa-measured", str(nodes)] if policy == "auto" and nodes.exists() else []
-        answer = _call(record.wishes, ["plan", "--weights", *_model(record.wishes), "--numa", policy, *measured, "--json"])
+        answer = _call(
+            record.wishes, ["plan", "--weights", *_model(record.wishes), "--numa", policy, *measured, "--json"]
+        )
         plan = _last_json(answer)
         if isinstance(plan, dict):
             plan.pop("parameters", None)  # the rows of every matrix: long, and the same on every machine of this shape
@@ -210,7 +214,12 @@ def _write(out: Path, record: Record) -> None:
 
 
 def _wishes(args: argparse.Namespace) -> Wishes:
-    figures = {"--prompt-tokens": args.prompt_tokens, "--gen-tokens": args.gen_tokens, "--batch": args.batch, "--context": args.context}
+    figures = {
+        "--prompt-tokens": args.prompt_tokens,
+        "--gen-tokens": args.gen_tokens,
+        "--batch": args.batch,
+        "--context": args.context,
+    }
     bench = tuple(str(word) for flag in (*figures.items(), ("--repeat", args.repeat)) for word in flag)
     return Wishes(tuple(shlex.split(args.homenode)), args.model, args.policies, args.rounds, bench)
 
@@ -218,7 +227,9 @@ def _wishes(args: argparse.Namespace) -> Wishes:
 def _policies(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [name for name in names if name not in POLICIES]:
-        raise argparse.ArgumentTypeError(f"unknown policy {', '.join(map(repr, unknown))}; wanted some of {','.join(POLICIES)}")
+        raise argparse.ArgumentTypeError(
+            f"unknown policy {', '.join(map(repr, unknown))}; wanted some of {','.join(POLICIES)}"
+        )
     return names
 
 
@@ -230,7 +241,9 @@ def _count(text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Measure every --numa policy here and gather it in one file.")
-    parser.add_argument("--model", help="a model as homenode serve takes it; default: the built-in one, which is too small to tell")
+    parser.add_argument(
+        "--model", help="a model as homenode serve takes it; default: the built-in one, which is too small to tell"
+    )
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to make")
     parser.add_argument("--policies", type=_policies, default=POLICIES, help=f"default: {','.join(POLICIES)}")
     parser.add_argument("--rounds", type=_count, default=3, help="how often each policy runs; default 3")
@@ -239,7 +252,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", default="1,8", help="sequences decoded at once, such as 1,8")
     parser.add_argument("--context", type=_count, default=512)
     parser.add_argument("--repeat", type=_count, default=2, help="runs within a round")
-    parser.add_argument("--homenode", default=f"{shlex.quote(sys.executable)} -m homenode.cli.main", help="the command to measure")
+    parser.add_argument(
+        "--homenode", default=f"{shlex.quote(sys.executable)} -m homenode.cli.main", help="the command to measure"
+    )
     return parser
 
 

@@ -84,7 +84,9 @@ CAPTURES = (
 
 
 # Most files of a capture are of no interest to anyone here, and unpacking them takes minutes.
-UNREAD = re.compile(r"/(cpuidle|power|stats|thermal_throttle|microcode|queues|statistics|vmstat|numastat)(/|$)|/(uevent|crash_notes)$")
+UNREAD = re.compile(
+    r"/(cpuidle|power|stats|thermal_throttle|microcode|queues|statistics|vmstat|numastat)(/|$)|/(uevent|crash_notes)$"
+)
 
 
 class CapturedTree(LiveSource):
@@ -111,12 +113,16 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     expected = {}
     for capture in CAPTURES:
-        archive = next((path for path in options.captures.iterdir() if path.name.startswith(capture.archive + ".tar.")), None)
+        archive = next(
+            (path for path in options.captures.iterdir() if path.name.startswith(capture.archive + ".tar.")), None
+        )
         if archive is None:
             sys.exit(f"{options.captures} has no capture {capture.archive}")
         with tempfile.TemporaryDirectory() as folder:
             root = unpack(archive, Path(folder))
-            recording = record(CapturedTree(root, capture.machine), about=f"{capture.about}; {capture.origin}, {capture.archive}")
+            recording = record(
+                CapturedTree(root, capture.machine), about=f"{capture.about}; {capture.origin}, {capture.archive}"
+            )
             write_recording(options.out / f"{capture.name}.json", recording)
             expected[capture.name] = opinion(options.lstopo, root)
     (options.out / "expected.json").write_text(expected_text(expected), encoding="utf-8")
@@ -150,7 +156,19 @@ def opinion(lstopo: str, root: Path) -> dict[str, object]:
         "HWLOC_HIDE_ERRORS": "1",
         "HWLOC_DEBUG_ALLOW_OVERLAPPING_NODE_CPUSETS": "1",
     }
-    command = [lstopo, "--of", "xml", "--disallowed", "--no-io", "--filter", "core:all", "--filter", "package:all", "--filter", "l3:all"]
+    command = [
+        lstopo,
+        "--of",
+        "xml",
+        "--disallowed",
+        "--no-io",
+        "--filter",
+        "core:all",
+        "--filter",
+        "package:all",
+        "--filter",
+        "l3:all",
+    ]
     out = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
     top = ET.fromstring(out)
     objects: dict[str, list[ET.Element]] = {}
@@ -202,12 +220,19 @@ def text_of(path: Path) -> str | None:
 
 def distances(top: ET.Element) -> dict[str, list[int]]:
     """Rows in ascending order of the nodes, by node; empty where hwloc found none or did not believe them."""
-    matrix = next((item for item in top.iter("distances2") if item.get("name") == "NUMALatency" and item.get("indexing") == "os"), None)
+    matrix = next(
+        (item for item in top.iter("distances2") if item.get("name") == "NUMALatency" and item.get("indexing") == "os"),
+        None,
+    )
     if matrix is None:
         return {}
     ids = [int(word) for item in matrix.iter("indexes") for word in (item.text or "").split()]
     values = [int(word) for item in matrix.iter("u64values") for word in (item.text or "").split()]
-    by_pair = {(here, there): values[row * len(ids) + column] for row, here in enumerate(ids) for column, there in enumerate(ids)}
+    by_pair = {
+        (here, there): values[row * len(ids) + column]
+        for row, here in enumerate(ids)
+        for column, there in enumerate(ids)
+    }
     return {str(here): [by_pair[here, there] for there in sorted(ids)] for here in sorted(ids)}
 
 

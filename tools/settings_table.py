@@ -23,7 +23,12 @@ def page() -> str:
     from homenode.server.proxy.config import ProxyConfig
 
     parts = [_INTRODUCTION]
-    sections = (("Server", ServerConfig), ("Engine", EngineConfig), ("Text", TextConfig), ("`homenode proxy`", ProxyConfig))
+    sections = (
+        ("Server", ServerConfig),
+        ("Engine", EngineConfig),
+        ("Text", TextConfig),
+        ("`homenode proxy`", ProxyConfig),
+    )
     for title, config in sections:
         parts += [f"\n## {title}\n", "| flag | variable | default | meaning |", "|---|---|---|---|"]
         parts += [_row(setting) for setting in settings_of(config)]

@@ -23,7 +23,9 @@ from homenode.engine.request import Request, SamplingParams
 
 _LIMIT_S = 300.0  # of one turn
 
-Reading = tuple[float, int, dict[str, tuple[float, float]]]  # the time, tokens so far, and by stage seconds it was busy and waited
+Reading = tuple[
+    float, int, dict[str, tuple[float, float]]
+]  # the time, tokens so far, and by stage seconds it was busy and waited
 
 
 class DecodeTurns:
@@ -93,7 +95,11 @@ class DecodeTurns:
 
     def _reading(self) -> Reading:
         stages = self._engine.executor.statistics().get("stages", [])
-        return time.perf_counter(), sum(self._counts.values()), {str(s["stage"]): (s["busy_s"], s["wait_s"]) for s in stages}
+        return (
+            time.perf_counter(),
+            sum(self._counts.values()),
+            {str(s["stage"]): (s["busy_s"], s["wait_s"]) for s in stages},
+        )
 
 
 def main() -> None:

@@ -23,7 +23,12 @@ def seconds(generator: Any, words: list[str], batch: int, context: int, tokens: 
     prompts = [[words[_random.randrange(1000, 100_000)] for _ in range(context)] for _ in range(batch)]
     start = time.perf_counter()
     generator.generate_batch(
-        prompts, max_length=tokens, min_length=tokens, sampling_topk=1, include_prompt_in_result=False, end_token=[len(words) - 1]
+        prompts,
+        max_length=tokens,
+        min_length=tokens,
+        sampling_topk=1,
+        include_prompt_in_result=False,
+        end_token=[len(words) - 1],
     )
     return time.perf_counter() - start
 

@@ -53,7 +53,9 @@ def main() -> None:
 
     def measure(question: Question) -> Answer:
         prefill = question["prompt"] / begin(model, 1, question["prompt"], 1)[1] if question["prompt"] else 0.0
-        return prefill, {batch: decode(model, batch, question["context"], question["steps"]) for batch in question["batches"]}
+        return prefill, {
+            batch: decode(model, batch, question["context"], question["steps"]) for batch in question["batches"]
+        }
 
     answer_all(genai.__version__, measure)
 

@@ -98,7 +98,9 @@ def main() -> None:
             prefill, single = alone(stateful(), question)
             rates |= {1: single} if 1 in question["batches"] else {}
         several = [batch for batch in question["batches"] if batch > 1]
-        return prefill, rates | {batch: together(continuous(), batch, question["context"], question["steps"]) for batch in several}
+        return prefill, rates | {
+            batch: together(continuous(), batch, question["context"], question["steps"]) for batch in several
+        }
 
     answer_all(genai.__version__, measure)
 

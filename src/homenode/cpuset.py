@@ -8,7 +8,9 @@ from itertools import chain
 
 from homenode.errors import UserError
 
-_LIMIT = 1 << 16  # no machine has more logical CPUs; a larger number is a typing error, and a range of it would eat memory
+_LIMIT = (
+    1 << 16
+)  # no machine has more logical CPUs; a larger number is a typing error, and a range of it would eat memory
 _GROUP_BITS = 32
 _HEX = frozenset("0123456789abcdefABCDEF")
 
@@ -59,7 +61,9 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 def parse_cpu_mask(text: str) -> tuple[int, ...]:
     """CPU numbers in a mask of hexadecimal groups of 32 bits, highest group first; ascending. Raises UserError when it is no CPU mask."""
     groups = text.strip().split(",")
-    if len(groups) > _LIMIT // _GROUP_BITS or not all(0 < len(group) <= 8 and _HEX.issuperset(group) for group in groups):
+    if len(groups) > _LIMIT // _GROUP_BITS or not all(
+        0 < len(group) <= 8 and _HEX.issuperset(group) for group in groups
+    ):
         raise UserError(f"not a CPU mask: {_cut(text)}; write hexadecimal groups of 32 bits, such as 00000001,0000000f")
     found: list[int] = []
     for at, group in enumerate(reversed(groups)):

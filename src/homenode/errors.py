@@ -58,8 +58,12 @@ class PlacementError(UserError):
     `wanted` are the two sides of the trouble and `remedy` says what to do. The message holds all of it in one sentence or two.
     """
 
-    def __init__(self, code: str, message: str, *, seen: str, wanted: str, remedy: str, param: str | None = None) -> None:
-        super().__init__(f"{message} (seen: {seen}; wanted: {wanted}). {remedy}", param=param, code=code, seen=seen, wanted=wanted)
+    def __init__(
+        self, code: str, message: str, *, seen: str, wanted: str, remedy: str, param: str | None = None
+    ) -> None:
+        super().__init__(
+            f"{message} (seen: {seen}; wanted: {wanted}). {remedy}", param=param, code=code, seen=seen, wanted=wanted
+        )
         self.code = code
         self.summary = message
         self.seen = seen
@@ -68,7 +72,13 @@ class PlacementError(UserError):
 
     def to_dict(self) -> dict[str, str]:
         """The JSON form: `{"code", "message", "seen", "wanted", "remedy"}`."""
-        return {"code": self.code, "message": self.summary, "seen": self.seen, "wanted": self.wanted, "remedy": self.remedy}
+        return {
+            "code": self.code,
+            "message": self.summary,
+            "seen": self.seen,
+            "wanted": self.wanted,
+            "remedy": self.remedy,
+        }
 
 
 class HostError(HomenodeError):

@@ -25,8 +25,12 @@ def parse_bytes(text: str | int) -> int:
     else:
         match = _NUMBER.fullmatch(text)
         if not match or match[2].lower() not in _BYTES:
-            raise UserError(f"not a size: {text!r}; write a number of bytes or a number with a unit, such as 512KiB or 2GiB")
-        size = float(match[1]) * _BYTES[match[2].lower()] if "." in match[1] else int(match[1]) * _BYTES[match[2].lower()]
+            raise UserError(
+                f"not a size: {text!r}; write a number of bytes or a number with a unit, such as 512KiB or 2GiB"
+            )
+        size = (
+            float(match[1]) * _BYTES[match[2].lower()] if "." in match[1] else int(match[1]) * _BYTES[match[2].lower()]
+        )
     if size != int(size) or not 0 <= size < 2**63:
         raise UserError(f"not a size: {text!r}; it must be a whole number of bytes below 2**63")
     return int(size)

@@ -55,7 +55,9 @@ def test_bfloat16_models_come_near(card: TorchBackend, tmp_path: Path) -> None:
 def test_golden_text_of_a_real_model(card: TorchBackend) -> None:
     entries: list[dict[str, Any]] = json.loads((STORIES / "golden.json").read_text())
     count = min(len(e["greedy_ids"]) for e in entries)
-    found = Driver(load_model(open_checkpoint(STORIES), card), card).generate([e["prompt_ids"] for e in entries], count, chunk=5, stagger=3)
+    found = Driver(load_model(open_checkpoint(STORIES), card), card).generate(
+        [e["prompt_ids"] for e in entries], count, chunk=5, stagger=3
+    )
     assert [s.tokens for s in found] == [e["prompt_ids"] + e["greedy_ids"][:count] for e in entries]
 
 
@@ -82,7 +84,9 @@ def test_attention(way: str, window: int | None, softcap: float | None, dtype: s
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (50, None), (33, 2.0)])
 @pytest.mark.parametrize(("way", "package"), [("flash", "flash_attn"), ("flashinfer", "flashinfer")])
-def test_attention_of_packages(way: str, package: str, window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_of_packages(
+    way: str, package: str, window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     monkeypatch.setattr(steps, "HEAD", 64)
@@ -168,7 +172,9 @@ def test_two_programs_take_turns_on_one_card(card: TorchBackend, tmp_path: Path)
 def test_parts_on_one_card(card: TorchBackend, tmp_path: Path) -> None:
     checkpoint = toy(tmp_path / "weights", "qwen3")
     whole = Driver(load_model(checkpoint, card), card, kv_dtype="f32").generate(PROMPTS, 8)
-    cut = split_driver(checkpoint, Division(stages=2, ranks=2), lambda: open_backend("cuda:0"), kv_dtype="f32").generate(PROMPTS, 8)
+    cut = split_driver(
+        checkpoint, Division(stages=2, ranks=2), lambda: open_backend("cuda:0"), kv_dtype="f32"
+    ).generate(PROMPTS, 8)
     assert [s.tokens for s in cut] == [s.tokens for s in whole]
 
 
@@ -177,7 +183,8 @@ def test_a_wide_window_is_no_window(card: TorchBackend, tmp_path: Path) -> None:
 
     spec = toy_spec("mistral")
     checkpoints = [
-        array_checkpoint(tmp_path / str(window), replace(spec, sliding_window=window), toy_arrays(spec)) for window in (None, 250)
+        array_checkpoint(tmp_path / str(window), replace(spec, sliding_window=window), toy_arrays(spec))
+        for window in (None, 250)
     ]
     found = [Driver(load_model(checkpoint, card), card).generate(PROMPTS, 12) for checkpoint in checkpoints]
     assert [s.tokens for s in found[0]] == [s.tokens for s in found[1]]

@@ -45,12 +45,16 @@ class Member:
             engine = build_engine(config)
         self.cache = caches[0]
         self._executor = engine.executor
-        scheduler = Scheduler(config.scheduler, config.kv, engine.executor.limits(), (2,), hash_seed=b"of both", lookahead=1)
+        scheduler = Scheduler(
+            config.scheduler, config.kv, engine.executor.limits(), (2,), hash_seed=b"of both", lookahead=1
+        )
         self.tell, self.inbox = tell, SimpleQueue[object]()
         self.figures, self.close = TransferFigures, lambda timeout_s: None
         self._sent: SimpleQueue[ToFront] = SimpleQueue()
         self.statistics = Statistics()
-        self._core = EngineCore(scheduler, engine.executor, self._sent.put, inbox=self.inbox, agent=self, log_stats=False)
+        self._core = EngineCore(
+            scheduler, engine.executor, self._sent.put, inbox=self.inbox, agent=self, log_stats=False
+        )
         self._thread = threading.Thread(target=self._core.run, daemon=True)
         self._thread.start()
 
@@ -103,7 +107,13 @@ class Courier:
     """Both engines and what goes on between them. `delay`: blocks are taken when the request runs; `loses` a ticket after that many pages."""
 
     def __init__(
-        self, path: Path, sender: dict[str, Any], receiver: dict[str, Any], *, delay: bool = False, loses: Callable[[str], int | None]
+        self,
+        path: Path,
+        sender: dict[str, Any],
+        receiver: dict[str, Any],
+        *,
+        delay: bool = False,
+        loses: Callable[[str], int | None],
     ) -> None:
         self._delay, self._loses = delay, loses
         self._ways: dict[str, _Way] = {}
@@ -118,7 +128,9 @@ class Courier:
         numbers = {next(self._ids): n for n in range(len(prompts))}
         for number, n in numbers.items():
             kv = seam.KvTicket(f"t{number}", sends=True)
-            self.sender.submit(Request(id=number, prompt_ids=prompts[n], params=SamplingParams(max_tokens=0), kv=kv, cache_salt=salt))
+            self.sender.submit(
+                Request(id=number, prompt_ids=prompts[n], params=SamplingParams(max_tokens=0), kv=kv, cache_salt=salt)
+            )
         computed: list[int] = []
         answers: list[list[int]] = [[] for _ in prompts]
         left = set(numbers.values())

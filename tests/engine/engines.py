@@ -31,9 +31,13 @@ def greedy(max_tokens: int, **changes: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, **changes)
 
 
-def run_all(engine: LocalEngine, prompts: Sequence[list[int]], params: Sequence[SamplingParams], first_id: int = 1) -> list[list[Output]]:
+def run_all(
+    engine: LocalEngine, prompts: Sequence[list[int]], params: Sequence[SamplingParams], first_id: int = 1
+) -> list[list[Output]]:
     """All outputs of every request, the requests handed in together."""
-    requests = [Request(id=first_id + i, prompt_ids=p, params=s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
+    requests = [
+        Request(id=first_id + i, prompt_ids=p, params=s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))
+    ]
     sink: SimpleQueue[Output] = SimpleQueue()
     engine.submit(requests, sink)
     found: dict[int, list[Output]] = {request.id: [] for request in requests}

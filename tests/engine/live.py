@@ -101,7 +101,11 @@ def workers(server: LiveServer) -> dict[str, int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if words[-2:-1] and words[-2].startswith(b"homenode-worker-") and _descends(int(folder.name), server.process.pid):
+            if (
+                words[-2:-1]
+                and words[-2].startswith(b"homenode-worker-")
+                and _descends(int(folder.name), server.process.pid)
+            ):
                 found[words[-2].decode()] = int(folder.name)
         except OSError:
             continue  # it has ended meanwhile

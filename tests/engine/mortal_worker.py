@@ -41,7 +41,9 @@ def _again(step: Step) -> bool:
     return any(len(start.token_ids) > start.num_prompt for start in step.starts)
 
 
-STEPS: Mapping[str, Callable[[Step], bool]] = MappingProxyType({"chunk": _chunk, "decode": _decode, "mixed": _mixed, "again": _again})
+STEPS: Mapping[str, Callable[[Step], bool]] = MappingProxyType(
+    {"chunk": _chunk, "decode": _decode, "mixed": _mixed, "again": _again}
+)
 
 
 class MortalWorker(PartWorker):

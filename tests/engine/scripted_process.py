@@ -55,7 +55,10 @@ def build(config: EngineConfig, progress: Callable[[int, int], None], experts: S
         config.scheduler.max_num_seqs, True,
     )  # fmt: skip
     return SimpleNamespace(
-        scheduler=Scheduler(config.scheduler, config.kv, LIMITS, [0], lookahead=1), executor=executor, ready=ready, handing_over=None
+        scheduler=Scheduler(config.scheduler, config.kv, LIMITS, [0], lookahead=1),
+        executor=executor,
+        ready=ready,
+        handing_over=None,
     )
 
 

@@ -85,7 +85,9 @@ class ScriptedWorker:
             self._links.outlet.put(step.number, rows)
         sampled = []
         if part.last_stage and part.rank == 0:
-            sampled = [Sampled(item.seq, token_of(item.seq, item.start + item.count - 1)) for item in step.items if item.sample]
+            sampled = [
+                Sampled(item.seq, token_of(item.seq, item.start + item.count - 1)) for item in step.items if item.sample
+            ]
         elif not part.last_stage:
             self._check(work)
         return Done(StepResult(step.number, sampled, [], 0.001), 0.0)
@@ -97,8 +99,14 @@ class ScriptedWorker:
         """Whoever draws nothing was told every token before the step that computes it."""
         for item in work.step.items:
             first = {start.seq: start.num_prompt for start in work.step.starts}.get(item.seq)
-            if first is None and item.start > 0 and self._told.get(item.seq, [])[-1:] != [token_of(item.seq, item.start - 1)]:
-                raise ValueError(f"position {item.start} of sequence {item.seq} is to be computed, and its token was not told")
+            if (
+                first is None
+                and item.start > 0
+                and self._told.get(item.seq, [])[-1:] != [token_of(item.seq, item.start - 1)]
+            ):
+                raise ValueError(
+                    f"position {item.start} of sequence {item.seq} is to be computed, and its token was not told"
+                )
 
     def _fail(self) -> None:
         raise ValueError("this step cannot be computed")

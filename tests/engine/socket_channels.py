@@ -121,7 +121,9 @@ class SocketGroup:
 
 def _send(end: socket.socket, rows: FloatArray, before: bytes = b"") -> None:
     try:
-        end.sendall(before + np.array(rows.shape, np.int64).tobytes() + np.ascontiguousarray(rows, np.float32).tobytes())
+        end.sendall(
+            before + np.array(rows.shape, np.int64).tobytes() + np.ascontiguousarray(rows, np.float32).tobytes()
+        )
     except OSError as error:
         raise PeerError(f"rows could not be sent: {error}") from error
 

@@ -33,9 +33,13 @@ def test_generate_the_golden_text_at_every_level(
         pytest.skip(f"this machine has no {isa}")
     monkeypatch.setenv("HOMENODE_ISA", isa)
     case = json.loads((STORIES / "golden.json").read_text())[1]
-    code, out, err = run(capsys, "generate", str(source), "--prompt", case["prompt"], "--max-tokens", "60", "--ignore-eos", "--json")
+    code, out, err = run(
+        capsys, "generate", str(source), "--prompt", case["prompt"], "--max-tokens", "60", "--ignore-eos", "--json"
+    )
     found = json.loads(out)
-    assert (code, found["token_ids"], found["prompt_token_ids"]) == (0, case["greedy_ids"][:60], case["prompt_ids"]), err
+    assert (code, found["token_ids"], found["prompt_token_ids"]) == (0, case["greedy_ids"][:60], case["prompt_ids"]), (
+        err
+    )
     assert found["finish_reason"] == "length"
     assert found["timings"]["total_s"] > 0
 
@@ -66,7 +70,9 @@ def test_generate_prints_text_and_chat_answers(capsys: pytest.CaptureFixture[str
     assert (code, "5" in out) == (0, True), err
 
 
-def test_chat_answers_and_ends_with_an_empty_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_answers_and_ends_with_an_empty_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = iter(["Hello", "/new", "What is 2 + 3?", ""])
     monkeypatch.setattr("builtins.input", lambda *_: next(lines))
     code, out, err = run(capsys, "chat", "--temperature", "0")
@@ -112,14 +118,18 @@ def test_bench_reports_what_was_asked(capsys: pytest.CaptureFixture[str]) -> Non
         phases = {p["name"]: p for p in r["phases"]}
         assert {"qkv", "attention", "o", "gate_up", "down", "lm_head"} <= phases.keys()
         assert sum(p["share"] for p in phases.values()) == pytest.approx(1)
-        assert all(p["fraction"] > 0 for name, p in phases.items() if name in ("qkv", "o", "gate_up", "down", "lm_head"))
+        assert all(
+            p["fraction"] > 0 for name, p in phases.items() if name in ("qkv", "o", "gate_up", "down", "lm_head")
+        )
     one, two = ({k: v for k, v in r["step"].items() if k.endswith("_operations")} for r in results[1:])
     assert sum(one.values()) > 0
     assert two == {kind: 2 * done for kind, done in one.items()}
 
 
 def test_bench_shows_where_a_step_goes(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "bench", "model", "--prompt-tokens", "0", "--gen-tokens", "3", "--repeat", "1", "--phases")
+    code, out, err = run(
+        capsys, "bench", "model", "--prompt-tokens", "0", "--gen-tokens", "3", "--repeat", "1", "--phases"
+    )
     assert code == 0, err
     assert "where a step of decode, batch 1" in out
     assert all(phase in out for phase in ("qkv", "attention", "gate_up", "lm_head"))
@@ -144,12 +154,25 @@ def test_check_config_and_show_config(capsys: pytest.CaptureFixture[str]) -> Non
         (("bench", "model", "--prompt-tokens", "0", "--gen-tokens", "0"), "nothing to measure"),
         (("serve", "--check-config", "--max-model-len", "100000"), "--max-model-len"),
         (("serve", "--check-config", "--kv-cache-memory", "1KiB"), "--kv-cache-memory"),
-        (("serve", "--check-config", "--max-num-batched-tokens", "128", "--no-enable-chunked-prefill"), "--max-num-batched-tokens"),
+        (
+            ("serve", "--check-config", "--max-num-batched-tokens", "128", "--no-enable-chunked-prefill"),
+            "--max-num-batched-tokens",
+        ),
         (("serve", "--check-config", "--data-parallel-size", "1000"), "--data-parallel-size 1000"),
         (("serve", "--data-parallel-size", "0"), "--data-parallel-size"),
         (("serve", "--api-server-count", "0"), "--api-server-count"),
         (
-            ("serve", "--data-parallel-size", "3", "--pd-role", "receiver", "--transfer-channel", "tcp", "--pd-peer-alloc-port", "0,0"),
+            (
+                "serve",
+                "--data-parallel-size",
+                "3",
+                "--pd-role",
+                "receiver",
+                "--transfer-channel",
+                "tcp",
+                "--pd-peer-alloc-port",
+                "0,0",
+            ),
             "each of 3 engines, 3 in all",
         ),
         (("serve", "--port", "70000"), "65535"),

@@ -220,7 +220,10 @@ async def test_an_idle_engine_uses_no_processor_and_wakes_fast(toy: Path) -> Non
             await collect(client.submit(request(number, 1)))
             waits.append(time.monotonic() - begin)
             beats.append(await client.heartbeat(PATIENCE_S))
-        print(f"\nidle: {spent:.3f} CPU s in 1 s; submit to last output of one token: median {1e6 * sorted(waits)[25]:.0f} us;", end=" ")
+        print(
+            f"\nidle: {spent:.3f} CPU s in 1 s; submit to last output of one token: median {1e6 * sorted(waits)[25]:.0f} us;",
+            end=" ",
+        )
         print(f"heartbeat: median {1e6 * sorted(beats)[25]:.0f} us")
         assert spent <= 0.05
 
@@ -286,7 +289,9 @@ def test_the_kernel_ends_a_child_whose_parent_went(tmp_path: Path) -> None:
     """Without any stream to notice it by."""
     reading, writing = os.pipe()
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, SILENT], stdin=reading, stdout=subprocess.PIPE, env=environment)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, SILENT], stdin=reading, stdout=subprocess.PIPE, env=environment
+    )
     try:
         pid = int(parent.communicate(timeout=PATIENCE_S)[0])
         assert gone(pid, 1.0)

@@ -31,7 +31,9 @@ EOS = 999
 class ScriptedRunner:
     """The scripted worker as a step runner. `gate`, if given, must be released once for each step."""
 
-    def __init__(self, fault: Callable[[Step], Exception | None] | None = None, gate: threading.Semaphore | None = None) -> None:
+    def __init__(
+        self, fault: Callable[[Step], Exception | None] | None = None, gate: threading.Semaphore | None = None
+    ) -> None:
         self._fault, self._gate = fault, gate
         self._worker = ScriptedExecutor(LIMITS)
         self.begun: list[float] = []
@@ -94,7 +96,12 @@ def running(
     runner = ScriptedRunner(fault, gate)
     executor = InlineExecutor(runner, LIMITS, figures)
     scheduler = Scheduler(
-        config or SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64), KvConfig(block_size=32), LIMITS, {EOS}, b"k" * 32, lookahead
+        config or SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64),
+        KvConfig(block_size=32),
+        LIMITS,
+        {EOS},
+        b"k" * 32,
+        lookahead,
     )
     sent: SimpleQueue[ToFront] = SimpleQueue()
 
@@ -128,7 +135,10 @@ def running(
 
 def request(number: int, prompt: list[int], max_tokens: int = 5, deadline: float | None = None) -> Request:
     return Request(
-        id=number, prompt_ids=prompt, params=SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True), deadline=deadline
+        id=number,
+        prompt_ids=prompt,
+        params=SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True),
+        deadline=deadline,
     )
 
 
@@ -243,7 +253,9 @@ def failing(times: int, error: Exception) -> Callable[[Step], Exception | None]:
 
 
 @pytest.mark.parametrize("error", [MemoryError(), ValueError("row 3 of the logits holds a NaN"), RuntimeError("oops")])
-def test_a_failed_step_ends_its_requests_and_the_engine_lives_on(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_step_ends_its_requests_and_the_engine_lives_on(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.CRITICAL), running(fault=failing(1, error)) as front:
         front.core.post(Submit([request(1, [5], 30)]))
         front.finish(1)
@@ -260,7 +272,10 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives_on(error: Exceptio
 def test_a_step_sent_before_the_failure_was_known_is_lost_with_it(caplog: pytest.LogCaptureFixture) -> None:
     """With lookahead a second step is on its way when the first fails; the worker must not compute it."""
     gate = threading.Semaphore(0)
-    with caplog.at_level(logging.CRITICAL), running(fault=lambda s: ValueError("no") if s.number == 1 else None, gate=gate) as front:
+    with (
+        caplog.at_level(logging.CRITICAL),
+        running(fault=lambda s: ValueError("no") if s.number == 1 else None, gate=gate) as front,
+    ):
         front.core.post(Submit([request(1, [5], 30), request(2, list(range(100)), 5)]))
         gate.release(1000)
         front.finish(1, 2)
@@ -303,7 +318,9 @@ def test_an_output_too_large_for_a_frame_ends_its_request_only() -> None:
     """Here: whatever holds a token of request 1, or outputs of more than two requests at once."""
 
     def refuses(message: ToFront) -> bool:
-        return isinstance(message, Outputs) and (len(message.outputs) > 2 or any(o.id == 1 and o.tokens for o in message.outputs))
+        return isinstance(message, Outputs) and (
+            len(message.outputs) > 2 or any(o.id == 1 and o.tokens for o in message.outputs)
+        )
 
     with running(refuses=refuses) as front:
         front.core.post(Submit([request(i, [5, i], 20) for i in (1, 2, 3)]))
@@ -355,10 +372,15 @@ def test_wake_latency_of_an_idle_loop() -> None:
 
 
 def test_threads_without_their_cpus_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "homenode.engine.core"), running(figures=lambda: {"lost_cpu_shares": [0.0, 0.4]}) as front:
+    with (
+        caplog.at_level(logging.WARNING, "homenode.engine.core"),
+        running(figures=lambda: {"lost_cpu_shares": [0.0, 0.4]}) as front,
+    ):
         for number in range(3):
             front.core.post(Submit([request(number, [1, 2, 3])]))
             front.finish(number)
         while len(front.statistics) < 2:  # as often they could have been said
             front.next(Statistics)
-    assert [r.levelname for r in caplog.records if "1 of 2 compute threads were interrupted: up to 40%" in r.getMessage()] == ["WARNING"]
+    assert [
+        r.levelname for r in caplog.records if "1 of 2 compute threads were interrupted: up to 40%" in r.getMessage()
+    ] == ["WARNING"]

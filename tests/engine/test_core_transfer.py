@@ -40,7 +40,13 @@ def test_figures_and_tickets() -> None:
     inbox: SimpleQueue[object] = SimpleQueue()
     agent = Told()
     executor = InlineExecutor(ScriptedRunner(), LIMITS)
-    core = EngineCore(Scheduler(SchedulerConfig(), KvConfig(block_size=32), LIMITS, [EOS]), executor, sent.put, inbox=inbox, agent=agent)
+    core = EngineCore(
+        Scheduler(SchedulerConfig(), KvConfig(block_size=32), LIMITS, [EOS]),
+        executor,
+        sent.put,
+        inbox=inbox,
+        agent=agent,
+    )
     thread = threading.Thread(target=core.run)
     thread.start()
     try:

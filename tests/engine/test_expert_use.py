@@ -37,7 +37,9 @@ SPLITS: dict[str, dict[str, Any]] = {
 def counts_of(path: Path, **settings: Any) -> list[list[int]]:
     if "torch:cpu" in settings.get("stage_devices", ""):
         pytest.importorskip("torch", reason="needs torch, which the extra `torch` installs")
-    engine = LocalEngine(config_for(STORIES_MIXTURE, **{"stage_devices": "cpu", "expert_counts": str(path), **settings}))
+    engine = LocalEngine(
+        config_for(STORIES_MIXTURE, **{"stage_devices": "cpu", "expert_counts": str(path), **settings})
+    )
     try:
         run_all(engine, [golden()[0]["prompt_ids"]], [greedy(TOKENS)])
     finally:
@@ -116,7 +118,11 @@ def test_counts_only_grow_when_a_worker_is_lost(tmp_path: Path) -> None:
     finally:
         engine.close()
     seen.append(executor.statistics()["experts"]["tokens"])
-    assert all(now >= before for one, other in zip(seen[1:], seen, strict=False) for now, before in zip(one, other, strict=True))
+    assert all(
+        now >= before
+        for one, other in zip(seen[1:], seen, strict=False)
+        for now, before in zip(one, other, strict=True)
+    )
     assert sum(seen[-1]) >= CHOSEN * 3 * 119 and seen[-1] == [
         sum(layer) for layer in zip(*json.loads((tmp_path / "counts.json").read_text()), strict=True)
     ]

@@ -44,7 +44,9 @@ def engines_of(model: Path, count: int, **settings: Any) -> list[EngineConfig]:
 
 
 def using(
-    configs: Sequence[EngineConfig], use: Callable[[ReplicasClient], Awaitable[None]], program: str = "homenode.engine.process"
+    configs: Sequence[EngineConfig],
+    use: Callable[[ReplicasClient], Awaitable[None]],
+    program: str = "homenode.engine.process",
 ) -> None:
     async def run() -> None:
         async with asyncio.timeout(PATIENCE_S), ReplicasClient(configs, patience=QUICK, program=program) as client:
@@ -117,7 +119,9 @@ def test_golden_text_under_memory_pressure_with_experts_once(shape: str) -> None
         assert not [note for note in details["notes"] if "experts" in note]
         # The experts once, the rest in every engine, some of it (norms, a tied output matrix) with every worker.
         rest = count * weights["rest"]
-        assert weights["experts"] + rest <= details["weight_bytes"] <= weights["experts"] + rest * (2 if settings else 1)
+        assert (
+            weights["experts"] + rest <= details["weight_bytes"] <= weights["experts"] + rest * (2 if settings else 1)
+        )
         assert details["shared_weight_bytes"] == (count - 1) * weights["experts"]
         await until(lambda: all(engine.statistics.compute.get("shared_weight_bytes") for engine in client.engines))
         seen: list[dict[str, Any]] = [engine.statistics.compute for engine in client.engines]
@@ -127,7 +131,9 @@ def test_golden_text_under_memory_pressure_with_experts_once(shape: str) -> None
         pids = [pid for engine in client.pids if engine is not None for pid in tree(engine)]
         once, all_maps = mapped(pids, "Pss"), mapped(pids, "Rss")
         assert once <= sum(os.fstat(memory).st_blocks * 512 for memory in client._experts.descriptors())
-        assert once >= weights["experts"] and all_maps == pytest.approx(count * once, rel=0.1), "every engine has all of them in its maps"
+        assert once >= weights["experts"] and all_maps == pytest.approx(count * once, rel=0.1), (
+            "every engine has all of them in its maps"
+        )
 
     using(engines_of(STORIES_MIXTURE, count, **settings), use)
 
@@ -154,14 +160,17 @@ def test_a_lost_engine_comes_back_without_reading_its_experts(model: Path) -> No
         spoil_experts(model)
         for victim in (0, 1):
             streams = [
-                client.submit(Request(id=100 * victim + n + 50, prompt_ids=p, params=greedy(200))) for n, p in enumerate(PROMPTS * 2)
+                client.submit(Request(id=100 * victim + n + 50, prompt_ids=p, params=greedy(200)))
+                for n, p in enumerate(PROMPTS * 2)
             ]
             firsts = [await anext(stream) for stream in streams]
             os.kill(client.pids[victim] or 0, signal.SIGKILL)
             found = [[first, *(await collect(stream))] for first, stream in zip(firsts, streams, strict=True)]
             assert all(outputs[-1].error is None for outputs in found)
             assert [tokens_of(outputs)[:40] for outputs in found] == wanted * 2
-            await until(lambda victim=victim: client.engines[victim].restarts == 1 and client.engines[victim].state == "ready")
+            await until(
+                lambda victim=victim: client.engines[victim].restarts == 1 and client.engines[victim].state == "ready"
+            )
             assert await texts(client, PROMPTS * 2, 40, 100 * victim + 70) == wanted * 2
             assert min(engine.statistics.generation_tokens for engine in client.engines) > 0
 
@@ -200,7 +209,9 @@ def test_a_lost_worker_finds_its_experts_there(model: Path) -> None:
     using(engines_of(model, 2, tensor_parallel_size=2, stage_devices="cpu,cpu", kv_cache_memory="2MiB"), use)
 
 
-def test_an_engine_killed_while_it_loads_is_waited_for(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_killed_while_it_loads_is_waited_for(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = of_one_engine(model, 40)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     (model / "dies-1").write_text("1")

@@ -36,7 +36,13 @@ def within(configs: Sequence[EngineConfig], memory: int) -> list[EngineConfig]:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_model_that_fits_only_once_is_accepted(tmp_path: Path, ranks: int) -> None:
     model = make_folder(tmp_path / "large", "mixtral", hidden_size=128, intermediate_size=2048, num_hidden_layers=4)
-    settings = {"tensor_parallel_size": ranks, "stage_devices": "cpu", "kv_cache_memory": "64KiB", "max_model_len": 32, "max_num_seqs": 1}
+    settings = {
+        "tensor_parallel_size": ranks,
+        "stage_devices": "cpu",
+        "kv_cache_memory": "64KiB",
+        "max_model_len": 32,
+        "max_num_seqs": 1,
+    }
     weights, mib = bytes_of(model), 2**20
     assert weights["experts"] > 12 * mib > 10 * weights["rest"]
     room = weights["rest"] + weights["experts"] // 4 + 4 * ranks * mib  # with buffers of each worker
@@ -46,7 +52,10 @@ def test_a_model_that_fits_only_once_is_accepted(tmp_path: Path, ranks: int) -> 
         [refusal] = check_config(config)
         assert isinstance(refusal, CapacityError)
         if ranks == 1:
-            assert format_bytes(weights["rest"] + weights["experts"]) in refusal.message and format_bytes(room) in refusal.message
+            assert (
+                format_bytes(weights["rest"] + weights["experts"]) in refusal.message
+                and format_bytes(room) in refusal.message
+            )
             assert "--enable-expert-parallel" in refusal.message
     for config in within(engines_of(model, 2, **settings), room):
         [refusal] = check_config(config)
@@ -91,20 +100,37 @@ def plan(*words: str) -> Any:
 def test_plans_show_what_each_keeps(model: Path) -> None:
     asked = ("--weights", str(model), "--numa", "replicate", "--from", "2s/2n/8c/smt1")
     all_of_it, once = plan(*asked), plan(*asked, "--enable-expert-parallel")
-    experts = sum(one["rows"] > 0 for name, one in once["parameters"].items() if ".experts." in name and len(one["nodes"]) == 1)
-    assert experts == 2 * 4 * 3 and {len(one["nodes"]) for name, one in once["parameters"].items() if ".experts." not in name} == {2}
+    experts = sum(
+        one["rows"] > 0 for name, one in once["parameters"].items() if ".experts." in name and len(one["nodes"]) == 1
+    )
+    assert experts == 2 * 4 * 3 and {
+        len(one["nodes"]) for name, one in once["parameters"].items() if ".experts." not in name
+    } == {2}
     weights = bytes_of(model)
     for node in ("0", "1"):
         less = all_of_it["nodes"][node]["bytes"] - once["nodes"][node]["bytes"]
         assert less == pytest.approx(weights["experts"] / 2, rel=0.01)
     workers: list[Any] = []
     for rank in range(3):
-        stages = ("--stages", str(model), "--stage-devices", "cpu", "--data-parallel-size", "3", "--data-parallel-rank", str(rank))
+        stages = (
+            "--stages",
+            str(model),
+            "--stage-devices",
+            "cpu",
+            "--data-parallel-size",
+            "3",
+            "--data-parallel-rank",
+            str(rank),
+        )
         workers += plan(*stages, "--enable-expert-parallel", "--from", "1s/1n/8c/smt1")["workers"]
     assert len({worker["cpus"] for worker in workers}) == 3
     assert sum(worker["weight_bytes"] for worker in workers) == weights["experts"] + 3 * weights["rest"]
-    assert {worker["weight_bytes"] + worker["shared_weight_bytes"] for worker in workers} == {weights["experts"] + weights["rest"]}
-    late = CliRunner().invoke(cli, ["plan", "--stages", str(model), "--data-parallel-size", "2", "--data-parallel-rank", "2"])
+    assert {worker["weight_bytes"] + worker["shared_weight_bytes"] for worker in workers} == {
+        weights["experts"] + weights["rest"]
+    }
+    late = CliRunner().invoke(
+        cli, ["plan", "--stages", str(model), "--data-parallel-size", "2", "--data-parallel-rank", "2"]
+    )
     assert late.exit_code == 2 and "numbered from 0" in late.output
 
 
@@ -118,7 +144,11 @@ def simulated(model: Path, *flags: str) -> Any:
 
 @pytest.mark.parametrize(
     "flags",
-    [("--data-parallel-size", "2"), ("--numa", "replicate"), ("--data-parallel-size", "2", "--tensor-parallel-size", "2")],
+    [
+        ("--data-parallel-size", "2"),
+        ("--numa", "replicate"),
+        ("--data-parallel-size", "2", "--tensor-parallel-size", "2"),
+    ],
     ids=["engines", "an engine a node", "engines of ranks"],
 )
 def test_simulated_engines_have_the_memory_of_one_copy(model: Path, flags: tuple[str, ...]) -> None:
@@ -126,7 +156,9 @@ def test_simulated_engines_have_the_memory_of_one_copy(model: Path, flags: tuple
     far, near = ("--from", "2s/2n/8c/smt1"), ("--from", "1s/1n/8c/smt1")
     for host in (far, near) if "--numa" not in flags else (far,):
         apart, once = (simulated(model, *host, *flags, *more) for more in ((), ("--enable-expert-parallel",)))
-        kept = [sum(size for engine in told["engines"] for size in engine["weights"].values()) for told in (apart, once)]
+        kept = [
+            sum(size for engine in told["engines"] for size in engine["weights"].values()) for told in (apart, once)
+        ]
         assert kept[0] - kept[1] == pytest.approx(bytes_of(model)["experts"], rel=0.01)
         rates = [told["output_tok_s"] for told in (apart, once)]
         assert rates[1] < rates[0] if host == far else rates[1] == pytest.approx(rates[0])

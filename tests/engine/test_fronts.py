@@ -13,7 +13,18 @@ from homenode.engine.fronts.handing import door, hand, take
 from homenode.engine.fronts.messages import AbortFront, Caller, Way
 from homenode.engine.fronts.numbers import first_number
 from homenode.engine.fronts.switchboard import Switchboard
-from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Release, Statistics, Submit, ToFront
+from homenode.engine.messages import (
+    Abort,
+    Drain,
+    Heartbeat,
+    Output,
+    Outputs,
+    Ping,
+    Release,
+    Statistics,
+    Submit,
+    ToFront,
+)
 from homenode.engine.request import Request
 from homenode.engine.wire import MAX_FRAME, FrameSocket, decode_body
 from homenode.errors import CapacityError, PeerError
@@ -125,7 +136,8 @@ def test_a_ticket_may_be_given_up_by_any_front(hall: Hall) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Drain(1.0), Abort([first_number(2) + 1]), Ping(3), Submit([Request(id=5, prompt_ids=[1], params=greedy(1))])]
+    "message",
+    [Drain(1.0), Abort([first_number(2) + 1]), Ping(3), Submit([Request(id=5, prompt_ids=[1], params=greedy(1))])],
 )
 def test_a_front_that_meddles_is_hung_up_on(hall: Hall, message: Any) -> None:
     frames, _ = hall.front(1)

@@ -40,7 +40,9 @@ from tests.engine.test_client import sync
 READY = Ready("scripted", 8192, 1000, 512, 32, 2048, 16, True)
 
 
-def front(number: int = 1, engines: int = 2, limit: int = 2, seed: int | None = None, favourite: int = 0) -> tuple[LinkedClient, list[Any]]:
+def front(
+    number: int = 1, engines: int = 2, limit: int = 2, seed: int | None = None, favourite: int = 0
+) -> tuple[LinkedClient, list[Any]]:
     told: list[Any] = []
     settings = LinkedSettings(READY, engines, DispatchSettings(32, True, limit, seed), Patience(), b"k" * 32, favourite)
     return LinkedClient(number, settings, told.append), told
@@ -59,7 +61,9 @@ async def last(journey: Journey) -> tuple[str | None, str]:
 async def test_a_request_without_an_engine_waits_unless_too_many_do_at_all_fronts() -> None:
     client, told = front()
     first, second, third = (ask(client, count) for count in (1, 2, 3))
-    assert told == [Held(first_number(1) + 1), Held(first_number(1) + 2)], "the third is one too many of this front alone"
+    assert told == [Held(first_number(1) + 1), Held(first_number(1) + 2)], (
+        "the third is one too many of this front alone"
+    )
     assert (await last(third))[0] == "OverloadedError"
     client.take(TooMany(first_number(1) + 2, 2))
     kind, text = await last(second)
@@ -84,7 +88,9 @@ async def test_who_waits_hears_that_no_engine_comes(engines: int, kind: str) -> 
 
 
 def test_fronts_draw_different_seeds_and_each_the_same_again() -> None:
-    seeds = [[ask(front(number, limit=0, seed=7)[0], 1, number).request.params.seed for _ in range(2)] for number in (1, 2)]
+    seeds = [
+        [ask(front(number, limit=0, seed=7)[0], 1, number).request.params.seed for _ in range(2)] for number in (1, 2)
+    ]
     assert seeds[0][0] == seeds[0][1] and seeds[1][0] == seeds[1][1] and seeds[0][0] != seeds[1][0]
 
 
@@ -92,7 +98,11 @@ def test_fronts_draw_different_seeds_and_each_the_same_again() -> None:
 def test_figures_are_those_the_coordinator_told(engines: int) -> None:
     client, _ = front(engines=engines)
     for number in range(engines):
-        client.take(EngineSeen(EngineFigures(number, None, "ready", number, 0, Statistics(steps=5 + number, generation_tokens=10)), 512))
+        client.take(
+            EngineSeen(
+                EngineFigures(number, None, "ready", number, 0, Statistics(steps=5 + number, generation_tokens=10)), 512
+            )
+        )
     assert client.statistics.generation_tokens == 10 * engines
     assert [engine.number for engine in client.engines] == ([0, 1] if engines == 2 else []), "one engine has no number"
     assert client.hindrance is None
@@ -101,8 +111,12 @@ def test_figures_are_those_the_coordinator_told(engines: int) -> None:
 def seen(number: int, restarts: int = 0, blocks: int = 512, incarnation: str = "") -> EngineSeen:
     document = None
     if incarnation:
-        document = Published(role="receiver", mode="push", channel="shm", incarnation=incarnation, fingerprint={}, block_size=32)
-    return EngineSeen(EngineFigures(number, None, "ready" if blocks else "restarting", restarts, 0, Statistics(), document), blocks)
+        document = Published(
+            role="receiver", mode="push", channel="shm", incarnation=incarnation, fingerprint={}, block_size=32
+        )
+    return EngineSeen(
+        EngineFigures(number, None, "ready" if blocks else "restarting", restarts, 0, Statistics(), document), blocks
+    )
 
 
 def come(client: LinkedClient, count: int, engine: str, ticket: str = "ticket") -> Journey:
@@ -247,14 +261,21 @@ async def test_a_ticket_is_given_up_whichever_front_is_told_and_whichever_engine
             [decode_body(body, Submit | Abort | Release) for body in await frames_of(end, count)]
             for end, count in zip(ends, (3, 2), strict=True)
         ]
-    assert [type(each) for each in heard[0]] == [Submit, Release, Abort] and [type(each) for each in heard[1]] == [Submit, Release]
+    assert [type(each) for each in heard[0]] == [Submit, Release, Abort] and [type(each) for each in heard[1]] == [
+        Submit,
+        Release,
+    ]
     assert heard[0][1] == heard[1][1] == Release("of-another-front", "it is late")
     assert heard[0][2] == Abort([mine.request.id]) and heard[1][0].requests[0].id == other.request.id
 
 
-@pytest.mark.parametrize(("engines", "asked"), [(2, (5, 3)), (2, (1, 1)), (3, (4, 4, 4)), (4, (3, 3)), (4, (1, 1, 1, 1))])
+@pytest.mark.parametrize(
+    ("engines", "asked"), [(2, (5, 3)), (2, (1, 1)), (3, (4, 4, 4)), (4, (3, 3)), (4, (1, 1, 1, 1))]
+)
 @sync
-async def test_fronts_that_are_asked_at_the_same_moment_do_not_choose_the_same_engine(engines: int, asked: tuple[int, ...]) -> None:
+async def test_fronts_that_are_asked_at_the_same_moment_do_not_choose_the_same_engine(
+    engines: int, asked: tuple[int, ...]
+) -> None:
     chosen: list[int] = []
     for slot, count in enumerate(asked):
         client, told = front(slot + 1, engines, favourite=favourite_of(slot, len(asked), engines))
@@ -270,7 +291,8 @@ async def test_fronts_that_are_asked_at_the_same_moment_do_not_choose_the_same_e
 
 
 @pytest.mark.parametrize(
-    ("fronts", "engines", "favourites"), [(2, 2, [0, 1]), (2, 8, [0, 4]), (3, 2, [0, 1, 0]), (1, 1, [0]), (3, 3, [0, 1, 2])]
+    ("fronts", "engines", "favourites"),
+    [(2, 2, [0, 1]), (2, 8, [0, 4]), (3, 2, [0, 1, 0]), (1, 1, [0]), (3, 3, [0, 1, 2])],
 )
 def test_favourites_are_spread(fronts: int, engines: int, favourites: list[int]) -> None:
     assert [favourite_of(slot, fronts, engines) for slot in range(fronts)] == favourites

@@ -77,7 +77,8 @@ def prompts_of(count: int, vocab: int, longest: int, seed: int = 3) -> list[list
     rng = random.Random(seed)
     shared = [rng.randrange(3, vocab) for _ in range(longest // 2)]
     return [
-        shared[: rng.randrange(len(shared))] + [rng.randrange(3, vocab) for _ in range(rng.randint(1, longest // 2))] for _ in range(count)
+        shared[: rng.randrange(len(shared))] + [rng.randrange(3, vocab) for _ in range(rng.randint(1, longest // 2))]
+        for _ in range(count)
     ]
 
 
@@ -114,7 +115,9 @@ BLOCK_BYTES = {"auto": 16384, "int8": 5120}  # of 32 tokens of the toy: 4 heads 
 
 
 @pytest.fixture(scope="module", params=[*((b, "auto") for b in BACKENDS), ("native", "int8")], ids="-".join)
-def alone(request: pytest.FixtureRequest, toy: Path) -> tuple[dict[str, str], list[list[int]], list[SamplingParams], list[Any]]:
+def alone(
+    request: pytest.FixtureRequest, toy: Path
+) -> tuple[dict[str, str], list[list[int]], list[SamplingParams], list[Any]]:
     """A backend and its KV memory, requests of many kinds, and their results when each has the engine for itself."""
     kind = dict(zip(("backend", "kv_cache_dtype"), request.param, strict=True))
     prompts = prompts_of(10, 128, 120)
@@ -122,7 +125,8 @@ def alone(request: pytest.FixtureRequest, toy: Path) -> tuple[dict[str, str], li
     engine = LocalEngine(config_for(toy, **kind, enable_prefix_caching=False))
     try:
         results = [
-            without_counts(run_all(engine, [prompt], [p], first_id=i)[0]) for i, (prompt, p) in enumerate(zip(prompts, params, strict=True))
+            without_counts(run_all(engine, [prompt], [p], first_id=i)[0])
+            for i, (prompt, p) in enumerate(zip(prompts, params, strict=True))
         ]
     finally:
         engine.close()

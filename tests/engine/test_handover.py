@@ -19,8 +19,15 @@ from tests.checkpoints import make_folder
 from tests.engine.courier import Courier
 from tests.engine.engines import config_for, greedy, run_all, tokens_of
 
-_BLOCK_BYTES = 2 * 2 * 2 * 16 * 4 * 32  # layers, sides, heads, head_dim, float32, tokens: of the toy model's block of 32
-ROOMY: dict[str, Any] = {"kv_cache_memory": str(100 * _BLOCK_BYTES), "block_size": 32, "max_num_batched_tokens": 128, "max_num_seqs": 8}
+_BLOCK_BYTES = (
+    2 * 2 * 2 * 16 * 4 * 32
+)  # layers, sides, heads, head_dim, float32, tokens: of the toy model's block of 32
+ROOMY: dict[str, Any] = {
+    "kv_cache_memory": str(100 * _BLOCK_BYTES),
+    "block_size": 32,
+    "max_num_batched_tokens": 128,
+    "max_num_seqs": 8,
+}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +91,12 @@ def _rest(courier: Courier) -> Statistics:
     {"receiver": {"enable_prefix_caching": False}},
 ])  # fmt: skip
 def test_the_pair_answers_as_one(
-    changes: dict[str, Any], delay: bool, model: Path, prompts: list[list[int]], params: list[SamplingParams], alone: list[list[int]]
+    changes: dict[str, Any],
+    delay: bool,
+    model: Path,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    alone: list[list[int]],
 ) -> None:
     with pair(model, delay=delay, **changes) as courier:
         assert courier.run(prompts, params) == alone
@@ -113,13 +125,17 @@ def test_what_is_lost_on_the_way_is_computed(
     delay: bool, model: Path, prompts: list[list[int]], params: list[SamplingParams], alone: list[list[int]]
 ) -> None:
     rng = random.Random(4)
-    with pair(model, delay=delay, loses=lambda ticket: rng.choice([0, 1, 2, None]), receiver={"enable_prefix_caching": False}) as courier:
+    with pair(
+        model, delay=delay, loses=lambda ticket: rng.choice([0, 1, 2, None]), receiver={"enable_prefix_caching": False}
+    ) as courier:
         assert courier.run(prompts, params) == alone
         figures = _rest(courier)
         assert figures.recomputed_tokens > 0 and figures.handed_tokens > 0
 
 
-def test_another_salt_finds_nothing(model: Path, prompts: list[list[int]], params: list[SamplingParams], alone: list[list[int]]) -> None:
+def test_another_salt_finds_nothing(
+    model: Path, prompts: list[list[int]], params: list[SamplingParams], alone: list[list[int]]
+) -> None:
     with pair(model) as courier:
         assert courier.run(prompts, params, salt="one") == alone
         before = _rest(courier).handed_tokens

@@ -40,7 +40,9 @@ def mortal_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """Engines of this module start workers that can be told when to end."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setenv(MARKS, str(tmp_path))
-    monkeypatch.setattr(build, "make_executor", functools.partial(build.make_executor, program="tests.engine.mortal_worker"))
+    monkeypatch.setattr(
+        build, "make_executor", functools.partial(build.make_executor, program="tests.engine.mortal_worker")
+    )
     yield
 
 
@@ -112,7 +114,9 @@ def engine_for(split: str, silent_s: float = 30.0) -> Any:
     memory = (
         "128KiB" if split == "stages of ranks" else "256KiB"
     )  # of each worker: the same number of blocks, fewer than are wanted at once
-    return engine_of(STORIES, kv_cache_memory=memory, max_model_len=256, worker_timeout=silent_s, **TIGHT, **SPLITS[split])
+    return engine_of(
+        STORIES, kv_cache_memory=memory, max_model_len=256, worker_timeout=silent_s, **TIGHT, **SPLITS[split]
+    )
 
 
 def last_of(split: str) -> int:
@@ -164,7 +168,11 @@ def test_killed_at_rest(split: str) -> None:
 
 MOMENTS = ("chunk", "decode", "loading", "mixed", "again", "first", "laying")
 QUICK = {("ranks", "decode")}  # the others take as long, and a silent worker is silent
-STILL = [pytest.param(split, moment, marks=() if (split, moment) in QUICK else pytest.mark.slow) for split in SPLITS for moment in MOMENTS]
+STILL = [
+    pytest.param(split, moment, marks=() if (split, moment) in QUICK else pytest.mark.slow)
+    for split in SPLITS
+    for moment in MOMENTS
+]
 
 
 @pytest.mark.alone

@@ -23,7 +23,15 @@ pytestmark = [
     needs_data,
     pytest.mark.skipif(len(Allowance.of_process().physical_cpus) < 2, reason="two engines need two cores"),
 ]
-FLAGS = ("--data-parallel-size", "2", "--enable-expert-parallel", "--kv-cache-memory", "2MiB", "--max-num-batched-tokens", "48")
+FLAGS = (
+    "--data-parallel-size",
+    "2",
+    "--enable-expert-parallel",
+    "--kv-cache-memory",
+    "2MiB",
+    "--max-num-batched-tokens",
+    "48",
+)
 
 
 def server_has(server: LiveServer, words: str) -> bool:
@@ -36,8 +44,14 @@ def test_a_killed_engine_leaves_the_others_alone_and_comes_back() -> None:
     server = LiveServer(*FLAGS, model=STORIES_MIXTURE)
     try:
         assert len(fronts(server)) == 2 and b"(experts once)" in b"".join(server.log)
-        for name, wanted in (("weight_bytes", weights["experts"] + 2 * weights["rest"]), ("shared_weight_bytes", weights["experts"])):
-            until(server, lambda name=name: set(metrics(server, name)) == {"0", "1"} and min(metrics(server, name).values()) > 0)
+        for name, wanted in (
+            ("weight_bytes", weights["experts"] + 2 * weights["rest"]),
+            ("shared_weight_bytes", weights["experts"]),
+        ):
+            until(
+                server,
+                lambda name=name: set(metrics(server, name)) == {"0", "1"} and min(metrics(server, name).values()) > 0,
+            )
             assert sum(metrics(server, name).values()) == pytest.approx(wanted, rel=0.2), "groups of rows are filled up"
         assert server_has(server, 'use="shared"')
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -52,7 +66,10 @@ def test_a_killed_engine_leaves_the_others_alone_and_comes_back() -> None:
         with httpx.Client(base_url=server.url, timeout=120) as http, concurrent.futures.ThreadPoolExecutor(12) as pool:
             answers = list(pool.map(lambda case: http.post("/v1/completions", json=body(*case)), cases))
         assert all(is_golden(answer, *case) for answer, case in zip(answers, cases, strict=True))
-        until(server, lambda: all(after > before[engine] for engine, after in metrics(server, "generation_tokens_total").items()))
+        until(
+            server,
+            lambda: all(after > before[engine] for engine, after in metrics(server, "generation_tokens_total").items()),
+        )
     finally:
         code, log = server.close(), b"".join(server.log)
     assert code == 0 and b"Traceback" not in log, log.decode()[-6000:]

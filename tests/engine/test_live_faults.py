@@ -24,7 +24,8 @@ pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(
-        not LiveServer.possible(), reason="needs the built-in model or the data folder ../shared/data, and this clone has neither"
+        not LiveServer.possible(),
+        reason="needs the built-in model or the data folder ../shared/data, and this clone has neither",
     ),
 ]
 _TOKENS = 12
@@ -33,7 +34,9 @@ _LISTENING = re.compile(rb"listening\S*\s+\S*?(http://[\d.:]+)")
 
 def _prompt(group: int, own: int) -> list[int]:
     """Of 100 to 150 tokens; those of a group begin with the same 96."""
-    return [5 + (group * 37 + 11 * k) % 300 for k in range(96)] + [5 + (own * 53 + 7 * k) % 300 for k in range(4 + own * 6)]
+    return [5 + (group * 37 + 11 * k) % 300 for k in range(96)] + [
+        5 + (own * 53 + 7 * k) % 300 for k in range(4 + own * 6)
+    ]
 
 
 PROMPTS = [_prompt(group, own) for own in range(8) for group in range(8)]
@@ -73,7 +76,9 @@ class Proxy:
         with self.process.stderr as lines:
             for line in lines:
                 if (found := _LISTENING.search(line)) and self.http is None:
-                    self.http = httpx.Client(base_url=found[1].decode(), timeout=PATIENCE_S, limits=httpx.Limits(max_connections=128))
+                    self.http = httpx.Client(
+                        base_url=found[1].decode(), timeout=PATIENCE_S, limits=httpx.Limits(max_connections=128)
+                    )
                     self._ready.set()
         self._ready.set()
 
@@ -82,7 +87,13 @@ class Proxy:
         return self.http.get("/health").status_code == 200
 
     def answer(self, prompt: Sequence[int], max_tokens: int = _TOKENS) -> list[int]:
-        body = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        body = {
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
         assert self.http is not None
         return tokens_of(self.http.post("/v1/completions", json=body))
 
@@ -96,12 +107,17 @@ class Proxy:
 
 
 @pytest.mark.parametrize(
-    ("channel", "mode", "ours", "theirs"), [pytest.param("shm", "pull-delay", 64, 32, marks=pytest.mark.slow), ("tcp", "push", 32, 64)]
+    ("channel", "mode", "ours", "theirs"),
+    [pytest.param("shm", "pull-delay", 64, 32, marks=pytest.mark.slow), ("tcp", "push", 32, 64)],
 )
-def test_sixty_four_at_once_through_buffers_of_a_few(expected: list[list[int]], channel: str, mode: str, ours: int, theirs: int) -> None:
+def test_sixty_four_at_once_through_buffers_of_a_few(
+    expected: list[list[int]], channel: str, mode: str, ours: int, theirs: int
+) -> None:
     """Prompts with shared beginnings, blocks of different sizes, and room for about two prompts at a time."""
     small = ("--pd-buffer-size", str(6 * block_bytes()), "--pd-pull-backpressure-reserve-pct", "0")
-    with Pair(mode, channel, both=small, sender=("--block-size", str(ours)), receiver=("--block-size", str(theirs))) as pair:
+    with Pair(
+        mode, channel, both=small, sender=("--block-size", str(ours)), receiver=("--block-size", str(theirs))
+    ) as pair:
         proxy = Proxy(pair)
         with ThreadPoolExecutor(64) as pool:
             assert list(pool.map(proxy.answer, PROMPTS)) == expected

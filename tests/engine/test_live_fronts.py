@@ -61,7 +61,9 @@ def of_fronts(server: LiveServer, name: str) -> set[float]:
 def running_at(server: LiveServer, engine: int) -> float:
     """Requests that an engine computes, as it said last."""
     lines = fresh(server, "/metrics").text.splitlines()
-    found = [line for line in lines if line.startswith("homenode:num_requests_running{") and f'engine="{engine}"' in line]
+    found = [
+        line for line in lines if line.startswith("homenode:num_requests_running{") and f'engine="{engine}"' in line
+    ]
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
@@ -72,7 +74,9 @@ def until(server: LiveServer, holds: Callable[[], bool]) -> None:
             if holds():
                 return
         with contextlib.suppress(subprocess.TimeoutExpired):
-            raise RuntimeError(f"the server ended with {server.process.wait(0.05)}: {b''.join(server.log).decode()[-3000:]}")
+            raise RuntimeError(
+                f"the server ended with {server.process.wait(0.05)}: {b''.join(server.log).decode()[-3000:]}"
+            )
     raise RuntimeError("it did not come to this")
 
 
@@ -92,11 +96,17 @@ def test_all_of_them_give_the_golden_text_and_count_together(flags: tuple[str, .
 
         until(server, everybody_has_one)
         with concurrent.futures.ThreadPoolExecutor(24) as pool:
-            answers = list(pool.map(lambda job: https[job[0] % 24].post("/v1/completions", json=body(*job[1])), enumerate(cases)))
+            answers = list(
+                pool.map(lambda job: https[job[0] % 24].post("/v1/completions", json=body(*job[1])), enumerate(cases))
+            )
         assert all(is_golden(answer, *case) for answer, case in zip(answers, cases, strict=True))
         tokens = sum(LENGTH - cut for _, cut in cases)
         until(server, lambda: of_fronts(server, "generation_tokens_total") == {tokens})
-        assert of_fronts(server, "request_success_total") == {len(cases)} == of_fronts(server, "e2e_request_latency_seconds_count")
+        assert (
+            of_fronts(server, "request_success_total")
+            == {len(cases)}
+            == of_fronts(server, "e2e_request_latency_seconds_count")
+        )
         assert of_fronts(server, "inter_token_latency_seconds_count") == {tokens - len(cases)}
         created = {fresh(server, "/v1/models").json()["data"][0]["created"] for _ in range(6)}
         assert len(created) == 1
@@ -125,7 +135,9 @@ def test_a_killed_front_costs_its_own_connections_only(flags: tuple[str, ...]) -
         until(server, lambda: list(fronts(server)) == list(before) and fronts(server) != before)
         until(server, lambda: of_fronts(server, "num_requests_running") == {0})
         assert of_fronts(server, "front_restarts_total") == {1}
-        assert of_fronts(server, "request_success_total") <= {float(n) for n in range(found.count(True), len(found) + 1)}
+        assert of_fronts(server, "request_success_total") <= {
+            float(n) for n in range(found.count(True), len(found) + 1)
+        }
         assert all(ask(server, entry) for entry in entries)
 
 
@@ -138,7 +150,9 @@ def test_a_frozen_front_is_passed_by() -> None:
             assert all(ask(server, entry) for entry in entries)
             assert fresh(server, "/health").status_code == 200
         finally:
-            with contextlib.suppress(ProcessLookupError):  # frozen for so long, where all is slow, that another one was started
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # frozen for so long, where all is slow, that another one was started
                 signal.pidfd_send_signal(frozen, signal.SIGCONT)
             os.close(frozen)
 
@@ -181,7 +195,9 @@ def test_sigterm_drains_all_fronts() -> None:
         streams = []
         for entry in entries * 3:
             http = stack.enter_context(httpx.Client(base_url=server.url, timeout=120))
-            streams.append(stack.enter_context(http.stream("POST", "/v1/completions", json=body(entry, stream=True))).iter_lines())
+            streams.append(
+                stack.enter_context(http.stream("POST", "/v1/completions", json=body(entry, stream=True))).iter_lines()
+            )
         for lines in streams:
             assert "token_ids" in next(lines)
         server.process.send_signal(signal.SIGTERM)

@@ -24,7 +24,8 @@ pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(
-        not LiveServer.possible(), reason="needs the built-in model or the data folder ../shared/data, and this clone has neither"
+        not LiveServer.possible(),
+        reason="needs the built-in model or the data folder ../shared/data, and this clone has neither",
     ),
 ]
 slow = pytest.mark.slow
@@ -47,7 +48,11 @@ def at_the_receiver(server: Live, prompt: list[int], ticket: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("mode", "who"),
-    [("push", "sender"), pytest.param("pull-eager", "receiver", marks=slow), pytest.param("pull-delay", "sender", marks=slow)],
+    [
+        ("push", "sender"),
+        pytest.param("pull-eager", "receiver", marks=slow),
+        pytest.param("pull-delay", "sender", marks=slow),
+    ],
 )
 def test_a_prompt_larger_than_the_buffer_is_refused_at_once(expected: list[list[int]], mode: str, who: str) -> None:
     """Nobody waits for room that will never be there, and nobody behind it either."""
@@ -58,7 +63,11 @@ def test_a_prompt_larger_than_the_buffer_is_refused_at_once(expected: list[list[
         refused = pair.prefill(LARGE, ticket)
         took = time.monotonic() - begun
         error = refused.json()["error"]
-        assert refused.status_code == 503 and error["code"] == "kv_transfer_refused" and "pd_buffer_size" in error["message"], error
+        assert (
+            refused.status_code == 503
+            and error["code"] == "kv_transfer_refused"
+            and "pd_buffer_size" in error["message"]
+        ), error
         assert took < 5  # a hand-over waits ten seconds for room
         assert at_the_receiver(pair.receiver, LARGE, ticket) == expected[6]  # computed there
         assert pair.answer(PROMPTS[3]) == expected[3]
@@ -76,7 +85,9 @@ def test_pages_that_two_receivers_share_outlive_one_of_them(expected: list[list[
             wait_until(lambda: pair.sender.metric("pinned_pages") == 4)
             params = {"do_remote_decode": True, "ticket": second, "peer": other.published()}
             assert pair.sender.complete(LARGE, kv_transfer_params=params).status_code == 200
-            wait_until(lambda: 4 < pair.sender.metric("pinned_pages") < 8)  # the full pages of the beginning are there once
+            wait_until(
+                lambda: 4 < pair.sender.metric("pinned_pages") < 8
+            )  # the full pages of the beginning are there once
             both = pair.sender.metric("pinned_pages")
             os.kill(pair.receiver.server.process.pid, signal.SIGKILL)
             wait_until(lambda: pair.sender.metric("pinned_pages") < both)
@@ -181,10 +192,13 @@ def frozen(live: Live) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "channel"), [("pull-delay", "shm"), pytest.param("push", "shm", marks=slow), pytest.param("pull-eager", "tcp", marks=slow)]
+    ("mode", "channel"),
+    [("pull-delay", "shm"), pytest.param("push", "shm", marks=slow), pytest.param("pull-eager", "tcp", marks=slow)],
 )
 @pytest.mark.parametrize("ending", ["sender", "receiver"])
-def test_a_server_that_is_to_end_does_so_beside_a_frozen_one(expected: list[list[int]], mode: str, channel: str, ending: str) -> None:
+def test_a_server_that_is_to_end_does_so_beside_a_frozen_one(
+    expected: list[list[int]], mode: str, channel: str, ending: str
+) -> None:
     """Pages are lent and nobody has come for them. The one that stood still finds out by itself, and keeps nothing."""
     with Pair(mode, channel, both=("--pd-pull-pending-ttl", "3")) as pair:
         ticket = pair.ticket()
@@ -203,12 +217,28 @@ def test_a_server_that_is_to_end_does_so_beside_a_frozen_one(expected: list[list
     ("flags", "words"),
     [
         (("--data-parallel-size", "2", "--pd-peer-alloc-port", "7400"), ["pd_peer_alloc_port", "2"]),
-        (("--tensor-parallel-size", "2", "--pd-peer-alloc-port", "7400,7500"), ["pd_pull_done_port", "pd_peer_alloc_port", "7500"]),
+        (
+            ("--tensor-parallel-size", "2", "--pd-peer-alloc-port", "7400,7500"),
+            ["pd_pull_done_port", "pd_peer_alloc_port", "7500"],
+        ),
     ],
 )
 @pytest.mark.parametrize("role", ["sender", "receiver"])
-def test_ranks_and_ports_that_cannot_be_are_refused_before_anything_is_loaded(role: str, flags: tuple[str, ...], words: list[str]) -> None:
-    command = [sys.executable, "-m", "homenode.cli.main", "serve", "--pd-role", role, "--transfer-channel", "tcp", "--pd-pull-mode", *flags]
+def test_ranks_and_ports_that_cannot_be_are_refused_before_anything_is_loaded(
+    role: str, flags: tuple[str, ...], words: list[str]
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "homenode.cli.main",
+        "serve",
+        "--pd-role",
+        role,
+        "--transfer-channel",
+        "tcp",
+        "--pd-pull-mode",
+        *flags,
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for more in ([], ["--check-config"]):
         ended = subprocess.run([*command, *more], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)

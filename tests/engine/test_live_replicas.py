@@ -65,7 +65,14 @@ def engines(server: LiveServer) -> list[int]:
 def body(entry: dict[str, Any], cut: int = 0, **more: Any) -> dict[str, Any]:
     """A golden prompt, with some of its golden tokens already in it."""
     prompt = [*entry["prompt_ids"], *entry["greedy_ids"][:cut]]
-    return {"prompt": prompt, "max_tokens": LENGTH - cut, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **more}
+    return {
+        "prompt": prompt,
+        "max_tokens": LENGTH - cut,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **more,
+    }
 
 
 def is_golden(answer: httpx.Response, entry: dict[str, Any], cut: int = 0) -> bool:
@@ -115,7 +122,9 @@ def test_engines_compute_on_cpus_of_their_own() -> None:
     with serving() as server:
         masks = []
         for pid in engines(server):
-            masks.append({cpu for task in Path(f"/proc/{pid}/task").iterdir() for cpu in os.sched_getaffinity(int(task.name))})
+            masks.append(
+                {cpu for task in Path(f"/proc/{pid}/task").iterdir() for cpu in os.sched_getaffinity(int(task.name))}
+            )
         if len(Allowance.of_process().physical_cpus) == 2:
             assert not masks[0] & masks[1]
 
@@ -134,13 +143,19 @@ def test_kills_under_load_cost_no_token() -> None:
     """Both engines are killed, one after the other, under streams: each is golden to its end, and soon there are two engines again."""
     entries = golden()
     chosen = entries * 20
-    with serving() as server, httpx.Client(base_url=server.url, timeout=120, limits=httpx.Limits(max_connections=16)) as http:
+    with (
+        serving() as server,
+        httpx.Client(base_url=server.url, timeout=120, limits=httpx.Limits(max_connections=16)) as http,
+    ):
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             jobs = [pool.submit(streamed, http, entry) for entry in chosen]
             for number, done in ((1, 8), (0, 30)):
                 jobs[done].result(120)
                 os.kill(engines(server)[number], signal.SIGKILL)
-                until(server, lambda states, number=number: states[number] == {"engine": number, "state": "ready", "restarts": 1})
+                until(
+                    server,
+                    lambda states, number=number: states[number] == {"engine": number, "state": "ready", "restarts": 1},
+                )
             found = [job.result(120) for job in jobs]
         assert found == [entry["greedy_ids"][:LENGTH] for entry in chosen]
         assert metrics(server, "engine_restarts_total") == {"0": 1, "1": 1}
@@ -166,7 +181,8 @@ def test_sigterm_lets_all_engines_finish() -> None:
     with serving() as server, httpx.Client(base_url=server.url, timeout=120) as http:
         with contextlib.ExitStack() as stack:
             streams = [
-                stack.enter_context(http.stream("POST", "/v1/completions", json=body(entry, stream=True))).iter_lines() for entry in entries
+                stack.enter_context(http.stream("POST", "/v1/completions", json=body(entry, stream=True))).iter_lines()
+                for entry in entries
             ]
             for lines in streams:
                 assert "token_ids" in next(lines)

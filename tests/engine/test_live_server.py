@@ -57,7 +57,8 @@ def test_the_front_and_the_loop_keep_off_the_computing_cpu() -> None:
         front = server.process.pid
         (engine,) = (int(child) for child in Path(f"/proc/{front}/task/{front}/children").read_text().split())
         masks = [
-            {frozenset(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{pid}/task").iterdir()} for pid in (front, engine)
+            {frozenset(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{pid}/task").iterdir()}
+            for pid in (front, engine)
         ]
     finally:
         server.close()
@@ -86,7 +87,9 @@ def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI) -> None:
 
 def test_choices_share_a_prompt_and_differ_by_seed(client: openai.OpenAI) -> None:
     def texts() -> list[str]:
-        answer = client.completions.create(model="live", prompt=OPENINGS[0], temperature=1.5, max_tokens=24, n=4, seed=7)
+        answer = client.completions.create(
+            model="live", prompt=OPENINGS[0], temperature=1.5, max_tokens=24, n=4, seed=7
+        )
         return [choice.text for choice in answer.choices]
 
     first = texts()
@@ -97,7 +100,9 @@ def test_scores_of_a_prompt_are_those_it_was_generated_with(client: openai.OpenA
     made = continuation(client, OPENINGS[0], logprobs=1, extra_body={"return_token_ids": True})
     ids = [*made.prompt_token_ids, *made.token_ids]
     scored = continuation(client, ids, echo=True, max_tokens=0, logprobs=1)  # type: ignore[arg-type]
-    assert scored.logprobs.token_logprobs[len(made.prompt_token_ids) :] == pytest.approx(made.logprobs.token_logprobs, abs=1e-3)
+    assert scored.logprobs.token_logprobs[len(made.prompt_token_ids) :] == pytest.approx(
+        made.logprobs.token_logprobs, abs=1e-3
+    )
     assert scored.text.endswith(made.text)
 
 
@@ -113,7 +118,9 @@ def test_chat(client: openai.OpenAI, live_server: LiveServer) -> None:
         with pytest.raises(openai.BadRequestError, match="template"):
             client.chat.completions.create(model="live", messages=[{"role": "user", "content": "hello"}])
         return
-    answer = client.chat.completions.create(model="live", messages=[{"role": "user", "content": "hello"}], temperature=0)
+    answer = client.chat.completions.create(
+        model="live", messages=[{"role": "user", "content": "hello"}], temperature=0
+    )
     assert answer.choices[0].message.content and answer.choices[0].finish_reason == "stop"
 
 
@@ -125,7 +132,9 @@ def test_abandoned_streams_leave_nothing(client: openai.OpenAI, live_server: Liv
             next(iter(stream))
     with httpx.Client(base_url=live_server.url, timeout=20) as http:
         for _ in range(2000):
-            lines = [line for line in http.get("/metrics").text.splitlines() if line.startswith("homenode:num_requests_")]
+            lines = [
+                line for line in http.get("/metrics").text.splitlines() if line.startswith("homenode:num_requests_")
+            ]
             if all(line.endswith(" 0.0") for line in lines):
                 return
     raise AssertionError(lines)
@@ -135,7 +144,10 @@ def test_abandoned_streams_leave_nothing(client: openai.OpenAI, live_server: Liv
 def long_stream(server: LiveServer) -> Iterator[Iterator[str]]:
     """The lines of a stream that has begun and has a while to go."""
     body = {"prompt": OPENINGS[0], "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 8}
-    with httpx.Client(base_url=server.url, timeout=60) as http, http.stream("POST", "/v1/completions", json=body) as response:
+    with (
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        http.stream("POST", "/v1/completions", json=body) as response,
+    ):
         lines = (line for line in response.iter_lines() if line.startswith("data: "))
         assert response.status_code == 200 and '"finish_reason":null' in next(lines)
         yield lines
@@ -151,7 +163,9 @@ def test_sigterm_lets_a_stream_finish(own_server: LiveServer) -> None:
 
 def test_a_killed_engine_is_told_to_clients_and_ends_the_server(own_server: LiveServer) -> None:
     engines = [
-        int(pid) for task in Path(f"/proc/{own_server.process.pid}/task").iterdir() for pid in (task / "children").read_text().split()
+        int(pid)
+        for task in Path(f"/proc/{own_server.process.pid}/task").iterdir()
+        for pid in (task / "children").read_text().split()
     ]
     assert len(engines) == 1
     with long_stream(own_server) as lines:
@@ -164,7 +178,13 @@ def test_a_killed_engine_is_told_to_clients_and_ends_the_server(own_server: Live
 def write_task(folder: Path, name: str, docs: list[dict[str, Any]], **settings: Any) -> None:
     data = folder / f"{name}.jsonl"
     data.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
-    task = {"task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test", **settings}
+    task = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        **settings,
+    }
     (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
 
 
@@ -172,7 +192,10 @@ def test_lm_eval_generates_and_scores(client: openai.OpenAI, live_server: LiveSe
     """What the model says by itself must be what lm-eval makes it say, and likelier than noise."""
     pytest.importorskip("lm_eval")
     plain = {"add_special_tokens": False}  # lm-eval tokenises by itself and leaves special tokens out
-    docs = [{"prompt": opening, "said": continuation(client, opening, extra_body=plain).text, "noise": NOISE} for opening in OPENINGS]
+    docs = [
+        {"prompt": opening, "said": continuation(client, opening, extra_body=plain).text, "noise": NOISE}
+        for opening in OPENINGS
+    ]
     write_task(
         tmp_path, "says", docs, output_type="generate_until", doc_to_text="{{prompt}}", doc_to_target="{{said}}", target_delimiter="",
         generation_kwargs={"until": ["<never>"], "max_gen_toks": 12, "temperature": 0}, metric_list=[{"metric": "exact_match"}],
@@ -181,10 +204,19 @@ def test_lm_eval_generates_and_scores(client: openai.OpenAI, live_server: LiveSe
         tmp_path, "prefers", docs, output_type="multiple_choice", doc_to_text="{{prompt}}", doc_to_choice="{{[said, noise]}}",
         doc_to_target=0, target_delimiter="", metric_list=[{"metric": "acc"}],
     )  # fmt: skip
-    arguments = (
-        f"model=live,base_url={live_server.url}/v1/completions,tokenizer_backend=remote,max_length=512,num_concurrent=2,max_retries=1"
-    )
-    command = [sys.executable, "-m", "lm_eval", "run", "--model", "local-completions", "--model_args", arguments, "--tasks", "says,prefers"]
+    arguments = f"model=live,base_url={live_server.url}/v1/completions,tokenizer_backend=remote,max_length=512,num_concurrent=2,max_retries=1"
+    command = [
+        sys.executable,
+        "-m",
+        "lm_eval",
+        "run",
+        "--model",
+        "local-completions",
+        "--model_args",
+        arguments,
+        "--tasks",
+        "says,prefers",
+    ]
     command += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
     environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
@@ -198,7 +230,17 @@ def test_schemathesis_breaks_nothing(live_server: LiveServer) -> None:
     """Texts longer than the context are refused, which a schema cannot say: whether valid data is accepted is checked elsewhere."""
     pytest.importorskip("schemathesis")
     program = "from schemathesis.cli import schemathesis; schemathesis()"
-    options = ["--max-examples", "5", "--phases", "fuzzing", "--seed", "1", "--no-color", "--exclude-checks", "positive_data_acceptance"]
+    options = [
+        "--max-examples",
+        "5",
+        "--phases",
+        "fuzzing",
+        "--seed",
+        "1",
+        "--no-color",
+        "--exclude-checks",
+        "positive_data_acceptance",
+    ]
     command = [sys.executable, "-c", program, "run", f"{live_server.url}/openapi.json", *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

@@ -18,7 +18,8 @@ pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(
-        not LiveServer.possible(), reason="needs the built-in model or the data folder ../shared/data, and this clone has neither"
+        not LiveServer.possible(),
+        reason="needs the built-in model or the data folder ../shared/data, and this clone has neither",
     ),
 ]
 
@@ -27,7 +28,8 @@ slow = pytest.mark.slow  # each starts two servers; the others show the same on 
 nixl = [  # the real library, with nothing in its place
     slow,
     pytest.mark.skipif(
-        all(importlib.util.find_spec(name) is None for name in BUILDS), reason="nixl is not installed (pip install 'homenode[nixl]')"
+        all(importlib.util.find_spec(name) is None for name in BUILDS),
+        reason="nixl is not installed (pip install 'homenode[nixl]')",
     ),
 ]
 CASES = [
@@ -103,7 +105,9 @@ def test_blocks_of_different_sizes(expected: list[list[int]], channel: str, mode
 def test_buffers_far_smaller_than_the_load(expected: list[list[int]], channel: str, mode: str) -> None:
     """Room for about one prompt at a time: hand-overs wait for it, and all come through."""
     blocks = -(-max(len(prompt) for prompt in PROMPTS) // 64)
-    with Pair(mode, channel, both=("--pd-buffer-size", str(blocks * block_bytes()), "--pd-pull-backpressure-reserve-pct", "0")) as pair:
+    with Pair(
+        mode, channel, both=("--pd-buffer-size", str(blocks * block_bytes()), "--pd-pull-backpressure-reserve-pct", "0")
+    ) as pair:
         with ThreadPoolExecutor(16) as pool:
             assert list(pool.map(pair.answer, PROMPTS)) == expected
         assert pair.sender.metric("waits_total") + pair.receiver.metric("waits_total") > 0
@@ -125,7 +129,9 @@ def block_bytes() -> int:
 
 def test_a_ticket_nobody_knows_is_computed_at_once(expected: list[list[int]]) -> None:
     with Pair("pull-eager") as pair:
-        answer = pair.receiver.complete(PROMPTS[4], kv_transfer_params={"do_remote_prefill": True, "ticket": "never-seen"})
+        answer = pair.receiver.complete(
+            PROMPTS[4], kv_transfer_params={"do_remote_prefill": True, "ticket": "never-seen"}
+        )
         assert tokens_of(answer) == expected[4]
 
 
@@ -150,7 +156,9 @@ def test_a_ticket_that_is_given_up_frees_the_sender() -> None:
         assert pair.prefill(PROMPTS[6], ticket).status_code == 200
         wait_until(lambda: pair.sender.metric("pinned_pages") > 0)
         for server in (pair.receiver, pair.sender, pair.sender):
-            assert server.http.post("/kv_transfer/release", json={"ticket": ticket, "reason": "a test"}).status_code == 200
+            assert (
+                server.http.post("/kv_transfer/release", json={"ticket": ticket, "reason": "a test"}).status_code == 200
+            )
         wait_until(pair.nothing_pinned)
 
 
@@ -191,7 +199,9 @@ def test_a_sender_that_is_killed_costs_nothing_but_time(expected: list[list[int]
 
 
 @pytest.mark.parametrize("channel", ["shm", pytest.param("tcp", marks=slow)])
-def test_a_receiver_that_is_killed_frees_the_sender_and_the_next_one_is_served(expected: list[list[int]], channel: str) -> None:
+def test_a_receiver_that_is_killed_frees_the_sender_and_the_next_one_is_served(
+    expected: list[list[int]], channel: str
+) -> None:
     with Pair("pull-delay", channel) as pair:
         for prompt in PROMPTS[:6]:
             assert pair.prefill(prompt, pair.ticket()).status_code == 200
@@ -214,10 +224,23 @@ def test_the_field_s_file_is_taken_as_it_is(tmp_path: object) -> None:
 
     file = Path(str(tmp_path)) / "prefiller.yaml"
     file.write_text(SENDER)
-    command = [sys.executable, "-m", "homenode.cli.main", "serve", "--kv-transfer-config", str(file), "--tensor-parallel-size", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "homenode.cli.main",
+        "serve",
+        "--kv-transfer-config",
+        str(file),
+        "--tensor-parallel-size",
+        "2",
+    ]
     for more in (["--check-config"], []):
         result = subprocess.run(
-            [*command, *more], capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            [*command, *more],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         assert result.returncode == 2 and "Traceback" not in result.stderr
         for word in ("hccl", "npu", "pd_peer_host"):

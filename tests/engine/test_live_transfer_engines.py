@@ -48,7 +48,11 @@ def published(live: Live) -> list[dict[str, Any]]:
 
 def by_engine(live: Live, name: str) -> dict[str, float]:
     """A metric of each engine."""
-    lines = [line for line in live.http.get("/metrics").text.splitlines() if line.startswith(f"homenode:kv_transfer_{name}{{")]
+    lines = [
+        line
+        for line in live.http.get("/metrics").text.splitlines()
+        if line.startswith(f"homenode:kv_transfer_{name}{{")
+    ]
     return {line.partition('engine="')[2].partition('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
@@ -67,7 +71,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("channel", "mode", "ours", "theirs"), CASES)
-def test_the_tokens_of_one_engine(expected: list[list[int]], channel: str, mode: str, ours: Sequence[str], theirs: Sequence[str]) -> None:
+def test_the_tokens_of_one_engine(
+    expected: list[list[int]], channel: str, mode: str, ours: Sequence[str], theirs: Sequence[str]
+) -> None:
     with Pair(mode, channel, sender=ours, receiver=theirs) as pair:
         proxy = Proxy(pair)
         with ThreadPoolExecutor(8) as pool:
@@ -92,7 +98,9 @@ def decode(pair: Pair, prompt: Sequence[int], ticket: str, engine: str) -> list[
 
 
 @pytest.mark.parametrize("fronts", [ALONE, pytest.param(FRONTS, marks=slow)])
-def test_a_ticket_is_of_one_engine_until_it_is_released_or_the_engine_is_lost(expected: list[list[int]], fronts: Sequence[str]) -> None:
+def test_a_ticket_is_of_one_engine_until_it_is_released_or_the_engine_is_lost(
+    expected: list[list[int]], fronts: Sequence[str]
+) -> None:
     with Pair("push", sender=MEMORY, receiver=(*TWO, *fronts)) as pair:
         for number, peer in enumerate(published(pair.receiver)):
             ticket = pair.ticket()
@@ -110,7 +118,9 @@ def test_a_ticket_is_of_one_engine_until_it_is_released_or_the_engine_is_lost(ex
         prefill(pair, PROMPTS[7], ticket := pair.ticket(), before[0])
         os.kill(engine_pids(pair.receiver)[0], signal.SIGKILL)
         assert decode(pair, PROMPTS[7], ticket, before[0]["incarnation"]) == expected[7], "another one computes it"
-        wait_until(lambda: len(now := published(pair.receiver)) == 2 and now[0]["incarnation"] != before[0]["incarnation"])
+        wait_until(
+            lambda: len(now := published(pair.receiver)) == 2 and now[0]["incarnation"] != before[0]["incarnation"]
+        )
         now = published(pair.receiver)
         assert now[1] == before[1]
         prefill(pair, PROMPTS[8], ticket := pair.ticket(), now[0])

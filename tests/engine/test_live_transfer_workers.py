@@ -90,7 +90,9 @@ def test_what_was_lent_outlives_the_worker_that_computed_it(expected: list[list[
     assert pair.codes == [0, 0]
 
 
-@pytest.mark.parametrize("mode", ["push", pytest.param("pull-eager", marks=slow), pytest.param("pull-delay", marks=slow)])
+@pytest.mark.parametrize(
+    "mode", ["push", pytest.param("pull-eager", marks=slow), pytest.param("pull-delay", marks=slow)]
+)
 def test_a_receiver_s_worker_that_is_killed_costs_nothing_but_time(expected: list[list[int]], mode: str) -> None:
     """Whatever had come is computed; while the worker is replaced nothing is taken in, and the sender is told so."""
     with Pair(mode, sender=ONE, receiver=workers(2)) as pair:
@@ -108,7 +110,9 @@ def test_a_receiver_s_worker_that_is_killed_costs_nothing_but_time(expected: lis
             answer = pair.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket})
             assert tokens_of(answer) == wanted
         wait_until(lambda: pair.receiver.http.get("/health").status_code == 200)
-        wait_until(lambda: pair.prefill(PROMPTS[9], pair.ticket()).status_code == 200)  # the sender leaves it alone for a while
+        wait_until(
+            lambda: pair.prefill(PROMPTS[9], pair.ticket()).status_code == 200
+        )  # the sender leaves it alone for a while
         wait_until(lambda: pair.receiver.metric("pinned_pages") > 0)
         assert [pair.answer(prompt) for prompt in PROMPTS] == expected
         assert pair.receiver.metric("digest_mismatches_total") == 0
@@ -148,7 +152,9 @@ def test_a_request_that_reads_in_place_goes_on(expected: list[list[int]], victim
 
 
 @slow
-@pytest.mark.parametrize(("channel", "mode"), [("shm", "push"), ("tcp", "push"), ("shm", "pull-eager"), ("shm", "pull-delay")])
+@pytest.mark.parametrize(
+    ("channel", "mode"), [("shm", "push"), ("tcp", "push"), ("shm", "pull-eager"), ("shm", "pull-delay")]
+)
 def test_workers_killed_on_both_sides_under_load(expected: list[list[int]], channel: str, mode: str) -> None:
     """Whatever a request was in the middle of: its tokens are those of one worker in the end, and nothing stays pinned."""
     chunks = ("--max-num-batched-tokens", "64", "--max-num-seqs", "8")
@@ -159,7 +165,12 @@ def test_workers_killed_on_both_sides_under_load(expected: list[list[int]], chan
             ticket = pair.ticket()
             computed = pair.prefill([*prompt], ticket)
             assert computed.status_code in (200, 503), computed.text
-            assert tokens_of(pair.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket})) == wanted
+            assert (
+                tokens_of(
+                    pair.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket})
+                )
+                == wanted
+            )
 
         with ThreadPoolExecutor(16) as pool:
             asked = [pool.submit(ask, number) for number in range(60)]

@@ -29,7 +29,14 @@ def test_a_service_with_stages() -> None:
     server = LiveServer("--pipeline-parallel-size", "2", "--stage-devices", "cpu,cpu", "--kv-cache-memory", "16MiB")
     try:
         with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
-            ask = {"model": "live", "prompt": [1, 5, 9], "max_tokens": 20, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+            ask = {
+                "model": "live",
+                "prompt": [1, 5, 9],
+                "max_tokens": 20,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            }
             first = http.post("/v1/completions", json=ask).json()["choices"][0]["token_ids"]
             before = workers(server)
             assert sorted(before) == ["homenode-worker-0", "homenode-worker-1"]
@@ -41,7 +48,10 @@ def test_a_service_with_stages() -> None:
             assert again.status_code == 200 and again.json()["choices"][0]["token_ids"] == first
             eventually(lambda: http.get("/health").status_code == 200, "healthy again")
             after = workers(server)
-            assert after["homenode-worker-0"] == before["homenode-worker-0"] and after["homenode-worker-1"] != before["homenode-worker-1"]
+            assert (
+                after["homenode-worker-0"] == before["homenode-worker-0"]
+                and after["homenode-worker-1"] != before["homenode-worker-1"]
+            )
             os.kill(after["homenode-worker-1"], signal.SIGKILL)  # at rest
             eventually(lambda: http.get("/health").status_code == 503, "health tells of a worker that is lost")
             eventually(lambda: http.get("/health").status_code == 200, "healthy again")

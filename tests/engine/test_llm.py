@@ -48,7 +48,11 @@ class TestOnStories:
             assert 0 < completion.timings.time_to_first_token_s <= completion.timings.total_s
 
     def test_several_prompts_with_params_of_their_own(self, llm: LLM) -> None:
-        params = [greedy(5, logprobs=2), greedy(7, prompt_logprobs=0), SamplingParams(max_tokens=9, seed=4, ignore_eos=True)]
+        params = [
+            greedy(5, logprobs=2),
+            greedy(7, prompt_logprobs=0),
+            SamplingParams(max_tokens=9, seed=4, ignore_eos=True),
+        ]
         prompts: list[str | list[int]] = ["Once upon a time", [1, 403, 407], "Lily"]
         first = llm.generate(prompts, params)
         assert [len(c.token_ids) for c in first] == [5, 7, 9]
@@ -87,7 +91,11 @@ class TestOnStories:
         answer = llm.chat(messages, GREEDY)
         assert answer.prompt_token_ids == prompt
         again = llm.generate([prompt], GREEDY)[0]
-        assert (answer.text, answer.token_ids, answer.finish_reason) == (again.text, again.token_ids, again.finish_reason)
+        assert (answer.text, answer.token_ids, answer.finish_reason) == (
+            again.text,
+            again.token_ids,
+            again.finish_reason,
+        )
         assert "".join(llm.stream_chat(messages, GREEDY)) == answer.text
         rest = llm.chat(messages)
         assert rest.finish_reason == "stop" or len(rest.token_ids) + len(prompt) == llm.ready.max_model_len

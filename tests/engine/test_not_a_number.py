@@ -41,13 +41,21 @@ def test_a_request_without_numbers_ends_alone(model: Path, backend: str, shape: 
     if shape and backend != "native":
         pytest.skip("workers are tested with the native backend")
     good = [[3, 4, 5], [20, 21, 22, 23], [40] * 40]
-    params = [greedy(12), greedy(12, logprobs=2), SamplingParams(max_tokens=12, temperature=0.8, seed=5, ignore_eos=True)]
-    engine = LocalEngine(config_for(model, backend=backend, kv_cache_memory="1MiB", block_size=32, max_num_batched_tokens=24, **shape))
+    params = [
+        greedy(12),
+        greedy(12, logprobs=2),
+        SamplingParams(max_tokens=12, temperature=0.8, seed=5, ignore_eos=True),
+    ]
+    engine = LocalEngine(
+        config_for(model, backend=backend, kv_cache_memory="1MiB", block_size=32, max_num_batched_tokens=24, **shape)
+    )
     try:
         wanted = [tokens_of(outputs) for outputs in run_all(engine, good, params)]
         bad = [[9, _BAD_TOKEN, 9], [9, 9, _BAD_TOKEN], [_BAD_TOKEN] * 40]
         bad_params = [greedy(12, logprobs=1), greedy(12, repetition_penalty=1.5), greedy(12, prompt_logprobs=0)]
-        mixed = run_all(engine, [p for pair in zip(good, bad, strict=True) for p in pair], _mixed(params, bad_params), first_id=100)
+        mixed = run_all(
+            engine, [p for pair in zip(good, bad, strict=True) for p in pair], _mixed(params, bad_params), first_id=100
+        )
         assert [tokens_of(outputs) for outputs in mixed[::2]] == wanted
         for outputs in mixed[1::2]:
             assert _ended(outputs) == "error" and "NaN" in (outputs[-1].error or "") and not tokens_of(outputs)

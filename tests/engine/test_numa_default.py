@@ -60,7 +60,9 @@ def test_it_is_not_meant_where_something_is_said(settings: dict[str, Any]) -> No
     assert not auto_is_meant(config(**settings), host("2n 8c"), None)
 
 
-@pytest.mark.parametrize("policy", [Policy(MPOL_BIND, (0,)), Policy(MPOL_INTERLEAVE, (0, 1)), Policy(MPOL_PREFERRED, (1,))])
+@pytest.mark.parametrize(
+    "policy", [Policy(MPOL_BIND, (0,)), Policy(MPOL_INTERLEAVE, (0, 1)), Policy(MPOL_PREFERRED, (1,))]
+)
 def test_it_does_not_override_what_another_program_has_bound(policy: Policy) -> None:
     assert not auto_is_meant(config(), host("2n 8c"), policy)
 
@@ -104,7 +106,9 @@ def test_nothing_changes_on_one_node(checkpoint: Checkpoint) -> None:
 
 
 @needs_model
-def test_what_only_all_nodes_together_have_room_for_is_placed_as_before(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_all_nodes_together_have_room_for_is_placed_as_before(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = config()
     monkeypatch.setattr(build, "_check_model", lambda *_: [UserError("no room on one of the nodes")])
     assert settled_numa(given, checkpoint, host("2n 8c")) is given

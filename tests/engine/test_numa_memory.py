@@ -50,7 +50,8 @@ def test_what_is_not_known_is_not_claimed(host: Host, changes: dict[str, object]
 
 
 @pytest.mark.parametrize(
-    ("policy", "wanted"), [("shard", "split"), ("mirror", "copied"), ("interleave", "interleaved"), ("local", "split"), (None, "split")]
+    ("policy", "wanted"),
+    [("shard", "split"), ("mirror", "copied"), ("interleave", "interleaved"), ("local", "split"), (None, "split")],
 )
 def test_each_policy_spreads_matrices_its_way(policy: str | None, wanted: str) -> None:
     assert spread_of(place(policy))("model.layers.0.mlp.up_proj.weight") == wanted
@@ -59,7 +60,11 @@ def test_each_policy_spreads_matrices_its_way(policy: str | None, wanted: str) -
 def test_chosen_tensors_are_mirrored_under_shard_only() -> None:
     patterns = ("*.embed_tokens.*", "lm_head*")
     spread = spread_of(place("shard", mirror_tensors=patterns))
-    assert [spread(name) for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight")] == ["copied", "copied", "split"]
+    assert [spread(name) for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight")] == [
+        "copied",
+        "copied",
+        "split",
+    ]
     assert spread_of(place("local", mirror_tensors=patterns))("lm_head.weight") == "split"
 
 
@@ -90,7 +95,9 @@ class Placed(Syscalls):
         seen = node_residencies(self.planned()["weights"], self, most_pages)
         return {"weights": [asdict(line) for line in seen or ()], "kv": None}
 
-    def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+    def move_pages(
+        self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2
+    ) -> tuple[int, ...]:
         pages = [(address - (1 << 20)) // 4096 for address in addresses]
         for page, node in zip(pages, nodes or (), strict=False):
             if self.nodes[page] != node and self.room:
@@ -132,7 +139,9 @@ def homes(weights: dict[int, int], room: dict[int, int | None]) -> WeightHomes:
         ((0, 0, 1, 1, 2), 5, {0: 0.4, 1: 0.4, 2: 0.2}),
     ],
 )
-def test_kv_memory_is_shared_as_the_native_core_does(nodes: tuple[int, ...], heads: int, wanted: dict[int, float]) -> None:
+def test_kv_memory_is_shared_as_the_native_core_does(
+    nodes: tuple[int, ...], heads: int, wanted: dict[int, float]
+) -> None:
     assert kv_shares(place("shard", thread_memory=nodes), heads) == pytest.approx(wanted)
 
 
@@ -143,14 +152,20 @@ def test_interleaved_kv_memory_lies_on_all_nodes_alike() -> None:
 def test_the_node_that_is_full_first_bounds_kv_memory() -> None:
     found = kv_room(homes({0: 4 * GIB, 1: 4 * GIB}, {0: 16 * GIB, 1: 6 * GIB}), place("shard"), 8)
     assert found == KvRoom(4 * GIB, 1, 2 * GIB, 0.5)
-    assert "node 1 has 2GiB left beside its weights, for 50% of the KV memory" in found.explain(CapacityError("too much")).message
+    assert (
+        "node 1 has 2GiB left beside its weights, for 50% of the KV memory"
+        in found.explain(CapacityError("too much")).message
+    )
     assert kv_room(homes({0: GIB, 1: GIB}, {0: GIB // 2, 1: 6 * GIB}), place("mirror"), 8) == KvRoom(0, 0, 0, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("policy", "changes"), [("shard", {"thread_memory": (1, 1, 1, 1)}), ("replicate", {}), ("local", {"thread_memory": (0, 0)})]
+    ("policy", "changes"),
+    [("shard", {"thread_memory": (1, 1, 1, 1)}), ("replicate", {}), ("local", {"thread_memory": (0, 0)})],
 )
-def test_where_one_node_holds_everything_its_memory_is_counted_as_a_whole(policy: str, changes: dict[str, object]) -> None:
+def test_where_one_node_holds_everything_its_memory_is_counted_as_a_whole(
+    policy: str, changes: dict[str, object]
+) -> None:
     assert kv_room(homes({0: GIB, 1: GIB}, {0: GIB, 1: GIB}), place(policy, **changes), 8) is None
     assert kv_room(None, place(None), 8) is None
     assert kv_room(homes({0: GIB, 1: GIB}, {0: None, 1: None}), place("shard"), 8) is None

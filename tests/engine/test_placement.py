@@ -34,7 +34,9 @@ def place(config: PlacementConfig, text: str = TWO_NODES, threads: int | None = 
 def test_without_settings_every_core_but_one_and_nothing_is_bound() -> None:
     seen = place(PlacementConfig())
     assert seen == EnginePlace((0, 1, 2, 3, 4, 5, 6), spare=(7, 15))
-    assert alone(seen).others == seen.free_of_compute == (7, 15), "an engine with a process of its own keeps its loop on the core left"
+    assert alone(seen).others == seen.free_of_compute == (7, 15), (
+        "an engine with a process of its own keeps its loop on the core left"
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,13 +183,31 @@ def test_on_one_node_every_policy_is_what_it_would_be_without(policy: str) -> No
     assert (seen.team, seen.spare, seen.memory_nodes) == (without.team, without.spare, without.memory_nodes)
     assert (seen.numa, seen.thread_memory) == ("local", (0, 0, 0))
     (finding,) = seen.findings
-    assert (finding.code, finding.severity) == ("numa_single_node", "info" if policy in ("auto", "local") else "warning")
+    assert (finding.code, finding.severity) == (
+        "numa_single_node",
+        "info" if policy in ("auto", "local") else "warning",
+    )
     assert place(PlacementConfig(numa=policy), "1s/0n/4c").thread_memory == (), "a host without nodes has none to name"
 
 
 def test_both_threads_of_each_core_when_asked_with_and_without_a_policy() -> None:
     assert place(PlacementConfig(threads_per_core=2), "1s/1n/4c/smt2") == EnginePlace((0, 4, 1, 5, 2, 6), spare=(3, 7))
-    assert place(PlacementConfig(threads_per_core=2, numa="shard")).team == (0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14)
+    assert place(PlacementConfig(threads_per_core=2, numa="shard")).team == (
+        0,
+        8,
+        1,
+        9,
+        2,
+        10,
+        3,
+        11,
+        4,
+        12,
+        5,
+        13,
+        6,
+        14,
+    )
     assert [f.code for f in place(PlacementConfig(threads_per_core=2), "1s/1n/4c").findings] == ["one_thread_per_core"]
 
 
@@ -274,16 +294,27 @@ class WithPolicy(Syscalls):
     ("place", "kernel", "room"),
     [
         (EnginePlace((0,)), WithPolicy(0), MemoryRoom(1000 << 10)),
-        (EnginePlace((0,)), WithPolicy(MPOL_PREFERRED, 1), MemoryRoom(1000 << 10)),  # takes from other nodes when that is full
+        (
+            EnginePlace((0,)),
+            WithPolicy(MPOL_PREFERRED, 1),
+            MemoryRoom(1000 << 10),
+        ),  # takes from other nodes when that is full
         (EnginePlace((0,)), WithPolicy(MPOL_BIND, 1), MemoryRoom(250 << 10, (1,))),
         (EnginePlace((0,), (), (0,)), WithPolicy(0), MemoryRoom(750 << 10, (0,))),
         (EnginePlace((0,), (), (0, 1)), WithPolicy(0), MemoryRoom(1000 << 10, (0, 1))),
     ],
     ids=["unbound", "preferred", "bound from outside", "bound by its place", "bound to all"],
 )
-def test_memory_of_other_nodes_is_no_room_for_an_engine_that_is_bound(place: EnginePlace, kernel: Syscalls, room: MemoryRoom) -> None:
-    nodes = {f"/sys/devices/system/node/node{node}/meminfo": f"Node {node} MemFree: {free} kB" for node, free in ((0, 900), (1, 300))}
-    machine = RecordedSource("x86_64", {"/sys/devices/system/node/online": "0-1", "/proc/meminfo": "MemAvailable: 1000 kB", **nodes})
+def test_memory_of_other_nodes_is_no_room_for_an_engine_that_is_bound(
+    place: EnginePlace, kernel: Syscalls, room: MemoryRoom
+) -> None:
+    nodes = {
+        f"/sys/devices/system/node/node{node}/meminfo": f"Node {node} MemFree: {free} kB"
+        for node, free in ((0, 900), (1, 300))
+    }
+    machine = RecordedSource(
+        "x86_64", {"/sys/devices/system/node/online": "0-1", "/proc/meminfo": "MemAvailable: 1000 kB", **nodes}
+    )
     assert memory_room(place, kernel, machine) == room
 
 
@@ -331,4 +362,6 @@ def test_interrupted_threads_are_a_warning_with_a_remedy() -> None:
     assert interrupted({"backend": "reference"}) is None and interrupted({"lost_cpu_shares": [0.0, 0.09]}) is None
     found = interrupted({"lost_cpu_shares": [0.02, 0.31, 0.1]})
     assert found is not None and (found.severity, found.code) == ("warning", "threads_interrupted")
-    assert found.message.startswith("2 of 3 compute threads were interrupted: up to 31% ") and "--threads" in found.remedy
+    assert (
+        found.message.startswith("2 of 3 compute threads were interrupted: up to 31% ") and "--threads" in found.remedy
+    )

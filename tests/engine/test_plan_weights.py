@@ -33,12 +33,16 @@ def as_json(*arguments: str) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout)
 
 
-@pytest.mark.parametrize(("policy", "copies"), [("shard", 1), ("mirror", 4), ("replicate", 4), ("interleave", 1), ("local", 1)])
+@pytest.mark.parametrize(
+    ("policy", "copies"), [("shard", 1), ("mirror", 4), ("replicate", 4), ("interleave", 1), ("local", 1)]
+)
 def test_json_has_bytes_and_rows_of_every_node(policy: str, copies: int) -> None:
     code, found = as_json("builtin", "--numa", policy, "--from", "2s/4n/64c/smt2")
     assert (code, found["policy"], found["asked"]) == (0, policy, policy)
     assert set(found["nodes"]) == ({"0"} if policy == "local" else {"0", "1", "2", "3"})
-    assert sum(node["bytes"] for node in found["nodes"].values()) == found["total_bytes"] == copies * found["model_bytes"]
+    assert (
+        sum(node["bytes"] for node in found["nodes"].values()) == found["total_bytes"] == copies * found["model_bytes"]
+    )
     assert len(found["parameters"]) == 29
     for parameter in found["parameters"].values():
         rows = sum(past - first for runs in parameter["nodes"].values() for first, past in runs)
@@ -74,7 +78,9 @@ def test_auto_is_the_default_and_asks_the_cost_model(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(numa_choice, "cost_choice", stand_in)
     monkeypatch.setattr(numa_choice, "measured_speeds", lambda path: f"the speeds of {path}")
-    code, found = as_json("builtin", "--from", "2s/2n/8c", "--batch", "3", "--context", "77", "--numa-measured", "speeds.json")
+    code, found = as_json(
+        "builtin", "--from", "2s/2n/8c", "--batch", "3", "--context", "77", "--numa-measured", "speeds.json"
+    )
     assert (code, found["asked"], found["policy"], found["why"]) == (0, "auto", "mirror", "2 nodes are twice as fast")
     assert asked == [(3, 77, "the speeds of speeds.json")]
 
@@ -137,7 +143,9 @@ def test_every_command_takes_the_same_options(command: tuple[str, ...]) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("flag", [("--numa", "shard"), ("--threads", "4"), ("--batch", "2"), ("--quantize", "q8_0"), ("--numa-strict",)])
+@pytest.mark.parametrize(
+    "flag", [("--numa", "shard"), ("--threads", "4"), ("--batch", "2"), ("--quantize", "q8_0"), ("--numa-strict",)]
+)
 def test_flags_about_weights_ask_for_them(flag: tuple[str, ...]) -> None:
     result = CliRunner().invoke(cli, ["plan", *flag])
     assert result.exit_code == 2

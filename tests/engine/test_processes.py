@@ -28,7 +28,9 @@ from tests.engine.socket_channels import SocketChannels
 from tests.paths import ROOT
 
 PATIENCE_S = 60.0
-SILENT_S = 5.0  # where a worker stands still; elsewhere nobody shall be taken for silent on a machine with much else to do
+SILENT_S = (
+    5.0  # where a worker stands still; elsewhere nobody shall be taken for silent on a machine with much else to do
+)
 NOTHING = Span(0, 0)
 
 
@@ -39,14 +41,22 @@ def find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def part(stage: int, stages: int, rank: int, ranks: int) -> ModelPart:
-    return ModelPart(Span(stage, 1), stage, stages, rank, ranks, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
+    return ModelPart(
+        Span(stage, 1), stage, stages, rank, ranks, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ()
+    )
 
 
 class Driver:
     """An executor of scripted workers, and a sequence that decodes on it."""
 
     def __init__(
-        self, folder: Path, stages: int, ranks: int, start: bool = True, silent_s: float = PATIENCE_S, lends: bool = False
+        self,
+        folder: Path,
+        stages: int,
+        ranks: int,
+        start: bool = True,
+        silent_s: float = PATIENCE_S,
+        lends: bool = False,
     ) -> None:
         config = EngineConfig.of(None, {"worker_timeout": silent_s})
         self.config = replace(config, model=replace(config.model, path=str(folder)))
@@ -70,7 +80,9 @@ class Driver:
     def start(self) -> None:
         fits = self.executor.start()
         assert [fit.num_blocks for fit in fits] == [BLOCKS + n for n in range(len(self.plans))]
-        self.executor.lay(WorkerLimits(num_blocks=BLOCKS, block_size=32, max_model_len=4096, vocab_size=1000, max_sampled_rows=16))
+        self.executor.lay(
+            WorkerLimits(num_blocks=BLOCKS, block_size=32, max_model_len=4096, vocab_size=1000, max_sampled_rows=16)
+        )
 
     def _join(self, plan: WorkerPlan) -> Join:
         return Join(plan.number, 0, self.config, plan.device, plan.part, plan.place, [])
@@ -140,10 +152,15 @@ def test_steps_go_through_all_workers(drive: Callable[..., Driver], stages: int,
     driver.run(3)
     names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in driver.pids()]
     assert names == [f"homenode-worker-{n}"[:15] for n in range(stages * ranks)]
-    assert all(f"homenode-worker-{n}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes() for n, pid in enumerate(driver.pids()))
+    assert all(
+        f"homenode-worker-{n}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        for n, pid in enumerate(driver.pids())
+    )
     deadline = time.monotonic() + PATIENCE_S
     while (figures := driver.executor.statistics())["stages"][0]["busy_s"] < 0.0095 and time.monotonic() < deadline:
-        time.sleep(0.001)  # earlier stages may say what the last step took after its result, and nobody is called for that
+        time.sleep(
+            0.001
+        )  # earlier stages may say what the last step took after its result, and nobody is called for that
     assert [stage["busy_s"] for stage in figures["stages"]] == pytest.approx([0.010] * stages)
     assert figures["weight_bytes"] == 1000 * stages * ranks and figures["restarts"] == 0
     assert driver.executor.pending == 0 and driver.executor.result(0) is None
@@ -164,14 +181,18 @@ def test_a_failed_step_loses_those_after_it_and_nobody_else(drive: Callable[...,
     driver.begin()
     with pytest.raises(StepError) as failed:
         driver.executor.result(PATIENCE_S)
-    assert failed.value.kind == "ValueError" and not failed.value.fatal and not isinstance(failed.value, WorkerLostError)
+    assert (
+        failed.value.kind == "ValueError" and not failed.value.fatal and not isinstance(failed.value, WorkerLostError)
+    )
     assert driver.executor.serving and driver.executor.pending == 0
     before = driver.pids()
     driver.run(3)
     assert driver.pids() == before
 
 
-def test_where_others_use_kv_memory_a_failure_is_told_when_nobody_is_at_the_step(drive: Callable[..., Driver], tmp_path: Path) -> None:
+def test_where_others_use_kv_memory_a_failure_is_told_when_nobody_is_at_the_step(
+    drive: Callable[..., Driver], tmp_path: Path
+) -> None:
     driver = drive(1, 2, lends=True)
     driver.run(2)
     (tmp_path / "slow-0").touch()
@@ -186,7 +207,9 @@ def test_where_others_use_kv_memory_a_failure_is_told_when_nobody_is_at_the_step
     driver.run(3)
 
 
-def test_where_others_use_kv_memory_a_loss_takes_a_failure_s_place(drive: Callable[..., Driver], tmp_path: Path) -> None:
+def test_where_others_use_kv_memory_a_loss_takes_a_failure_s_place(
+    drive: Callable[..., Driver], tmp_path: Path
+) -> None:
     driver = drive(1, 2, lends=True)
     driver.run(2)
     (tmp_path / "fails-1").touch()
@@ -240,7 +263,9 @@ def test_a_lost_worker_is_replaced(
     assert driver.executor.statistics()["restarts"] == 1
 
 
-def test_a_worker_that_dies_while_it_is_replaced_is_replaced_again(drive: Callable[..., Driver], tmp_path: Path) -> None:
+def test_a_worker_that_dies_while_it_is_replaced_is_replaced_again(
+    drive: Callable[..., Driver], tmp_path: Path
+) -> None:
     driver = drive(2, 1)
     driver.run(1)
     (tmp_path / "dies-loading-0").touch()
@@ -266,8 +291,12 @@ def test_losses_in_quick_succession_are_the_end(drive: Callable[..., Driver], tm
     assert not driver.executor.serving
 
 
-@pytest.mark.parametrize(("sign", "kind", "words"), [("broken-1", CapacityError, "no room"), ("dies-loading-0", PeerError, "was killed")])
-def test_a_start_that_fails_says_why(drive: Callable[..., Driver], tmp_path: Path, sign: str, kind: type[Exception], words: str) -> None:
+@pytest.mark.parametrize(
+    ("sign", "kind", "words"), [("broken-1", CapacityError, "no room"), ("dies-loading-0", PeerError, "was killed")]
+)
+def test_a_start_that_fails_says_why(
+    drive: Callable[..., Driver], tmp_path: Path, sign: str, kind: type[Exception], words: str
+) -> None:
     driver = drive(2, 1, start=False)
     (tmp_path / sign).touch()
     with pytest.raises(kind, match=words):

@@ -30,7 +30,11 @@ from tests.engine.test_workers import executor_of
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
 pytest.importorskip("ray", reason="needs ray, which the extra `ray` installs")
-pytestmark = [needs_data, pytest.mark.slow, pytest.mark.alone]  # Ray gives up on its own processes when they take long to start
+pytestmark = [
+    needs_data,
+    pytest.mark.slow,
+    pytest.mark.alone,
+]  # Ray gives up on its own processes when they take long to start
 
 PATIENCE_S = 120.0
 ALONE = {"executor": "ray", "threads": 1, "max_num_batched_tokens": 48, "max_num_seqs": 16, "worker_timeout": 60.0}
@@ -47,7 +51,11 @@ SPLITS: dict[str, tuple[Path, dict[str, Any], str]] = {
     "a CPU rank and a torch rank": (STORIES, {**RANKS, **APART, "stage_devices": "cpu,torch:cpu"}, "ab"),
     "three uneven ranks, two on one host": (STORIES, {**RANKS, "tensor_parallel_size": 3}, "aab"),
     "four ranks on two hosts": (STORIES, {**RANKS, "tensor_parallel_size": 4, "kv_cache_memory": "96KiB"}, "aabb"),
-    "two stages of two ranks, a host each": (STORIES, {**RANKS, "pipeline_parallel_size": 2, "stage_devices": "cpu,cpu"}, "aabb"),
+    "two stages of two ranks, a host each": (
+        STORIES,
+        {**RANKS, "pipeline_parallel_size": 2, "stage_devices": "cpu,cpu"},
+        "aabb",
+    ),
     "experts over two ranks, a host each": (STORIES_MIXTURE, {**RANKS, **APART, "enable_expert_parallel": True}, "ab"),
 }
 
@@ -154,7 +162,9 @@ def _kill(engine: LocalEngine, worker: int) -> None:
     os.kill(pids_of(engine)[worker], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("split", ["two ranks of one host", "two ranks, a host each", "three uneven ranks, two on one host"])
+@pytest.mark.parametrize(
+    "split", ["two ranks of one host", "two ranks, a host each", "three uneven ranks, two on one host"]
+)
 def test_a_killed_rank_costs_no_token(two_hosts: Any, split: str) -> None:
     entries = golden()
     _, settings, _ = SPLITS[split]
@@ -162,7 +172,9 @@ def test_a_killed_rank_costs_no_token(two_hosts: Any, split: str) -> None:
         run_all(engine, [entries[0]["prompt_ids"]], [greedy(10)])
         for number in range(settings["tensor_parallel_size"]):
             before = executor_of(engine).statistics()["restarts"]
-            check_golden(_lose_in_the_middle(engine, partial(_kill, engine, number), entries, 1000 * number + 101), entries, 120)
+            check_golden(
+                _lose_in_the_middle(engine, partial(_kill, engine, number), entries, 1000 * number + 101), entries, 120
+            )
             deadline = time.monotonic() + PATIENCE_S
             while executor_of(engine).statistics()["restarts"] == before:
                 assert time.monotonic() < deadline, "the loss of a worker was not noticed"
@@ -187,9 +199,12 @@ def test_several_engines_of_two_ranks_on_two_hosts(two_hosts: Any) -> None:
     try:
         with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http, ThreadPoolExecutor(12) as pool:
             bodies = [
-                {"model": "live", "prompt": e["prompt_ids"], "max_tokens": 100, "temperature": 0, "ignore_eos": True} for e in entries
+                {"model": "live", "prompt": e["prompt_ids"], "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+                for e in entries
             ]
-            answers = list(pool.map(lambda body: http.post("/v1/completions", json={**body, "return_token_ids": True}), bodies))
+            answers = list(
+                pool.map(lambda body: http.post("/v1/completions", json={**body, "return_token_ids": True}), bodies)
+            )
             served = re.findall(r'homenode:generation_tokens_total{engine="(\d)".*} (\d+)', http.get("/metrics").text)
         texts = [answer.json()["choices"][0]["token_ids"] for answer in answers]
         assert texts == [entry["greedy_ids"][:100] for entry in entries]
@@ -198,9 +213,13 @@ def test_several_engines_of_two_ranks_on_two_hosts(two_hosts: Any) -> None:
         assert server.close() == 0, b"".join(server.log).decode()[-3000:]
 
 
-def _lose_in_the_middle(engine: LocalEngine, lose: Any, entries: list[dict[str, Any]], first_id: int) -> list[list[Output]]:
+def _lose_in_the_middle(
+    engine: LocalEngine, lose: Any, entries: list[dict[str, Any]], first_id: int
+) -> list[list[Output]]:
     sink: SimpleQueue[Output] = SimpleQueue()
-    engine.submit([Request(id=first_id + n, prompt_ids=e["prompt_ids"], params=greedy(120)) for n, e in enumerate(entries)], sink)
+    engine.submit(
+        [Request(id=first_id + n, prompt_ids=e["prompt_ids"], params=greedy(120)) for n, e in enumerate(entries)], sink
+    )
     found: list[list[Output]] = [[] for _ in entries]
     left, lost, end = len(entries), False, time.monotonic() + PATIENCE_S
     while left:
@@ -216,7 +235,11 @@ def _lose_in_the_middle(engine: LocalEngine, lose: Any, entries: list[dict[str, 
 
 def test_a_cluster_without_room_is_refused_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homenode.engine.executor.ray._ROOM_S", 2.0)
-    with cluster_of(1, monkeypatch) as cluster, pytest.raises(CapacityError, match="no room for 2 workers"), engine_on(cluster):
+    with (
+        cluster_of(1, monkeypatch) as cluster,
+        pytest.raises(CapacityError, match="no room for 2 workers"),
+        engine_on(cluster),
+    ):
         pass
 
 

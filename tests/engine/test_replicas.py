@@ -30,7 +30,9 @@ from tests.pure.schedule_bench import expected
 pytestmark = pytest.mark.alone
 
 PATIENCE_S = 240.0
-QUICK = Patience(look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S, first_delay_s=0.01, longest_delay_s=0.05)
+QUICK = Patience(
+    look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S, first_delay_s=0.01, longest_delay_s=0.05
+)
 LONG = 2000  # tokens of a request that is there for a while
 FOREVER = 8000  # and of one that will not end by itself during its test
 
@@ -50,7 +52,9 @@ def configs(folder: Path, count: int, **settings: Any) -> list[EngineConfig]:
 async def started(
     folder: Path, count: int, patience: Patience = QUICK, lost: Callable[[str], None] | None = None, **settings: Any
 ) -> AsyncIterator[ReplicasClient]:
-    client = ReplicasClient(configs(folder, count, **settings), lost, patience=patience, program="tests.engine.scripted_process")
+    client = ReplicasClient(
+        configs(folder, count, **settings), lost, patience=patience, program="tests.engine.scripted_process"
+    )
     async with asyncio.timeout(PATIENCE_S), client:
         yield client
 
@@ -101,12 +105,16 @@ def test_they_start_together_share_the_work_and_end(tmp_path: Path, count: int) 
                 found = await asyncio.gather(*(collect(client.submit(one)) for one in asked))
                 assert all(map(is_right, asked, found))
                 wanted = sum(10 + number for number in range(4 * count))
-                await until(client, lambda engines: sum(engine.statistics.generation_tokens for engine in engines) >= wanted)
+                await until(
+                    client, lambda engines: sum(engine.statistics.generation_tokens for engine in engines) >= wanted
+                )
                 given = [engine.statistics.generation_tokens for engine in client.engines]
                 assert min(given) > 0 and sum(given) == wanted
                 assert client.statistics.generation_tokens == sum(given)
                 assert await client.heartbeat(PATIENCE_S) < PATIENCE_S
-                assert [(e.number, e.state, e.restarts) for e in client.engines] == [(n, "ready", 0) for n in range(count)]
+                assert [(e.number, e.state, e.restarts) for e in client.engines] == [
+                    (n, "ready", 0) for n in range(count)
+                ]
             finally:
                 await client.close()
         with pytest.raises(PeerError):
@@ -223,7 +231,10 @@ async def test_a_request_that_engines_die_of_ends_and_they_go_on(tmp_path: Path)
             at = next(engine.number for engine in client.engines if engine.statistics.num_running)
             stop(client, at, signal.SIGKILL)
             await until(
-                client, lambda engines, n=restarts: sum(e.restarts for e in engines) == n and all(e.state == "ready" for e in engines)
+                client,
+                lambda engines, n=restarts: (
+                    sum(e.restarts for e in engines) == n and all(e.state == "ready" for e in engines)
+                ),
             )
         end = (await collect(poison))[-1]
         assert (end.finish_reason, end.error_kind) == ("error", "WorkerLostError")
@@ -296,7 +307,9 @@ async def test_leaving_and_aborting_reach_the_engine_that_computes(tmp_path: Pat
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
-        await until(client, lambda engines: all((e.statistics.num_running, e.statistics.kv_usage) == (0, 0) for e in engines))
+        await until(
+            client, lambda engines: all((e.statistics.num_running, e.statistics.kv_usage) == (0, 0) for e in engines)
+        )
         assert client.statistics.generation_tokens < 4 * LONG
 
 

@@ -44,19 +44,28 @@ def test_two_mebibytes_hold_the_stories() -> None:
     sizes = resolve(config(kv_cache_memory="2MiB", max_model_len=512), STORIES, geometry(STORIES), GIB)
     assert sizes.num_blocks == 2 * 2**20 // (1280 * 64) == 25
     limits = sizes.step_limits()
-    assert (limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence) == (512, 128, 256, 8)
+    assert (limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence) == (
+        512,
+        128,
+        256,
+        8,
+    )
     assert sizes.worker_limits().vocab_size == 512
 
 
 def test_by_default_no_more_than_all_sequences_could_fill() -> None:
     assert resolve(config(), STORIES, geometry(STORIES), 64 * GIB).num_blocks == 128 * 8
-    sizes = resolve(config(kv_cache_fraction=0.25), LARGE, geometry(LARGE, dtype="bf16"), 128 * GIB + step_bytes(config(), LARGE))
+    sizes = resolve(
+        config(kv_cache_fraction=0.25), LARGE, geometry(LARGE, dtype="bf16"), 128 * GIB + step_bytes(config(), LARGE)
+    )
     assert sizes.num_blocks == 32 * GIB // geometry(LARGE, dtype="bf16").block_bytes
 
 
 def test_scales_of_int8_are_counted() -> None:
     assert geometry(STORIES, dtype="int8").block_bytes == 5 * 4 * 2 * 64 * (8 + 4)
-    sizes = resolve(config(kv_cache_memory="2MiB", kv_cache_dtype="int8"), STORIES, geometry(STORIES, dtype="int8"), GIB)
+    sizes = resolve(
+        config(kv_cache_memory="2MiB", kv_cache_dtype="int8"), STORIES, geometry(STORIES, dtype="int8"), GIB
+    )
     assert sizes.num_blocks == 2 * 2**20 // (480 * 64) == 68
 
 
@@ -64,7 +73,10 @@ def test_one_sequence_of_full_length_must_fit() -> None:
     room = 8 * GIB + step_bytes(config(), LARGE)  # the buffers of a step come first
     (problem,) = problems(config(), LARGE, geometry(LARGE, dtype="bf16"), room)
     assert isinstance(problem, CapacityError)
-    assert "--max-model-len 131072 needs 2048 KV blocks of 64 tokens (16GiB), but 4GiB of KV memory hold 512" in problem.message
+    assert (
+        "--max-model-len 131072 needs 2048 KV blocks of 64 tokens (16GiB), but 4GiB of KV memory hold 512"
+        in problem.message
+    )
     assert "set --max-model-len to 32768 or less, or give --kv-cache-memory at least 16GiB" in problem.message
     assert problems(config(max_model_len=32768), LARGE, geometry(LARGE, dtype="bf16"), room) == []
     with pytest.raises(CapacityError, match=r"give --kv-cache-memory at least 80KiB"):
@@ -90,7 +102,10 @@ def test_settings_that_cannot_work_are_named(settings: dict[str, Any], words: st
 
 def test_all_problems_are_found_at_once() -> None:
     found = problems(
-        config(max_model_len=600, max_num_seqs=300, max_num_batched_tokens=299, kv_cache_memory=5), STORIES, geometry(STORIES), GIB
+        config(max_model_len=600, max_num_seqs=300, max_num_batched_tokens=299, kv_cache_memory=5),
+        STORIES,
+        geometry(STORIES),
+        GIB,
     )
     assert [p.param for p in found] == ["max_model_len", "max_num_seqs", "kv_cache_memory"]
 

@@ -39,7 +39,16 @@ WORDS = (
     "little red",
     "saw",
 )
-FLAGS = ("--max-model-len", "512", "--block-size", "32", "--max-num-seqs", str(CLIENTS), "--max-num-batched-tokens", "96")
+FLAGS = (
+    "--max-model-len",
+    "512",
+    "--block-size",
+    "32",
+    "--max-num-seqs",
+    str(CLIENTS),
+    "--max-num-batched-tokens",
+    "96",
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,12 @@ def bodies(count: int) -> list[dict[str, Any]]:
     found = []
     for i in range(count):
         prompt = " ".join(draw.choice(WORDS) for _ in range(draw.choice((1, 4, 12, 40))))
-        body = {"prompt": prompt, "max_tokens": draw.choice((1, 8, 40, 120, 250)), "ignore_eos": True, "return_token_ids": True}
+        body = {
+            "prompt": prompt,
+            "max_tokens": draw.choice((1, 8, 40, 120, 250)),
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
         found.append(body | ({"temperature": 1.0, "top_p": 0.9, "seed": i} if i % 4 == 3 else {"temperature": 0}))
     return found
 
@@ -65,7 +79,9 @@ def bodies(count: int) -> list[dict[str, Any]]:
 def small_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     if not LiveServer.possible():
         pytest.skip("needs the built-in model or the data folder ../shared/data, and this clone has neither")
-    memory = {"auto": "4MiB", "int8": "2MiB"}[request.param]  # less than half of what the clients' sequences take together
+    memory = {"auto": "4MiB", "int8": "2MiB"}[
+        request.param
+    ]  # less than half of what the clients' sequences take together
     server = LiveServer(*FLAGS, "--kv-cache-dtype", request.param, "--kv-cache-memory", memory)
     yield server
     assert server.close() == 0, b"".join(server.log).decode()[-3000:]
@@ -132,7 +148,9 @@ async def soak(url: str) -> tuple[int, int, str]:
 
 def test_answers_under_too_little_memory_are_those_given_alone(small_server: LiveServer) -> None:
     done, left, text = asyncio.run(soak(small_server.url))
-    print(f"\n{done} completions, {left} left by their clients, {metric(text, 'num_preemptions_total'):.0f} preemptions")
+    print(
+        f"\n{done} completions, {left} left by their clients, {metric(text, 'num_preemptions_total'):.0f} preemptions"
+    )
     assert done >= CLIENTS and left > 0
     assert metric(text, "num_preemptions_total") > 0, "the memory was too large for this test"
     assert not metric(text, "num_requests_running") and not metric(text, "num_requests_waiting")

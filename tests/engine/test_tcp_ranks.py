@@ -120,7 +120,11 @@ sys.stdin.readline()
 def start(at: Rendezvous, host: str, rank: int, ranks: int, timeout_s: float = PATIENCE_S) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROCESS, at.address, host, str(rank), str(ranks), str(timeout_s)]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     assert process.stdin
     process.stdin.write(at.secret.hex() + "\n")
@@ -232,9 +236,13 @@ def _over(site: Site) -> str:
 
 @pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
 @pytest.mark.parametrize(
-    "words", [b"GET / HTTP/1.1\r\n\r\n" + bytes(100), bytes(100), MAGIC + bytes(32) + b"\xff" * 40], ids=["http", "zeros", "long"]
+    "words",
+    [b"GET / HTTP/1.1\r\n\r\n" + bytes(100), bytes(100), MAGIC + bytes(32) + b"\xff" * 40],
+    ids=["http", "zeros", "long"],
 )
-def test_a_stranger_is_sent_away_and_others_are_served(rendezvous: Rendezvous, site: Site, words: bytes, unix: bool) -> None:
+def test_a_stranger_is_sent_away_and_others_are_served(
+    rendezvous: Rendezvous, site: Site, words: bytes, unix: bool
+) -> None:
     name = named(rendezvous, 2, "a")
     with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as stranger:
         stranger.connect(name.socket if unix else (IP, int(site.address.rpartition(":")[2])))
@@ -247,7 +255,9 @@ def test_a_stranger_is_sent_away_and_others_are_served(rendezvous: Rendezvous, s
 
 
 @pytest.mark.parametrize(
-    "topic", [Share(GROUP, 1), Values(Group(2, 1), 1), Seated(GROUP, 1, 2, ""), Values(GROUP, 2)], ids=["share", "before", "else", "rank"]
+    "topic",
+    [Share(GROUP, 1), Values(Group(2, 1), 1), Seated(GROUP, 1, 2, ""), Values(GROUP, 2)],
+    ids=["share", "before", "else", "rank"],
 )
 def test_another_topic_is_refused(rendezvous: Rendezvous, site: Site, topic: Any) -> None:
     with call(site.address, rendezvous.secret, topic, PATIENCE_S) as caller:

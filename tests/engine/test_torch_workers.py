@@ -36,14 +36,20 @@ def test_golden_text_under_memory_pressure(split: str) -> None:
     model, settings = SPLITS[split]
     entries = golden()
     with engine_of(
-        model, kv_cache_memory="384KiB" if "one" in split else "256KiB", max_model_len=256, max_num_batched_tokens=48, **settings
+        model,
+        kv_cache_memory="384KiB" if "one" in split else "256KiB",
+        max_model_len=256,
+        max_num_batched_tokens=48,
+        **settings,
     ) as engine:
         outputs = run_all(engine, [e["prompt_ids"] for e in entries], [greedy(60)] * len(entries))
         check_golden(outputs, entries, 60)
 
 
 def test_a_way_to_attend_that_a_workers_device_has_not_is_refused() -> None:
-    config = EngineConfig.of(None, {"pipeline_parallel_size": 2, "stage_devices": "cpu,torch:cpu", "attention_backend": "flashinfer"})
+    config = EngineConfig.of(
+        None, {"pipeline_parallel_size": 2, "stage_devices": "cpu,torch:cpu", "attention_backend": "flashinfer"}
+    )
     with pytest.raises(UnsupportedError, match="on cuda devices only, not on torch:cpu") as caught:
         devices_of(config)
     assert caught.value.param == "attention_backend"

@@ -10,15 +10,32 @@ import numpy as np
 import pytest
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.messages import MAX_FRAME, Abort, Drain, Output, Outputs, Ping, Statistics, Submit, ToEngine, ToFront
+from homenode.engine.messages import (
+    MAX_FRAME,
+    Abort,
+    Drain,
+    Output,
+    Outputs,
+    Ping,
+    Statistics,
+    Submit,
+    ToEngine,
+    ToFront,
+)
 from homenode.engine.request import Request, SamplingParams, TokenLogprob
 from homenode.engine.wire import FrameDecoder, FrameSocket, decode_body, encode_frame
 from homenode.errors import CapacityError, PeerError
 
-REQUEST = Request(id=7, prompt_ids=[1, 2, 3], params=SamplingParams(max_tokens=3, seed=2**63, logit_bias={5: -1.0}, stop_token_ids=(4,)))
+REQUEST = Request(
+    id=7,
+    prompt_ids=[1, 2, 3],
+    params=SamplingParams(max_tokens=3, seed=2**63, logit_bias={5: -1.0}, stop_token_ids=(4,)),
+)
 TO_ENGINE = [Submit([REQUEST]), Abort([1, 2], "stop"), Drain(1.5), Ping(3)]
 TO_FRONT = [
-    Outputs([Output(7, [1], [TokenLogprob(-0.5, [(1, -0.5)])], prompt_logprobs=[None, TokenLogprob(-1.0)], cached_tokens=3)]),
+    Outputs(
+        [Output(7, [1], [TokenLogprob(-0.5, [(1, -0.5)])], prompt_logprobs=[None, TokenLogprob(-1.0)], cached_tokens=3)]
+    ),
     Statistics(num_running=1, rejected={"draining": 2}),
 ]
 
@@ -34,7 +51,9 @@ def test_every_cut_of_the_stream_gives_the_same_messages(messages: list[object],
 
 
 def test_a_config_crosses_whole() -> None:
-    config = EngineConfig.of("some/model", {"max_num_seqs": 3, "kv_cache_memory": "2MiB", "seed": 5, "disable_log_stats": True})
+    config = EngineConfig.of(
+        "some/model", {"max_num_seqs": 3, "kv_cache_memory": "2MiB", "seed": 5, "disable_log_stats": True}
+    )
     assert config.kv.kv_cache_memory == 2 * 2**20
     assert decode_body(encode_frame(config)[4:], EngineConfig) == config
 

@@ -90,7 +90,9 @@ def test_a_mixed_step_against_a_plain_model() -> None:
         assert batch.arrays.positions.tolist() == expected_positions
         assert batch.arrays.sample_rows.tolist() == rows
         assert np.diff(batch.arrays.query_start).tolist() == [item.count for item in items]
-        assert [row[: len(blocks)] for row, blocks in zip(batch.arrays.block_table.tolist(), tables, strict=True)] == tables
+        assert [
+            row[: len(blocks)] for row, blocks in zip(batch.arrays.block_table.tolist(), tables, strict=True)
+        ] == tables
         assert batch.sampled == [item.seq for item in items if item.sample]
 
 
@@ -123,7 +125,9 @@ def test_only_the_newest_drawn_token_can_be_computed() -> None:
 
 def test_slots_are_reused_without_traces() -> None:
     table = SequenceTable(BLOCK)
-    table.start(start(1, [1, 2], params=SamplingParams(temperature=0.5, logit_bias={3: 1.0}, presence_penalty=1.0, logprobs=2)))
+    table.start(
+        start(1, [1, 2], params=SamplingParams(temperature=0.5, logit_bias={3: 1.0}, presence_penalty=1.0, logprobs=2))
+    )
     build_batch([StepItem(1, 0, 2, [5, 6, 7], True)], table)
     slot = table.slot(1)
     table.end(1)
@@ -151,7 +155,9 @@ def test_sampling_parameters_as_arrays() -> None:
     plain = SamplingParams(temperature=0.25, top_k=7, top_p=0.5, min_p=0.125, seed=-1)
     table.start(start(1, [1, 2, 3], params=plain))
     table.start(start(2, [5, 5, 6, 5, 9], 3, SamplingParams(repetition_penalty=1.5, seed=2**64 - 1)))
-    table.start(start(3, [4], params=SamplingParams(frequency_penalty=0.5, presence_penalty=-0.5, logit_bias={8: -1.0, 9: 2.0})))
+    table.start(
+        start(3, [4], params=SamplingParams(frequency_penalty=0.5, presence_penalty=-0.5, logit_bias={8: -1.0, 9: 2.0}))
+    )
     slots = np.array([table.slot(1), 0, table.slot(2), table.slot(3)])
     table.append(slots[3:], np.array([4], np.int32))
     how: SamplingArrays = sampling_arrays(slots, table)
@@ -200,7 +206,12 @@ def test_prompt_scores_in_chunks_beside_a_decode() -> None:
     prompt = [3, 1, 4, 1, 5, 9]
     scored = SamplingParams(temperature=0, prompt_logprobs=1, logprobs=0)
     one = worker.execute(
-        Step(0, [], [start(1, prompt, params=scored), start(2, [7])], [StepItem(2, 0, 1, [5], True), StepItem(1, 0, 4, [6], False, 0)])
+        Step(
+            0,
+            [],
+            [start(1, prompt, params=scored), start(2, [7])],
+            [StepItem(2, 0, 1, [5], True), StepItem(1, 0, 4, [6], False, 0)],
+        )
     )
     two = worker.execute(Step(1, [], [], [StepItem(2, 1, 1, [], True), StepItem(1, 4, 2, [], True, 4)]))
     assert [s.seq for s in one.sampled] == [2]

@@ -54,9 +54,18 @@ def refused(model: Path, settings: dict[str, Any]) -> str:
         ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, ["enable_expert_parallel:", "no experts"]),
         ({"pipeline_parallel_size": 2, "executor": "inline"}, ["executor:", "inline"]),
         ({"pipeline_parallel_size": 2, "pd_role": "sender", "executor": "ray"}, ["executor:", "pd_role", "processes"]),
-        ({"pipeline_parallel_size": 2, "pd_role": "sender", "pd_buffer_size": "1KiB"}, ["pd_buffer_size:", "less than one KV block"]),
-        ({"tensor_parallel_size": 2, "pd_role": "receiver", "pd_peer_alloc_port": [7400]}, ["pd_peer_alloc_port:", "2 ranks"]),
-        ({"pipeline_parallel_size": 2, "numa": "shard", "cpu_threads_bind": "auto"}, ["numa:", "both say where threads run"]),
+        (
+            {"pipeline_parallel_size": 2, "pd_role": "sender", "pd_buffer_size": "1KiB"},
+            ["pd_buffer_size:", "less than one KV block"],
+        ),
+        (
+            {"tensor_parallel_size": 2, "pd_role": "receiver", "pd_peer_alloc_port": [7400]},
+            ["pd_peer_alloc_port:", "2 ranks"],
+        ),
+        (
+            {"pipeline_parallel_size": 2, "numa": "shard", "cpu_threads_bind": "auto"},
+            ["numa:", "both say where threads run"],
+        ),
         ({"pipeline_parallel_size": 2, "kv_cache_memory": "1KiB"}, ["kv_cache_memory:", "hold 0"]),
         ({"pipeline_parallel_size": 2, "max_model_len": 10**6}, ["max_model_len:", "1000000"]),
     ],
@@ -77,7 +86,9 @@ def test_zero_ranks_are_no_setting() -> None:
         EngineConfig.of(None, {"tensor_parallel_size": 0})
 
 
-@pytest.mark.parametrize(("text", "problem"), [("x", "VLLM_CPU_KVCACHE_SPACE is 'x'"), ("900000", "kv-cache-memory"), ("0", None)])
+@pytest.mark.parametrize(
+    ("text", "problem"), [("x", "VLLM_CPU_KVCACHE_SPACE is 'x'"), ("900000", "kv-cache-memory"), ("0", None)]
+)
 def test_kv_memory_of_the_field(model: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str | None) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", text)
     for settings in ({}, {"pipeline_parallel_size": 2}):
@@ -105,7 +116,10 @@ def test_a_plan_of_stages_is_printed_before_anything_loads(model: Path) -> None:
     assert answer.exit_code == 0, answer.output
     workers = json.loads(answer.output)["workers"]
     assert json.loads(answer.output)["rooms"] == [], "nobody knows what is free there"
-    assert [(w["stage"], w["layers"], w["cpus"], w["memory_nodes"]) for w in workers] == [(0, [0, 0], "0-2", "0"), (1, [1, 1], "4-7", "1")]
+    assert [(w["stage"], w["layers"], w["cpus"], w["memory_nodes"]) for w in workers] == [
+        (0, [0, 0], "0-2", "0"),
+        (1, [1, 1], "4-7", "1"),
+    ]
     assert all(w["weight_bytes"] > 0 for w in workers)
     here = CliRunner().invoke(cli, flags)
     [room] = [room for room in json.loads(here.output)["rooms"] if room["where"] == "memory of this host"]
@@ -149,7 +163,9 @@ def _stages(model: Path, free: list[int]) -> list[int] | None:
 
 
 def test_too_much_kv_memory_is_said_of_its_setting(model: Path) -> None:
-    found = check_config(config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", kv_cache_memory="900000GiB"))
+    found = check_config(
+        config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", kv_cache_memory="900000GiB")
+    )
     assert [problem.param for problem in found] == ["kv_cache_memory"]
 
 
@@ -166,7 +182,11 @@ def test_names_of_processes() -> None:
 def test_weights_are_kept_as_those_of_one_worker_whatever_the_degrees(tmp_path: Path, quantize: str | None) -> None:
     """So engines of different degrees may use each other's KV."""
     model = make_folder(tmp_path / "model", hidden_size=64, intermediate_size=128, head_dim=32)
-    host, checkpoint, backend = read_host(synthetic("1s/2n/8c")), open_checkpoint(model), make_backend(ComputeConfig(), (UNPINNED,))
+    host, checkpoint, backend = (
+        read_host(synthetic("1s/2n/8c")),
+        open_checkpoint(model),
+        make_backend(ComputeConfig(), (UNPINNED,)),
+    )
     whole = plan_model(checkpoint, backend, quantize=quantize)
     for stages, ranks in ((2, 1), (1, 2), (2, 2)):
         config = config_for(model, pipeline_parallel_size=stages, tensor_parallel_size=ranks, quantize=quantize)
@@ -180,7 +200,9 @@ def test_matrices_that_are_cut_within_blocks_are_others() -> None:
 
     whole = layout(96, "Q8_0", "up", "down")
     assert targets_of(whole) == {"Q8_0": 2}
-    assert targets_of(whole, [layout(64, "Q8_0", "up"), layout(32, "Q8_0", "up"), layout(96, "Q8_0", "down")]) == {"Q8_0": 2}
+    assert targets_of(whole, [layout(64, "Q8_0", "up"), layout(32, "Q8_0", "up"), layout(96, "Q8_0", "down")]) == {
+        "Q8_0": 2
+    }
     assert targets_of(whole, [layout(48, "Q8_0", "up")] * 2) == {"Q8_0 of 48+48": 1, "Q8_0": 1}
     assert targets_of(whole, [layout(96, "Q8_0", "up"), layout(96, "f32", "up")]) == {"Q8_0/f32": 1, "Q8_0": 1}
 
@@ -196,4 +218,6 @@ def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypa
     part = ModelPart(Span(0, 1), 0, 1, 0, 1, nothing, nothing, nothing, nothing, nothing, nothing, ())
     join = Join(0, 0, config, "cpu", part, place, [])
     assert replace_join(join, 1, [], 0) == Join(0, 1, config, "cpu", part, place, [])
-    assert replace_join(join, 1, [], 4096) == Join(0, 1, config, "cpu", part, place, [], kv_cache_memory=4096, kv_there=4096)
+    assert replace_join(join, 1, [], 4096) == Join(
+        0, 1, config, "cpu", part, place, [], kv_cache_memory=4096, kv_there=4096
+    )

@@ -96,7 +96,9 @@ def test_golden_text_under_memory_pressure(split: str) -> None:
 def sink_of(engine: LocalEngine, first_id: int, tokens: int) -> tuple[SimpleQueue[Output], list[dict[str, Any]]]:
     entries = golden()
     sink: SimpleQueue[Output] = SimpleQueue()
-    requests = [Request(id=first_id + n, prompt_ids=e["prompt_ids"], params=greedy(tokens)) for n, e in enumerate(entries)]
+    requests = [
+        Request(id=first_id + n, prompt_ids=e["prompt_ids"], params=greedy(tokens)) for n, e in enumerate(entries)
+    ]
     engine.submit(requests, sink)
     return sink, entries
 
@@ -110,7 +112,9 @@ def collect(sink: SimpleQueue[Output], first_id: int, count: int, found: list[li
         left -= output.finish_reason is not None
 
 
-@pytest.mark.parametrize("settings", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}], ids=["stages", "ranks"])
+@pytest.mark.parametrize(
+    "settings", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}], ids=["stages", "ranks"]
+)
 def test_a_killed_worker_costs_no_token(settings: dict[str, Any]) -> None:
     with engine_of(STORIES, worker_timeout=30.0, **TIGHT, **settings) as engine:
         losses: list[tuple[int, int | None]] = [(0, 0), (1, 10), (0, 60), (1, None)]
@@ -165,7 +169,9 @@ def test_log_probabilities_come_from_the_last_stage() -> None:
 def test_the_time_of_a_layer_is_measured() -> None:
     config = config_for(STORIES, pipeline_parallel_size=2)
     spec = open_checkpoint(STORIES).spec
-    worker = WorkerPlan(0, "homenode-worker-0", "cpu", ModelPart.whole(spec), EnginePlace((min(os.sched_getaffinity(0)),)))
+    worker = WorkerPlan(
+        0, "homenode-worker-0", "cpu", ModelPart.whole(spec), EnginePlace((min(os.sched_getaffinity(0)),))
+    )
     seconds = layer_seconds(config, spec, worker)
     assert seconds is not None and 0 < seconds < 1
     gone = replace(config, model=replace(config.model, path="/nowhere"))

@@ -30,7 +30,14 @@ class Live:
         return document
 
     def complete(self, prompt: Sequence[int], max_tokens: int = 24, **fields: Any) -> httpx.Response:
-        body = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **fields}
+        body = {
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **fields,
+        }
         return self.http.post("/v1/completions", json=body)
 
     def metric(self, name: str) -> float:
@@ -46,12 +53,21 @@ class Pair:
     """`with Pair(mode) as pair:`; both end in order, unless the test has ended one."""
 
     def __init__(
-        self, mode: str, channel: str = "shm", *, both: Sequence[str] = (), sender: Sequence[str] = (), receiver: Sequence[str] = ()
+        self,
+        mode: str,
+        channel: str = "shm",
+        *,
+        both: Sequence[str] = (),
+        sender: Sequence[str] = (),
+        receiver: Sequence[str] = (),
     ) -> None:
         flags = ["--transfer-channel", channel, *MODES[mode], *both]
         self._name, self._numbers = secrets.token_hex(4), itertools.count()
         with ThreadPoolExecutor(2) as pool:
-            starts = [pool.submit(Live, "--pd-role", role, *flags, *own) for role, own in (("sender", sender), ("receiver", receiver))]
+            starts = [
+                pool.submit(Live, "--pd-role", role, *flags, *own)
+                for role, own in (("sender", sender), ("receiver", receiver))
+            ]
             self.sender, self.receiver = (start.result() for start in starts)
 
     def __enter__(self) -> Pair:
@@ -73,7 +89,9 @@ class Pair:
         computed = self.prefill(prompt, ticket)
         assert computed.status_code == 200, computed.text
         assert computed.json()["kv_transfer_params"]["tokens"] == len(prompt) - 1
-        return tokens_of(self.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket}))
+        return tokens_of(
+            self.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket})
+        )
 
     def nothing_pinned(self) -> bool:
         return self.sender.metric("pinned_pages") == 0 == self.receiver.metric("pinned_pages")

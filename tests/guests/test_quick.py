@@ -21,7 +21,9 @@ LACKING = lacking("x86_64")
 FOLDER = LabFolder(DEFAULT)
 pytestmark = [
     pytest.mark.skipif(bool(LACKING), reason=LACKING or "all is there"),
-    pytest.mark.skipif(not FOLDER.ready("x86_64"), reason="no kernel for guests; `python -m tools.lab.prepare` downloads one (100 MiB)"),
+    pytest.mark.skipif(
+        not FOLDER.ready("x86_64"), reason="no kernel for guests; `python -m tools.lab.prepare` downloads one (100 MiB)"
+    ),
     pytest.mark.skipif("HOMENODE_LAB" in os.environ, reason="this is a guest"),
 ]
 GUEST = Guest(TOPOLOGIES["2x2"], "x86_64", FOLDER)
@@ -39,7 +41,9 @@ Guest(TOPOLOGIES["2x2"], "x86_64", LabFolder(DEFAULT)).run({FOREVER!r}, {{}}, {L
 
 @pytest.mark.timeout(600)
 def test_the_quick_lab_passes() -> None:
-    done = subprocess.run([sys.executable, "-m", "tools.lab", "--quick", "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.lab", "--quick", "--json"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (machine,) = json.loads(done.stdout)
     outcomes = [check["outcome"] for check in machine["checks"]]
@@ -50,7 +54,12 @@ def test_the_quick_lab_passes() -> None:
 def test_output_errors_exit_code_and_files_come_back() -> None:
     words = "echo said; echo told >&2; echo left >/run/lab/left; cat /sys/devices/system/node/node1/cpulist; echo $COLOUR; exit 7"
     outcome = GUEST.run(["sh", "-c", words], {"COLOUR": "deep 'blue'"}, LONG_S)
-    assert (outcome.code, outcome.out, outcome.err, outcome.timed_out) == (7, "said\n2-3\ndeep 'blue'\n", "told\n", False)
+    assert (outcome.code, outcome.out, outcome.err, outcome.timed_out) == (
+        7,
+        "said\n2-3\ndeep 'blue'\n",
+        "told\n",
+        False,
+    )
     assert outcome.files == {"left": b"left\n"}
 
 

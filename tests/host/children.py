@@ -16,8 +16,12 @@ from homenode.cpuset import parse_cpu_list
 
 CPUS = tuple(sorted(os.sched_getaffinity(0)))
 ONE, OTHER = CPUS[0], CPUS[-1]
-two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason=f"needs two CPUs to move threads between, this process may use {CPUS}")
-numa = pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel has no NUMA support: no /proc/self/numa_maps")
+two_cpus = pytest.mark.skipif(
+    len(CPUS) < 2, reason=f"needs two CPUs to move threads between, this process may use {CPUS}"
+)
+numa = pytest.mark.skipif(
+    not Path("/proc/self/numa_maps").exists(), reason="this kernel has no NUMA support: no /proc/self/numa_maps"
+)
 
 _PROGRAM = """
 import ctypes, mmap, os, queue, signal, sys, threading
@@ -175,7 +179,9 @@ def masks(pid: int) -> dict[int, tuple[int, ...]]:
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            line = next(line for line in (task / "status").read_text().splitlines() if line.startswith("Cpus_allowed_list"))
+            line = next(
+                line for line in (task / "status").read_text().splitlines() if line.startswith("Cpus_allowed_list")
+            )
             found[int(task.name)] = parse_cpu_list(line.partition(":")[2])
     return found
 

@@ -46,7 +46,9 @@ class FakeIrqbalance:
         line.settimeout(5)
         command, ancillary, _, _ = line.recvmsg(self.buffer, socket.CMSG_SPACE(12))
         users = [
-            struct.unpack("iII", data)[1] for level, kind, data in ancillary if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+            struct.unpack("iII", data)[1]
+            for level, kind, data in ancillary
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
         ]
         if self.obeys not in users or (self.buffer > 500 and len(command) == self.buffer):
             return

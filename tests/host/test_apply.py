@@ -71,7 +71,9 @@ def outcomes(report: Report) -> list[tuple[str, str]]:
 def test_every_thread_is_bound_and_driver_threads_get_their_roles(state: State) -> None:
     with child() as running:
         plain, acl, release = running.thread("worker"), running.thread("acl_thread"), running.thread("release_thread")
-        report = apply(running.pid, Target((ONE,), {"acl_thread": (OTHER,), "release_thread": (ONE, OTHER)}), state=state)
+        report = apply(
+            running.pid, Target((ONE,), {"acl_thread": (OTHER,), "release_thread": (ONE, OTHER)}), state=state
+        )
         assert report.ok and not report.findings
         assert masks(running.pid) == {running.pid: (ONE,), plain: (ONE,), acl: (OTHER,), release: (ONE, OTHER)}
         later = running.thread("born late")
@@ -248,7 +250,11 @@ def test_offline_cpus_and_nodes_without_memory_are_named() -> None:
     for target, code, message in (
         (Target((3, 4, 5)), "no_such_cpu", "CPU 4-5 is not on this machine, or is offline .seen: online CPUs 0-3,6-7"),
         (Target((0,), memory_nodes=(1, 2)), "no_such_node", "NUMA node 1 is not on this machine .seen: nodes 0,2,8"),
-        (Target((0,), memory_nodes=(2, 8)), "node_without_memory", "NUMA node 2 has no memory .seen: nodes with memory 0,8"),
+        (
+            Target((0,), memory_nodes=(2, 8)),
+            "node_without_memory",
+            "NUMA node 2 has no memory .seen: nodes with memory 0,8",
+        ),
     ):
         with pytest.raises(PlacementError, match=message) as refused:
             check_running(target, machine)
@@ -301,7 +307,11 @@ def test_a_later_process_of_the_same_number_is_not_undone(state: State) -> None:
         assert mine is not None
         state.remove(mine.name)
         other = Remembered(
-            Process(running.pid, mine.process.start - 1), mine.boot, CPUS, {(running.pid, mine.process.start - 1): CPUS}, ((ONE,),)
+            Process(running.pid, mine.process.start - 1),
+            mine.boot,
+            CPUS,
+            {(running.pid, mine.process.start - 1): CPUS},
+            ((ONE,),),
         )
         state.save(other.name, other.to_dict())
         report = undo(running.pid, state)
@@ -326,11 +336,18 @@ def test_a_damaged_record_is_named(state: State) -> None:
         apply(running.pid, Target((ONE,)), state=state)
         mine = recall(identify(running.pid), state)
         assert mine is not None
-        for broken in ({}, {**mine.to_dict(), "threads": [1]}, {**mine.to_dict(), "main": 7}, {**mine.to_dict(), "format": "other/1"}):
+        for broken in (
+            {},
+            {**mine.to_dict(), "threads": [1]},
+            {**mine.to_dict(), "main": 7},
+            {**mine.to_dict(), "format": "other/1"},
+        ):
             state.save(mine.name, broken)
             with pytest.raises(HostError, match="damaged"):
                 undo(running.pid, state)
-        assert not apply(running.pid, Target((OTHER,)), state=state).findings  # a damaged record does not stand in the way
+        assert not apply(
+            running.pid, Target((OTHER,)), state=state
+        ).findings  # a damaged record does not stand in the way
 
 
 @two_cpus
@@ -346,7 +363,9 @@ def test_interrupts_of_a_process_that_has_ended_are_given_back(state: State) -> 
         remember_irqs(identify(running.pid), [{"irq": 27, "list": "0-1"}], state)
         remember_irqs(identify(running.pid), [{"irq": 27, "list": "0"}], state)
     with child() as bystander:
-        apply(bystander.pid, Target((ONE,)), state=state)  # tidies up, and must keep what still has interrupts to give back
+        apply(
+            bystander.pid, Target((ONE,)), state=state
+        )  # tidies up, and must keep what still has interrupts to give back
         assert outcomes(undo(running.pid, state)) == [("affinity", "skipped"), ("interrupts", "skipped")]
         report = undo(running.pid, state, restore_irqs=restore)
     assert outcomes(report) == [("affinity", "skipped"), ("interrupts", "undone")]
@@ -392,19 +411,25 @@ def test_memory_that_is_at_home_already_is_said_to_be(state: State) -> None:
         assert report.ok and not report.findings
         assert outcomes(report) == [("affinity", "done"), ("pages", "done")]
         assert "nothing to move" in report.steps[1].detail
-        assert outcomes(apply(running.pid, Target((ONE,), memory_nodes=nodes), memory=False, state=state)) == [("affinity", "done")]
+        assert outcomes(apply(running.pid, Target((ONE,), memory_nodes=nodes), memory=False, state=state)) == [
+            ("affinity", "done")
+        ]
 
 
 class Pinned(Syscalls):
     """The real masks, and a process whose pages are all on node 1 and pinned there."""
 
-    def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+    def move_pages(
+        self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2
+    ) -> tuple[int, ...]:
         return (1 if nodes is None else -errno.EBUSY,) * len(addresses)
 
 
 @two_cpus
 @pytest.mark.parametrize("strict", [False, True])
-def test_pages_that_stay_are_a_warning_and_strict_takes_all_back(state: State, monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
+def test_pages_that_stay_are_a_warning_and_strict_takes_all_back(
+    state: State, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
     policy = Policy("default")
     pinned = MemoryMap((Range(0x1000, 0x11000, "private", Placement(policy, {1: 16})),), policy)
     monkeypatch.setattr(apply_module, "read_memory_map", lambda pid: pinned)
@@ -422,7 +447,9 @@ def test_pages_that_stay_are_a_warning_and_strict_takes_all_back(state: State, m
 
 
 @numa
-@pytest.mark.parametrize(("allowed", "steps"), [((0,), ["affinity", "memory nodes", "pages"]), ((5,), ["affinity", "memory nodes"])])
+@pytest.mark.parametrize(
+    ("allowed", "steps"), [((0,), ["affinity", "memory nodes", "pages"]), ((5,), ["affinity", "memory nodes"])]
+)
 def test_memory_nodes_that_the_cpuset_forbids_are_named(
     state: State, monkeypatch: pytest.MonkeyPatch, allowed: tuple[int, ...], steps: list[str]
 ) -> None:

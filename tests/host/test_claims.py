@@ -81,7 +81,9 @@ def test_a_claim_ends_with_its_process(state: State, sleeper: subprocess.Popen[b
     claim(state, Claim(os.getpid(), (1,)))
     assert [found.cpus for found in read_claims(state)] == ([(0,), (1,)] if sleeper.pid < os.getpid() else [(1,), (0,)])
     sleeper.kill()
-    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it has ended and is not yet reaped: its /proc folder is still there
+    os.waitid(
+        os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT
+    )  # it has ended and is not yet reaped: its /proc folder is still there
     assert Path(f"/proc/{sleeper.pid}").is_dir()
     assert [found.pid for found in read_claims(state)] == [os.getpid()]
     sleeper.wait()
@@ -123,7 +125,9 @@ def test_a_program_that_was_executed_keeps_its_launchers_claim(state: State) -> 
 
 def test_sixteen_processes_at_once_neither_lose_a_claim_nor_share_a_cpu(state: State) -> None:
     command = [sys.executable, "-c", CLAIMER, state.folder]
-    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) for _ in range(16)]
+    started = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) for _ in range(16)
+    ]
     try:
         taken = [int(process.stdout.readline()) for process in started if process.stdout]
         assert sorted(taken) == list(range(16))
@@ -197,8 +201,15 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ODD | st.fixed_dictionaries({"format": st.just("homenode-claims/1"), "claims": ODD | st.lists(ENTRIES | ODD, max_size=3)}))
+@settings(
+    deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    ODD
+    | st.fixed_dictionaries(
+        {"format": st.just("homenode-claims/1"), "claims": ODD | st.lists(ENTRIES | ODD, max_size=3)}
+    )
+)
 def test_whatever_the_file_holds_claims_can_be_read_and_made(state: State, value: object) -> None:
     claim(state, Claim(os.getpid(), (0,)))
     if isinstance(value, dict):

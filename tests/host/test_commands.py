@@ -24,7 +24,13 @@ _MASK = ("grep", "Cpus_allowed_list", "/proc/self/status")
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> State:
     """A state folder of the test's own, and none of the variables that a launcher or a batch system may have set around the tests."""
     monkeypatch.setenv("HOMENODE_STATE_DIR", str(tmp_path / "state"))
-    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "VLLM_CPU_OMP_THREADS_BIND"):
+    for name in (
+        "LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MPI_LOCALRANKID",
+        "SLURM_LOCALID",
+        "VLLM_CPU_OMP_THREADS_BIND",
+    ):
         monkeypatch.delenv(name, raising=False)
     return open_state()
 
@@ -49,7 +55,9 @@ def as_json(*words: object) -> tuple[int, dict[str, Any]]:
 
 @numa
 def test_run_gives_exactly_the_mask_and_the_policy() -> None:
-    result = homenode("run", "--cpus", ONE, "--memory-nodes", 0, "--", "cat", "/proc/self/status", "/proc/self/numa_maps")
+    result = homenode(
+        "run", "--cpus", ONE, "--memory-nodes", 0, "--", "cat", "/proc/self/status", "/proc/self/numa_maps"
+    )
     assert f"Cpus_allowed_list:\t{ONE}\n" in result.stdout
     assert " bind:0 " in result.stdout
     assert result.stderr == "", "nothing to tell when all is as asked"
@@ -100,7 +108,13 @@ def test_a_rank_without_a_place_runs_unbound_with_one_warning_unless_strict() ->
 
 
 def test_what_the_user_wrote_wrongly_is_never_run() -> None:
-    for words in (("--cpus", "4095"), ("--cpus", "x"), ("--cpus", ""), ("--numa-bind", "--numa-bind-nodes", 9), ("--memory-nodes", 77)):
+    for words in (
+        ("--cpus", "4095"),
+        ("--cpus", "x"),
+        ("--cpus", ""),
+        ("--numa-bind", "--numa-bind-nodes", 9),
+        ("--memory-nodes", 77),
+    ):
         result = homenode("run", *words, "--", "true")
         assert result.returncode == 2, words
         assert "Traceback" not in result.stderr
@@ -179,7 +193,17 @@ def test_a_process_that_is_gone_is_named() -> None:
 
 
 def test_verify_watches_until_the_process_ends(target: Child) -> None:
-    command = [sys.executable, "-m", "homenode.cli.main", "verify", "--pid", str(target.pid), "--cpus", format_cpu_list(CPUS), "--watch"]
+    command = [
+        sys.executable,
+        "-m",
+        "homenode.cli.main",
+        "verify",
+        "--pid",
+        str(target.pid),
+        "--cpus",
+        format_cpu_list(CPUS),
+        "--watch",
+    ]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as watching:
         assert watching.stderr is not None

@@ -53,7 +53,9 @@ def outcomes(found: EnginePlan) -> dict[str, str]:
 
 def test_a_plan_comes_back_as_it_was_left(state: State) -> None:
     left = EnginePlan(
-        "mirror", (0, 3), {"weights": (PlannedRange(4096, 8192, (1,)), PlannedRange(1 << 40, 1, (0, 1))), "kv": (), "scratch": ()}
+        "mirror",
+        (0, 3),
+        {"weights": (PlannedRange(4096, 8192, (1,)), PlannedRange(1 << 40, 1, (0, 1))), "kv": (), "scratch": ()},
     )
     record_plan(state, left)
     assert recorded_plans(state, os.getpid()) == {os.getpid(): left}
@@ -67,7 +69,10 @@ def test_pages_are_held_against_the_plan(block: tuple[int, int]) -> None:
     assert outcomes(plan(address, node)) == {"threads": "skipped", "weights": "done"}
     report = verify_plan(os.getpid(), plan(address, node + 1))
     assert [finding.code for finding in report.findings] == ["pages_off_plan"] and not report.ok
-    assert f"of 1MiB of weights of engine {os.getpid()} planned for node {node + 1}, 1MiB lie elsewhere" in report.findings[0].message
+    assert (
+        f"of 1MiB of weights of engine {os.getpid()} planned for node {node + 1}, 1MiB lie elsewhere"
+        in report.findings[0].message
+    )
 
 
 def test_a_compute_thread_that_is_pinned_nowhere_is_missed(block: tuple[int, int]) -> None:
@@ -78,15 +83,17 @@ def test_a_compute_thread_that_is_pinned_nowhere_is_missed(block: tuple[int, int
         report = verify_plan(os.getpid(), plan(*block, cpus=(ONE, 4000)))
     finally:
         os.sched_setaffinity(0, before)
-    assert [(finding.code, "CPUs 4000" in finding.message) for finding in report.findings] == [("thread_off_plan", True)]
+    assert [(finding.code, "CPUs 4000" in finding.message) for finding in report.findings] == [
+        ("thread_off_plan", True)
+    ]
 
 
 def test_plans_of_engines_that_have_ended_are_swept_and_not_believed(state: State) -> None:
-    program = (
-        "from pathlib import Path; import sys; from tests.host.test_engine_plan import *; record_plan(State(Path(sys.argv[1])), plan(0, 0))"
-    )
+    program = "from pathlib import Path; import sys; from tests.host.test_engine_plan import *; record_plan(State(Path(sys.argv[1])), plan(0, 0))"
     subprocess.run(
-        [sys.executable, "-c", program, str(state.folder)], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        [sys.executable, "-c", program, str(state.folder)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     (file,) = state.folder.glob("engines*/*.json")
     assert recorded_plans(state, int(file.stem)) == recorded_plans(state, os.getpid()) == {}
@@ -98,7 +105,9 @@ def spoiled(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda raw: raw.update({key: value})
 
 
-@pytest.mark.parametrize("spoil", [spoiled("ranges", 3), spoiled("ranges", [{}]), spoiled("cpus", ["x"]), spoiled("cpus", [-1])])
+@pytest.mark.parametrize(
+    "spoil", [spoiled("ranges", 3), spoiled("ranges", [{}]), spoiled("cpus", ["x"]), spoiled("cpus", [-1])]
+)
 def test_a_damaged_plan_is_an_error_that_says_so(state: State, spoil: Callable[[dict[str, Any]], None]) -> None:
     record_plan(state, plan(0, 0))
     (file,) = state.folder.glob("engines*/*.json")
@@ -109,7 +118,9 @@ def test_a_damaged_plan_is_an_error_that_says_so(state: State, spoil: Callable[[
         recorded_plans(state, os.getpid())
 
 
-@pytest.mark.parametrize("spoil", [spoiled("format", "other"), spoiled("boot", "yesterday"), spoiled("start", 1), spoiled("pid", None)])
+@pytest.mark.parametrize(
+    "spoil", [spoiled("format", "other"), spoiled("boot", "yesterday"), spoiled("start", 1), spoiled("pid", None)]
+)
 def test_a_plan_of_another_process_is_none(state: State, spoil: Callable[[dict[str, Any]], None]) -> None:
     record_plan(state, plan(0, 0))
     (file,) = state.folder.glob("engines*/*.json")
@@ -127,7 +138,11 @@ def test_verify_needs_only_the_number_of_a_server(tmp_path: Path, monkeypatch: p
     try:
         words = [sys.executable, "-m", "homenode.cli.main", "verify", "--json", "--pid", str(server.process.pid)]
         done = subprocess.run(
-            words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            words,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
     finally:
         server.close()

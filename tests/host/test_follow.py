@@ -75,7 +75,9 @@ def _title(pid: int) -> str:
 
 def _has_ended(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"  # some inits take long to reap what they adopt
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        )  # some inits take long to reap what they adopt
     except OSError:
         return True
 
@@ -83,7 +85,9 @@ def _has_ended(pid: int) -> bool:
 @contextmanager
 def _engine(*words: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A fake engine whose children have taken their titles."""
-    with subprocess.Popen([sys.executable, "-c", ENGINE, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+    with subprocess.Popen(
+        [sys.executable, "-c", ENGINE, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as engine:
         assert engine.stdin and engine.stdout
         pids = [int(word) for word in engine.stdout.readline().split()]
         # Who starts a program may go on before the program's words and variables can be read.
@@ -200,7 +204,9 @@ child.wait()
 @contextmanager
 def _worker_with_names() -> Iterator[tuple[Follower, list[int], Callable[[str], None]]]:
     """A follower of such a program, the workers it has bound so far, and how to give the worker a thread."""
-    with subprocess.Popen([sys.executable, "-c", NAMING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen(
+        [sys.executable, "-c", NAMING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
         assert program.stdin and program.stdout
         worker, seen = int(program.stdout.readline()), list[int]()
 
@@ -215,7 +221,11 @@ def _worker_with_names() -> Iterator[tuple[Follower, list[int], Callable[[str], 
             program.stdin.flush()
             assert program.stdout.readline() == "named\n"
 
-        yield Follower(identify(program.pid), lambda hint: Target((ONE,), {"acl_thread": (OTHER,)}), bind, pytest.fail), seen, name
+        yield (
+            Follower(identify(program.pid), lambda hint: Target((ONE,), {"acl_thread": (OTHER,)}), bind, pytest.fail),
+            seen,
+            name,
+        )
         program.communicate()
 
 
@@ -243,7 +253,9 @@ def test_a_thread_is_looked_at_twice_as_it_is_born_before_it_is_named() -> None:
 
 def test_descendants_are_found_kept_as_orphans_and_dropped_when_they_end() -> None:
     code = "import subprocess, sys; child = subprocess.Popen(['sh', '-c', 'sleep 60 & echo $!; read line; exit 0'], stdin=0); child.wait(); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as root:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as root:
         assert root.stdin and root.stdout
         grandchild = int(root.stdout.readline())
         tree = Descendants(identify(root.pid))
@@ -252,14 +264,19 @@ def test_descendants_are_found_kept_as_orphans_and_dropped_when_they_end() -> No
         assert root.pid not in [process.pid for process in before]
         root.stdin.write("\n")
         root.stdin.flush()
-        _until(lambda: [process.pid for process in tree.look()] == [grandchild], "the shell is gone, what it started stays")
+        _until(
+            lambda: [process.pid for process in tree.look()] == [grandchild], "the shell is gone, what it started stays"
+        )
         os.kill(grandchild, 9)
         _until(lambda: not tree.look(), "nobody is left")
         root.stdin.close()
 
 
 def test_strangers_are_no_descendants() -> None:
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as root, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as root,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other,
+    ):
         tree = Descendants(identify(root.pid))
         assert other.pid not in [process.pid for process in tree.look()]
         root.communicate()
@@ -304,11 +321,20 @@ run_bound(Target(tuple(cpus)), [sys.executable, "-c", engine, *words])
 def test_a_program_started_with_a_follower_has_its_workers_bound_and_leaves_nothing_behind(tmp_path: Path) -> None:
     note, titles = tmp_path / "follower", ["VLLM::Worker_TP0", "VLLM::Worker_TP1"]
     command = [sys.executable, "-c", LAUNCHER, str(note), ",".join(map(str, CPUS)), ENGINE, *titles]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT}
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": ENVIRONMENT,
+    }
     with subprocess.Popen(command, **pipes) as engine:  # type: ignore[call-overload]
         pids = [int(word) for word in engine.stdout.readline().split()]
         _name_them(engine, pids, titles)
-        _until(lambda: [_mask(pid) for pid in pids] == [{ONE}, {CPUS[1 % len(CPUS)]}], "the follower did not bind the workers")
+        _until(
+            lambda: [_mask(pid) for pid in pids] == [{ONE}, {CPUS[1 % len(CPUS)]}],
+            "the follower did not bind the workers",
+        )
         number, _, descriptors = note.read_text().partition(" ")
         follower = int(number)
         assert follower != engine.pid and os.getsid(follower) != os.getsid(0)

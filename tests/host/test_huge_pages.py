@@ -16,7 +16,8 @@ from homenode.host.binding.huge_pages import Residence, disabled_for_this_proces
 HUGE = 2 << 20
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 given = pytest.mark.skipif(
-    not SETTING.exists() or "[never]" in SETTING.read_text(), reason=f"{SETTING} is never or missing: this kernel gives no huge pages"
+    not SETTING.exists() or "[never]" in SETTING.read_text(),
+    reason=f"{SETTING} is never or missing: this kernel gives no huge pages",
 )
 
 SMAPS = """\
@@ -41,7 +42,10 @@ def test_ranges_count_what_is_present_of_them(tmp_path: Path) -> None:
     file = tmp_path / "smaps"
     file.write_text(SMAPS)
     whole, half, none = residences(
-        [(0x7F0000000000, 64 << 20)], [(0x7F0008000000, 4 << 20), (0x7F0000000000, 64 << 20)], [(0x1000, 4096)], smaps=file
+        [(0x7F0000000000, 64 << 20)],
+        [(0x7F0008000000, 4 << 20), (0x7F0000000000, 64 << 20)],
+        [(0x1000, 4096)],
+        smaps=file,
     ) or (None, None, None)
     assert whole == Residence(10 << 20, 10 << 20)
     assert half == Residence(14 << 20, 11 << 20)  # half of an entry is half of what is in it

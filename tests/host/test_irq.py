@@ -107,7 +107,9 @@ def target(*routes: IrqRoute) -> Target:
     return Target((ONE,), irqs=routes)
 
 
-def test_one_interrupt_is_routed_and_no_other(free: list[tuple[str, str, int]], host: Host, state: State, running: Child) -> None:
+def test_one_interrupt_is_routed_and_no_other(
+    free: list[tuple[str, str, int]], host: Host, state: State, running: Child
+) -> None:
     address, action, irq = free[0]
     before = lists()
     planned = target(IrqRoute(address, action, (OTHER,)))
@@ -125,7 +127,9 @@ def test_one_interrupt_is_routed_and_no_other(free: list[tuple[str, str, int]], 
     assert lists() == before
 
 
-def test_verify_finds_an_interrupt_that_was_moved_away(free: list[tuple[str, str, int]], host: Host, running: Child) -> None:
+def test_verify_finds_an_interrupt_that_was_moved_away(
+    free: list[tuple[str, str, int]], host: Host, running: Child
+) -> None:
     address, action, irq = free[0]
     planned = target(IrqRoute(address, action, (OTHER,)))
     route_target(running.pid, planned, host, None, NO_DAEMON)
@@ -137,7 +141,9 @@ def test_verify_finds_an_interrupt_that_was_moved_away(free: list[tuple[str, str
     assert not report.ok
 
 
-def test_binding_twice_undoes_to_before_the_first(free: list[tuple[str, str, int]], host: Host, state: State, running: Child) -> None:
+def test_binding_twice_undoes_to_before_the_first(
+    free: list[tuple[str, str, int]], host: Host, state: State, running: Child
+) -> None:
     address, action, _ = free[0]
     before = lists()
     for cpu in (ONE, OTHER, ONE):
@@ -158,12 +164,16 @@ def test_what_the_kernel_places_itself_is_reported_and_stops_no_other(
     report = route_target(running.pid, planned, host, state, NO_DAEMON)
     assert report.ok
     assert [finding.code for finding in report.findings] == ["irq_refused"] * len(report.findings)
-    assert {finding.message.split()[1] for finding in report.findings} == {str(irq) for irq in managed if irq in device.irqs}
+    assert {finding.message.split()[1] for finding in report.findings} == {
+        str(irq) for irq in managed if irq in device.irqs
+    }
     assert lists()[free[0][2]] == str(OTHER)
     assert all(lists()[irq] == before[irq] for irq in managed)
     off = verify_target(planned, host, NO_DAEMON)
     assert {finding.message.split()[1] for finding in off.findings} <= {str(irq) for irq in managed}
-    assert off.ok == all(NO_DAEMON.kept_by_kernel(irq) for irq in managed if irq in device.irqs)  # older kernels do not tell
+    assert off.ok == all(
+        NO_DAEMON.kept_by_kernel(irq) for irq in managed if irq in device.irqs
+    )  # older kernels do not tell
     assert undo(running.pid, state, restore_irqs=lambda entries: restore(entries, interrupts=NO_DAEMON)).ok
     assert lists() == before
 
@@ -208,13 +218,18 @@ def test_the_commands_route_verify_and_undo(
 ) -> None:
     mine = {irq for _, _, irq in free}
     named = {one.irq for one in host.interrupts if one.actions}
-    address = next((device.address for device in host.devices if device.irqs and mine.issuperset(named.intersection(device.irqs))), None)
+    address = next(
+        (device.address for device in host.devices if device.irqs and mine.issuperset(named.intersection(device.irqs))),
+        None,
+    )
     irq = next((irq for own, _, irq in free if own == address), 0)
     if not irq:
         pytest.skip("every device here has an interrupt that this user cannot route")
     tool = tmp_path / "bin/nvidia-smi"  # tells of a GPU at the address of a device that this machine really has
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\ncase "$*" in *query-gpu*) echo "0, GPU-1, 0000{address}, NVIDIA H200";; *) exit 1;; esac\n')
+    tool.write_text(
+        f'#!/bin/sh\ncase "$*" in *query-gpu*) echo "0, GPU-1, 0000{address}, NVIDIA H200";; *) exit 1;; esac\n'
+    )
     tool.chmod(0o755)
     env = {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}", "HOMENODE_STATE_DIR": str(state.folder)}
     before = lists()
@@ -245,14 +260,18 @@ def test_the_commands_route_verify_and_undo(
 def test_an_interrupt_that_has_changed_hands_is_left_alone(free: list[tuple[str, str, int]]) -> None:
     _, _, irq = free[0]
     before = lists()
-    report = restore([{"irq": irq, "list": str(ONE), "action": "of_another_driver", "banned": False}], interrupts=NO_DAEMON)
+    report = restore(
+        [{"irq": irq, "list": str(ONE), "action": "of_another_driver", "banned": False}], interrupts=NO_DAEMON
+    )
     assert [step.outcome for step in report.steps] == ["skipped"]
     assert lists() == before
 
 
 @given(st.data())
 @settings(deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_restoring_gives_back_exactly_what_was(free: list[tuple[str, str, int]], host: Host, running: Child, data: Any) -> None:
+def test_restoring_gives_back_exactly_what_was(
+    free: list[tuple[str, str, int]], host: Host, running: Child, data: Any
+) -> None:
     before = lists()
     masks = st.lists(st.sampled_from(CPUS), min_size=1, unique=True).map(tuple)
     chosen = data.draw(st.lists(st.sampled_from(free), min_size=1, unique=True))
@@ -290,7 +309,9 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / f"proc/irq/{irq}").mkdir(parents=True)
         (tmp_path / f"proc/irq/{irq}/smp_affinity_list").write_text("0-1")
         (tmp_path / f"sys/bus/pci/devices/0000:c1:00.0/msi_irqs/{irq}").mkdir(parents=True)
-        lines.append(f"{irq:>4}:{0:>11}{0:>11}   ITS-MSI {irq} Edge      {'sq_send_trigger_irq' if irq == 40 else 'cq_update_irq'}")
+        lines.append(
+            f"{irq:>4}:{0:>11}{0:>11}   ITS-MSI {irq} Edge      {'sq_send_trigger_irq' if irq == 40 else 'cq_update_irq'}"
+        )
     (tmp_path / "proc/interrupts").write_text("\n".join(lines))
     (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
     (tmp_path / "sys/devices/system/cpu/online").write_text("0-1")
@@ -302,7 +323,9 @@ NPU = (IrqRoute("0000:c1:00.0", "sq_send_trigger_irq", (0,)), IrqRoute("0000:c1:
 
 def test_what_nobody_can_route_is_off_the_plan_without_being_an_error(folder: Path) -> None:
     (folder / "proc/irq/41/smp_affinity_list").chmod(0o444)
-    report = verify_target(target(*NPU), read_host(LiveSource(str(folder), {}), accelerators=False), Interrupts(str(folder), lambda: None))
+    report = verify_target(
+        target(*NPU), read_host(LiveSource(str(folder), {}), accelerators=False), Interrupts(str(folder), lambda: None)
+    )
     severities = {finding.message.split()[1]: finding.severity for finding in report.findings}
     assert severities == {"40": "error", "41": "warning", "42": "error", "43": "error"}
     assert next("managed" in finding.message for finding in report.findings if finding.severity == "warning")
@@ -313,7 +336,9 @@ def written(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EPERM, errno.EINVAL, errno.ENOSPC, errno.EBUSY])
-def test_a_refusal_names_the_interrupt_and_its_reason_and_the_rest_goes_on(folder: Path, running: Child, code: int) -> None:
+def test_a_refusal_names_the_interrupt_and_its_reason_and_the_rest_goes_on(
+    folder: Path, running: Child, code: int
+) -> None:
     host = read_host(LiveSource(str(folder)), accelerators=False)
     files = Written(str(folder), lambda: None, {41: code, 43: code})
     report = route_target(running.pid, target(*NPU), host, None, files)
@@ -362,7 +387,9 @@ def test_what_is_remembered_says_which_bans_are_ours(folder: Path, running: Chil
         assert report.steps[-1].what == "irqbalance"
 
 
-@pytest.mark.parametrize("entry", [{"irq": "40"}, {"irq": 40}, {"irq": 40, "list": "x", "action": "sq_send_trigger_irq"}, {}])
+@pytest.mark.parametrize(
+    "entry", [{"irq": "40"}, {"irq": 40}, {"irq": 40, "list": "x", "action": "sq_send_trigger_irq"}, {}]
+)
 def test_a_damaged_entry_is_told_and_harms_nothing(folder: Path, entry: dict[str, Any]) -> None:
     report = restore([entry], interrupts=Written(str(folder), lambda: None))
     assert report.ok
@@ -379,7 +406,9 @@ def test_a_process_that_has_ended_gets_no_interrupts(folder: Path, state: State)
     assert written(folder) == ["0-1"] * 4
 
 
-def test_when_nothing_can_be_kept_it_is_said_and_routed_all_the_same(folder: Path, state: State, running: Child) -> None:
+def test_when_nothing_can_be_kept_it_is_said_and_routed_all_the_same(
+    folder: Path, state: State, running: Child
+) -> None:
     (state.folder / "bindings").write_text("in the way")
     host = read_host(LiveSource(str(folder)), accelerators=False)
     report = route_target(running.pid, target(*NPU), host, state, Written(str(folder), lambda: None))

@@ -85,7 +85,9 @@ def test_a_list_that_an_old_version_would_cut_is_not_sent() -> None:
         assert fake.banned == [43, *irqs]
 
 
-@pytest.mark.parametrize("sent", [{"obeys": 12345}, {"reply": b"SLEEP 10 IRQ 5 LOAD 0 DIFF"}, {"reply": b"HTTP/1.1 400 Bad Request"}])
+@pytest.mark.parametrize(
+    "sent", [{"obeys": 12345}, {"reply": b"SLEEP 10 IRQ 5 LOAD 0 DIFF"}, {"reply": b"HTTP/1.1 400 Bad Request"}]
+)
 def test_one_that_refuses_or_makes_no_sense_keeps_its_bans_and_costs_a_warning(sent: dict[str, object]) -> None:
     with fake_irqbalance(banned=[43], **sent) as fake:
         report = Balance.ask(fake.daemon, (40,)).ban()
@@ -128,7 +130,8 @@ def test_whatever_is_set_is_read_back(irqs: set[int]) -> None:
 
 @given(
     st.one_of(
-        st.text(max_size=60), st.lists(st.sampled_from(["SLEEP", "IRQ", "LOAD", "DIFF", "CLASS", "BANNED", "5", "-1", "x"])).map(" ".join)
+        st.text(max_size=60),
+        st.lists(st.sampled_from(["SLEEP", "IRQ", "LOAD", "DIFF", "CLASS", "BANNED", "5", "-1", "x"])).map(" ".join),
     )
 )
 @settings(deadline=None, derandomize=True, max_examples=300)

@@ -49,9 +49,16 @@ def _command(cpus: object, *argv: str, nodes: str = "", mode: str = "loose") -> 
     return [sys.executable, "-c", LAUNCHER, str(cpus), nodes, mode, *argv]
 
 
-def _run(cpus: object, *argv: str, nodes: str = "", mode: str = "loose", before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def _run(
+    cpus: object, *argv: str, nodes: str = "", mode: str = "loose", before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*before, *_command(cpus, *argv, nodes=nodes, mode=mode)], capture_output=True, text=True, timeout=30, env=ENVIRONMENT, check=False
+        [*before, *_command(cpus, *argv, nodes=nodes, mode=mode)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=ENVIRONMENT,
+        check=False,
     )
 
 
@@ -120,7 +127,10 @@ def test_a_broken_pipe_ends_the_program_as_it_would_without_us() -> None:
 def test_the_program_keeps_the_number_arguments_and_environment() -> None:
     code = "import os, sys; print(os.getpid(), sys.argv[1:], os.environ['MARK'])"
     with subprocess.Popen(
-        _command(ONE, sys.executable, "-c", code, "a b", "--", ""), stdout=subprocess.PIPE, text=True, env={**ENVIRONMENT, "MARK": "m"}
+        _command(ONE, sys.executable, "-c", code, "a b", "--", ""),
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**ENVIRONMENT, "MARK": "m"},
     ) as started:
         out, _ = started.communicate(timeout=30)
     assert out == f"{started.pid} ['a b', '--', ''] m\n"
@@ -339,13 +349,17 @@ def test_a_container_that_forbids_memory_policies_still_gets_its_cpus() -> None:
     done = _forbidden(numbers, *_command(ONE, *show, nodes=_node()))
     assert _mask(done.stdout) == str(ONE)
     assert not re.search(r"^\w+ (bind|prefer)", done.stdout, re.MULTILINE)
-    assert f"warning: the kernel refuses bind:{_node()}: set_mempolicy: EPERM" in done.stderr and "SYS_NICE" in done.stderr
+    assert (
+        f"warning: the kernel refuses bind:{_node()}: set_mempolicy: EPERM" in done.stderr and "SYS_NICE" in done.stderr
+    )
     strict = _forbidden(numbers, *_command(ONE, *show, nodes=_node(), mode="strict"))
     assert (strict.returncode, strict.stdout) == (1, "")
     assert "set_mempolicy: EPERM" in strict.stderr and "Traceback" not in strict.stderr
 
 
-@pytest.mark.skipif(platform.machine() not in AFFINITY_NUMBERS, reason="the number of sched_setaffinity is not known here")
+@pytest.mark.skipif(
+    platform.machine() not in AFFINITY_NUMBERS, reason="the number of sched_setaffinity is not known here"
+)
 def test_a_container_that_forbids_affinity_runs_the_program_unbound_and_says_so() -> None:
     numbers = [AFFINITY_NUMBERS[platform.machine()]]
     done = _forbidden(numbers, *_command(ONE, "cat", "/proc/self/status"))

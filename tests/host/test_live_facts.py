@@ -30,7 +30,9 @@ def test_capabilities_are_those_of_proc() -> None:
 
 
 def test_swap_is_that_of_meminfo() -> None:
-    total = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("SwapTotal"))
+    total = next(
+        int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("SwapTotal")
+    )
     live = read_live_facts()
     assert live.swap == total * 1024
     assert 0 <= live.swap_used <= live.swap
@@ -77,7 +79,9 @@ def test_a_process_that_has_ended_has_no_facts() -> None:
 def test_a_process_is_seen_with_its_own_mask_and_variables() -> None:
     code = "import sys; print(flush=True); sys.stdin.read()"
     environment = {**os.environ, "OMP_PROC_BIND": "close", "HOMENODE_TEST_SECRET": "x"}
-    process = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
     try:
         assert process.stdout is not None
         process.stdout.readline()

@@ -45,7 +45,9 @@ def test_what_is_touched_inside_comes_from_the_node_and_the_policy_goes_back(nod
         thread.start()
         thread.join()
         memory = touched(SIZE)
-    assert [(mode & 0xFF, nodes) for mode, nodes in seen] == [(MPOL_BIND, (node,))] * 2, "of this thread and of one started inside"
+    assert [(mode & 0xFF, nodes) for mode, nodes in seen] == [(MPOL_BIND, (node,))] * 2, (
+        "of this thread and of one started inside"
+    )
     assert calls.get_mempolicy() == before
     share = share_on(node, counted, bytes_by_node(), SIZE)
     assert share is not None and share > 0.98 and not went_elsewhere(share)

@@ -33,7 +33,9 @@ def nodes_with_both() -> dict[int, tuple[int, ...]]:
 
 
 NODES = nodes_with_both()
-pytestmark = pytest.mark.skipif(len(NODES) < 2, reason=f"needs two NUMA nodes with memory and CPUs, here are {sorted(NODES)}")
+pytestmark = pytest.mark.skipif(
+    len(NODES) < 2, reason=f"needs two NUMA nodes with memory and CPUs, here are {sorted(NODES)}"
+)
 
 
 def places(running: Child, address: int, size: int = SIZE) -> set[int]:

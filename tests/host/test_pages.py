@@ -21,7 +21,9 @@ DEFAULT = Policy("default")
 class SimulatedNodes(Syscalls):
     """A process's pages by address on a machine of many nodes. `stuck`: errno by address; `room`: pages that still fit, by node."""
 
-    def __init__(self, pages: dict[int, int], stuck: dict[int, int] | None = None, room: dict[int, int] | None = None) -> None:
+    def __init__(
+        self, pages: dict[int, int], stuck: dict[int, int] | None = None, room: dict[int, int] | None = None
+    ) -> None:
         super().__init__()
         self.pages = pages
         self.stuck = stuck or {}
@@ -30,7 +32,9 @@ class SimulatedNodes(Syscalls):
         self.moving: list[int] = []
         self.touched: set[int] = set()
 
-    def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+    def move_pages(
+        self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2
+    ) -> tuple[int, ...]:
         if nodes is None:
             self.asked.append(len(addresses))
             return tuple(self.pages.get(address, -errno.ENOENT) for address in addresses)
@@ -57,7 +61,9 @@ def block(
     return Range(start, start + len(nodes) * size, kind, Placement(policy, counts, size)), pages
 
 
-def move(blocks: Sequence[tuple[Range, dict[int, int]]], nodes: Sequence[int], calls: SimulatedNodes, **options: int | float) -> Moves:
+def move(
+    blocks: Sequence[tuple[Range, dict[int, int]]], nodes: Sequence[int], calls: SimulatedNodes, **options: int | float
+) -> Moves:
     memory = MemoryMap(tuple(part for part, _ in blocks), DEFAULT)
     return move_private_pages(17, memory, nodes, calls, **options)  # type: ignore[arg-type]
 
@@ -112,7 +118,9 @@ def test_pages_that_stay_are_counted_by_reason() -> None:
 
 
 def test_shared_device_file_and_deliberately_placed_ranges_are_left_alone_and_counted() -> None:
-    kinds = [block(0x10000000 * (2 + index), [0] * 4, kind=kind) for index, kind in enumerate(("shared", "device", "file"))]
+    kinds = [
+        block(0x10000000 * (2 + index), [0] * 4, kind=kind) for index, kind in enumerate(("shared", "device", "file"))
+    ]
     placed = block(0x90000000, [3] * 5, policy=Policy("bind", (3,)))
     wide = block(0xA0000000, [0] * 2, policy=Policy("preferred", (1,)))
     own = block(0x10000000, [0] * 3)
@@ -164,7 +172,9 @@ def test_pages_that_a_call_did_not_come_to_are_tried_again() -> None:
     one = block(0x10000000, [0] * 600)
 
     class Lazy(SimulatedNodes):
-        def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+        def move_pages(
+            self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2
+        ) -> tuple[int, ...]:
             if nodes is None:
                 return super().move_pages(pid, addresses, nodes, flags)
             done = super().move_pages(pid, addresses[:250], nodes[:250], flags)
@@ -183,12 +193,16 @@ def test_the_deadline_ends_it_between_two_batches() -> None:
     assert not calls.moving
 
 
-@pytest.mark.parametrize(("code", "why"), [(errno.EPERM, "EPERM"), (errno.EACCES, "EACCES"), (errno.ESRCH, "the process has ended")])
+@pytest.mark.parametrize(
+    ("code", "why"), [(errno.EPERM, "EPERM"), (errno.EACCES, "EACCES"), (errno.ESRCH, "the process has ended")]
+)
 def test_a_call_refused_as_a_whole_ends_it_with_the_reason(code: int, why: str) -> None:
     one, two = block(0x10000000, [0] * 10), block(0x90000000, [0] * 10)
 
     class Refusing(SimulatedNodes):
-        def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+        def move_pages(
+            self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2
+        ) -> tuple[int, ...]:
             self.asked.append(len(addresses))
             raise OSError(code, "move_pages")
 
@@ -231,7 +245,9 @@ def test_shared_and_device_mappings_of_a_real_process_are_left_alone() -> None:
         memory = read_memory_map(running.pid)
         assert memory is not None
         calls = Recorder()
-        moves = move_private_pages(running.pid, memory, [1023], calls)  # a node that is not there: every page counts as elsewhere
+        moves = move_private_pages(
+            running.pid, memory, [1023], calls
+        )  # a node that is not there: every page counts as elsewhere
         assert set(range(own, own + (1 << 20), PAGE)) <= calls.touched
         assert not set(range(table, table + (1 << 20), PAGE)) & calls.touched
         assert moves.left["in shared mappings"] >= 1 << 20
@@ -248,7 +264,9 @@ class Recorder(Syscalls):
         super().__init__()
         self.touched: set[int] = set()
 
-    def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+    def move_pages(
+        self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2
+    ) -> tuple[int, ...]:
         if nodes is None:
             return super().move_pages(pid, addresses, None, flags)
         self.touched.update(addresses)
@@ -280,7 +298,9 @@ def test_what_has_no_room_at_home_stays_and_is_told() -> None:
 
 def test_a_kernel_that_does_not_tell_is_not_asked_again() -> None:
     class Forbidden(SimulatedNodes):
-        def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2) -> tuple[int, ...]:
+        def move_pages(
+            self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2
+        ) -> tuple[int, ...]:
             self.asked.append(len(addresses))
             raise OSError(errno.EPERM, "move_pages")
 

@@ -63,7 +63,11 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("place", "said"),
-    [("relative/place", "not an absolute path"), ("/proc/no/such", "no folder /proc/no"), ("/proc/version", "not a folder")],
+    [
+        ("relative/place", "not an absolute path"),
+        ("/proc/no/such", "no folder /proc/no"),
+        ("/proc/version", "not a folder"),
+    ],
 )
 def test_a_place_that_cannot_be_is_named(place: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
@@ -147,7 +151,9 @@ def test_a_lock_is_got_when_its_holder_leaves(tmp_path: Path) -> None:
 def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
     code = f"import time; from pathlib import Path; from homenode.host.binding.state import State\nwith State(Path({str(tmp_path)!r})).locked('claims'):\n    print('held', flush=True); time.sleep(60)"
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"

@@ -29,13 +29,17 @@ def _mempolicy_works() -> bool:
     return True
 
 
-needs_mempolicy = pytest.mark.skipif(not _mempolicy_works(), reason="this kernel or container does not let us ask for memory policies")
+needs_mempolicy = pytest.mark.skipif(
+    not _mempolicy_works(), reason="this kernel or container does not let us ask for memory policies"
+)
 
 
 def _python(code: str) -> str:
     """Standard output of `code`, run in a fresh interpreter that knows homenode."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -43,7 +47,9 @@ def _python(code: str) -> str:
 def _allowed_nodes() -> tuple[int, ...]:
     from homenode.cpuset import parse_cpu_list
 
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Mems_allowed_list:"))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Mems_allowed_list:")
+    )
     return parse_cpu_list(line.partition(":")[2])
 
 
@@ -110,7 +116,11 @@ def test_a_range_gets_a_policy_of_its_own() -> None:
         pages = ctypes.c_char.from_buffer(memory)
         address = ctypes.addressof(pages)
         KERNEL.mbind(address, len(memory), MPOL_BIND, [node])
-        line = next(line for line in Path("/proc/self/numa_maps").read_text().splitlines() if int(line.split()[0], 16) == address)
+        line = next(
+            line
+            for line in Path("/proc/self/numa_maps").read_text().splitlines()
+            if int(line.split()[0], 16) == address
+        )
         del pages
     assert line.split()[1] == f"bind:{node}"
 
@@ -151,13 +161,21 @@ def test_an_unknown_machine_is_a_clear_error_and_affinity_still_works() -> None:
 
 @pytest.mark.parametrize(
     ("machine", "header"),
-    [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h"), ("riscv64", "asm-generic/unistd.h")],
+    [
+        ("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"),
+        ("aarch64", "asm-generic/unistd.h"),
+        ("riscv64", "asm-generic/unistd.h"),
+    ],
 )
 def test_numbers_are_those_of_the_kernels_headers(machine: str, header: str) -> None:
     file = Path("/usr/include") / header
     if not file.is_file():
         pytest.skip(f"the kernel's headers are not installed: {file}")
-    told = dict(line.split()[1:3] for line in file.read_text().splitlines() if line.startswith("#define __NR") and len(line.split()) == 3)
+    told = dict(
+        line.split()[1:3]
+        for line in file.read_text().splitlines()
+        if line.startswith("#define __NR") and len(line.split()) == 3
+    )
     for name, number in syscalls._NUMBERS[machine].items():
         assert told.get(f"__NR_{name}") == str(number)
 

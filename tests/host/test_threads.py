@@ -13,10 +13,21 @@ from hypothesis import strategies as st
 
 from homenode.errors import UserError
 from homenode.host.binding.target import Target
-from homenode.host.binding.threads import Process, alive, ancestors, descendants, identify, parse_stat, threads, wanted_cpus
+from homenode.host.binding.threads import (
+    Process,
+    alive,
+    ancestors,
+    descendants,
+    identify,
+    parse_stat,
+    threads,
+    wanted_cpus,
+)
 from tests.host.children import child
 
-NOBODY = 4194303  # the largest process number a 64-bit kernel can be told to use, less one: free on every ordinary machine
+NOBODY = (
+    4194303  # the largest process number a 64-bit kernel can be told to use, less one: free on every ordinary machine
+)
 
 
 def test_the_threads_of_a_child_are_listed_main_first_with_their_names() -> None:
@@ -24,8 +35,13 @@ def test_the_threads_of_a_child_are_listed_main_first_with_their_names() -> None
         first, second = running.thread("acl_thread"), running.thread("release_thread")
         found = threads(running.pid)
         assert found[0].tid == running.pid
-        assert {(thread.tid, thread.name) for thread in found[1:]} == {(first, "acl_thread"), (second, "release_thread")}
-        assert {thread.tid for thread in found} == {int(path.name) for path in Path(f"/proc/{running.pid}/task").iterdir()}
+        assert {(thread.tid, thread.name) for thread in found[1:]} == {
+            (first, "acl_thread"),
+            (second, "release_thread"),
+        }
+        assert {thread.tid for thread in found} == {
+            int(path.name) for path in Path(f"/proc/{running.pid}/task").iterdir()
+        }
 
 
 def test_a_name_with_brackets_and_spaces_is_read_whole() -> None:
@@ -63,7 +79,8 @@ def test_a_process_that_has_ended_and_was_not_waited_for_has_ended() -> None:
 
 
 @pytest.mark.skipif(
-    not Path("/proc/2/stat").exists() or "kthreadd" not in Path("/proc/2/stat").read_text(), reason="no kernel threads in sight"
+    not Path("/proc/2/stat").exists() or "kthreadd" not in Path("/proc/2/stat").read_text(),
+    reason="no kernel threads in sight",
 )
 def test_a_kernel_thread_is_refused() -> None:
     with pytest.raises(UserError, match="thread of the kernel"):
@@ -80,7 +97,9 @@ def test_another_process_with_the_same_number_is_another_process() -> None:
 
 def test_descendants_are_children_and_their_children() -> None:
     code = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', 'input()']); print(p.pid, flush=True); p.wait()"
-    process = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         grandchild = int(process.stdout.readline())

@@ -21,9 +21,7 @@ DEADLINE_S = 0.3  # for tools that hang at once
 FAIR_S = 1.5  # for tools that answer one question, on a busy machine, and hang on the next
 PATIENCE_S = 5.0  # on a busy machine; a tool that was waited for would take a minute
 NODES = (Node(0, (0, 1), 1 << 30, {}),)
-MAP = (
-    "NPU ID  Chip ID  Chip Logic ID  Chip Name\n0       0        0              Ascend 910B3\n1       0        1              Ascend 910B3"
-)
+MAP = "NPU ID  Chip ID  Chip Logic ID  Chip Name\n0       0        0              Ascend 910B3\n1       0        1              Ascend 910B3"
 TOPO = "NPU0 NPU1 CPU Affinity\nNPU0 X HCCS 0-1\nNPU1 HCCS X 0-1"
 
 Tool = Callable[[str, str], None]
@@ -68,7 +66,10 @@ esac"""
 def test_a_healthy_tool(tool: Tool) -> None:
     tool("npu-smi", npu_smi())
     found = read()
-    assert [(chip.id, chip.local_cpus, chip.node, chip.processes) for chip in found.chips] == [(0, (0, 1), 0, ()), (1, (0, 1), 0, (4242,))]
+    assert [(chip.id, chip.local_cpus, chip.node, chip.processes) for chip in found.chips] == [
+        (0, (0, 1), 0, ()),
+        (1, (0, 1), 0, (4242,)),
+    ]
     assert (found.device_type, found.errors, found.notes) == ("A2", (), ())
     assert board_address(LiveSource(), found.chips[1]) == "0000:c1:00.0"
     assert board_address(LiveSource(), found.chips[0]) is None
@@ -93,7 +94,9 @@ def test_a_tool_whose_child_keeps_the_pipe_open(tool: Tool) -> None:
     assert time.monotonic() - start < PATIENCE_S
 
 
-def test_a_tool_that_cannot_be_killed_is_left_behind(tool: Tool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_tool_that_cannot_be_killed_is_left_behind(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As in a driver that never comes back: the signal stays pending."""
     tool("npu-smi", 'echo $$ > "$TOOL_FOLDER/pid"; exec sleep 60')
     groups: list[int] = []
@@ -175,7 +178,13 @@ esac""",
     found = read(FAIR_S)
     assert [error.code for error in found.errors] == ["tool_timeout"] and found.kind == "cuda"
     (chip,) = found.chips
-    assert (chip.name, chip.address, chip.local_cpus, chip.node, chip.processes) == ("NVIDIA L4", "0000:1b:00.0", (0, 1), 0, (31,))
+    assert (chip.name, chip.address, chip.local_cpus, chip.node, chip.processes) == (
+        "NVIDIA L4",
+        "0000:1b:00.0",
+        (0, 1),
+        0,
+        (31,),
+    )
 
 
 def _gone(pid: int) -> bool:

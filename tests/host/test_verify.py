@@ -89,7 +89,11 @@ def test_a_program_started_bound_has_the_policy_and_the_pages_of_its_plan() -> N
         assert " bind:0 " in Path(f"/proc/{process.pid}/numa_maps").read_text()
         report = verify(process.pid, target, policy_expected=True)
         assert report.ok and report.findings == ()
-        assert [(step.what, step.outcome) for step in report.steps] == [("affinity", "done"), ("memory policy", "done"), ("pages", "done")]
+        assert [(step.what, step.outcome) for step in report.steps] == [
+            ("affinity", "done"),
+            ("memory policy", "done"),
+            ("pages", "done"),
+        ]
         assert next(step.detail for step in report.steps if step.what == "memory policy") == "bind:0"
     finally:
         process.communicate(b"\n", timeout=10)
@@ -107,7 +111,11 @@ def test_the_default_policy_is_accepted_unless_the_process_was_started_bound() -
 
 def memory(policy: Policy, pages: dict[int, int]) -> MemoryMap:
     return MemoryMap(
-        (Range(0x1000, 0x2000, "private", Placement(policy, pages)), Range(0x9000, 0xA000, "shared", Placement(policy, {7: 999}))), policy
+        (
+            Range(0x1000, 0x2000, "private", Placement(policy, pages)),
+            Range(0x9000, 0xA000, "shared", Placement(policy, {7: 999})),
+        ),
+        policy,
     )
 
 
@@ -124,7 +132,9 @@ def memory(policy: Policy, pages: dict[int, int]) -> MemoryMap:
         (Policy("default"), {}, []),
     ],
 )
-def test_policies_and_homes_on_many_nodes(monkeypatch: pytest.MonkeyPatch, policy: Policy, pages: dict[int, int], codes: list[str]) -> None:
+def test_policies_and_homes_on_many_nodes(
+    monkeypatch: pytest.MonkeyPatch, policy: Policy, pages: dict[int, int], codes: list[str]
+) -> None:
     monkeypatch.setattr(verify_module, "read_memory_map", lambda pid: memory(policy, pages))
     monkeypatch.setattr(verify_module, "check_running", lambda target: None)
     report = verify(os.getpid(), Target(CPUS, memory_nodes=(0, 1)))
@@ -140,7 +150,9 @@ def test_what_pages_lie_off_the_plan_is_told_with_figures(monkeypatch: pytest.Mo
 
 
 def test_further_readers_are_part_of_the_report() -> None:
-    irq = Report((StepResult("irq 27", "failed"),), (Finding("error", "irq_off_plan", "irq 27 goes to CPU 5", "route it again"),))
+    irq = Report(
+        (StepResult("irq 27", "failed"),), (Finding("error", "irq_off_plan", "irq 27 goes to CPU 5", "route it again"),)
+    )
     report = verify(os.getpid(), Target(()), readers=[lambda: irq])
     assert not report.ok and report.findings == irq.findings
     assert report.steps[-1] == irq.steps[0]

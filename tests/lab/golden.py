@@ -28,7 +28,9 @@ def small_pages() -> Iterator[None]:
 
 def said(llm: LLM, count: int, prompts: int = 3) -> list[list[int]]:
     """The first tokens that the model says to the first prompts, all in one batch."""
-    answers = llm.generate([case["prompt_ids"] for case in GOLDEN[:prompts]], SamplingParams(max_tokens=count, temperature=0))
+    answers = llm.generate(
+        [case["prompt_ids"] for case in GOLDEN[:prompts]], SamplingParams(max_tokens=count, temperature=0)
+    )
     return [list(answer.token_ids) for answer in answers]
 
 

@@ -27,10 +27,16 @@ def matrices() -> dict[str, tuple[int, int]]:
     """Rows and columns of each matrix by its Hugging Face name."""
     hidden, inner, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
     queries, keys = CONFIG["num_attention_heads"] * head, CONFIG["num_key_value_heads"] * head
-    found = {"model.embed_tokens.weight": (CONFIG["vocab_size"], hidden), "lm_head.weight": (CONFIG["vocab_size"], hidden)}
+    found = {
+        "model.embed_tokens.weight": (CONFIG["vocab_size"], hidden),
+        "lm_head.weight": (CONFIG["vocab_size"], hidden),
+    }
     for layer in range(CONFIG["num_hidden_layers"]):
         at = f"model.layers.{layer}"
-        found |= {f"{at}.self_attn.{name}_proj.weight": (rows, hidden) for name, rows in (("q", queries), ("k", keys), ("v", keys))}
+        found |= {
+            f"{at}.self_attn.{name}_proj.weight": (rows, hidden)
+            for name, rows in (("q", queries), ("k", keys), ("v", keys))
+        }
         found |= {f"{at}.self_attn.o_proj.weight": (hidden, queries), f"{at}.mlp.down_proj.weight": (hidden, inner)}
         found |= {f"{at}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
     return found

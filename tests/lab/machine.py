@@ -52,16 +52,23 @@ NODES = read_nodes()
 _OWNERS = Counter(cpu for node in NODES.values() for cpu in node.cpus)
 _ENOUGH = 256 << 20  # bytes of a node; blocks of 64 MiB are moved to and fro
 # Nodes with memory and with CPUs of their own; emulated nodes (numa=fake) all list the same CPUs, and no process is on one of them only.
-WHOLE = [node for node in NODES.values() if node.memory >= _ENOUGH and node.cpus and all(_OWNERS[cpu] == 1 for cpu in node.cpus)]
+WHOLE = [
+    node
+    for node in NODES.values()
+    if node.memory >= _ENOUGH and node.cpus and all(_OWNERS[cpu] == 1 for cpu in node.cpus)
+]
 EMPTY = [node for node in NODES.values() if node.cpus and not node.memory]
 BARE = [node for node in NODES.values() if node.memory and not node.cpus]
 
 several_nodes = pytest.mark.skipif(
-    len(WHOLE) < 2, reason=f"needs two NUMA nodes with 256 MiB and CPUs of their own, here are {len(WHOLE)}: see tests/lab/README.md"
+    len(WHOLE) < 2,
+    reason=f"needs two NUMA nodes with 256 MiB and CPUs of their own, here are {len(WHOLE)}: see tests/lab/README.md",
 )
 # Such tests send a device's interrupts elsewhere, or turn on a controller of the root control group. They put everything back; still they are
 # for machines that nobody else works on.
-own_machine = pytest.mark.skipif("HOMENODE_LAB" not in os.environ, reason="changes the machine; set HOMENODE_LAB=1 where nobody else works")
+own_machine = pytest.mark.skipif(
+    "HOMENODE_LAB" not in os.environ, reason="changes the machine; set HOMENODE_LAB=1 where nobody else works"
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,9 @@ def command(*words: object) -> tuple[str, ...]:
 def start(*words: object, before: Sequence[str] = ()) -> Done:
     """`homenode` in a process of its own, started by the command `before`."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([*before, *command(*words)], capture_output=True, text=True, timeout=300, env=env, check=False)
+    done = subprocess.run(
+        [*before, *command(*words)], capture_output=True, text=True, timeout=300, env=env, check=False
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -90,7 +90,13 @@ def parse_ranges(numa_maps: str) -> list[MappedRange]:
         told = dict(word.partition("=")[::2] for word in words)
         pages = {int(name[1:]): int(count) for name, count in told.items() if re.fullmatch(r"N\d+", name)}
         found.append(
-            MappedRange(int(start, 16), policy, pages, 1024 * int(told.get("kernelpagesize_kB", PAGE // 1024)), told.get("file", ""))
+            MappedRange(
+                int(start, 16),
+                policy,
+                pages,
+                1024 * int(told.get("kernelpagesize_kB", PAGE // 1024)),
+                told.get("file", ""),
+            )
         )
     return found
 

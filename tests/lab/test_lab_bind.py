@@ -35,9 +35,15 @@ def test_a_process_is_taken_to_another_node_checked_moved_away_and_put_back(tmp_
     plan = ("--cpus", there.cpu_list, "--memory-nodes", there.id, "--json")
     table = tmp_path / "weights"
     table.write_bytes(os.urandom(SMALL))
-    with child(*command("run", "--cpus", f"{here.cpu_list},{there.cpu_list}", "--memory-nodes", here.id, "--")) as running:
+    with child(
+        *command("run", "--cpus", f"{here.cpu_list},{there.cpu_list}", "--memory-nodes", here.id, "--")
+    ) as running:
         before = masks(running.pid)[running.pid]
-        own, shared, mapped = int(running.tell("private", BLOCK)), int(running.tell("memfd", SMALL)), int(running.tell("file", table))
+        own, shared, mapped = (
+            int(running.tell("private", BLOCK)),
+            int(running.tell("memfd", SMALL)),
+            int(running.tell("file", table)),
+        )
         cached = places(running.pid, mapped, SMALL)
         assert places(running.pid, own, BLOCK) == places(running.pid, shared, SMALL) == {here.id}
 
@@ -45,14 +51,20 @@ def test_a_process_is_taken_to_another_node_checked_moved_away_and_put_back(tmp_
         outcome, told = step(bound, "pages")
         assert (bound.code, outcome, codes(bound)) == (0, "done", [])
         moved = float(told.split("MiB of ")[0])
-        assert moved >= BLOCK >> 20 and f"moved to node {there.id}" in told and f"{format_bytes(SMALL)} in shared mappings" in told
+        assert (
+            moved >= BLOCK >> 20
+            and f"moved to node {there.id}" in told
+            and f"{format_bytes(SMALL)} in shared mappings" in told
+        )
         assert places(running.pid, own, BLOCK) == {there.id}
         assert places(running.pid, shared, SMALL) == {here.id}
         assert places(running.pid, mapped, SMALL) == cached
         assert set(masks(running.pid).values()) == {there.cpus}
 
         seen = homenode("verify", "--pid", running.pid, *plan)
-        assert codes(seen) == ["policy_off_plan"]  # it was started bound to the other node, and nobody can change that from outside
+        assert codes(seen) == [
+            "policy_off_plan"
+        ]  # it was started bound to the other node, and nobody can change that from outside
 
         move(running.pid, (own, BLOCK), here.id)
         assert "pages_off_plan" in codes(homenode("verify", "--pid", running.pid, *plan))

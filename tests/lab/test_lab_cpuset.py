@@ -44,10 +44,14 @@ def test_cpus_and_memory_outside_are_never_taken() -> None:
         down = start("run", "--cpus", last.cpu_list, "--memory-nodes", other.id, "--", *SHOW, before=inside)
         assert (down.code, shown(down.out)) == (0, (last.cpu_list, {"default"}))
         assert f"refuses bind:{other.id}" in down.err and "Mems_allowed_list" in down.err
-        partly = start("run", "--cpus", last.cpu_list, "--memory-nodes", f"{other.id},{last.id}", "--", *SHOW, before=inside)
+        partly = start(
+            "run", "--cpus", last.cpu_list, "--memory-nodes", f"{other.id},{last.id}", "--", *SHOW, before=inside
+        )
         assert (partly.code, shown(partly.out)) == (0, (last.cpu_list, {f"bind:{last.id}"}))
         assert f"node {other.id} has no memory, or is not in cpuset.mems" in partly.err
-        strict = start("run", "--strict", "--cpus", last.cpu_list, "--memory-nodes", other.id, "--", *SHOW, before=inside)
+        strict = start(
+            "run", "--strict", "--cpus", last.cpu_list, "--memory-nodes", other.id, "--", *SHOW, before=inside
+        )
         assert (strict.code, strict.out) == (1, "")
 
 

@@ -36,7 +36,9 @@ def steps(done: Done) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     pytest.importorskip("homenode._native", reason="needs the compiled core")
-    running = LiveServer("--numa-bind", "--numa-bind-nodes", str(WHOLE[-1].id), "--kv-cache-memory", str(KV), "--quantize", "q8_0")
+    running = LiveServer(
+        "--numa-bind", "--numa-bind-nodes", str(WHOLE[-1].id), "--kv-cache-memory", str(KV), "--quantize", "q8_0"
+    )
     yield running
     running.close()
 
@@ -49,7 +51,10 @@ def test_weights_and_kv_memory_lie_on_the_node(server: LiveServer) -> None:
     assert held[node.id] >= 0.99 * held.total(), held
     assert all(set(cpus) <= set(node.cpus) for cpus in masks(engine).values())
     found = homenode("verify", "--pid", engine, "--memory-nodes", node.id, "--started-bound", "--json")
-    assert {what: outcome for what, outcome in steps(found).items() if what != "affinity"} == {"memory policy": "done", "pages": "done"}
+    assert {what: outcome for what, outcome in steps(found).items() if what != "affinity"} == {
+        "memory policy": "done",
+        "pages": "done",
+    }
 
 
 def test_the_front_is_not_bound_by_it(server: LiveServer) -> None:
@@ -58,7 +63,9 @@ def test_the_front_is_not_bound_by_it(server: LiveServer) -> None:
 
 def said_to(server: LiveServer, case: dict[str, Any]) -> str:
     words = {"model": "live", "prompt": case["prompt_ids"], "max_tokens": len(case["q8_0_ids"]), "temperature": 0}
-    request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(words).encode(), {"content-type": "application/json"})
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", json.dumps(words).encode(), {"content-type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=120) as answer:
         text: str = json.load(answer)["choices"][0]["text"]
     return text
@@ -82,7 +89,10 @@ def test_pages_moved_away_from_under_it_are_seen_and_change_no_word(server: Live
     assert found.code == 1 and steps(found)["pages"] == "failed"
     assert said_to(server, GOLDEN[0]) == GOLDEN[0]["q8_0_text"]
     move(engine, block, node.id)
-    assert steps(homenode("verify", "--pid", engine, "--memory-nodes", node.id, "--started-bound", "--json"))["pages"] == "done"
+    assert (
+        steps(homenode("verify", "--pid", engine, "--memory-nodes", node.id, "--started-bound", "--json"))["pages"]
+        == "done"
+    )
 
 
 def test_kv_memory_that_the_node_does_not_have_is_refused_before_the_kernel_ends_the_engine() -> None:

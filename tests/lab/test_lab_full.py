@@ -81,7 +81,9 @@ def filled(node: int, left: int) -> Iterator[None]:
             for _ in range(_ROUNDS):
                 if (more := easily_had(node) - left) < _NEARLY:
                     break
-                size = max(min(more, (free(node) - left) // 2), MIB) // PAGE * PAGE  # file pages make room little by little
+                size = (
+                    max(min(more, (free(node) - left) // 2), MIB) // PAGE * PAGE
+                )  # file pages make room little by little
                 assert other.tell("placed", size, node), f"node {node} could not be filled"
             assert more < _NEARLY, f"node {node} still has {more} bytes more that can be had"
             yield
@@ -107,7 +109,9 @@ def fill_with_page_cache(node: int, left: int) -> None:
 
 def libraries() -> list[Path]:
     """Files to read, of some hundred MiB in all; in one folder, as walking many takes long in a guest."""
-    folders = [Path(folder) for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib") if Path(folder).is_dir()]
+    folders = [
+        Path(folder) for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib") if Path(folder).is_dir()
+    ]
     return sorted(Path(entry.path) for entry in os.scandir(folders[0]) if ".so" in entry.name)
 
 
@@ -162,7 +166,9 @@ def test_pages_that_stay_elsewhere_are_told_and_strictly_refused(model: Path, mo
 def test_a_full_node_is_named_with_what_was_wanted_and_what_is_free(model: Path) -> None:
     full = WHOLE[-1].id
     with filled(full, MATRIX_BYTES // 4):
-        check_refusal(" ".join(homenode("serve", model, "--numa", "mirror", "--check-config", *MUCH).err.split()), "mirror", full)
+        check_refusal(
+            " ".join(homenode("serve", model, "--numa", "mirror", "--check-config", *MUCH).err.split()), "mirror", full
+        )
         done = start("serve", model, "--port", 0, "--numa", "replicate", *MUCH)
         assert done.code == 2
         check_refusal(" ".join(done.err.split()), "replicate", full)
@@ -193,5 +199,7 @@ def test_kv_memory_that_one_node_does_not_have_is_refused_before_it_spills_over(
     with filled(full, MATRIX_BYTES // len(WHOLE) + (48 << 20)):
         done = homenode(*flags, kv)
         told = " ".join(done.err.split())
-        assert done.code == 2 and re.search(rf"NUMA node {full} has \S+ left beside its weights, for \d+% of the KV memory", told), told
+        assert done.code == 2 and re.search(
+            rf"NUMA node {full} has \S+ left beside its weights, for \d+% of the KV memory", told
+        ), told
         assert homenode(*flags, KV).code == 0

@@ -33,7 +33,9 @@ def test_every_policy_computes_the_golden_text_with_every_page_at_home(asked: st
     """And what is taken where none is named."""
     mine = set(masks(os.getpid()))
     with LLM(kv_cache_memory=KV, numa=asked, quantize="q8_0") as llm:
-        pinned = Counter(cpus[0] for thread, cpus in masks(os.getpid()).items() if thread not in mine and len(cpus) == 1)
+        pinned = Counter(
+            cpus[0] for thread, cpus in masks(os.getpid()).items() if thread not in mine and len(cpus) == 1
+        )
         assert said(llm, 8) == golden(8)
         found = placed_memory(os.getpid())
     policy = llm.ready.details["numa"]
@@ -49,7 +51,9 @@ def test_every_policy_computes_the_golden_text_with_every_page_at_home(asked: st
 def test_every_policy_tells_the_golden_story(policy: str) -> None:
     told = json.loads((STORIES / "golden.json").read_text())[:2]
     with LLM(str(STORIES), kv_cache_memory=KV, numa=policy) as llm:
-        answers = llm.generate([story["prompt_ids"] for story in told], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+        answers = llm.generate(
+            [story["prompt_ids"] for story in told], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+        )
     assert [list(answer.token_ids) for answer in answers] == [story["greedy_ids"][:12] for story in told]
 
 
@@ -60,11 +64,16 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("pages", ["huge", "small"])
 @pytest.mark.parametrize(("policy", "copies"), [("shard", 1), ("mirror", len(WHOLE))])
-def test_weights_take_as_many_copies_as_the_policy_says_and_two_per_cent(heavy: Path, policy: str, copies: int, pages: str) -> None:
+def test_weights_take_as_many_copies_as_the_policy_says_and_two_per_cent(
+    heavy: Path, policy: str, copies: int, pages: str
+) -> None:
     """With huge pages wherever the kernel has some, and with none. Beyond the two per cent: a page for each run of rows and node."""
     if pages == "small" and os.environ.get("HOMENODE_LAB_MACHINE", "2x2") != "2x2":
         pytest.skip("small pages on one machine of each processor")
-    with small_pages() if pages == "small" else contextlib.nullcontext(), LLM(str(heavy), kv_cache_memory=KV, numa=policy) as llm:
+    with (
+        small_pages() if pages == "small" else contextlib.nullcontext(),
+        LLM(str(heavy), kv_cache_memory=KV, numa=policy) as llm,
+    ):
         (answer,) = llm.generate([list(PROMPTS[0])], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
         found = placed_memory(os.getpid())
         compute = llm.ready.details["compute"]

@@ -76,7 +76,11 @@ def test_devices_are_on_the_nodes_that_sysfs_says(host: dict[str, Any]) -> None:
     seen = {}
     for folder in Path("/sys/bus/pci/devices").iterdir():
         node = int((folder / "numa_node").read_text())
-        irqs = sorted(int(entry.name) for entry in (folder / "msi_irqs").iterdir()) if (folder / "msi_irqs").is_dir() else None
+        irqs = (
+            sorted(int(entry.name) for entry in (folder / "msi_irqs").iterdir())
+            if (folder / "msi_irqs").is_dir()
+            else None
+        )
         seen[folder.name] = (None if node < 0 else node, parse_cpu_list((folder / "local_cpulist").read_text()), irqs)
     assert set(seen) == {device["address"] for device in host["devices"]}
     for device in host["devices"]:

@@ -40,6 +40,9 @@ def test_what_is_planned_and_refused_without_it(gone: int) -> None:
         assert next(one["cpus"] for one in seen["nodes"] if one["id"] == node.id) == left
         (worker,) = homenode("plan", "--numa-bind", "--numa-bind-nodes", node.id, "--json").json["workers"]
         assert worker["cpus"] == left
-        for done in (start("run", "--cpus", gone, "--", "true"), homenode("verify", "--pid", running.pid, "--cpus", node.cpu_list)):
+        for done in (
+            start("run", "--cpus", gone, "--", "true"),
+            homenode("verify", "--pid", running.pid, "--cpus", node.cpu_list),
+        ):
             assert done.code == 2 and f"{gone}" in done.err and "online" in done.err.replace("offline", "online")
         assert homenode("verify", "--pid", running.pid, "--cpus", left).code == 0

@@ -46,7 +46,9 @@ def test_bytes_of_the_weights_on_the_nodes_of_this_machine(policy: str) -> None:
     bytes_on = {int(node): held["bytes"] for node, held in plan["nodes"].items()}
     assert plan["policy"] == policy and plan["why"]
     near = {node.id for node in WHOLE}  # memory with threads beside it
-    assert {node for node, size in bytes_on.items() if size} <= (near | {node.id for node in BARE} if policy == "interleave" else near)
+    assert {node for node, size in bytes_on.items() if size} <= (
+        near | {node.id for node in BARE} if policy == "interleave" else near
+    )
     assert sum(bytes_on.values()) == pytest.approx(COPIES[policy] * plan["model_bytes"], rel=ROUNDING)
     if policy == "mirror":
         assert {bytes_on[node] for node in near} == {plan["model_bytes"]}
@@ -57,7 +59,9 @@ def test_every_row_is_held_as_often_as_the_policy_says(policy: str) -> None:
     parameters = layout(policy)["parameters"]
     matrices = {name: parameter for name, parameter in parameters.items() if parameter["rows"] >= 64}
     assert len(matrices) > 10
-    assert {name: times_held(parameter) for name, parameter in matrices.items()} == {name: {COPIES[policy]} for name in matrices}
+    assert {name: times_held(parameter) for name, parameter in matrices.items()} == {
+        name: {COPIES[policy]} for name in matrices
+    }
 
 
 def test_the_automatic_choice_is_one_of_the_policies_and_says_why() -> None:

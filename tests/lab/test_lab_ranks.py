@@ -49,12 +49,18 @@ def test_every_rank_ends_on_its_own_node(tmp_path: Path, monkeypatch: pytest.Mon
                 return homenode("verify", "--pid", pid, *flags, "--local-rank", rank)
 
             ranks = dict(map(int, engine.stdout.readline().split()) for _ in range(2))
-            rank_of = {int(Path(f"/proc/{pid}/environ").read_text().partition("LOCAL_RANK=")[2][0]): pid for pid in ranks}
+            rank_of = {
+                int(Path(f"/proc/{pid}/environ").read_text().partition("LOCAL_RANK=")[2][0]): pid for pid in ranks
+            }
             for rank, node in enumerate((last, first)):
                 pid = rank_of[rank]
-                assert eventually(lambda pid=pid, node=node: set(masks(pid).values()) == {node.cpus}, DEADLINE_S), masks(pid)
+                assert eventually(lambda pid=pid, node=node: set(masks(pid).values()) == {node.cpus}, DEADLINE_S), (
+                    masks(pid)
+                )
                 assert eventually(lambda pid=pid, node=node: places(pid, ranks[pid], SIZE) == {node.id}, DEADLINE_S)
                 # The block is moved first; the rest of its memory follows.
-                assert eventually(lambda pid=pid, rank=rank: verified(pid, rank).code == 0, DEADLINE_S), verified(pid, rank).out
+                assert eventually(lambda pid=pid, rank=rank: verified(pid, rank).code == 0, DEADLINE_S), verified(
+                    pid, rank
+                ).out
         finally:
             engine.communicate(timeout=DEADLINE_S)

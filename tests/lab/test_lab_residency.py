@@ -23,7 +23,12 @@ def test_blocks_on_every_node_are_found_there() -> None:
     with child() as running:
         plan = placed(running)
         proof = prove(running.pid, plan)
-        assert (proof.found, proof.absent, proof.ratio, proof.strays) == ({(node, node): SIZE for node in HOMES}, 0, 1.0, {})
+        assert (proof.found, proof.absent, proof.ratio, proof.strays) == (
+            {(node, node): SIZE for node in HOMES},
+            0,
+            1.0,
+            {},
+        )
         for node, ((address, _),) in plan.items():
             part = range_at(running.pid, address)
             assert (part.policy, part.bytes_on(node), part.present) == (f"bind:{node}", SIZE, SIZE)

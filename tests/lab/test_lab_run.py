@@ -9,12 +9,29 @@ from pathlib import Path
 import pytest
 
 from tests.host.children import Child, child
-from tests.lab.machine import BARE, EMPTY, WHOLE, Node, command, homenode, own_machine, policies, several_nodes, start, status
+from tests.lab.machine import (
+    BARE,
+    EMPTY,
+    WHOLE,
+    Node,
+    command,
+    homenode,
+    own_machine,
+    policies,
+    several_nodes,
+    start,
+    status,
+)
 from tests.lab.residency import bytes_by_node, places, ranges_of
 
 pytestmark = several_nodes
 SIZE = 32 << 20
-SHOW = (sys.executable, "-S", "-c", "print(open('/proc/self/status').read(), open('/proc/self/numa_maps').read(), sep='numa_maps')")
+SHOW = (
+    sys.executable,
+    "-S",
+    "-c",
+    "print(open('/proc/self/status').read(), open('/proc/self/numa_maps').read(), sep='numa_maps')",
+)
 
 
 def numa_maps(running: Child) -> str:
@@ -28,7 +45,9 @@ def own_bytes(running: Child) -> Counter[int]:
 def shown(out: str) -> tuple[str, set[str]]:
     """CPUs and policies of the program SHOW."""
     told, _, maps = out.partition("numa_maps")
-    return next(line.split("\t")[1] for line in told.splitlines() if line.startswith("Cpus_allowed_list")), policies(maps)
+    return next(line.split("\t")[1] for line in told.splitlines() if line.startswith("Cpus_allowed_list")), policies(
+        maps
+    )
 
 
 @pytest.mark.parametrize("node", WHOLE[:1] + WHOLE[-1:], ids=lambda node: f"node{node.id}")
@@ -40,7 +59,17 @@ def test_every_page_of_the_program_lies_on_its_node(node: Node) -> None:
         maps = numa_maps(running)
         assert policies(maps) == {f"bind:{node.id}"}
         assert set(own_bytes(running)) == {node.id} and own_bytes(running)[node.id] >= SIZE
-        found = homenode("verify", "--pid", running.pid, "--cpus", node.cpu_list, "--memory-nodes", node.id, "--started-bound", "--json")
+        found = homenode(
+            "verify",
+            "--pid",
+            running.pid,
+            "--cpus",
+            node.cpu_list,
+            "--memory-nodes",
+            node.id,
+            "--started-bound",
+            "--json",
+        )
         assert (found.code, found.json["findings"]) == (0, [])
 
 
@@ -113,7 +142,10 @@ def test_numa_bind_takes_cpus_and_memory_of_the_nodes_given() -> None:
     first, last = WHOLE[0], WHOLE[-1]
     flags = ("--numa-bind", "--numa-bind-nodes", last.id, first.id, "--workers", 2)
     workers = homenode("plan", *flags, "--json").json["workers"]
-    assert [(worker["cpus"], worker["memory_node"]) for worker in workers] == [(last.cpu_list, last.id), (first.cpu_list, first.id)]
+    assert [(worker["cpus"], worker["memory_node"]) for worker in workers] == [
+        (last.cpu_list, last.id),
+        (first.cpu_list, first.id),
+    ]
     for rank, node in enumerate((last, first)):
         done = start("run", *flags, "--local-rank", rank, "--", *SHOW)
         assert (done.code, shown(done.out)) == (0, (node.cpu_list, {f"bind:{node.id}"})), done.err
@@ -130,7 +162,11 @@ def test_cpu_threads_puts_each_rank_on_a_node_of_its_own() -> None:
     with_memory = sorted([*WHOLE, *BARE], key=lambda node: node.id)
     flags = ("--cpu-threads-bind", "auto", "--workers", len(WHOLE), "--reserve-cpus", 0)
     workers = homenode("plan", *flags, "--json").json["workers"]
-    assert {worker["memory_node"] for worker in workers} == {node.id for node in WHOLE} <= {node.id for node in with_memory}
+    assert (
+        {worker["memory_node"] for worker in workers}
+        == {node.id for node in WHOLE}
+        <= {node.id for node in with_memory}
+    )
     rank, plan = max(enumerate(workers))
     done = start("run", *flags, "--local-rank", rank, "--", *SHOW)
     assert (done.code, shown(done.out)) == (0, (plan["cpus"], {f"bind:{plan['memory_node']}"})), done.err

@@ -64,7 +64,9 @@ def said(server: LiveServer, prompts: int = 1) -> list[list[int]]:
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(words).encode(), {"content-type": "application/json"})
+        request = urllib.request.Request(
+            f"{server.url}/v1/completions", json.dumps(words).encode(), {"content-type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=240) as answer:
             found.append(json.load(answer)["choices"][0]["token_ids"])
     return found

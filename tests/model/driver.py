@@ -10,7 +10,9 @@ import numpy as np
 from homenode.compute.ops import Backend, FloatArray, Program, StepArrays, StepLimits
 from homenode.model.weights.load import LoadedModel
 
-ROUNDING_LEVELS = frozenset({"avx512bf16", "amx", "i8mm"})  # at which BF16 matrices are multiplied with activations rounded to bfloat16
+ROUNDING_LEVELS = frozenset(
+    {"avx512bf16", "amx", "i8mm"}
+)  # at which BF16 matrices are multiplied with activations rounded to bfloat16
 
 
 def rounds_activations(backend: Backend) -> bool:
@@ -102,7 +104,11 @@ class Driver:
         number = 0
         while any(len(s.tokens) < n for s, n in zip(sequences, wanted, strict=True)):
             started = [s for i, s in enumerate(sequences) if i * stagger <= number]
-            work = [(s, min(chunk, len(s.tokens) - s.computed)) for s in started if len(s.tokens) < wanted[sequences.index(s)]]
+            work = [
+                (s, min(chunk, len(s.tokens) - s.computed))
+                for s in started
+                if len(s.tokens) < wanted[sequences.index(s)]
+            ]
             number += 1
             if not work:
                 continue

@@ -64,6 +64,8 @@ def split_driver(
             last = model, backend
         cache = backend.kv_cache(model.kv_geometry(BLOCK_SIZE, kv_dtype), BLOCKS)
         limits = StepLimits(512, 16, 512, BLOCKS)
-        stages[-1].append(backend.compile(model.forward(cache), limits, group.ranks[part.rank] if how.ranks > 1 else None))
+        stages[-1].append(
+            backend.compile(model.forward(cache), limits, group.ranks[part.rank] if how.ranks > 1 else None)
+        )
     assert last is not None
     return Driver(*last, block_size=BLOCK_SIZE, blocks=BLOCKS, program=SplitProgram(stages))

@@ -92,7 +92,14 @@ def test_long_contexts(backend: Backend, tmp_path: Path, window: int | None) -> 
 def test_inconsistent_steps_are_refused(model: LoadedModel, backend: Backend, change: str, value: list[int]) -> None:
     cache = backend.kv_cache(model.kv_geometry(32), 64)
     program = backend.compile(model.forward(cache), StepLimits(8, 2, 8, 4))
-    arrays = {"ids": [0, 1, 2], "positions": [0, 1, 2], "query_start": [0, 3], "context_len": [3], "block_table": [[5]], "sample_rows": [2]}
+    arrays = {
+        "ids": [0, 1, 2],
+        "positions": [0, 1, 2],
+        "query_start": [0, 3],
+        "context_len": [3],
+        "block_table": [[5]],
+        "sample_rows": [2],
+    }
     good = StepArrays(**{k: np.array(v, np.int32) for k, v in arrays.items()})
     program.run(good)
     with pytest.raises(ValueError):

@@ -61,7 +61,9 @@ def test_ninety_of_a_hundred_answers_are_right() -> None:
         right += not found
         if found:
             wrong.append(f"{case['prompt']!r} -> {answer.text!r}: {', '.join(found)}")
-    print(f"\n{right} of {len(PROMPTS)} right; " + ", ".join(f"{k} {sum(v)}/{len(v)}" for k, v in sorted(kinds.items())))
+    print(
+        f"\n{right} of {len(PROMPTS)} right; " + ", ".join(f"{k} {sum(v)}/{len(v)}" for k, v in sorted(kinds.items()))
+    )
     print("\n".join(wrong))
     assert right >= 90
 

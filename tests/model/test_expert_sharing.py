@@ -22,7 +22,15 @@ from homenode.model.checkpoint import open_checkpoint
 from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.parts import Division
-from homenode.model.weights.expert_header import HEADER_BYTES, STATE_FAILED, STATE_READY, WORD_BYTES, ShareState, state_of, state_word
+from homenode.model.weights.expert_header import (
+    HEADER_BYTES,
+    STATE_FAILED,
+    STATE_READY,
+    WORD_BYTES,
+    ShareState,
+    state_of,
+    state_word,
+)
 from homenode.model.weights.expert_share import ExpertShare, expert_owners, own_bytes, share_ready, shares_experts
 from homenode.model.weights.load import LoadedModel, load_model
 from tests.model.driver import Driver
@@ -64,7 +72,12 @@ def start(fd: int) -> Iterator[Callable[..., Process]]:
     begun: list[Process] = []
 
     def start(
-        checkpoint: Checkpoint, member: int, members: int = 2, threads: int = 1, stops: int | None = None, **settings: Any
+        checkpoint: Checkpoint,
+        member: int,
+        members: int = 2,
+        threads: int = 1,
+        stops: int | None = None,
+        **settings: Any,
     ) -> Process:
         seat = Seat(f"/proc/{os.getpid()}/fd/{fd}", member, members, threads, stops)
         begun.append(Process(seat, checkpoint, **settings))
@@ -86,7 +99,9 @@ def load(
 def load_all(checkpoint: Checkpoint, fd: int, members: int, **settings: Any) -> list[tuple[LoadedModel, NativeBackend]]:
     """All members at once, with 1, 2, 3, 1... threads."""
     with ThreadPoolExecutor(members) as pool:
-        begun = [pool.submit(load, checkpoint, fd, member, members, 1 + member % 3, **settings) for member in range(members)]
+        begun = [
+            pool.submit(load, checkpoint, fd, member, members, 1 + member % 3, **settings) for member in range(members)
+        ]
         return [loading.result(TIMEOUT_S) for loading in begun]
 
 
@@ -101,7 +116,9 @@ def state(fd: int, member: int) -> ShareState:
 
 @pytest.mark.parametrize("settings", [{}, {"quantize": "q8_0"}])
 @pytest.mark.parametrize("members", [1, 2, 3, 9])
-def test_all_members_have_the_bits_of_a_model_of_their_own(checkpoint: Checkpoint, fd: int, members: int, settings: dict[str, str]) -> None:
+def test_all_members_have_the_bits_of_a_model_of_their_own(
+    checkpoint: Checkpoint, fd: int, members: int, settings: dict[str, str]
+) -> None:
     """Of 8 experts in two layers one of nine members has none."""
     if settings and (members == 9 or checkpoint.spec.architecture == "qwen3_moe"):
         pytest.skip("said with fewer members, and rows of 33 elements are no blocks of 32")
@@ -113,7 +130,11 @@ def test_all_members_have_the_bits_of_a_model_of_their_own(checkpoint: Checkpoin
     for member, (model, its) in enumerate(load_all(checkpoint, fd, members, **settings)):
         assert all(np.array_equal(values(handle), wanted[expected.name]) for expected, handle in handles(model, part))
         assert tokens_of(model, its) == tokens
-        shared = sum(its.packed_bytes(m.target, m.rows, m.columns) for m in model.layout.matrices if owners.get(m.name, member) != member)
+        shared = sum(
+            its.packed_bytes(m.target, m.rows, m.columns)
+            for m in model.layout.matrices
+            if owners.get(m.name, member) != member
+        )
         seen = its.statistics()
         assert seen["shared_weight_bytes"] == model.shared_bytes == shared
         assert seen["weight_bytes"] + shared == backend.statistics()["weight_bytes"]
@@ -172,7 +193,9 @@ def restore(checkpoint: Checkpoint, fd: int) -> None:
         os.pwrite(fd, os.pread(other, 128, 0), 0)
 
 
-def test_processes_that_load_at_once_write_what_one_alone_writes(mixtral: Checkpoint, start: Callable[..., Process], fd: int) -> None:
+def test_processes_that_load_at_once_write_what_one_alone_writes(
+    mixtral: Checkpoint, start: Callable[..., Process], fd: int
+) -> None:
     plain, backend = load(mixtral, None)
     begun = [start(mixtral, member, 3, threads=member + 1) for member in range(3)]
     for process in begun:
@@ -197,7 +220,9 @@ def test_one_that_is_killed_in_the_middle_is_waited_for_and_begins_again(
     assert share_ready(fd, 0) and share_ready(fd, 1) and state(fd, 1).pid == again.process.pid
 
 
-def test_one_that_fails_ends_the_waiting_of_the_others_by_name(mixtral: Checkpoint, start: Callable[..., Process], fd: int) -> None:
+def test_one_that_fails_ends_the_waiting_of_the_others_by_name(
+    mixtral: Checkpoint, start: Callable[..., Process], fd: int
+) -> None:
     victim, other = start(mixtral, 1, stops=15), start(mixtral, 0, stops=1)
     assert victim.says() == other.says() == ("stopped",)
     other.tell(True)
@@ -240,7 +265,9 @@ def test_other_models_settings_and_parts_are_refused_by_name(mixtral: Checkpoint
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_header_of_any_numbers_is_refused_and_nothing_is_mapped_by_it(mixtral: Checkpoint, fd: int, seed: int) -> None:
+def test_a_header_of_any_numbers_is_refused_and_nothing_is_mapped_by_it(
+    mixtral: Checkpoint, fd: int, seed: int
+) -> None:
     noise = random.Random(seed)
     os.pwrite(fd, noise.randbytes(HEADER_BYTES), 0)
     with pytest.raises(UserError, match="not memory for experts"):
@@ -291,7 +318,9 @@ def test_progress_is_told_while_others_are_waited_for(mixtral: Checkpoint, fd: i
 class TestPackedCache:
     """Each member takes of the file what it has to fill, and one of them writes it."""
 
-    def test_members_take_their_own_from_the_file(self, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_members_take_their_own_from_the_file(
+        self, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         folder = tmp_path / "cache"
         plain, backend = load(checkpoint, None)
         tokens = tokens_of(plain, backend)
@@ -311,20 +340,26 @@ class TestPackedCache:
             model, its = load(checkpoint, fd, 1, 2, packed_cache=folder)
             assert tokens_of(model, its) == tokens and len(read) == dense
 
-    def test_what_is_damaged_is_read_from_the_model_over_what_came_from_the_file(self, mixtral: Checkpoint, tmp_path: Path) -> None:
+    def test_what_is_damaged_is_read_from_the_model_over_what_came_from_the_file(
+        self, mixtral: Checkpoint, tmp_path: Path
+    ) -> None:
         plain, backend = load(mixtral, None)
         tokens = tokens_of(plain, backend)
         load(mixtral, None, packed_cache=tmp_path / "cache")
         (file,) = (tmp_path / "cache").glob("*.packed")
         whole = file.read_bytes()
-        for at in range(len(whole) - 4096 * 12, len(whole), 4096 * 3):  # experts of the last layer, and the output matrix
+        for at in range(
+            len(whole) - 4096 * 12, len(whole), 4096 * 3
+        ):  # experts of the last layer, and the output matrix
             file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
             with experts_memory() as fd:
                 loaded = load_all(mixtral, fd, 2, packed_cache=tmp_path / "cache")
                 assert all(tokens_of(*one) == tokens for one in loaded)
                 for member, (model, _) in enumerate(loaded):
                     for (expected, handle), (_, good) in zip(
-                        handles(model, ModelPart.whole(model.spec)), handles(plain, ModelPart.whole(model.spec)), strict=True
+                        handles(model, ModelPart.whole(model.spec)),
+                        handles(plain, ModelPart.whole(model.spec)),
+                        strict=True,
                     ):
                         assert np.array_equal(values(handle), values(good)), (member, expected.name)
 

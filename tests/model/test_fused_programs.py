@@ -42,26 +42,36 @@ def run_steps(program: NativeProgram) -> list[FloatArray]:
     outs = []
     for number, parts in enumerate(STEPS):
         tokens = sum(p.count for p in parts)
-        rows = sorted({0, tokens // 2, tokens - 1}) if number < len(STEPS) - 1 else []  # the last one is of a prompt that goes on
+        rows = (
+            sorted({0, tokens // 2, tokens - 1}) if number < len(STEPS) - 1 else []
+        )  # the last one is of a prompt that goes on
         outs.append(program.run(step_of(parts, [(7 * i + number) % 80 for i in range(tokens)], rows)).numpy())
     return outs
 
 
-def program_of(backend: NativeBackend, path: Path, spec: ModelSpec, quantize: str | None, kv: str, fuse: bool) -> NativeProgram:
+def program_of(
+    backend: NativeBackend, path: Path, spec: ModelSpec, quantize: str | None, kv: str, fuse: bool
+) -> NativeProgram:
     model = load_model(
-        array_checkpoint(path, spec, toy_arrays(spec)), backend, **({"dtype": "bfloat16"} if quantize == "bf16" else {"quantize": quantize})
+        array_checkpoint(path, spec, toy_arrays(spec)),
+        backend,
+        **({"dtype": "bfloat16"} if quantize == "bf16" else {"quantize": quantize}),
     )
     return backend.compile(model.forward(backend.kv_cache(model.kv_geometry(32, kv), 32)), LIMITS, fuse=fuse)
 
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("quantize", [None, "bf16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3"]
+)
 def test_fused_programs_give_the_same_bits(architecture: str, quantize: str | None, level: str, tmp_path: Path) -> None:
     spec = spec_of(architecture)
     wanted = run_steps(program_of(NativeBackend([-1], level=level), tmp_path / "a", spec, quantize, "bf16", fuse=False))
     for threads in (1, 3):
-        fused = program_of(NativeBackend([-1] * threads, level=level), tmp_path / f"b{threads}", spec, quantize, "bf16", fuse=True)
+        fused = program_of(
+            NativeBackend([-1] * threads, level=level), tmp_path / f"b{threads}", spec, quantize, "bf16", fuse=True
+        )
         for number, (one, other) in enumerate(zip(wanted, run_steps(fused), strict=True)):
             assert np.isfinite(one).all()
             assert same_bits(one, other), f"step {number} on {threads} threads"
@@ -75,7 +85,9 @@ def test_a_layer_waits_five_times_for_few_tokens(architecture: str, quantize: st
     program = program_of(NativeBackend([-1, -1]), tmp_path / "weights", spec, quantize, "bf16", fuse=True)
     for batch in (1, 2, 8):
         assert program.barriers(batch, batch) <= 5 * spec.num_layers + 1
-    assert program.barriers(8, 1) <= 6 * spec.num_layers + 1  # keys and values of several tokens of a sequence are written first
+    assert (
+        program.barriers(8, 1) <= 6 * spec.num_layers + 1
+    )  # keys and values of several tokens of a sequence are written first
     assert program.barriers(64, 1) <= 9 * spec.num_layers + 2
 
 
@@ -117,7 +129,9 @@ def gated(backend: NativeBackend, weights: list[Any], biases: list[Any], reuse: 
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-@pytest.mark.parametrize("formats", [("Q8_0", "Q8_0", "Q8_0"), ("BF16", "Q4_0", "F32"), ("F32", "F32", "BF16"), ("Q8_0", "BF16", "F16")])
+@pytest.mark.parametrize(
+    "formats", [("Q8_0", "Q8_0", "Q8_0"), ("BF16", "Q4_0", "F32"), ("F32", "F32", "BF16"), ("Q8_0", "BF16", "F16")]
+)
 @pytest.mark.parametrize(("rows", "tokens"), [(96, 3), (160, 20)])
 def test_gates_of_any_formats_and_lengths(formats: tuple[str, ...], rows: int, tokens: int, reuse: bool) -> None:
     """With biases; `rows` of three threads are pieces of unequal length."""
@@ -126,7 +140,10 @@ def test_gates_of_any_formats_and_lengths(formats: tuple[str, ...], rows: int, t
     for fuse, threads in ((False, 1), (True, 1), (True, 3)):
         backend = NativeBackend([-1] * threads)
         random = np.random.default_rng(rows)
-        weights = [backend.weight_from_array(random.standard_normal(s).astype(np.float32), f) for s, f in zip(shapes, formats, strict=True)]
+        weights = [
+            backend.weight_from_array(random.standard_normal(s).astype(np.float32), f)
+            for s, f in zip(shapes, formats, strict=True)
+        ]
         biases = [backend.vector(random.standard_normal(rows)), None]
         program = backend.compile(gated(backend, weights, biases, reuse), limits(20), fuse=fuse)
         outs.append(program.run(step_of([Part(0, tokens)])).numpy())
@@ -140,8 +157,12 @@ def test_a_gate_that_is_the_result(tmp_path: Path) -> None:
         backend = NativeBackend([-1, -1])
         random = np.random.default_rng(3)
         x = backend.constant(random.standard_normal((7, 64)).astype(np.float32))
-        gate, up = (backend.weight_from_array(random.standard_normal((50, 64)).astype(np.float32), "Q8_0") for _ in range(2))
-        program = backend.compile(lambda ops, x=x, w=(gate, up): ops.silu_mul(ops.linear(x, list(w))), limits(7), fuse=fuse)  # type: ignore[misc]
+        gate, up = (
+            backend.weight_from_array(random.standard_normal((50, 64)).astype(np.float32), "Q8_0") for _ in range(2)
+        )
+        program = backend.compile(
+            lambda ops, x=x, w=(gate, up): ops.silu_mul(ops.linear(x, list(w))), limits(7), fuse=fuse
+        )  # type: ignore[misc]
         outs.append(program.run(step_of([Part(0, 7)])).numpy())
     assert outs[0].shape == (7, 50) and same_bits(*outs)
 

@@ -25,7 +25,9 @@ def over(homes: tuple[int, ...], interleaved: bool = False) -> NativeBackend:
 def answers(path: Path, architecture: str, backend: NativeBackend, spread: Spread) -> list[np.ndarray]:
     """Log-probabilities of prompts, one by one and then of a step with all of them."""
     spec = toy_spec(architecture, num_heads=8, num_kv_heads=4, max_position=512)
-    model = load_model(array_checkpoint(path, spec, toy_arrays(spec)), backend, quantize="q8_0", spread_of=lambda name: spread)
+    model = load_model(
+        array_checkpoint(path, spec, toy_arrays(spec)), backend, quantize="q8_0", spread_of=lambda name: spread
+    )
     driver = Driver(model, backend)
     prefilled = [driver.prefill(prompt) for prompt in PROMPTS]
     sequences = [sequence for sequence, _ in prefilled]

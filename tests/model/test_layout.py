@@ -71,7 +71,9 @@ def test_json_and_table_say_the_same(checkpoint: ArrayCheckpoint, reference: Bac
     )
 
 
-@pytest.mark.parametrize(("dtype", "kept", "bound"), [("float32", "F32", 0.0), ("float16", "F16", 2e-3), ("bfloat16", "BF16", 1e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "kept", "bound"), [("float32", "F32", 0.0), ("float16", "F16", 2e-3), ("bfloat16", "BF16", 1e-2)]
+)
 def test_dtype(checkpoint: ArrayCheckpoint, backend: Backend, dtype: str, kept: str, bound: float) -> None:
     """Bounds are shares of the spread of the log-probabilities."""
     needs_format(backend, kept)

@@ -39,7 +39,9 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     return array_checkpoint(tmp_path / "model.bin", spec, toy_arrays(spec))
 
 
-def load(checkpoint: Checkpoint, folder: Path | None, threads: int = 2, **settings: str) -> tuple[LoadedModel, list[int]]:
+def load(
+    checkpoint: Checkpoint, folder: Path | None, threads: int = 2, **settings: str
+) -> tuple[LoadedModel, list[int]]:
     """The model, and tokens it writes."""
     backend = NativeBackend([-1] * threads, spin_us=20)
     model = load_model(checkpoint, backend, packed_cache=folder, **settings)
@@ -92,7 +94,9 @@ def test_it_does_not_matter_how_many_matrices_are_read_at_once(
     assert sum(calls) == len(matrices) and (calls == [1] * len(matrices)) == (size == 1)
 
 
-def test_a_matrix_damaged_among_others_read_with_it(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matrix_damaged_among_others_read_with_it(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(packed_cache, "_AT_ONCE", 100_000)
     _, wanted = load(checkpoint, tmp_path / "cache")
     flip(lambda data: len(data) * 2 // 3)(packed_file(tmp_path / "cache"))
@@ -101,7 +105,9 @@ def test_a_matrix_damaged_among_others_read_with_it(checkpoint: Checkpoint, tmp_
     assert load(checkpoint, tmp_path / "cache")[0].notes == ()
 
 
-def test_a_file_that_shrinks_while_it_is_read(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_shrinks_while_it_is_read(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(packed_cache, "_AT_ONCE", 10_000)
     _, wanted = load(checkpoint, tmp_path / "cache")
     file = packed_file(tmp_path / "cache")
@@ -190,7 +196,12 @@ def test_a_file_that_cannot_be_trusted_is_said_so_and_written_anew(
     damage(packed_file(folder))
     model, tokens = load(checkpoint, folder)
     assert tokens == wanted
-    assert len(model.notes) == 2 and words in model.notes[0] and "not used" in model.notes[0] and "written" in model.notes[1]
+    assert (
+        len(model.notes) == 2
+        and words in model.notes[0]
+        and "not used" in model.notes[0]
+        and "written" in model.notes[1]
+    )
     again, tokens = load(checkpoint, folder)
     assert again.notes == () and tokens == wanted
     assert not packed_file(folder).is_symlink()
@@ -255,11 +266,16 @@ def test_a_file_of_another_part_is_not_read(checkpoint: Checkpoint, tmp_path: Pa
 
 def matrices_of(model: LoadedModel) -> list[Any]:
     """All packed matrices, in a fixed order."""
-    handles = [*model.parameters.top.values(), *(handle for layer in model.parameters.layers for handle in layer.values())]
+    handles = [
+        *model.parameters.top.values(),
+        *(handle for layer in model.parameters.layers for handle in layer.values()),
+    ]
     return [handle for handle in handles if hasattr(handle, "unpack_row")]
 
 
-def test_where_nothing_can_be_written_the_model_loads(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_written_the_model_loads(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, wanted = load(checkpoint, None)
     (tmp_path / "file").write_bytes(b"no folder")
     model, tokens = load(checkpoint, tmp_path / "file")
@@ -307,7 +323,9 @@ def test_several_writers_at_once_leave_one_whole_file(checkpoint: Checkpoint, tm
     file, folder = next(iter(checkpoint.tensors.values())).file, tmp_path / "cache"
     command = [sys.executable, "-c", WRITER]
     writers = [
-        subprocess.Popen([*command, str(tmp_path / f"copy{i}"), str(file), str(folder)], cwd=ROOT, stdin=-1, stdout=-1, text=True)
+        subprocess.Popen(
+            [*command, str(tmp_path / f"copy{i}"), str(file), str(folder)], cwd=ROOT, stdin=-1, stdout=-1, text=True
+        )
         for i in range(3)
     ]
     for writer in writers:

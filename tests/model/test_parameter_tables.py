@@ -29,13 +29,17 @@ def checkpoint(tmp_path: Path) -> ArrayCheckpoint:
 
 def test_missing_tensors_are_named(checkpoint: ArrayCheckpoint, reference: Backend) -> None:
     del checkpoint.tensors[Q]
-    with pytest.raises(CheckpointError, match=r"tensor model\.layers\.1\.self_attn\.q_proj\.weight is missing.*2 layers"):
+    with pytest.raises(
+        CheckpointError, match=r"tensor model\.layers\.1\.self_attn\.q_proj\.weight is missing.*2 layers"
+    ):
         load_model(checkpoint, reference)
 
 
 def test_unknown_tensors_are_named(checkpoint: ArrayCheckpoint, reference: Backend) -> None:
     checkpoint.add("model.layers.0.self_attn.q_proj.bias", bytes(96 * 4), BY_NAME["F32"], (96,))
-    with pytest.raises(CheckpointError, match=r"tensor model\.layers\.0\.self_attn\.q_proj\.bias is not part of a llama model"):
+    with pytest.raises(
+        CheckpointError, match=r"tensor model\.layers\.0\.self_attn\.q_proj\.bias is not part of a llama model"
+    ):
         load_model(checkpoint, reference)
 
 
@@ -109,7 +113,9 @@ def test_specs_that_cannot_be_computed(
         ({"quantize": "q8_0", "dtype": "float16"}, "quantize"),
     ],
 )
-def test_settings_are_refused_by_name(checkpoint: ArrayCheckpoint, reference: Backend, settings: dict[str, object], param: str) -> None:
+def test_settings_are_refused_by_name(
+    checkpoint: ArrayCheckpoint, reference: Backend, settings: dict[str, object], param: str
+) -> None:
     with pytest.raises(UserError) as caught:
         load_model(checkpoint, reference, **settings)  # type: ignore[arg-type]
     assert caught.value.param == param
@@ -135,7 +141,10 @@ def test_leftovers_of_exporters_are_ignored_and_said(tmp_path: Path, reference: 
     for name in ("model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"):
         checkpoint.add(name, bytes(32), BY_NAME["F32"], (8,))
     notes = load_model(checkpoint, reference).layout.notes
-    assert notes == ("tensor model.layers.0.self_attn.rotary_emb.inv_freq is not used", "tensor lm_head.weight is not used")
+    assert notes == (
+        "tensor model.layers.0.self_attn.rotary_emb.inv_freq is not used",
+        "tensor lm_head.weight is not used",
+    )
 
 
 def test_progress_ends_at_the_whole(tmp_path: Path, reference: Backend) -> None:

@@ -28,7 +28,11 @@ from tests.model.test_split import mixed_formats
 def handles(model: LoadedModel, part: ModelPart) -> Iterator[tuple[ExpectedTensor, Any]]:
     """Every tensor of a part with its handle; of a vector only the reference backend shows what it has."""
     for expected in expected_tensors(architecture_of(model.spec.architecture).parameters, model.spec, part):
-        owner = model.parameters.top if expected.layer is None else model.parameters.layers[expected.layer - part.layers.first]
+        owner = (
+            model.parameters.top
+            if expected.layer is None
+            else model.parameters.layers[expected.layer - part.layers.first]
+        )
         handle = owner[expected.parameter.key]
         if expected.expert is not None and expected.layer is not None:
             handle = handle[part.experts[expected.layer - part.layers.first].index(expected.expert)]
@@ -67,7 +71,9 @@ def test_every_kind_of_storage(tmp_path: Path, backend: Backend, threads: int) -
 @pytest.mark.parametrize("architecture", ["llama", "qwen2_moe"])
 def test_gguf_files(tmp_path: Path, backend: Backend, architecture: str, kept: str) -> None:
     sizes = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 96} if architecture == "qwen2_moe" else {}
-    checkpoint = open_checkpoint(make_gguf(tmp_path / "model.gguf", architecture, matrix_type=kept, head_dim=32, **sizes))
+    checkpoint = open_checkpoint(
+        make_gguf(tmp_path / "model.gguf", architecture, matrix_type=kept, head_dim=32, **sizes)
+    )
     check_parts(checkpoint, backend, Division(ranks=3))
     if architecture == "qwen2_moe":
         check_parts(checkpoint, backend, Division(stages=2, ranks=2, experts_whole=True))

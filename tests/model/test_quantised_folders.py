@@ -71,7 +71,10 @@ def test_matrices_quantised_in_one(tmp_path: Path, name: str) -> None:
     found, wanted = logprobs(backend, tmp_path / "quantised", dtype="float32"), logprobs(backend, plain)
     assert np.abs(found - wanted).max() < (EXACT if FORMS[name].keeps == "Q4_1" else 1e-6) * np.ptp(wanted)
     checkpoint = open_checkpoint(tmp_path / "quantised")
-    assert plan_model(checkpoint, backend).source_bytes < 1.1 * (tmp_path / "quantised" / "model.safetensors").stat().st_size
+    assert (
+        plan_model(checkpoint, backend).source_bytes
+        < 1.1 * (tmp_path / "quantised" / "model.safetensors").stat().st_size
+    )
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "packed with zero points", "8-bit floats"])
@@ -82,7 +85,9 @@ def test_ranks_of_matrices_quantised_in_one(tmp_path: Path, name: str) -> None:
     write_quantised(tmp_path, FORMS[name], "phi3")
     checkpoint, backend = open_checkpoint(tmp_path), ReferenceBackend()
     whole = load_model(checkpoint, backend).parameters.layers[1]
-    parts = [load_model(checkpoint, backend, part=part).parameters.layers[1] for part in plan(checkpoint, Division(ranks=2))]
+    parts = [
+        load_model(checkpoint, backend, part=part).parameters.layers[1] for part in plan(checkpoint, Division(ranks=2))
+    ]
     for matrix in ("q", "k", "v", "gate", "up"):
         assert np.array_equal(np.concatenate([part[matrix] for part in parts]), whole[matrix]), matrix
 
@@ -101,7 +106,9 @@ def test_ranks_of_matrices_quantised_in_one(tmp_path: Path, name: str) -> None:
         ("gptq, columns in any order", {}, "Q8_0", "GPTQ 4-bit -> Q8_0: no block format holds these codes: converted"),
     ],
 )  # fmt: skip
-def test_what_becomes_of_them_is_said(tmp_path: Path, name: str, settings: dict[str, str], kept: str, reason: str) -> None:
+def test_what_becomes_of_them_is_said(
+    tmp_path: Path, name: str, settings: dict[str, str], kept: str, reason: str
+) -> None:
     from tests.model.test_weight_formats import FewKernels
 
     write_quantised(tmp_path, FORMS[name])
@@ -112,17 +119,25 @@ def test_what_becomes_of_them_is_said(tmp_path: Path, name: str, settings: dict[
 
 
 @pytest.mark.parametrize(
-    ("architecture", "module", "rows", "refused"), [("llama", "q_proj", 64, "q_proj"), ("phi3", "qkv_proj", 128, "q_proj")]
+    ("architecture", "module", "rows", "refused"),
+    [("llama", "q_proj", 64, "q_proj"), ("phi3", "qkv_proj", 128, "q_proj")],
 )
-def test_a_bias_of_zeros_beside_a_matrix_adds_nothing(tmp_path: Path, architecture: str, module: str, rows: int, refused: str) -> None:
+def test_a_bias_of_zeros_beside_a_matrix_adds_nothing(
+    tmp_path: Path, architecture: str, module: str, rows: int, refused: str
+) -> None:
     """Older versions of AutoGPTQ wrote one everywhere, for models that have none."""
     write_quantised(tmp_path, FORMS["gptq"], architecture)
     config = json.loads((tmp_path / "config.json").read_text())
     data = (tmp_path / "model.safetensors").read_bytes()
     held = read_safetensors(tmp_path / "model.safetensors")
-    tensors = {name: (entry.dtype.name, entry.shape, data[entry.offset : entry.offset + entry.nbytes]) for name, entry in held.items()}
+    tensors = {
+        name: (entry.dtype.name, entry.shape, data[entry.offset : entry.offset + entry.nbytes])
+        for name, entry in held.items()
+    }
     for number in (0.0, 0.5):
-        bias = {f"model.layers.0.self_attn.{module}.bias": ("F16", (rows,), np.full(rows, number, np.float16).tobytes())}
+        bias = {
+            f"model.layers.0.self_attn.{module}.bias": ("F16", (rows,), np.full(rows, number, np.float16).tobytes())
+        }
         write_folder(tmp_path, config, tensors | bias)
         if number:
             with pytest.raises(CheckpointError, match=rf"{refused}\.bias.* not part"):
@@ -141,7 +156,9 @@ def test_parts_in_several_files(tmp_path: Path) -> None:
     (tmp_path / "two" / "config.json").write_bytes((tmp_path / "one" / "config.json").read_bytes())
     for shard in (0, 1):
         mine = {
-            n: (p.dtype.name, p.shape, whole[p.offset : p.offset + p.nbytes]) for n, p in parts.items() if n.endswith("scales") == shard
+            n: (p.dtype.name, p.shape, whole[p.offset : p.offset + p.nbytes])
+            for n, p in parts.items()
+            if n.endswith("scales") == shard
         }
         (tmp_path / "two" / f"model-{shard}.safetensors").write_bytes(safetensors_bytes(mine))
     backend = ReferenceBackend()
@@ -157,7 +174,9 @@ def test_the_packed_cache_knows_every_file_of_a_matrix(tmp_path: Path, backend: 
     first = logprobs(backend, folder, packed_cache=tmp_path)
     (packed,) = tmp_path.glob("*.packed")
     before = packed.stat().st_mtime_ns
-    assert np.array_equal(logprobs(backend, folder, packed_cache=tmp_path), first) and packed.stat().st_mtime_ns == before
+    assert (
+        np.array_equal(logprobs(backend, folder, packed_cache=tmp_path), first) and packed.stat().st_mtime_ns == before
+    )
     scales = folder / "model-1.safetensors"
     scales.write_bytes(scales.read_bytes())  # another time of change
     assert np.array_equal(logprobs(backend, folder, packed_cache=tmp_path), first)

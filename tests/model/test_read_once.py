@@ -26,7 +26,9 @@ IO = Path("/proc/self/io")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("model"), hidden_size=256, intermediate_size=1024, vocab_size=2048, dtype="BF16")
+    return make_folder(
+        tmp_path_factory.mktemp("model"), hidden_size=256, intermediate_size=1024, vocab_size=2048, dtype="BF16"
+    )
 
 
 def bytes_read(act: Callable[[], object]) -> int:
@@ -56,7 +58,10 @@ def load(folder: Path, spread: Spread, cache: Path | None = None) -> int:
     """Bytes that loading has read; copies are counted by their weights."""
     checkpoint = open_checkpoint(folder)
     backend = NativeBackend(
-        [-1] * len(HOMES), spin_us=20, groups=[(home,) for home in HOMES], memory=TeamMemory(HOMES, (0, 0, 0), bound=False)
+        [-1] * len(HOMES),
+        spin_us=20,
+        groups=[(home,) for home in HOMES],
+        memory=TeamMemory(HOMES, (0, 0, 0), bound=False),
     )
     read = bytes_read(lambda: load_model(checkpoint, backend, packed_cache=cache, spread_of=lambda name: spread))
     copies = 3 if spread == "copied" else 1

@@ -78,14 +78,18 @@ def test_what_top_k_top_p_and_min_p_keep(settings: tuple[int, float, float], exp
 def test_penalties_and_bias() -> None:
     logits = [2.0, 1.9, -1.0, -1.1]
     assert drawn(logits, temperature=0, repetition_penalty=1.1, seen=[(0, 0)]) == [1]
-    assert drawn(logits, temperature=0, presence_penalty=0.5, seen=[(0, 0)]) == [0], "a token of the prompt only is not present"
+    assert drawn(logits, temperature=0, presence_penalty=0.5, seen=[(0, 0)]) == [0], (
+        "a token of the prompt only is not present"
+    )
     assert drawn(logits, temperature=0, presence_penalty=0.5, seen=[(0, 1)]) == [1]
     assert drawn(logits, temperature=0, frequency_penalty=0.04, seen=[(0, 2)]) == [0]
     assert drawn(logits, temperature=0, frequency_penalty=0.04, seen=[(0, 3)]) == [1]
     assert drawn(logits, temperature=0, bias=[(3, 5.0)]) == [3]
     assert drawn(logits, rows=1, temperature=0, bias=[(0, -np.inf), (1, -np.inf)]) == [2]
     negative = [-1.0, -1.05]
-    assert drawn(negative, temperature=0, repetition_penalty=1.1, seen=[(0, 1)]) == [1], "a negative logit is multiplied"
+    assert drawn(negative, temperature=0, repetition_penalty=1.1, seen=[(0, 1)]) == [1], (
+        "a negative logit is multiplied"
+    )
 
 
 def test_bias_comes_before_penalties() -> None:

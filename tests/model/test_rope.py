@@ -40,7 +40,9 @@ KINDS = {
 def transformers_rope(spec: Any) -> tuple[Any, float]:
     """inverse frequencies and scale as transformers computes them."""
     pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
-    rope_utils = pytest.importorskip("transformers.modeling_rope_utils", reason="needs transformers, which the `torch` group installs")
+    rope_utils = pytest.importorskip(
+        "transformers.modeling_rope_utils", reason="needs transformers, which the `torch` group installs"
+    )
     from transformers import LlamaConfig
 
     rope = spec.rope
@@ -56,7 +58,9 @@ def transformers_rope(spec: Any) -> tuple[Any, float]:
         head_dim=spec.head_dim,
         max_position_embeddings=spec.max_position, rope_parameters=given,
     )  # fmt: skip
-    kind = "linear" if rope.kind == "default" else rope.kind  # linear by a factor of one, as that one knows partial rotation
+    kind = (
+        "linear" if rope.kind == "default" else rope.kind
+    )  # linear by a factor of one, as that one knows partial rotation
     frequencies, scale = rope_utils.ROPE_INIT_FUNCTIONS[kind](config, "cpu")
     return frequencies.numpy(), scale
 
@@ -78,7 +82,9 @@ def test_partial_rotation_has_fewer_frequencies() -> None:
 
 def test_llama3_blends_between_kept_and_slowed() -> None:
     spec = toy_spec(head_dim=128, max_position=131072, rope=LLAMA3)
-    slowing = rope_of(replace(spec, rope=RopeSpec(theta=500000.0))).inverse_frequencies / rope_of(spec).inverse_frequencies
+    slowing = (
+        rope_of(replace(spec, rope=RopeSpec(theta=500000.0))).inverse_frequencies / rope_of(spec).inverse_frequencies
+    )
     assert slowing[0] == 1 and slowing[-1] == pytest.approx(8.0) and (np.diff(slowing) >= -1e-6).all()
 
 
@@ -93,7 +99,8 @@ def test_gguf_divisors_stand_for_the_llama3_scaling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "factors"), [(4096, LONGROPE.short_factors), (4097, LONGROPE.long_factors), (None, LONGROPE.long_factors)]
+    ("length", "factors"),
+    [(4096, LONGROPE.short_factors), (4097, LONGROPE.long_factors), (None, LONGROPE.long_factors)],
 )
 def test_longrope_takes_the_factors_of_the_longest_context(length: int | None, factors: tuple[float, ...]) -> None:
     spec = toy_spec(head_dim=128, max_position=16384, rope=LONGROPE)
@@ -106,7 +113,9 @@ def test_longrope_takes_the_factors_of_the_longest_context(length: int | None, f
 
 def test_longrope_is_that_of_transformers() -> None:
     pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
-    rope_utils = pytest.importorskip("transformers.modeling_rope_utils", reason="needs transformers, which the `torch` group installs")
+    rope_utils = pytest.importorskip(
+        "transformers.modeling_rope_utils", reason="needs transformers, which the `torch` group installs"
+    )
     from transformers import Phi3Config
 
     given = {
@@ -114,7 +123,11 @@ def test_longrope_is_that_of_transformers() -> None:
         "short_factor": list(LONGROPE.short_factors), "long_factor": list(LONGROPE.long_factors),
     }  # fmt: skip
     config = Phi3Config(
-        hidden_size=256, num_attention_heads=2, max_position_embeddings=16384, original_max_position_embeddings=4096, rope_parameters=given
+        hidden_size=256,
+        num_attention_heads=2,
+        max_position_embeddings=16384,
+        original_max_position_embeddings=4096,
+        rope_parameters=given,
     )
     spec = toy_spec(head_dim=128, max_position=16384, rope=LONGROPE)
     for length in (4000, 5000):

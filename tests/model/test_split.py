@@ -152,7 +152,9 @@ def test_matrices_quantised_at_load_have_the_values_of_the_whole(tmp_path: Path,
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_whole_model_asks_nothing_of_others(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_model_asks_nothing_of_others(
+    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One worker computes what it did before there were several; two ranks do ask."""
 
     def refuse(*arguments: object) -> None:
@@ -205,7 +207,9 @@ def test_kv_memory_is_of_one_type_in_all_parts(tmp_path: Path) -> None:
 
 
 @needs_data
-@pytest.mark.parametrize("how", [Division(ranks=3), Division(stages=2, layers=(2, 3)), Division(stages=2, ranks=2)], ids=name)
+@pytest.mark.parametrize(
+    "how", [Division(ranks=3), Division(stages=2, layers=(2, 3)), Division(stages=2, ranks=2)], ids=name
+)
 @pytest.mark.parametrize("file", [".", "stories260K-f32.gguf"])
 def test_golden_texts_of_a_real_model(file: str, how: Division) -> None:
     check_golden(open_checkpoint(STORIES / file), how)
@@ -219,7 +223,9 @@ def test_equal_experts_on_several_ranks_tell_the_dense_models_stories(how: Divis
 
 def check_golden(checkpoint: Checkpoint, how: Division, make_backend: Callable[[], Backend] = ReferenceBackend) -> None:
     entries: list[dict[str, Any]] = json.loads((STORIES / "golden.json").read_text())[:3]
-    found = split_driver(checkpoint, how, make_backend).generate([e["prompt_ids"] for e in entries], 24, chunk=5, stagger=2)
+    found = split_driver(checkpoint, how, make_backend).generate(
+        [e["prompt_ids"] for e in entries], 24, chunk=5, stagger=2
+    )
     assert [s.tokens for s in found] == [e["prompt_ids"] + e["greedy_ids"][:24] for e in entries]
     for sequence, entry in zip(found, entries, strict=True):
         logprobs = [row[token] for row, token in zip(sequence.logprobs, entry["greedy_ids"], strict=False)]

@@ -123,7 +123,9 @@ def test_bfloat16_weights(name: str, bfloat16_model: tuple[Path, Any], exact_bac
     folder, theirs = bfloat16_model
     backend = exact_backend
     model = load_model(open_checkpoint(folder), backend)
-    widened = all(m.target == "F32" for m in model.layout.matrices)  # torch's CPU multiplies float32 only; keys and values are then f32 too
+    widened = all(
+        m.target == "F32" for m in model.layout.matrices
+    )  # torch's CPU multiplies float32 only; keys and values are then f32 too
     assert model.spec.storage == "BF16" and model.kv_geometry(32).dtype == ("f32" if widened else "bf16")
     for prompt in prompts():
         expected = logprobs(theirs, prompt)
@@ -133,7 +135,9 @@ def test_bfloat16_weights(name: str, bfloat16_model: tuple[Path, Any], exact_bac
         assert FLOAT32_BOUND < usual_error(name, usual, expected) < BF16_KV_BOUND
 
 
-def test_bfloat16_greedy_tokens(bfloat16_model: tuple[Path, Any], bfloat16_texts: list[list[int]], exact_backend: Backend) -> None:
+def test_bfloat16_greedy_tokens(
+    bfloat16_model: tuple[Path, Any], bfloat16_texts: list[list[int]], exact_backend: Backend
+) -> None:
     model = load_model(open_checkpoint(bfloat16_model[0]), exact_backend)
     ours = Driver(model, exact_backend, kv_dtype="f32").generate(prompts(), STEPS, chunk=16, stagger=2)
     assert [s.tokens for s in ours] == bfloat16_texts

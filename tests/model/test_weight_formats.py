@@ -57,7 +57,11 @@ def random_rows(dtype: DType, rows: int, columns: int) -> bytes:
         case "I8" | "I16" | "I32":
             return random.integers(-100, 100, values.shape).astype(f"<i{dtype.bytes}").tobytes()
         case "F8_E4M3" | "F8_E5M2":
-            return (random.integers(0, 64, values.shape) | random.integers(0, 2, values.shape) << 7).astype(np.uint8).tobytes()
+            return (
+                (random.integers(0, 64, values.shape) | random.integers(0, 2, values.shape) << 7)
+                .astype(np.uint8)
+                .tobytes()
+            )
     blocks = random.integers(0, 256, (rows * columns // dtype.block, dtype.bytes), np.uint8)
     for offset, value in SCALES[dtype.name].items():
         blocks[:, offset : offset + len(value)] = np.frombuffer(value, np.uint8)
@@ -87,7 +91,13 @@ def test_every_format(tmp_path: Path, backend: Backend, name: str) -> None:
     if backend.name == "reference" and kept == name:
         assert np.array_equal(found, wanted)
     else:
-        bound = BF16_ACTIVATIONS if kept == "BF16" and rounds_activations(backend) else 1e-5 if BY_NAME[kept].block == 1 else 0.03
+        bound = (
+            BF16_ACTIVATIONS
+            if kept == "BF16" and rounds_activations(backend)
+            else 1e-5
+            if BY_NAME[kept].block == 1
+            else 0.03
+        )
         assert np.abs(found - wanted).max() < bound * np.ptp(wanted)
 
 
@@ -121,8 +131,12 @@ def test_conversions_are_said(tmp_path: Path, source: str, kernels: tuple[str, .
 
 
 @pytest.mark.parametrize("matrix_type", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "phi3", "llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
-def test_gguf_files_hold_the_folder_s_model(tmp_path: Path, backend: Backend, architecture: str, matrix_type: str) -> None:
+@pytest.mark.parametrize(
+    "architecture", ["gemma2", "gemma3", "phi3", "llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"]
+)
+def test_gguf_files_hold_the_folder_s_model(
+    tmp_path: Path, backend: Backend, architecture: str, matrix_type: str
+) -> None:
     """Interleaved heads are put back in order: the GGUF file of a model answers like its folder, up to the rounding of its format."""
     folder = make_folder(tmp_path / "folder", architecture, head_dim=32)
     file = make_gguf(tmp_path / "model.gguf", architecture, matrix_type=matrix_type, head_dim=32)
@@ -174,7 +188,9 @@ def test_llama3_scaling_in_both_formats(tmp_path: Path, backend: Backend) -> Non
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     }
-    plain, scaled = (open_checkpoint(make_folder(tmp_path / n, rope_scaling=s)) for n, s in (("plain", None), ("scaled", scaling)))
+    plain, scaled = (
+        open_checkpoint(make_folder(tmp_path / n, rope_scaling=s)) for n, s in (("plain", None), ("scaled", scaling))
+    )
     divisors = rope_of(plain.spec).inverse_frequencies / rope_of(scaled.spec).inverse_frequencies
     file = open_checkpoint(make_gguf(tmp_path / "model.gguf", extra={"rope_freqs.weight": divisors}))
     rows = [Driver(load_model(c, backend), backend).prefill(PROMPT * 5)[1] for c in (plain, scaled, file)]

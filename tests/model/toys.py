@@ -17,8 +17,12 @@ from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, Ten
 
 MIXTURES = {
     "mixtral": MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=96, normalise=True),
-    "qwen2_moe": MixtureSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=False, shared_intermediate_size=72),
-    "qwen3_moe": MixtureSpec(num_experts=9, experts_per_token=4, intermediate_size=33, normalise=True, dense_layers=(0,)),
+    "qwen2_moe": MixtureSpec(
+        num_experts=6, experts_per_token=3, intermediate_size=40, normalise=False, shared_intermediate_size=72
+    ),
+    "qwen3_moe": MixtureSpec(
+        num_experts=9, experts_per_token=4, intermediate_size=33, normalise=True, dense_layers=(0,)
+    ),
 }
 _GEMMA: dict[str, Any] = {
     "embedding_scale": 1.5, "attention_scale": 0.3, "sliding_window": 6, "sliding_layers": (True, False), "tie_word_embeddings": True,

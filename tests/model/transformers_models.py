@@ -13,7 +13,13 @@ SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "vocab_size": 160, "max_position_embeddings": 256, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 QWEN_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
@@ -21,7 +27,13 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.2, 1.5, 2.0], "long_factor": [9.0] * 4,
     "attention_factor": 1.2,
 }  # fmt: skip
-GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 9, "tie_word_embeddings": True, "num_hidden_layers": 4}
+GEMMA = {
+    "head_dim": 24,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 9,
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 4,
+}
 TWO_ROPES = {
     "rope_parameters": {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -36,7 +48,10 @@ PICTURES: dict[str, Any] = {  # no picture is ever given
 # name -> (model type, changes to the configuration). Every prompt below is longer than the sliding windows.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "llama-tied-biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+    "llama-tied-biased": (
+        "llama",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 24},
+    ),
     "llama-rope-llama3": ("llama", {"rope_theta": 500000.0, "rope_scaling": LLAMA3}),
     "llama-rope-linear": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
     "llama-rope-yarn": ("llama", {"rope_scaling": YARN}),
@@ -51,17 +66,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-moe": ("qwen2_moe", QWEN_EXPERTS | {"shared_expert_intermediate_size": 72, "norm_topk_prob": False}),
     "qwen2-moe-mixed": (
         "qwen2_moe",
-        QWEN_EXPERTS | WINDOWS | {"shared_expert_intermediate_size": 40, "norm_topk_prob": True, "decoder_sparse_step": 2},
+        QWEN_EXPERTS
+        | WINDOWS
+        | {"shared_expert_intermediate_size": 40, "norm_topk_prob": True, "decoder_sparse_step": 2},
     ),
     "qwen3-moe": ("qwen3_moe", QWEN_EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
     "qwen3-moe-mixed": ("qwen3_moe", QWEN_EXPERTS | {"head_dim": 16, "norm_topk_prob": False, "mlp_only_layers": [1]}),
-    "gemma2": ("gemma2", GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 20.0}),  # low enough to show
+    "gemma2": (
+        "gemma2",
+        GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 20.0},
+    ),  # low enough to show
     "gemma3": ("gemma3", PICTURES | {"text_config": SIZES | GEMMA | TWO_ROPES}),
     "phi3": (
         "phi3",
-        {"sliding_window": 11, "head_dim": 16, "rope_parameters": LONGROPE, "original_max_position_embeddings": 256, "pad_token_id": 0},
+        {
+            "sliding_window": 11,
+            "head_dim": 16,
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 256,
+            "pad_token_id": 0,
+        },
     ),
-    "odd-sizes": ("llama", {"intermediate_size": 75, "vocab_size": 163, "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3}),
+    "odd-sizes": (
+        "llama",
+        {"intermediate_size": 75, "vocab_size": 163, "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3},
+    ),
 }
 
 

@@ -37,15 +37,24 @@ def copies_of(memory: NativeKvMemory, layer: int, block: int, head: int) -> list
     for data, region in zip(whole(memory), layout.regions, strict=True):
         first, past = layout.layers_of(region)
         if first <= layer < past and region.first_head <= head < region.past_head:
-            at = (layer - first) * region.layer_stride + block * region.block_stride + (head - region.first_head) * region.head_stride
+            at = (
+                (layer - first) * region.layer_stride
+                + block * region.block_stride
+                + (head - region.first_head) * region.head_stride
+            )
             found.append(data[at : at + 2 * tiles * layout.tile_bytes].reshape(2, tiles, layout.tile_bytes))
     return found
 
 
-def tiles_of(memory: NativeKvMemory, table: Sequence[int], layer: int, head: int, first: int, past: int) -> list[list[Bytes]]:
+def tiles_of(
+    memory: NativeKvMemory, table: Sequence[int], layer: int, head: int, first: int, past: int
+) -> list[list[Bytes]]:
     """Tiles first .. past - 1 of a sequence, counted from position 0: those of keys, those of values."""
     tiles = memory.layout.block_size // TILE_TOKENS
-    return [[head_of(memory, layer, table[t // tiles], head)[side, t % tiles] for t in range(first, past)] for side in (0, 1)]
+    return [
+        [head_of(memory, layer, table[t // tiles], head)[side, t % tiles] for t in range(first, past)]
+        for side in (0, 1)
+    ]
 
 
 def page_tiles(page: int, page_tokens: int, tokens: int) -> tuple[int, int]:
@@ -53,7 +62,9 @@ def page_tiles(page: int, page_tokens: int, tokens: int) -> tuple[int, int]:
     return page * page_tokens // TILE_TOKENS, -(-past // TILE_TOKENS)
 
 
-def digest(memory: NativeKvMemory, table: Sequence[int], page: int, tokens: int, page_tokens: int, heads: range) -> bytes:
+def digest(
+    memory: NativeKvMemory, table: Sequence[int], page: int, tokens: int, page_tokens: int, heads: range
+) -> bytes:
     """As simd/kv_copy.h and kv_copy.cpp say, in Python's numbers."""
     layout, result = memory.layout, b""
     for head in heads:
@@ -81,7 +92,11 @@ def _finish(words: npt.NDArray[np.uint64]) -> int:
 def wire_bytes(memory: NativeKvMemory, block: int, tiles: int) -> bytes:
     """What `pieces` joined must be."""
     layout = memory.layout
-    heads = (head_of(memory, layer, block, head)[:, :tiles] for layer in range(layout.layers) for head in range(layout.kv_heads))
+    heads = (
+        head_of(memory, layer, block, head)[:, :tiles]
+        for layer in range(layout.layers)
+        for head in range(layout.kv_heads)
+    )
     return b"".join(head.tobytes() for head in heads)
 
 
@@ -94,7 +109,15 @@ def made_up(layout: KvLayout, rng: np.random.Generator) -> Iterator[KvLayout]:
         "block_size": [0, 16, layout.block_size * 8, 33, 1 << 31],
         "dtype": ["f64"],
         "tile_bytes": [0, layout.tile_bytes - 32, layout.tile_bytes * 2, -1],
-        "blocks": [0, layout.blocks + layout.nbytes // layout.block_bytes + 1, (1 << 31) - 1, 1 << 62, (1 << 63) - 1, 1 << 64, -1],
+        "blocks": [
+            0,
+            layout.blocks + layout.nbytes // layout.block_bytes + 1,
+            (1 << 31) - 1,
+            1 << 62,
+            (1 << 63) - 1,
+            1 << 64,
+            -1,
+        ],
         "nbytes": [0, 1, layout.nbytes + 1, 1 << 62, (1 << 64) - 1, -1],
         "regions": [(), layout.regions[:-1], layout.regions * 2],
     }
@@ -103,8 +126,21 @@ def made_up(layout: KvLayout, rng: np.random.Generator) -> Iterator[KvLayout]:
             yield _with(layout, name, value)
     for i, region in enumerate(layout.regions):
         for name in ("offset", "layer_stride", "block_stride", "head_stride"):
-            for wrong in (-32, 1, layout.nbytes, 1 << 62, ((1 << 63) - 1) // 32 * 32, int(rng.integers(1, 1 << 62)) | 1, 1 << 63):
-                if name in ("offset", "block_stride") or region.past_head - region.first_head > 1 or wrong < 0 or wrong % 32:
+            for wrong in (
+                -32,
+                1,
+                layout.nbytes,
+                1 << 62,
+                ((1 << 63) - 1) // 32 * 32,
+                int(rng.integers(1, 1 << 62)) | 1,
+                1 << 63,
+            ):
+                if (
+                    name in ("offset", "block_stride")
+                    or region.past_head - region.first_head > 1
+                    or wrong < 0
+                    or wrong % 32
+                ):
                     regions = (*layout.regions[:i], _with(region, name, wrong), *layout.regions[i + 1 :])
                     yield _with(layout, "regions", regions)
 
@@ -116,4 +152,6 @@ def _with(struct: Any, name: str, value: object) -> Any:
 def same(memory: KvMemory, other: KvMemory, table: Sequence[int], other_table: Sequence[int], tokens: int) -> bool:
     """Whether two memories hold the same pages of a sequence, by their digests, counted in blocks of the first."""
     pages = -(-tokens // memory.layout.block_size)
-    return memory.digests(table, 0, pages, tokens) == other.digests(other_table, 0, pages, tokens, memory.layout.block_size)
+    return memory.digests(table, 0, pages, tokens) == other.digests(
+        other_table, 0, pages, tokens, memory.layout.block_size
+    )

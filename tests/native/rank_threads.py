@@ -33,7 +33,9 @@ def together(work: list[Callable[[], Any]], deadline_s: float = 60) -> list[Any]
     return results
 
 
-def ranks(size: int, bytes_per_rank: int = 1 << 20, timeout_s: float = DEADLINE_S, spin_us: int = 0) -> list[NativeRankGroup]:
+def ranks(
+    size: int, bytes_per_rank: int = 1 << 20, timeout_s: float = DEADLINE_S, spin_us: int = 0
+) -> list[NativeRankGroup]:
     """All ranks of a group."""
     memory = NativeRankGroup.make(size, bytes_per_rank)
     return [NativeRankGroup.attach(memory.fd, rank, timeout_s, spin_us) for rank in range(size)]

@@ -35,14 +35,23 @@ def step_of(parts: Sequence[Part], ids: Sequence[int] | None = None, sample_rows
     positions = [p.start + i for p in parts for i in range(p.count)]
     context = [p.start + p.count for p in parts]
     start = np.cumsum([0] + [p.count for p in parts])
-    return StepArrays(int32([0] * count if ids is None else ids), int32(positions), int32(start), int32(context), table, int32(sample_rows))
+    return StepArrays(
+        int32([0] * count if ids is None else ids),
+        int32(positions),
+        int32(start),
+        int32(context),
+        table,
+        int32(sample_rows),
+    )
 
 
 def limits(tokens: int, sequences: int = 64, sampled: int = 64, blocks: int = 64) -> StepLimits:
     return StepLimits(tokens, sequences, sampled, blocks)
 
 
-def evaluate(backend: NativeBackend, forward: Callable[[Ops], Tensor], rows: int, sample_rows: Sequence[int] = ()) -> FloatArray:
+def evaluate(
+    backend: NativeBackend, forward: Callable[[Ops], Tensor], rows: int, sample_rows: Sequence[int] = ()
+) -> FloatArray:
     """The result of a forward function over constants of `rows` rows, one sequence from position 0."""
     program = backend.compile(forward, limits(rows, sampled=max(1, len(sample_rows))))
     return program.run(step_of([Part(0, rows)], sample_rows=sample_rows)).numpy()

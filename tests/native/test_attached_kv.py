@@ -24,7 +24,9 @@ CASES = [
 ]
 
 
-def foreign_memories(backend: NativeBackend, cached: Cached, table: list[int]) -> list[tuple[NativeKvMemory, list[int]]]:
+def foreign_memories(
+    backend: NativeBackend, cached: Cached, table: list[int]
+) -> list[tuple[NativeKvMemory, list[int]]]:
     """The blocks of `table` again: in the cache's own file, in a cache of other size and in a pool, each mapped as another process does."""
     own = backend.kv_memory(cached.cache)
     other = backend.kv_memory(backend.kv_cache(cached.case.geometry, BLOCKS + 3, shared=True))
@@ -69,7 +71,11 @@ def test_attached_blocks_give_the_bits_of_own_blocks(backend: NativeBackend, cas
 def attached(backend: NativeBackend) -> tuple[Shared, int, list[np.ndarray]]:
     cached = Shared(backend, CASES[0])
     pool = backend.kv_pool(cached.case.geometry, 4)
-    return cached, backend.attach_kv(cached.cache, backend.map_kv(pool.fd, pool.layout)), [x[:1] for x in CASES[0].inputs()]
+    return (
+        cached,
+        backend.attach_kv(cached.cache, backend.map_kv(pool.fd, pool.layout)),
+        [x[:1] for x in CASES[0].inputs()],
+    )
 
 
 def test_steps_that_would_write_there_are_refused(backend: NativeBackend) -> None:
@@ -111,7 +117,13 @@ def test_blocks_that_are_not_attached_are_refused_and_numbers_are_not_used_again
 def test_memory_of_another_shape_is_refused() -> None:
     backend = NativeBackend([-1], spin_us=20)
     cache = backend.kv_cache(KvGeometry(2, 2, 16, 32, "bf16"), 4, shared=True)
-    others = [(3, 2, 16, 32, "bf16"), (2, 1, 16, 32, "bf16"), (2, 2, 18, 32, "bf16"), (2, 2, 16, 64, "bf16"), (2, 2, 16, 32, "int8")]
+    others = [
+        (3, 2, 16, 32, "bf16"),
+        (2, 1, 16, 32, "bf16"),
+        (2, 2, 18, 32, "bf16"),
+        (2, 2, 16, 64, "bf16"),
+        (2, 2, 16, 32, "int8"),
+    ]
     for layers, heads, head_dim, size, dtype in others:
         with pytest.raises(ValueError, match="are not those of the KV cache"):
             backend.attach_kv(cache, backend.kv_pool(KvGeometry(layers, heads, head_dim, size, dtype), 2))

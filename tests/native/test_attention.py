@@ -174,8 +174,16 @@ def test_chunks_batches_and_threads_change_no_bit(level: str, case: Case) -> Non
             count = 1 if start > case.length - 4 else min(rng.randint(1, 90), case.length - start)
             mine = [x[start : start + count] for x in inputs]
             # The other sequence is the same one, one step behind and before us in the batch.
-            step = [(parts[-1][0], other_blocks), (Part(start, count, blocks), blocks)] if parts else [(Part(start, count, blocks), blocks)]
-            stacked = [np.concatenate([theirs, ours]) for theirs, ours in zip(parts[-1][1], mine, strict=True)] if parts else mine
+            step = (
+                [(parts[-1][0], other_blocks), (Part(start, count, blocks), blocks)]
+                if parts
+                else [(Part(start, count, blocks), blocks)]
+            )
+            stacked = (
+                [np.concatenate([theirs, ours]) for theirs, ours in zip(parts[-1][1], mine, strict=True)]
+                if parts
+                else mine
+            )
             out = cached([Part(p.start, p.count, b) for p, b in step], stacked)
             assert same_bits(np.ascontiguousarray(out[-count:]), np.ascontiguousarray(whole[start : start + count])), (
                 threads,
@@ -249,7 +257,11 @@ def test_layers_do_not_touch_each_other(backend: NativeBackend) -> None:
 def test_sums_of_codes_at_their_bounds(backend: NativeBackend) -> None:
     """Every code at its largest, in the longest head and a full chunk: sums of 32 bits just hold it."""
     case = Case(1, 1, 4096, 257, "int8")
-    inputs = [np.full((257, 4096), -3, np.float32), np.full((257, 4096), 2, np.float32), np.full((257, 4096), -5, np.float32)]
+    inputs = [
+        np.full((257, 4096), -3, np.float32),
+        np.full((257, 4096), 2, np.float32),
+        np.full((257, 4096), -5, np.float32),
+    ]
     found = Cached(backend, case)([Part(0, 257, shuffled_blocks(case))], inputs)
     np.testing.assert_allclose(found, inputs[2], rtol=1e-6)
 

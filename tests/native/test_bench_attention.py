@@ -70,7 +70,13 @@ def test_the_command_prints_json_or_a_table(capsys: pytest.CaptureFixture[str], 
     assert not ended.value.code, err
     if as_json:
         (found,) = json.loads(out)["results"]
-        assert (found["type"], found["heads"], found["kv_heads"], found["head_dim"], found["context"]) == ("bf16", 4, 2, 32, 100)
+        assert (found["type"], found["heads"], found["kv_heads"], found["head_dim"], found["context"]) == (
+            "bf16",
+            4,
+            2,
+            32,
+            100,
+        )
     else:
         assert "4x2x32" in out
         assert "of reading" in out

@@ -69,7 +69,9 @@ def test_every_format_is_measured_and_its_figures_agree() -> None:
         assert r.gops == pytest.approx(2 * 256 * 96 * r.tokens / r.seconds / 1e9)
         assert r.gb_s == pytest.approx(96 * BY_NAME[r.format].row_bytes(256) / r.seconds / 1e9)
         assert r.fraction == pytest.approx(r.gops / r.ceiling_gops)
-        assert r.ceiling_gops == pytest.approx(min(100 * r.intensity, {"int8": 4000, "bf16": 2000, "f32": 1000, "int6": 5000}[r.path]))
+        assert r.ceiling_gops == pytest.approx(
+            min(100 * r.intensity, {"int8": 4000, "bf16": 2000, "f32": 1000, "int6": 5000}[r.path])
+        )
         assert r.cpu_gops > 0
         assert r.steady
 

@@ -17,7 +17,9 @@ def random(*shape: int, seed: int = 0) -> FloatArray:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("columns", "group"), [(8, 8), (48, 8), (64, 64), (172, 172), (320, 80), (896, 896), (1000, 1000)])
+@pytest.mark.parametrize(
+    ("columns", "group"), [(8, 8), (48, 8), (64, 64), (172, 172), (320, 80), (896, 896), (1000, 1000)]
+)
 def test_rms_norm(backend: NativeBackend, rows: int, columns: int, group: int) -> None:
     x, weight = random(rows, columns), random(group, seed=1)
     found = evaluate(backend, lambda ops: ops.rms_norm(backend.constant(x), backend.vector(weight), 1e-5), rows)
@@ -91,7 +93,9 @@ def test_sums_and_multiples(backend: NativeBackend, rows: int, columns: int) -> 
     assert np.array_equal(evaluate(backend, lambda ops: ops.add(constant(x), constant(y)), rows), x + y)
     assert np.array_equal(evaluate(backend, lambda ops: ops.scale(constant(x), 1.7), rows), x * np.float32(1.7))
     normed = evaluate(backend, lambda ops: ops.rms_norm(constant(y), backend.vector(weight), 1e-5), rows)
-    found = evaluate(backend, lambda ops: ops.add(constant(x), ops.rms_norm(constant(y), backend.vector(weight), 1e-5)), rows)
+    found = evaluate(
+        backend, lambda ops: ops.add(constant(x), ops.rms_norm(constant(y), backend.vector(weight), 1e-5)), rows
+    )
     assert np.array_equal(found, x + normed)
 
 
@@ -122,7 +126,9 @@ def test_rope(backend: NativeBackend, head_dim: int, rotary: int) -> None:
 def test_rope_leaves_a_constant_alone(backend: NativeBackend) -> None:
     x = random(4, 16)
     constant = backend.constant(x)
-    program = backend.compile(lambda ops: ops.rope(constant, ops.rope_angles(np.ones(8, np.float32), 1.0), 16), limits(4))
+    program = backend.compile(
+        lambda ops: ops.rope(constant, ops.rope_angles(np.ones(8, np.float32), 1.0), 16), limits(4)
+    )
     first = program.run(step_of([Part(0, 4)])).numpy()
     assert same_bits(program.run(step_of([Part(0, 4)])).numpy(), first)
 
@@ -153,6 +159,14 @@ def test_rows_do_not_depend_on_each_other_or_on_threads(level: str) -> None:
     results = []
     for threads in (1, 2, 3):
         backend = NativeBackend([-1] * threads, 10, level)
-        results.append(evaluate(backend, lambda ops: ops.rms_norm(backend.constant(x), backend.vector(weight), 1e-5), 33))  # noqa: B023
+        results.append(
+            evaluate(
+                backend,
+                lambda ops, backend=backend: ops.rms_norm(backend.constant(x), backend.vector(weight), 1e-5),
+                33,
+            )
+        )
     alone = evaluate(backend, lambda ops: ops.rms_norm(backend.constant(x[20:21]), backend.vector(weight), 1e-5), 1)
-    assert same_bits(results[0], results[1]) and same_bits(results[0], results[2]) and same_bits(results[0][20:21], alone)
+    assert (
+        same_bits(results[0], results[1]) and same_bits(results[0], results[2]) and same_bits(results[0][20:21], alone)
+    )

@@ -20,7 +20,16 @@ from tests.native.test_sanitizers import BUILD_S, EXAMPLES, built, lacking
 SANITIZERS = "address,undefined"
 LEVELS = ("avx2vnni", "avx512", "avx512bf16", "amx")
 # Rounds with 80 examples; each is gone through at the scalar level and at these.
-CHECKS = (("attention", 5), ("copy", 20), ("elements", 40), ("lane", 10), ("linear", 4), ("packed", 5), ("program", 8), ("sampling", 10))
+CHECKS = (
+    ("attention", 5),
+    ("copy", 20),
+    ("elements", 40),
+    ("lane", 10),
+    ("linear", 4),
+    ("packed", 5),
+    ("program", 8),
+    ("sampling", 10),
+)
 
 pytestmark = [
     pytest.mark.slow,  # to compile them takes minutes
@@ -36,7 +45,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("what stands in for the instructions needs a processor with AVX2")
     if reason := lacking(SANITIZERS, tmp_path_factory.getbasetemp()):
         pytest.skip(reason)
-    options = (f"-DHOMENODE_SANITIZE={SANITIZERS}", "-DHOMENODE_EMULATE_AVX512=ON", f"-DHOMENODE_ONLY_LEVELS={'|'.join(LEVELS)}")
+    options = (
+        f"-DHOMENODE_SANITIZE={SANITIZERS}",
+        "-DHOMENODE_EMULATE_AVX512=ON",
+        f"-DHOMENODE_ONLY_LEVELS={'|'.join(LEVELS)}",
+    )
     return built("checks-emulated", *options)
 
 
@@ -51,6 +64,8 @@ def test_checks_at_emulated_levels(program: Path, name: str, rounds: int) -> Non
     """A row alone is the row of a batch, several threads compute what one does; and nothing is read that is not there."""
     rounds = max(1, rounds * EXAMPLES // 80)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    done = subprocess.run([program, name, str(rounds), "1"], capture_output=True, text=True, env=environment, timeout=800)
+    done = subprocess.run(
+        [program, name, str(rounds), "1"], capture_output=True, text=True, env=environment, timeout=800
+    )
     assert done.returncode == 0, done.stderr[-8000:]
     assert done.stdout == f"{name}: {rounds} rounds\n"

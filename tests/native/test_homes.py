@@ -96,7 +96,9 @@ def test_a_home_of_a_node_that_is_not_there_is_refused_by_the_kernel_and_told() 
     assert arena.refused > 0
 
 
-@pytest.mark.parametrize(("homes", "nodes"), [((0,), (0,)), ((0, 2), (0, 0, 0)), ((0, 1), (0,)), ((1, 1), (0,)), ((0, -1), (0, 0))])
+@pytest.mark.parametrize(
+    ("homes", "nodes"), [((0,), (0,)), ((0, 2), (0, 0, 0)), ((0, 1), (0,)), ((1, 1), (0,)), ((0, -1), (0, 0))]
+)
 def test_homes_that_do_not_fit_the_team_are_refused(homes: tuple[int, ...], nodes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="a home for each member"):
         _native.Arena(_native.Team([-1, -1], 0, False), homes, nodes)
@@ -116,7 +118,10 @@ def test_kv_heads_are_shared_in_proportion_to_threads(heads: int, wanted: dict[i
 
 def test_the_kernel_is_asked_for_every_page() -> None:
     over = backend()
-    kept = [over.weight_from_array(np.ones((640, 1024), np.float32), "F32", "copied"), over.kv_cache(KvGeometry(2, 5, 64, 64, "bf16"), 50)]
+    kept = [
+        over.weight_from_array(np.ones((640, 1024), np.float32), "F32", "copied"),
+        over.kv_cache(KvGeometry(2, 5, 64, 64, "bf16"), 50),
+    ]
     seen = over.residency()
     if seen["weights"] is None:
         pytest.skip("move_pages is not allowed here")
@@ -151,4 +156,6 @@ def test_threads_of_several_homes_compute_in_memory_of_their_own(tmp_path: Path,
     spans = sorted((part.address, part.address + part.size) for part in parts)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     seen = over.residency()["scratch"]
-    assert seen is None or [(line["node"], line["present"]) for line in seen] == [(NODE, sum(part.size for part in parts))]
+    assert seen is None or [(line["node"], line["present"]) for line in seen] == [
+        (NODE, sum(part.size for part in parts))
+    ]

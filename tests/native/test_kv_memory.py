@@ -19,7 +19,9 @@ from tests.native.kv_memories import GEOMETRY, pool, shared_cache
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
-@pytest.mark.parametrize(("from_size", "to_size"), [(32, 32), (64, 64), (32, 64), (32, 128), (64, 32), (128, 32), (128, 64), (96, 64)])
+@pytest.mark.parametrize(
+    ("from_size", "to_size"), [(32, 32), (64, 64), (32, 64), (32, 128), (64, 32), (128, 32), (128, 64), (96, 64)]
+)
 def test_every_tile_arrives_where_the_tables_say_and_nothing_else_changes(
     backend: NativeBackend, dtype: str, from_size: int, to_size: int
 ) -> None:
@@ -28,12 +30,17 @@ def test_every_tile_arrives_where_the_tables_say_and_nothing_else_changes(
     geometry = KvGeometry(int(rng.integers(1, 4)), int(rng.integers(1, 5)), head_dim, from_size, dtype)
     source, target = shared_cache(backend, geometry, 11), pool(backend, replace(geometry, block_size=to_size), 12)
     tokens = int(rng.integers(200, 300))
-    table, to_table = rng.permutation(11)[: -(-tokens // from_size)].tolist(), rng.permutation(12)[: -(-tokens // to_size)].tolist()
+    table, to_table = (
+        rng.permutation(11)[: -(-tokens // from_size)].tolist(),
+        rng.permutation(12)[: -(-tokens // to_size)].tolist(),
+    )
     first = int(rng.integers(0, 2))
     pages = -(-tokens // from_size) - first
     before = [region.copy() for region in whole(target)]
     found = copy_kv(target, to_table, source, table, first, pages, tokens)
-    assert found == [digest(source, table, p, tokens, from_size, range(geometry.kv_heads)) for p in range(first, first + pages)]
+    assert found == [
+        digest(source, table, p, tokens, from_size, range(geometry.kv_heads)) for p in range(first, first + pages)
+    ]
     after = [region.copy() for region in whole(target)]
     for region, was in zip(whole(target), before, strict=True):
         region[:] = was
@@ -78,10 +85,16 @@ def test_levels_threads_and_homes_change_no_digest() -> None:
     for level in available_levels():
         assert NativeBackend([-1], level=level).map_kv(source.fd, source.layout).digests(table, 0, 5, 450) == wanted
     homes = _native.Arena(_native.Team([-1] * 3, 0, False), [0, 1, 2], [0, 0, 0])
-    cache = _native.kv_cache(_native.Team([-1] * 3, 0, False), 3, 5, 10, 96, _native.KvType.int8, 9, homes, False, _native.Sharing.writable)
+    cache = _native.kv_cache(
+        _native.Team([-1] * 3, 0, False), 3, 5, 10, 96, _native.KvType.int8, 9, homes, False, _native.Sharing.writable
+    )
     parted = NativeKvMemory(_native.KvMemory.of(cache), _native.best_level())
     assert len(parted.layout.regions) == 3
-    assert copy_kv(parted, [5, 4, 3, 2, 1], source, table, 0, 5, 450, threads=3) == wanted == parted.digests([5, 4, 3, 2, 1], 0, 5, 450)
+    assert (
+        copy_kv(parted, [5, 4, 3, 2, 1], source, table, 0, 5, 450, threads=3)
+        == wanted
+        == parted.digests([5, 4, 3, 2, 1], 0, 5, 450)
+    )
     assert first.map_kv(parted.fd, parted.layout).digests([5, 4, 3, 2, 1], 0, 5, 450) == wanted
 
 
@@ -124,7 +137,11 @@ def test_what_is_behind_the_last_token_does_not_count(backend: NativeBackend) ->
 
 @pytest.mark.parametrize("tiles", [0, 1, 3, 4])
 def test_pieces_are_the_memory_itself_in_the_order_of_the_wire(backend: NativeBackend, tiles: int) -> None:
-    for memory in (shared_cache(backend, GEOMETRY, 5), pool(backend, GEOMETRY, 5), backend.kv_memory(backend.kv_cache(GEOMETRY, 5))):
+    for memory in (
+        shared_cache(backend, GEOMETRY, 5),
+        pool(backend, GEOMETRY, 5),
+        backend.kv_memory(backend.kv_cache(GEOMETRY, 5)),
+    ):
         pieces = memory.pieces(3, tiles)
         assert b"".join(pieces) == wire_bytes(memory, 3, tiles)
         if tiles:
@@ -151,7 +168,9 @@ def test_epochs_that_are_not_what_they_must_be_are_noticed_before(backend: Nativ
     table = [3, 1, 2]
     assert copy_kv(target, [0, 1, 2], source, table, 0, 3, 192, epochs=(epochs, [7, 9, 1])) is None
     assert np.array_equal(head_of(target, 0, 2, 0), kept)
-    assert copy_kv(target, [0, 1, 2], source, table, 1, 2, 192, epochs=(epochs, [9, 0])) == source.digests(table, 1, 2, 192)
+    assert copy_kv(target, [0, 1, 2], source, table, 1, 2, 192, epochs=(epochs, [9, 0])) == source.digests(
+        table, 1, 2, 192
+    )
     assert copy_kv(target, [0, 1, 2], source, table, 0, 2, 192, epochs=(epochs, [7, (1 << 64) - 1])) is None
 
 
@@ -232,7 +251,13 @@ def refused_tables() -> list[tuple[dict[str, object], str]]:
 def test_tables_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:
     backend = NativeBackend([-1], spin_us=20)
     source, target = backend.kv_pool(GEOMETRY, 4), backend.kv_pool(GEOMETRY, 4)
-    call: dict[str, object] = {"source_table": [1, 2], "target_table": [3, 0], "first_page": 0, "pages": 2, "tokens": 128}
+    call: dict[str, object] = {
+        "source_table": [1, 2],
+        "target_table": [3, 0],
+        "first_page": 0,
+        "pages": 2,
+        "tokens": 128,
+    }
     assert copy_kv(target, source=source, **call) is not None  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         copy_kv(target, source=source, **{**call, **change})  # type: ignore[arg-type]

@@ -30,7 +30,10 @@ DEGREES = [(1, 1), (2, 1), (1, 2), (3, 2), (2, 6), (5, 3), (1, 5)]  # stages, ra
 
 def parts_of(stages: int, ranks: int) -> list[ModelPart]:
     """Layers of each stage, heads of each rank: uneven, and heads shared where there are more ranks."""
-    layers, heads = divide(WHOLE.layers, stages), divide_heads(2 * WHOLE.kv_heads, WHOLE.kv_heads, WHOLE.head_dim, ranks, Grain())
+    layers, heads = (
+        divide(WHOLE.layers, stages),
+        divide_heads(2 * WHOLE.kv_heads, WHOLE.kv_heads, WHOLE.head_dim, ranks, Grain()),
+    )
     assert layers is not None and heads is not None
     return [
         ModelPart(span, s, stages, r, ranks, query, kv, NOTHING, NOTHING, NOTHING, NOTHING, ())
@@ -44,11 +47,15 @@ class Workers:
 
     def __init__(self, backend: NativeBackend, stages: int, ranks: int, block_size: int = 64) -> None:
         self.parts = parts_of(stages, ranks)
-        self.geometries = [replace(WHOLE, layers=p.layers.count, kv_heads=p.kv_heads.count, block_size=block_size) for p in self.parts]
+        self.geometries = [
+            replace(WHOLE, layers=p.layers.count, kv_heads=p.kv_heads.count, block_size=block_size) for p in self.parts
+        ]
         self.file = KvFile(self.geometries, BLOCKS)
         self.caches = [self.lay(backend, number) for number in range(len(self.parts))]
         layouts = [backend.kv_memory(cache).layout for cache in self.caches]
-        self.memory = backend.map_kv(self.file.fd, joined(self.parts, layouts, self.file.shares), writable=True, own=True)
+        self.memory = backend.map_kv(
+            self.file.fd, joined(self.parts, layouts, self.file.shares), writable=True, own=True
+        )
 
     def lay(self, backend: NativeBackend, number: int) -> object:
         share = self.file.shares[number]
@@ -57,7 +64,9 @@ class Workers:
 
 @pytest.mark.parametrize(("stages", "ranks"), DEGREES)
 @pytest.mark.parametrize("block_size", [64, 32])
-def test_pages_are_the_same_whatever_the_degrees(backend: NativeBackend, stages: int, ranks: int, block_size: int) -> None:
+def test_pages_are_the_same_whatever_the_degrees(
+    backend: NativeBackend, stages: int, ranks: int, block_size: int
+) -> None:
     """Into the memory of these workers and on into that of every other number of them: digests stay what they were."""
     plain = backend.kv_pool(WHOLE, BLOCKS)
     fill(plain, stages * 10 + ranks)
@@ -96,7 +105,9 @@ def test_a_worker_finds_its_heads_in_its_share_and_nothing_else_there(backend: N
         for layer in range(part.layers.count):
             for head in range(part.kv_heads.count):
                 (mine,) = copies_of(own, layer, 3, head)
-                assert np.array_equal(mine, copies_of(plain, part.layers.first + layer, 1, part.kv_heads.first + head)[0])
+                assert np.array_equal(
+                    mine, copies_of(plain, part.layers.first + layer, 1, part.kv_heads.first + head)[0]
+                )
                 assert not copies_of(own, layer, 2, head)[0].any()
 
 
@@ -154,14 +165,25 @@ def test_regions_that_do_not_make_up_a_memory_are_refused(backend: NativeBackend
     first, *rest = layout.regions
     for gone in range(4):
         refused(*layout.regions[:gone], *layout.regions[gone + 1 :])
-    for name, value in (("past_layer", WHOLE.layers + 1), ("first_layer", -1), ("past_head", 4), ("first_head", -1), ("past_layer", 0)):
-        refused(type(first)(*[value if field == name else getattr(first, field) for field in first.__struct_fields__]), *rest)
+    for name, value in (
+        ("past_layer", WHOLE.layers + 1),
+        ("first_layer", -1),
+        ("past_head", 4),
+        ("first_head", -1),
+        ("past_layer", 0),
+    ):
+        refused(
+            type(first)(*[value if field == name else getattr(first, field) for field in first.__struct_fields__]),
+            *rest,
+        )
     refused(first, *layout.regions)  # twice in the same place
     refused(*layout.regions * 300)
 
 
 @pytest.mark.parametrize(("stages", "ranks"), DEGREES)
-def test_a_worker_finds_its_heads_in_the_memory_of_any_neighbour(backend: NativeBackend, stages: int, ranks: int) -> None:
+def test_a_worker_finds_its_heads_in_the_memory_of_any_neighbour(
+    backend: NativeBackend, stages: int, ranks: int
+) -> None:
     plain = backend.kv_pool(WHOLE, BLOCKS)
     fill(plain, 6)
     for other_stages, other_ranks in DEGREES:

@@ -76,7 +76,10 @@ def test_pages_are_taken_at_once(sides: tuple[Side, Side], taken: list[bool], pa
 
 @pytest.mark.parametrize(("page", "late", "at_once"), [(8 << 20, 1, True), (2 << 20, 2, True), (2 << 20, 3, False)])
 def test_one_page_is_taken_at_once_whatever_its_size(page: int, late: int, at_once: bool, taken: list[bool]) -> None:
-    receiver, sender = Side("receiver", "shm", "pull-eager", page, 4, in_place=True), Side("sender", "shm", "pull-eager", page, 2 * PAGES)
+    receiver, sender = (
+        Side("receiver", "shm", "pull-eager", page, 4, in_place=True),
+        Side("sender", "shm", "pull-eager", page, 2 * PAGES),
+    )
     try:
         hand_over(sender, receiver, "first", 2, 1)
         taken.clear()
@@ -190,7 +193,8 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
     finally:
         receiver.agent._working.release()
     eventually(
-        lambda: bool(receiver.agent.figures().bad_frames or receiver.agent._machine.figures().bad_frames), "the violation is counted"
+        lambda: bool(receiver.agent.figures().bad_frames or receiver.agent._machine.figures().bad_frames),
+        "the violation is counted",
     )
     assert taken == [True, False] and receiver.agent._machine.figures().bad_frames == {"ready": 1}
     assert not receiver.agent.statistics().broken
@@ -206,7 +210,9 @@ def test_what_does_not_prove_good_at_once_is_verified_as_ever(
     assert taken and not any(taken)
 
 
-@pytest.mark.parametrize("written", [b"\xff" * 8, (1 << 18).to_bytes(8, "little"), (8).to_bytes(8, "little") + b"\1" * 8])
+@pytest.mark.parametrize(
+    "written", [b"\xff" * 8, (1 << 18).to_bytes(8, "little"), (8).to_bytes(8, "little") + b"\1" * 8]
+)
 def test_garbage_ends_the_connection_and_nothing_else(sides: tuple[Side, Side], written: bytes) -> None:
     sender, receiver = sides
     hand_over(sender, receiver, "before", 2, 1)

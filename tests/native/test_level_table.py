@@ -58,7 +58,9 @@ Table = Mapping[str, Column]
 def table_of(command: Sequence[str | Path]) -> Table:
     """What `homenode_checks levels` prints: for each level the largest difference of each kernel."""
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run([*command, "levels", str(ROUNDS), "1"], capture_output=True, text=True, env=environment, timeout=240)
+    done = subprocess.run(
+        [*command, "levels", str(ROUNDS), "1"], capture_output=True, text=True, env=environment, timeout=240
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     *cells, last = done.stdout.splitlines()
     assert last == f"levels: {ROUNDS} rounds"
@@ -83,7 +85,11 @@ def check(table: Table, levels: Sequence[str]) -> None:
 @cache
 def cross_built(machine: str) -> Path:
     """The checks for another processor, in a program that needs no library there."""
-    target = [f"-DCMAKE_SYSTEM_PROCESSOR={machine}", f"-DCMAKE_CXX_COMPILER={CROSS[machine]}", "-DCMAKE_SYSTEM_NAME=Linux"]
+    target = [
+        f"-DCMAKE_SYSTEM_PROCESSOR={machine}",
+        f"-DCMAKE_CXX_COMPILER={CROSS[machine]}",
+        "-DCMAKE_SYSTEM_NAME=Linux",
+    ]
     return built(f"checks-{machine}", *target, "-DHOMENODE_CHECKS=ON", "-DCMAKE_EXE_LINKER_FLAGS=-static")
 
 

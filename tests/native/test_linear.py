@@ -88,7 +88,10 @@ def test_products(backend: NativeBackend, level: str, tmp_path: Path, format: st
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_row_has_the_same_bits_alone_in_any_batch_and_at_any_place(level: str, tmp_path: Path, format: str) -> None:
     backend = NativeBackend([-1], spin_us=20, level=level)
-    weight, x = make(backend, tmp_path / "w", format, 75, 1280), random(103, 1280)  # more tokens and columns than one cache block
+    weight, x = (
+        make(backend, tmp_path / "w", format, 75, 1280),
+        random(103, 1280),
+    )  # more tokens and columns than one cache block
     whole = multiply(backend, x, weight)
     for begin, end in [(0, 1), (102, 103), (3, 5), (50, 53), (10, 14), (7, 12), (20, 26), (90, 97), (35, 68), (1, 103)]:
         assert same_bits(multiply(backend, x[begin:end], weight), whole[begin:end]), (begin, end)
@@ -146,7 +149,11 @@ def test_several_weights_biases_and_a_residual(backend: NativeBackend, tmp_path:
     weights = [make(backend, tmp_path / f, f, n, 256) for f, n in zip(formats, heights, strict=True)]
     x, residual, biases = random(9, 256), random(9, sum(heights), seed=8), [random(n, seed=n) for n in heights]
     biases_or_none = [None if i == 1 else backend.vector(b) for i, b in enumerate(biases)]
-    found = evaluate(backend, lambda ops: ops.linear(backend.constant(x), weights, biases_or_none, backend.constant(residual)), len(x))
+    found = evaluate(
+        backend,
+        lambda ops: ops.linear(backend.constant(x), weights, biases_or_none, backend.constant(residual)),
+        len(x),
+    )
     parts = [multiply(backend, x, w) for w in weights]
     wanted = np.hstack([p if i == 1 else p + b for i, (p, b) in enumerate(zip(parts, biases, strict=True))]) + residual
     assert same_bits(found, wanted)
@@ -173,7 +180,9 @@ def test_extreme_activations(backend: NativeBackend, tmp_path: Path, format: str
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_K"])
-def test_magnitudes_beyond_the_largest_scale_spoil_their_row_visibly(backend: NativeBackend, tmp_path: Path, format: str) -> None:
+def test_magnitudes_beyond_the_largest_scale_spoil_their_row_visibly(
+    backend: NativeBackend, tmp_path: Path, format: str
+) -> None:
     weight, x = make(backend, tmp_path / "w", format, 40, 256), random(20, 256)
     x[3, 7], x[11, 200], x[17, 0] = 1.1e33, -3e38, 0.9e33
     found = multiply(backend, x, weight)
@@ -182,7 +191,9 @@ def test_magnitudes_beyond_the_largest_scale_spoil_their_row_visibly(backend: Na
 
 @pytest.mark.parametrize("format", SCALES)
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF])
-def test_codes_at_their_extremes_do_not_saturate(backend: NativeBackend, tmp_path: Path, format: str, fill: int) -> None:
+def test_codes_at_their_extremes_do_not_saturate(
+    backend: NativeBackend, tmp_path: Path, format: str, fill: int
+) -> None:
     """Against activations of largest magnitude, of one sign and of both: the largest sums an integer kernel meets."""
     weight = load(backend, tmp_path / "w", with_codes(format, 32, 256, fill))
     w, x = unpacked(weight).astype(np.float64), np.full((24, 256), 127 / 128, np.float32)  # codes of 127, exactly

@@ -31,7 +31,9 @@ def test_what_has_a_kernel_can_be_decoded_and_nothing_else_is_promised(team: Nat
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 256), (33, 768), (97, 512)])
-def test_rows_come_back_as_the_file_has_them(team: NativeBackend, tmp_path: Path, format: str, rows: int, columns: int) -> None:
+def test_rows_come_back_as_the_file_has_them(
+    team: NativeBackend, tmp_path: Path, format: str, rows: int, columns: int
+) -> None:
     matrix = stored(format, rows, columns)
     weight = load(team, tmp_path / "w", matrix)
     assert (weight.rows, weight.columns, weight.format) == (rows, columns, BY_NAME[format].gguf_id)
@@ -39,7 +41,9 @@ def test_rows_come_back_as_the_file_has_them(team: NativeBackend, tmp_path: Path
 
 
 @pytest.mark.parametrize("format", [f for f in FORMATS if f not in ("F32", "F16", "BF16")])
-def test_any_bytes_at_all_decode_as_the_gguf_package_decodes_them(team: NativeBackend, tmp_path: Path, format: str) -> None:
+def test_any_bytes_at_all_decode_as_the_gguf_package_decodes_them(
+    team: NativeBackend, tmp_path: Path, format: str
+) -> None:
     block, size = GGML_QUANT_SIZES[GGMLQuantizationType[format]]
     data = np.random.default_rng(7).integers(0, 256, (64, 2048 // block * size), dtype=np.uint8)
     with np.errstate(all="ignore"):  # infinite and NaN scales among them
@@ -64,7 +68,9 @@ def test_float32_rows_are_encoded_as_the_gguf_package_does(team: NativeBackend, 
     values[3], values[4], values[5] = 0, np.round(values[4]), 1e-7 * values[5]
     padded = np.zeros((70, -(-columns // 32) * 32), np.float32)
     padded[:, :columns] = values
-    assert np.array_equal(unpacked(team.weight_from_array(values, target)), stored_values(target, padded).values[:, :columns])
+    assert np.array_equal(
+        unpacked(team.weight_from_array(values, target)), stored_values(target, padded).values[:, :columns]
+    )
 
 
 @pytest.mark.parametrize("target", ["Q8_0", "Q4_0"])
@@ -106,8 +112,12 @@ def test_conversion_is_decoding_then_encoding(team: NativeBackend, tmp_path: Pat
     assert np.array_equal(unpacked(load(team, tmp_path / "w", matrix, target)), wanted)
 
 
-@pytest.mark.parametrize(("format", "heads", "head_dim"), [("F32", 2, 8), ("Q4_0", 3, 64), ("Q6_K", 5, 6), ("F16", 1, 2)])
-def test_rows_of_interleaved_heads_are_put_in_order(team: NativeBackend, tmp_path: Path, format: str, heads: int, head_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("format", "heads", "head_dim"), [("F32", 2, 8), ("Q4_0", 3, 64), ("Q6_K", 5, 6), ("F16", 1, 2)]
+)
+def test_rows_of_interleaved_heads_are_put_in_order(
+    team: NativeBackend, tmp_path: Path, format: str, heads: int, head_dim: int
+) -> None:
     matrix = stored(format, heads * head_dim, 256)
     found = unpacked(load(team, tmp_path / "w", matrix, permuted_heads=heads))
     wanted = matrix.values.reshape(heads, head_dim // 2, 2, 256).swapaxes(1, 2).reshape(-1, 256)
@@ -124,7 +134,10 @@ def test_a_file_that_ends_early_is_refused_before_memory_is_taken(team: NativeBa
 
 
 def test_a_file_that_cannot_be_read_names_the_call(tmp_path: Path) -> None:
-    with (tmp_path / "w").open("wb") as opened, pytest.raises(OSError, match="pread"):  # open for writing only: reading fails
+    with (
+        (tmp_path / "w").open("wb") as opened,
+        pytest.raises(OSError, match="pread"),
+    ):  # open for writing only: reading fails
         opened.write(bytes(4096))
         opened.flush()
         _native.weight_from_file(_native.Team([-1], 0, False), opened.fileno(), 0, 0, 4, 256, 0, 0)

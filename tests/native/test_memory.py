@@ -20,7 +20,8 @@ from tests.native.weights import load, stored, unpacked
 HUGE = 2 << 20
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 given = pytest.mark.skipif(
-    not SETTING.exists() or "[never]" in SETTING.read_text(), reason=f"{SETTING} is never or missing: this kernel gives no huge pages"
+    not SETTING.exists() or "[never]" in SETTING.read_text(),
+    reason=f"{SETTING} is never or missing: this kernel gives no huge pages",
 )
 
 
@@ -33,7 +34,9 @@ def test_many_small_matrices_lie_on_few_huge_pages(threads: int) -> None:
     size = sum(weight.nbytes for weight in kept)
     pages = backend.statistics()["weight_pages"]
     assert size <= pages["present"] <= size + 2 * threads * HUGE
-    assert pages["huge"] >= 0.8 * pages["present"]  # the first ones of a thread came before it was known that more would
+    assert (
+        pages["huge"] >= 0.8 * pages["present"]
+    )  # the first ones of a thread came before it was known that more would
 
 
 @given
@@ -53,7 +56,10 @@ def test_kv_memory_others_can_map_is_no_reason_to_ask_for_huge_pages() -> None:
     geometry = KvGeometry(4, 2, 64, 64, "bf16")
     cache = backend.kv_cache(geometry, 600, shared=True)  # large enough to be told of
     seen = backend.statistics()
-    assert seen["kv_shared"] and seen["kv_bytes"] == cache.nbytes == 600 * geometry.block_bytes <= seen["kv_pages"]["present"]
+    assert (
+        seen["kv_shared"]
+        and seen["kv_bytes"] == cache.nbytes == 600 * geometry.block_bytes <= seen["kv_pages"]["present"]
+    )
     assert residence_of(seen) == Residence()
     assert on_small_pages(seen, "madvise", False) == ()
     backend.kv_cache(geometry, 1)

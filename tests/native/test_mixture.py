@@ -30,15 +30,27 @@ class Case:
         shapes = {"gate": (inner, columns), "up": (inner, columns), "down": (columns, inner)}
         kinds = {"gate": format, "up": format, "down": format}
         self.stored = {
-            kind: [stored(kinds[kind], *shapes[kind], seed=seed + 100 * e + i) for e in range(experts)] for i, kind in enumerate(shapes)
+            kind: [stored(kinds[kind], *shapes[kind], seed=seed + 100 * e + i) for e in range(experts)]
+            for i, kind in enumerate(shapes)
         }
-        self.x, self.logits, self.residual = normal(tokens, columns, 1), normal(tokens, experts, 2), normal(tokens, columns, 3)
+        self.x, self.logits, self.residual = (
+            normal(tokens, columns, 1),
+            normal(tokens, experts, 2),
+            normal(tokens, columns, 3),
+        )
 
     def loaded(self, backend: NativeBackend, file: Path) -> Experts:
-        return Experts(**{kind: [load(backend, file, matrix) for matrix in matrices] for kind, matrices in self.stored.items()})
+        return Experts(
+            **{kind: [load(backend, file, matrix) for matrix in matrices] for kind, matrices in self.stored.items()}
+        )
 
     def run(
-        self, backend: NativeBackend, experts: Experts, chosen: int, normalise: bool = True, rows: slice | list[int] = slice(None)
+        self,
+        backend: NativeBackend,
+        experts: Experts,
+        chosen: int,
+        normalise: bool = True,
+        rows: slice | list[int] = slice(None),
     ) -> FloatArray:
         def forward(ops: Ops) -> Tensor:
             x, logits, residual = (backend.constant(v[rows]) for v in (self.x, self.logits, self.residual))
@@ -128,11 +140,14 @@ def test_uses_of_experts_are_counted(backend: NativeBackend, ids: tuple[int, ...
     case = Case("Q8_0", 7, 64, 32, 20)
     experts = case.loaded(backend, tmp_path / "weights")
     if ids is not None:
-        experts = Experts(*([matrices[e] for e in ids] for matrices in (experts.gate, experts.up, experts.down)), ids=ids)
+        experts = Experts(
+            *([matrices[e] for e in ids] for matrices in (experts.gate, experts.up, experts.down)), ids=ids
+        )
     sizes = (1, 5, 20)  # of which the mixture computes the last in another way
     x, logits = backend.constant(case.x), backend.constant(case.logits)
     program = backend.compile(
-        lambda ops: ops.mixture(x, ops.mixture(x, logits, experts, 2, True, None) and logits, experts, 3, True, None), limits(20)
+        lambda ops: ops.mixture(x, ops.mixture(x, logits, experts, 2, True, None) and logits, experts, 3, True, None),
+        limits(20),
     )
     wanted = np.zeros((2, 7), np.uint64)
     for tokens in sizes:
@@ -166,7 +181,9 @@ def test_gated_sum(backend: NativeBackend) -> None:
         ({"swapped": True}, "the shapes do not fit each other"),
     ],
 )
-def test_what_does_not_fit_is_refused(backend: NativeBackend, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(
+    backend: NativeBackend, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     case = Case("F32", experts=4, columns=64, inner=96, tokens=2)
     if "format" in change:
         case.stored["gate"][2] = stored(change["format"], 96, 64)

@@ -41,7 +41,9 @@ def of_file(path: Path, data: bytes, size: int | None = None) -> int:
         return _native.head_checksum(file.fileno(), len(data) if size is None else size)
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 63, 64, 65, 4095, 4096, 4097, 4160, 12345, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE - 5])
+@pytest.mark.parametrize(
+    "size", [0, 1, 7, 8, 63, 64, 65, 4095, 4096, 4097, 4160, 12345, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE - 5]
+)
 def test_it_is_what_numpy_computes(tmp_path: Path, size: int) -> None:
     data = np.random.default_rng(size).bytes(size)
     wanted = sum(block_checksum(data[at : at + AT_ONCE], at) for at in range(0, size, AT_ONCE)) & ALL
@@ -63,8 +65,16 @@ def test_it_tells_what_happens_to_files(tmp_path: Path) -> None:
     random = np.random.default_rng(2)
     data = random.bytes(10_000)
     words = np.frombuffer(data, "<u8")
-    damaged = [data[:4096] + bytes(512) + data[4608:], data[512:1024] + data[:512] + data[1024:], data[:-1], data + b"\0", bytes(len(data))]
-    for first, second in random.integers(0, len(words), (2000, 2)):  # two words that change places, or both lose their highest bit
+    damaged = [
+        data[:4096] + bytes(512) + data[4608:],
+        data[512:1024] + data[:512] + data[1024:],
+        data[:-1],
+        data + b"\0",
+        bytes(len(data)),
+    ]
+    for first, second in random.integers(
+        0, len(words), (2000, 2)
+    ):  # two words that change places, or both lose their highest bit
         for change in (words[[second, first]], words[[first, second]] ^ np.uint64(1 << 63)):
             other = words.copy()
             other[[first, second]] = change

@@ -70,7 +70,9 @@ def random_graph(backend: Backend, seed: int) -> Callable[[Ops], Tensor]:
 @pytest.mark.parametrize("seed", range(6))
 def test_random_graphs_compute_what_numpy_does(level: str, seed: int) -> None:
     """Wrong barriers or buffers given out too early show here as values of another op."""
-    step = step_of([Part(0, 40, [3, 1]), Part(0, 7, [0]), Part(0, 1, [2])], [(5 * i) % VOCABULARY for i in range(48)], [39, 46, 47])
+    step = step_of(
+        [Part(0, 40, [3, 1]), Part(0, 7, [0]), Part(0, 1, [2])], [(5 * i) % VOCABULARY for i in range(48)], [39, 46, 47]
+    )
     reference = ReferenceBackend()
     wanted = np.asarray(reference.compile(random_graph(reference, seed), limits(48)).run(step))
     outs = []
@@ -120,7 +122,9 @@ def test_a_program_outlives_its_backend_and_its_parameters() -> None:
         backend = NativeBackend([-1, -1])
         weight, norm = backend.weight_from_array(matrix(5, 16, 0), "F32"), backend.vector(np.ones(16))
         table = backend.weight_from_array(matrix(9, 16, 1), "F32")
-        return backend.compile(lambda ops: ops.linear(ops.rms_norm(ops.embedding(table), norm, 1e-5), [weight]), limits(8))
+        return backend.compile(
+            lambda ops: ops.linear(ops.rms_norm(ops.embedding(table), norm, 1e-5), [weight]), limits(8)
+        )
 
     program = build()
     gc.collect()
@@ -276,7 +280,10 @@ def test_a_constant_shorter_than_the_step_is_refused() -> None:
     program = backend.compile(lambda ops: ops.rms_norm(backend.constant(matrix(3, 16, 0)), norm, 1e-5), limits(8))
     with pytest.raises(ValueError, match="4 tokens; wanted 1 to 3"):
         program.run(step_of([Part(0, 4)]))
-    assert evaluate(backend, lambda ops: ops.rms_norm(backend.constant(matrix(3, 16, 0)), norm, 1e-5), 3).shape == (3, 16)
+    assert evaluate(backend, lambda ops: ops.rms_norm(backend.constant(matrix(3, 16, 0)), norm, 1e-5), 3).shape == (
+        3,
+        16,
+    )
 
 
 def test_statistics(level: str) -> None:

@@ -29,23 +29,32 @@ def matrix(rows: int, columns: int, seed: int) -> Any:
 class Rank:
     """One rank's backend, its weights, and pieces of a model in whose middle sums stand."""
 
-    def __init__(self, rank: int, threads: int, format: str = "F32", spin_us: int = 10, backend: Backend | None = None) -> None:
+    def __init__(
+        self, rank: int, threads: int, format: str = "F32", spin_us: int = 10, backend: Backend | None = None
+    ) -> None:
         self.backend: Any = backend or NativeBackend([-1] * threads, spin_us)
         self.rank = rank
         self._format = format
         self._square, self._wide = self.weight(WIDTH, WIDTH, 2), self.weight(2 * WIDTH, WIDTH, 3)
         self._router, self._head = self.weight(6, WIDTH, 5, shared=True), self.weight(VOCABULARY, WIDTH, 4, shared=True)
-        self._norm, self._bias = self.backend.vector(matrix(1, WIDTH, 6) + 1), self.backend.vector(matrix(1, WIDTH, 7 + rank))
+        self._norm, self._bias = (
+            self.backend.vector(matrix(1, WIDTH, 6) + 1),
+            self.backend.vector(matrix(1, WIDTH, 7 + rank)),
+        )
         ids = tuple(range(rank, 6, 2)) if rank < 2 else (5,)
         self._experts = Experts(*([self.weight(WIDTH, WIDTH, 20 + 3 * e + i) for e in ids] for i in range(3)), ids)
         self._cache = self.backend.kv_cache(KvGeometry(2, WIDTH // HEAD // 2, HEAD, 32, "f32"), 8)
 
     def weight(self, rows: int, columns: int, seed: int, shared: bool = False) -> Any:
-        return self.backend.weight_from_array(matrix(rows, columns, seed + (0 if shared else 1000 * self.rank)), self._format)
+        return self.backend.weight_from_array(
+            matrix(rows, columns, seed + (0 if shared else 1000 * self.rank)), self._format
+        )
 
     def product(self, ops: Ops, x: Tensor) -> Tensor:
         """What a norm is folded into, and a bias and residual are added by."""
-        return ops.linear(ops.rms_norm(x, self._norm, 1e-5), [self._square], [self._bias], x if self.rank == 0 else None)
+        return ops.linear(
+            ops.rms_norm(x, self._norm, 1e-5), [self._square], [self._bias], x if self.rank == 0 else None
+        )
 
     def plain(self, ops: Ops, x: Tensor) -> Tensor:
         return ops.linear(x, [self._square])
@@ -55,7 +64,9 @@ class Rank:
         return ops.rms_norm(x, self._norm, 1e-5)
 
     def gated(self, ops: Ops, x: Tensor) -> Tensor:
-        return ops.linear(ops.silu_mul(ops.linear(ops.rms_norm(x, self._norm, 1e-5), [self._square, self._square])), [self._square])
+        return ops.linear(
+            ops.silu_mul(ops.linear(ops.rms_norm(x, self._norm, 1e-5), [self._square, self._square])), [self._square]
+        )
 
     def gate(self, ops: Ops, x: Tensor) -> Tensor:
         return ops.silu_mul(ops.linear(x, [self._wide]))
@@ -81,7 +92,9 @@ class Rank:
 
 
 PIECES = ["product", "plain", "norm", "gated", "gate", "mixture", "attention", "part_of_columns"]
-STEP = step_of([Part(0, 40, [3, 1]), Part(0, 7, [0]), Part(0, 1, [2])], [(5 * i) % VOCABULARY for i in range(48)], [39, 46, 47])
+STEP = step_of(
+    [Part(0, 40, [3, 1]), Part(0, 7, [0]), Part(0, 1, [2])], [(5 * i) % VOCABULARY for i in range(48)], [39, 46, 47]
+)
 ONE = step_of([Part(0, 1, [2])], [7], [0])
 
 
@@ -129,7 +142,10 @@ def test_programs_with_sums_are_their_pieces(size: int, seed: int) -> None:
     for step, rows in ((STEP, hidden), (ONE, hidden[:1])):
         wanted = by_pieces(makers, workers, step, rows)
         for fuse in (True, False):
-            programs = [w.backend.compile(with_sums(w, names), limits(64), g, fuse=fuse) for w, g in zip(workers, group, strict=True)]
+            programs = [
+                w.backend.compile(with_sums(w, names), limits(64), g, fuse=fuse)
+                for w, g in zip(workers, group, strict=True)
+            ]
             stepped = dataclasses.replace(step, hidden=rows)
             for _ in range(2):
                 found = together([lambda p=p, s=stepped: p.run(s).numpy() for p in programs])
@@ -200,7 +216,8 @@ def test_gathered_logits_and_cut_embeddings() -> None:
     whole = NativeBackend([-1])
     matrix_of_all, norm = whole.weight_from_array(table, "F32"), whole.vector(np.ones(WIDTH, np.float32))
     program = whole.compile(
-        lambda ops: ops.linear(ops.rms_norm(ops.select(ops.embedding(matrix_of_all)), norm, 1e-5), [matrix_of_all]), limits(64)
+        lambda ops: ops.linear(ops.rms_norm(ops.select(ops.embedding(matrix_of_all)), norm, 1e-5), [matrix_of_all]),
+        limits(64),
     )
     wanted = program.run(STEP).numpy()
     for found in together([lambda r=r: rank(r) for r in range(3)]):
@@ -217,13 +234,17 @@ def test_an_embedding_gives_zeros_for_what_is_elsewhere() -> None:
     assert same_bits(found, np.array([table[i - 5] if 5 <= i < 15 else np.zeros(50, np.float32) for i in ids]))
     for first, vocabulary in ((11, 20), (-1, 20), (0, 9), (5, None)):
         with pytest.raises(ValueError, match="embedding"):
-            backend.compile(lambda ops, first=first, vocabulary=vocabulary: ops.embedding(part, first, vocabulary), limits(4))
+            backend.compile(
+                lambda ops, first=first, vocabulary=vocabulary: ops.embedding(part, first, vocabulary), limits(4)
+            )
 
 
 def test_a_stage_gives_rows_and_the_next_takes_them() -> None:
     first, second = Rank(0, 2), Rank(0, 1)
     table = first.weight(VOCABULARY, WIDTH, 1)
-    both = first.backend.compile(lambda ops: first.head(ops, first.product(ops, first.attention(ops, ops.embedding(table)))), limits(64))
+    both = first.backend.compile(
+        lambda ops: first.head(ops, first.product(ops, first.attention(ops, ops.embedding(table)))), limits(64)
+    )
     wanted = both.run(STEP).numpy()
     stages = (
         first.backend.compile(lambda ops: first.attention(ops, ops.embedding(table)), limits(64)),
@@ -244,7 +265,10 @@ def test_received_rows_that_do_not_fit_are_refused() -> None:
         (lambda ops: ops.received(0), "0 columns"),
         (lambda ops: ops.received(WIDTH), "what it received"),
         (lambda ops: ops.split(ops.received(WIDTH), [8, WIDTH - 8])[1], "what it received"),
-        (lambda ops: ops.linear(ops.received(WIDTH), [worker.weight(9, WIDTH, 1)], residual=ops.received(9)), "columns and of"),
+        (
+            lambda ops: ops.linear(ops.received(WIDTH), [worker.weight(9, WIDTH, 1)], residual=ops.received(9)),
+            "columns and of",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             worker.backend.compile(forward, limits(4))
@@ -254,7 +278,9 @@ def test_widths_that_are_not_those_of_the_ranks_are_refused() -> None:
     worker, (group, _) = Rank(0, 1), ranks(2)
     for widths in ([WIDTH], [WIDTH + 1, 4], [WIDTH, -1]):
         with pytest.raises(ValueError, match="gather"):
-            worker.backend.compile(lambda ops, widths=widths: ops.gather(worker.plain(ops, ops.received(WIDTH)), widths), limits(4), group)
+            worker.backend.compile(
+                lambda ops, widths=widths: ops.gather(worker.plain(ops, ops.received(WIDTH)), widths), limits(4), group
+            )
     with pytest.raises(UnsupportedError, match="of its own kind"):
         worker.backend.compile(lambda ops: worker.plain(ops, ops.received(WIDTH)), limits(4), object())  # type: ignore[arg-type]
 
@@ -268,7 +294,9 @@ def test_a_lost_rank_ends_the_run_and_every_later_one(spin_us: int, way: str) ->
     workers = [Rank(0, 3, spin_us=spin_us), Rank(1, 1)]
 
     def forward(worker: Rank) -> Callable[[Ops], Tensor]:
-        return lambda ops: worker.head(ops, ops.sum(worker.mixture(ops, ops.sum(worker.attention(ops, ops.received(WIDTH))))))
+        return lambda ops: worker.head(
+            ops, ops.sum(worker.mixture(ops, ops.sum(worker.attention(ops, ops.received(WIDTH)))))
+        )
 
     program = workers[0].backend.compile(forward(workers[0]), limits(64), mine)
     step = dataclasses.replace(STEP, hidden=matrix(48, WIDTH, 1))
@@ -343,4 +371,7 @@ def test_a_mixture_of_some_experts_adds_what_is_here() -> None:
     for ids in ((0,), (1, 0), (0, 7), (-1, 0), (3, 3), ()):
         with pytest.raises(ValueError, match="mixture"):
             experts = Experts(*([of[0], of[1]] for of in weights), ids)
-            backend.compile(lambda ops, e=experts: ops.mixture(backend.constant(x), backend.constant(logits), e, 2, True, None), limits(4))
+            backend.compile(
+                lambda ops, e=experts: ops.mixture(backend.constant(x), backend.constant(logits), e, 2, True, None),
+                limits(4),
+            )

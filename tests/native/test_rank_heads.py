@@ -40,13 +40,25 @@ def _rank(number: int, sources: list[tuple[int, KvLayout, Heads]], targets: list
         if span.target == number:
             fd, layout, (first, _) = sources[span.source]
             wanted = (span.first_head - first, span.past_head - first)
-            copy_kv(own, TABLE, backend.map_kv(fd, layout), TABLE, 0, PAGES, TOKENS, wanted, span.first_head - targets[number][0])
+            copy_kv(
+                own,
+                TABLE,
+                backend.map_kv(fd, layout),
+                TABLE,
+                0,
+                PAGES,
+                TOKENS,
+                wanted,
+                span.first_head - targets[number][0],
+            )
     said.send(own.digests(TABLE, 0, PAGES, TOKENS))
 
 
 def by_head(memories: list[NativeKvMemory], ranks: list[Heads], head: int) -> list[bytes]:
     """Digests of a head's pages in the first rank that has it."""
-    memory, (first, _) = next((memory, heads) for memory, heads in zip(memories, ranks, strict=True) if heads[0] <= head < heads[1])
+    memory, (first, _) = next(
+        (memory, heads) for memory, heads in zip(memories, ranks, strict=True) if heads[0] <= head < heads[1]
+    )
     at = 8 * (head - first)
     return [digest[at : at + 8] for digest in memory.digests(TABLE, 0, PAGES, TOKENS)]
 
@@ -63,7 +75,9 @@ def same_heads(memories: list[NativeKvMemory], ranks: list[Heads]) -> None:
 
 @pytest.mark.parametrize("ranks", RANKS, ids=["2", "3 uneven", "8", "4 with copies"])
 @pytest.mark.parametrize("down", [True, False], ids=["one to many", "many to one"])
-def test_each_rank_gets_its_heads_whatever_the_other_side_is_cut_into(backend: NativeBackend, ranks: list[Heads], down: bool) -> None:
+def test_each_rank_gets_its_heads_whatever_the_other_side_is_cut_into(
+    backend: NativeBackend, ranks: list[Heads], down: bool
+) -> None:
     here, there = (WHOLE, ranks) if down else (ranks, WHOLE)
     memories = [shared_cache(backend, part(heads), 4, seed) for seed, heads in enumerate(here)]
     same_heads(memories, here)

@@ -68,8 +68,13 @@ def test_gathers_take_columns_of_uneven_widths(size: int) -> None:
     group = ranks(size, 1 << 14)
     rng = np.random.default_rng(size)
     cases = [(int(rng.integers(1, 30)), [int(w) for w in rng.integers(1, 300, size)]) for _ in range(10)]
-    cases += [(2, [5000 * (r + 1) for r in range(size)]), (3, [7] + [0] * (size - 1))]  # rows in pieces; ranks that have nothing
-    values = [[normal(rows, w, seed=100 * i + r) for r, w in enumerate(widths)] for i, (rows, widths) in enumerate(cases)]
+    cases += [
+        (2, [5000 * (r + 1) for r in range(size)]),
+        (3, [7] + [0] * (size - 1)),
+    ]  # rows in pieces; ranks that have nothing
+    values = [
+        [normal(rows, w, seed=100 * i + r) for r, w in enumerate(widths)] for i, (rows, widths) in enumerate(cases)
+    ]
 
     def rank(r: int) -> list[Any]:
         return [group[r].gather(of_all[r], widths) for of_all, (_, widths) in zip(values, cases, strict=True)]
@@ -97,7 +102,9 @@ print(total.tobytes().hex(), flush=True)
 def start(fd: int, rank: int, rounds: int, spin_us: int = 0) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROCESS, str(fd), str(rank), str(rounds), str(spin_us)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, pass_fds=[fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -109,7 +116,9 @@ def test_processes_sum_and_gather(size: int, spin_us: int) -> None:
     assert all(p.returncode == 0 for p in processes)
     total = np.zeros(700, np.float32)
     for i in range(300):
-        values = in_order([np.arange(700, dtype=np.float32) * (i % 13 + 1) / 7 + np.float32(rank / 3) for rank in range(size)])
+        values = in_order(
+            [np.arange(700, dtype=np.float32) * (i % 13 + 1) / 7 + np.float32(rank / 3) for rank in range(size)]
+        )
         total = total * np.float32(0.5) + values
     assert {words[1] for words in outputs} == {total.tobytes().hex()}
 
@@ -194,7 +203,8 @@ def test_ranks_that_make_different_calls_are_told_so() -> None:
         return str(caught.value)
 
     assert any(
-        "makes other calls" in m and "sum of 2 x 3" in m and "sum of 2 x 4" in m for m in together([lambda: rank(0), lambda: rank(1)])
+        "makes other calls" in m and "sum of 2 x 3" in m and "sum of 2 x 4" in m
+        for m in together([lambda: rank(0), lambda: rank(1)])
     )
 
 

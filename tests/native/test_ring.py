@@ -112,7 +112,8 @@ def test_programs_write_and_read_without_a_copy_between() -> None:
     writer.write(7, first.run(step), WAIT_S)
     step.hidden = reader.read(7, 40, WAIT_S)
     assert same_bits(
-        second.run(step).numpy(), backend.compile(lambda ops: ops.rms_norm(ops.embedding(table), norm, 1e-5), limits(20)).run(step).numpy()
+        second.run(step).numpy(),
+        backend.compile(lambda ops: ops.rms_norm(ops.embedding(table), norm, 1e-5), limits(20)).run(step).numpy(),
     )
 
 
@@ -152,7 +153,9 @@ def test_leaving_ends_every_wait_but_keeps_what_was_written(who: str, spin_us: i
             assert same_bits(readers[0].read(number, 33, WAIT_S), rows_of(number))
         readers[0].read(2, 33, WAIT_S)
 
-    threads = [threading.Thread(target=end_up, args=(wait,)) for wait in (lambda: writer.write(2, rows_of(2), WAIT_S), read_on)]
+    threads = [
+        threading.Thread(target=end_up, args=(wait,)) for wait in (lambda: writer.write(2, rows_of(2), WAIT_S), read_on)
+    ]
     for thread in threads:
         thread.start()
     leave()
@@ -186,15 +189,28 @@ def test_wrong_rows_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(0, 33, 1, 3), (4, 0, 1, 3), (4, 33, 0, 3), (4, 33, 1, 0), (1 << 24, 1 << 24, 1, 3), (4, 33, 1, 257), (4, 33, 1025, 1)]
+    "sizes",
+    [
+        (0, 33, 1, 3),
+        (4, 0, 1, 3),
+        (4, 33, 0, 3),
+        (4, 33, 1, 0),
+        (1 << 24, 1 << 24, 1, 3),
+        (4, 33, 1, 257),
+        (4, 33, 1025, 1),
+    ],
 )
 def test_impossible_rings_are_refused(sizes: tuple[int, int, int, int]) -> None:
     with pytest.raises(UserError, match=r"a ring of .*wanted"):
         RingMemory.make(*sizes)
 
 
-def header(*, magic: bytes = b"hhnring\0", version: int = 1, slots: int = 3, readers: int = 1, rows: int = 4, columns: int = 33) -> bytes:
-    return struct.pack("<8sII4q", magic[::-1] if sys.byteorder == "big" else magic, version, 0, slots, readers, rows, columns)
+def header(
+    *, magic: bytes = b"hhnring\0", version: int = 1, slots: int = 3, readers: int = 1, rows: int = 4, columns: int = 33
+) -> bytes:
+    return struct.pack(
+        "<8sII4q", magic[::-1] if sys.byteorder == "big" else magic, version, 0, slots, readers, rows, columns
+    )
 
 
 GOOD_SIZE = 6 * 4096

@@ -22,7 +22,11 @@ def logits_of(backend: NativeBackend, values: Any) -> Logits:
 
 def lists(rows: Sequence[dict[int, float]], dtype: type) -> tuple[Any, Any, Any]:
     start = np.cumsum([0] + [len(r) for r in rows]).astype(np.int32)
-    return start, np.array([t for r in rows for t in r], np.int32), np.array([v for r in rows for v in r.values()], dtype)
+    return (
+        start,
+        np.array([t for r in rows for t in r], np.int32),
+        np.array([v for r in rows for v in r.values()], dtype),
+    )
 
 
 def settings(rows: int, **given: Any) -> SamplingArrays:
@@ -108,7 +112,14 @@ def test_distribution(backend: NativeBackend, temperature: float, top_k: int, to
     draws, row = 4000, random_logits(1, 60, seed=4, spread=1.5)[0]
     values = np.tile(row, (draws, 1))
     drawn = sample(
-        backend, values, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=99, counter=np.arange(draws)
+        backend,
+        values,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=99,
+        counter=np.arange(draws),
     ).tokens
     wanted = wanted_distribution(row, temperature, top_k, top_p, min_p)
     freedom = max(1, np.count_nonzero(wanted * draws >= 5))
@@ -199,7 +210,10 @@ def test_penalties_in_their_order(backend: NativeBackend) -> None:
         ({"presence_penalty": 0.11, "seen": [{0: 3}]}, 1),
         ({"presence_penalty": 0.11, "seen": [{0: 0}]}, 0),  # only in the prompt
         ({"repetition_penalty": 2.0, "seen": [{4: 1, 0: 1, 1: 1, 3: 1}], "bias": [{4: 1.9}]}, 0),  # 1.9 + 0 halved too
-        ({"repetition_penalty": 3.0, "seen": [{2: 1}], "bias": [{0: -9.0, 1: -9.0, 3: -9.0, 4: -9.0}]}, 2),  # -1 becomes -3
+        (
+            {"repetition_penalty": 3.0, "seen": [{2: 1}], "bias": [{0: -9.0, 1: -9.0, 3: -9.0, 4: -9.0}]},
+            2,
+        ),  # -1 becomes -3
     ]
     for given, wanted in cases:
         assert sample(backend, values, temperature=0, **given).tokens.tolist() == [wanted], given
@@ -207,7 +221,9 @@ def test_penalties_in_their_order(backend: NativeBackend) -> None:
 
 def test_unpenalised_rows_beside_penalised_ones(backend: NativeBackend) -> None:
     values = np.tile([3.0, 2.0, 1.0], (3, 1))
-    drawn = sample(backend, values, temperature=0, bias=[{}, {0: -5.0}, {}], seen=[{}, {}, {0: 4}], presence_penalty=[0, 0, 1.5])
+    drawn = sample(
+        backend, values, temperature=0, bias=[{}, {0: -5.0}, {}], seen=[{}, {}, {0: 4}], presence_penalty=[0, 0, 1.5]
+    )
     assert drawn.tokens.tolist() == [0, 1, 1]
 
 

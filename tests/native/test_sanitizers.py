@@ -72,11 +72,17 @@ def lacking(sanitizers: str, folder: Path) -> str | None:
         return f"there is no compiler {compiler}"
     source, program = folder / "trivial.cpp", folder / "trivial"
     source.write_text(TRIVIAL)
-    built = subprocess.run([compiler, f"-fsanitize={sanitizers}", "-pthread", source, "-o", program], capture_output=True, text=True)
+    built = subprocess.run(
+        [compiler, f"-fsanitize={sanitizers}", "-pthread", source, "-o", program], capture_output=True, text=True
+    )
     if built.returncode:
         return f"{compiler} has no runtime for -fsanitize={sanitizers}: {built.stderr.strip()[-200:]}"
     ran = subprocess.run([program], capture_output=True, text=True)
-    return f"a program with -fsanitize={sanitizers} does not run here: {ran.stderr.strip()[-200:]}" if ran.returncode else None
+    return (
+        f"a program with -fsanitize={sanitizers} does not run here: {ran.stderr.strip()[-200:]}"
+        if ran.returncode
+        else None
+    )
 
 
 @cache
@@ -118,13 +124,23 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.timeout(BUILD_S + 600)
-@pytest.mark.parametrize(("sanitizers", "check", "rounds"), CHECKS, ids=[f"{s.partition(',')[0]}-{check}" for s, check, _ in CHECKS])
-def test_sanitizers_find_nothing(sanitizers: str, check: str, rounds: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    ("sanitizers", "check", "rounds"), CHECKS, ids=[f"{s.partition(',')[0]}-{check}" for s, check, _ in CHECKS]
+)
+def test_sanitizers_find_nothing(
+    sanitizers: str, check: str, rounds: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     if reason := lacking(sanitizers, tmp_path_factory.getbasetemp()):
         pytest.skip(reason)
     rounds = max(1, rounds * EXAMPLES // 80)
     # Leaks are not looked for: that takes the right to trace, which containers do not give.
-    options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
-    done = subprocess.run([program(sanitizers), check, str(rounds), "1"], capture_output=True, text=True, env={**os.environ, **options})
+    options = {
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "TSAN_OPTIONS": "halt_on_error=1",
+    }
+    done = subprocess.run(
+        [program(sanitizers), check, str(rounds), "1"], capture_output=True, text=True, env={**os.environ, **options}
+    )
     assert done.returncode == 0, done.stderr[-8000:]
     assert done.stdout == f"{check}: {rounds} rounds\n"

@@ -25,7 +25,9 @@ SIZE = 1 << 22
 BASE = 1 << 21
 
 
-def put(backend: NativeBackend, memory: NativeSharedWeights, file: Path, format: str, rows: int, columns: int, at: int) -> _native.Weight:
+def put(
+    backend: NativeBackend, memory: NativeSharedWeights, file: Path, format: str, rows: int, columns: int, at: int
+) -> _native.Weight:
     """A matrix read from `file`, where `load` wrote it, into shared memory."""
     with file.open("rb") as opened:
         place = SharedPlace(memory, at)
@@ -43,7 +45,9 @@ def test_a_shared_matrix_has_the_bits_of_an_ordinary_one(tmp_path: Path, format:
         memory.open(BASE, SIZE)
         own = put(writer, memory, tmp_path / "w", format, rows, columns, BASE + 4096)
         memory.close()
-        other = reader.attached_weight(SharedPlace(reader.shared_weights(fd, SIZE), BASE + 4096), format, rows, columns, own=False)
+        other = reader.attached_weight(
+            SharedPlace(reader.shared_weights(fd, SIZE), BASE + 4096), format, rows, columns, own=False
+        )
     assert len(other.pieces) == threads[1] and other.nbytes == reader.packed_bytes(format, rows, columns)
     assert same_bits(unpacked(own), unpacked(plain)) and same_bits(unpacked(other), unpacked(plain))
     assert [piece[:2] for piece in own.pieces] == [piece[:2] for piece in plain.pieces]
@@ -51,7 +55,9 @@ def test_a_shared_matrix_has_the_bits_of_an_ordinary_one(tmp_path: Path, format:
 
 @pytest.mark.parametrize("format", ["F32", "BF16", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("level", available_levels())
-def test_a_mixture_over_own_and_others_experts_is_that_over_ordinary_ones(tmp_path: Path, level: str, format: str) -> None:
+def test_a_mixture_over_own_and_others_experts_is_that_over_ordinary_ones(
+    tmp_path: Path, level: str, format: str
+) -> None:
     columns, inner, count, tokens = 256, 256, 4, 11
     backend, other = NativeBackend([-1] * 2, spin_us=20, level=level), NativeBackend([-1] * 3, spin_us=20, level=level)
     plain: dict[str, list[_native.Weight]] = {kind: [] for kind in ("gate", "up", "down")}
@@ -65,7 +71,9 @@ def test_a_mixture_over_own_and_others_experts_is_that_over_ordinary_ones(tmp_pa
             memory.open(i * size, (i + 1) * size)
             put(filler, memory, tmp_path / "w", format, inner, columns, i * size)
             memory.close()
-            shared[kind].append(backend.attached_weight(SharedPlace(mine, i * size), format, inner, columns, own=e % 2 == 0))
+            shared[kind].append(
+                backend.attached_weight(SharedPlace(mine, i * size), format, inner, columns, own=e % 2 == 0)
+            )
     random = np.random.default_rng(5)
     x, logits = (random.standard_normal((tokens, n)).astype(np.float32) for n in (columns, count))
 
@@ -196,7 +204,10 @@ def test_own_ranges_count_as_weights_and_others_do_not() -> None:
         mine = backend.weight_from_array(np.ones((16, 64), np.float32), "F32", SharedPlace(memory, BASE))
         backend.attached_weight(SharedPlace(memory, BASE), "F32", 16, 64, own=False)
     address, _ = memory.handle.range
-    assert [(at - address, size, home) for at, size, home in memory.ranges] == [(BASE, 3 * 4096, 0), (BASE + 3 * 4096, 2 * 4096, 1)]
+    assert [(at - address, size, home) for at, size, home in memory.ranges] == [
+        (BASE, 3 * 4096, 0),
+        (BASE + 3 * 4096, 2 * 4096, 1),
+    ]
     seen = backend.statistics()
     assert seen["weight_bytes"] == mine.nbytes == seen["shared_weight_bytes"]
     assert sum(part.size for part in backend.planned()["weights"]) == 5 * 4096
@@ -220,5 +231,8 @@ def test_what_is_shared_lies_on_huge_pages_where_the_kernel_gives_them() -> None
     assert seen["present"] >= 4096 * 5632 * 4
     found = [finding.code for finding in on_small_pages(backend.statistics(), "madvise", False)]
     assert found == ([] if seen["huge"] >= ENOUGH_SHARE * seen["present"] else ["small_shared_pages"])
-    assert on_small_pages({"shared_pages": {"present": TELLING_BYTES, "huge": 0}}, "madvise", False)[0].code == "small_shared_pages"
+    assert (
+        on_small_pages({"shared_pages": {"present": TELLING_BYTES, "huge": 0}}, "madvise", False)[0].code
+        == "small_shared_pages"
+    )
     assert on_small_pages({"shared_pages": {"present": TELLING_BYTES - 1, "huge": 0}}, "madvise", False) == ()

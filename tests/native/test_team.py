@@ -50,7 +50,9 @@ def test_groups_of_any_shape_let_nobody_through_early(groups: list[list[int]], s
     assert team.exercise(3, 30) == 0
 
 
-@pytest.mark.parametrize("groups", [[(0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 2), (1, 3), (1, 3)], [(i,) for i in range(8)]])
+@pytest.mark.parametrize(
+    "groups", [[(0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 2), (1, 3), (1, 3)], [(i,) for i in range(8)]]
+)
 def test_groups_hold_when_all_members_share_one_cpu(groups: list[tuple[int, ...]]) -> None:
     cpu = min(os.sched_getaffinity(0))
     assert _native.Team([cpu] * 8, 20, True, groups).exercise(20, 20) == 0
@@ -147,7 +149,9 @@ def test_no_thread_is_a_user_error() -> None:
 
 
 def test_unknown_level_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"'sse9' is unknown; choose one of scalar, avx2, avx2vnni, avx512, avx512bf16, amx, neon"):
+    with pytest.raises(
+        UserError, match=r"'sse9' is unknown; choose one of scalar, avx2, avx2vnni, avx512, avx512bf16, amx, neon"
+    ):
         NativeBackend([-1], level="sse9")
 
 

@@ -41,4 +41,6 @@ def test_every_format_is_counted_as_it_is_packed(backend: NativeBackend, rows: i
     for target in backend.weight_types():
         size = counted(backend, target, rows, columns)
         assert size == backend.packed_bytes(target, rows, columns), target
-        assert size == pytest.approx(-(-rows // GROUP_ROWS) * stored_group_bytes(target, columns), rel=0.2), "without the core it is near"
+        assert size == pytest.approx(-(-rows // GROUP_ROWS) * stored_group_bytes(target, columns), rel=0.2), (
+            "without the core it is near"
+        )

@@ -75,14 +75,21 @@ def decoded(format: str, data: Bytes) -> FloatArray:
 
 
 def load(
-    backend: NativeBackend, file: Path, matrix: Stored, target: str | None = None, permuted_heads: int = 0, spread: Spread = "split"
+    backend: NativeBackend,
+    file: Path,
+    matrix: Stored,
+    target: str | None = None,
+    permuted_heads: int = 0,
+    spread: Spread = "split",
 ) -> _native.Weight:
     """The matrix written into `file` at an odd offset, and read from it by the backend."""
     file.write_bytes(b"\xff" * 77 + matrix.bytes.tobytes())
     rows, columns = matrix.values.shape
     with file.open("rb") as opened:
         kept = target or matrix.format
-        return backend.weight_from_file(opened.fileno(), 77, BY_NAME[matrix.format], rows, columns, kept, permuted_heads, spread)
+        return backend.weight_from_file(
+            opened.fileno(), 77, BY_NAME[matrix.format], rows, columns, kept, permuted_heads, spread
+        )
 
 
 def unpacked(weight: _native.Weight) -> FloatArray:

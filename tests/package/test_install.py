@@ -32,7 +32,17 @@ def test_pip_install_then_generate(sources: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
     binaries = tmp_path / "env/bin"
     subprocess.run([binaries / "pip", "install", "--quiet", str(sources)], check=True, timeout=600)
-    command = [binaries / "homenode", "generate", "--prompt", "Once upon a time", "--max-tokens", "8", "--temperature", "0", "--json"]
+    command = [
+        binaries / "homenode",
+        "generate",
+        "--prompt",
+        "Once upon a time",
+        "--max-tokens",
+        "8",
+        "--temperature",
+        "0",
+        "--json",
+    ]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert len(json.loads(result.stdout)["token_ids"]) == 8
@@ -40,10 +50,14 @@ def test_pip_install_then_generate(sources: Path, tmp_path: Path) -> None:
 
 def test_a_wheel_builds(sources: Path, tmp_path: Path) -> None:
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(sources)], check=True, timeout=600
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(sources)],
+        check=True,
+        timeout=600,
     )
     (wheel,) = tmp_path.glob("homenode-*.whl")
-    names = subprocess.run([sys.executable, "-m", "zipfile", "-l", str(wheel)], capture_output=True, text=True, check=True).stdout
+    names = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-l", str(wheel)], capture_output=True, text=True, check=True
+    ).stdout
     assert "homenode/_native" in names
     assert "homenode/builtin/config.json" in names
     assert "homenode/py.typed" in names

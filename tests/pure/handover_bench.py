@@ -106,7 +106,9 @@ class HandoverBench(Bench):
 
     # Moves of a receiver's agent
 
-    def offer(self, prompt: list[int], *, reserve: bool = True, page_tokens: int = 0, salt: str = "", lie: bool = False) -> str:
+    def offer(
+        self, prompt: list[int], *, reserve: bool = True, page_tokens: int = 0, salt: str = "", lie: bool = False
+    ) -> str:
         """The KV of all but the last token of `prompt` is to come. With `lie` it is of other tokens."""
         page_tokens, ticket = page_tokens or self.limits.block_size, f"in{len(self.coming)}"
         tokens = [token + 1 for token in prompt] if lie else prompt
@@ -149,7 +151,10 @@ class HandoverBench(Bench):
         for coming in self.coming.values():
             if coming.writes:
                 for position in range(coming.arrived, coming.offer.tokens):
-                    self.executor._memory[coming.blocks[position // size]][position % size] = (-1, self.rng.getrandbits(31))
+                    self.executor._memory[coming.blocks[position // size]][position % size] = (
+                        -1,
+                        self.rng.getrandbits(31),
+                    )
 
     # Moves of a sender's agent
 
@@ -278,7 +283,13 @@ class HandoverBench(Bench):
                 moves.append(lambda t=t: self.fail(t))  # type: ignore[misc]
             elif coming.open:
                 moves.append(lambda t=t: self.arrive(t) if self.rng.random() < 0.6 else self.fail(t))  # type: ignore[misc]
-            if coming.claimed is None and not coming.fetched and not coming.stopped and not coming.refused and not coming.quarantined:
+            if (
+                coming.claimed is None
+                and not coming.fetched
+                and not coming.stopped
+                and not coming.refused
+                and not coming.quarantined
+            ):
                 moves.append(lambda t=t: self.forget_for_good(t))  # type: ignore[misc]
         if moves:
             self.rng.choice(moves)()

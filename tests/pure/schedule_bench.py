@@ -79,7 +79,14 @@ class Bench:
         self.stages, self.micro_batches = stages, (micro_batches or stages) if stages > 1 else 1
         kv = KvConfig(block_size=self.limits.block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(
-            self.config, kv, self.limits, [EOS], hash_seed=b"seed", lookahead=lookahead, stages=stages, micro_batches=micro_batches
+            self.config,
+            kv,
+            self.limits,
+            [EOS],
+            hash_seed=b"seed",
+            lookahead=lookahead,
+            stages=stages,
+            micro_batches=micro_batches,
         )
         self.executor = ScriptedExecutor(
             self.limits,
@@ -289,7 +296,9 @@ class Bench:
             residency = sequence.residency
             if residency is None or residency.seq != handles[sequence.id] or residency.seq in inside:
                 continue
-            assert residency.scheduled == len(residency.blocks) * self.limits.block_size, "a decode was left out that had its block"
+            assert residency.scheduled == len(residency.blocks) * self.limits.block_size, (
+                "a decode was left out that had its block"
+            )
         self._check_order(step, inside)
         positions = [item for item in step.items if item.sample]
         assert len(positions) <= self.limits.max_sampled_rows
@@ -297,17 +306,24 @@ class Bench:
     def _check_order(self, step: Step, inside: set[int]) -> None:
         running = self._running()
         first = running[0]
-        if first.residency and not (self.lookahead and self.stages == 1) and not (self.stages > 1 and self._is_held_up(first.residency)):
+        if (
+            first.residency
+            and not (self.lookahead and self.stages == 1)
+            and not (self.stages > 1 and self._is_held_up(first.residency))
+        ):
             assert first.residency.seq in inside, "the first in order did not advance"
         waiting = self.scheduler._planner.waiting.first()
         started = {start.seq for start in step.starts}
         if waiting is not None:
-            assert all(s.order < waiting.order for s in running if s.residency and s.residency.seq in started), "overtaken in the queue"
+            assert all(s.order < waiting.order for s in running if s.residency and s.residency.seq in started), (
+                "overtaken in the queue"
+            )
 
     def _is_held_up(self, residency: Residency) -> bool:
         """A step in flight draws its token, or brings back the block that it needs."""
         return (
-            residency.last_step > self.scheduler._residents.landed or residency.scheduled == len(residency.blocks) * self.limits.block_size
+            residency.last_step > self.scheduler._residents.landed
+            or residency.scheduled == len(residency.blocks) * self.limits.block_size
         )
 
     def _check_blocks(self, step: Step) -> None:
@@ -321,5 +337,7 @@ class Bench:
             cached = item.start // self.limits.block_size if item.seq in started else 0
             assert all(self._salt_of_block.get(block, salt) == salt for block in item.new_blocks[:cached])
             fresh = item.new_blocks[cached:]
-            assert not any(used & set(fresh) for used in self._blocks_in_flight), "a block was given away under a step in flight"
+            assert not any(used & set(fresh) for used in self._blocks_in_flight), (
+                "a block was given away under a step in flight"
+            )
             self._salt_of_block.update(dict.fromkeys(fresh, salt))

@@ -46,12 +46,26 @@ def test_the_slower_of_reading_and_multiplying_sets_the_least_time() -> None:
 
 def test_two_readings_have_their_mean_between_them() -> None:
     assert MACHINE.between(Ceilings(70e9, 1200e9, 600e9, 150e9, 3000e9)) == Ceilings(60e9, 1100e9, 550e9, 200e9, 2500e9)
-    assert MACHINE.to_json() == {"read_gb_s": 50.0, "int8_gops": 1000.0, "int6_gops": 2000.0, "bf16_gops": 500.0, "f32_gops": 250.0}
+    assert MACHINE.to_json() == {
+        "read_gb_s": 50.0,
+        "int8_gops": 1000.0,
+        "int6_gops": 2000.0,
+        "bf16_gops": 500.0,
+        "f32_gops": 250.0,
+    }
 
 
 @pytest.mark.parametrize(
     ("format", "path"),
-    [("Q8_0", "int8"), ("IQ4_NL", "int8"), ("Q4_K", "int6"), ("MXFP4", "int6"), ("BF16", "bf16"), ("F16", "f32"), ("F32", "f32")],
+    [
+        ("Q8_0", "int8"),
+        ("IQ4_NL", "int8"),
+        ("Q4_K", "int6"),
+        ("MXFP4", "int6"),
+        ("BF16", "bf16"),
+        ("F16", "f32"),
+        ("F32", "f32"),
+    ],
 )
 def test_formats_have_their_kind_of_product(format: str, path: str) -> None:
     assert path_of(format) == path
@@ -80,7 +94,11 @@ def test_a_prompt_multiplies_its_layers_for_every_token_and_the_head_once() -> N
 
 
 def test_of_the_last_layer_only_sampled_rows_are_multiplied_behind_its_attention() -> None:
-    names = [f"model.layers.{layer}.{name}.weight" for layer in (0, 1) for name in ("self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj")]
+    names = [
+        f"model.layers.{layer}.{name}.weight"
+        for layer in (0, 1)
+        for name in ("self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj")
+    ]
     work = ModelWork(WeightLayout(tuple(matrix(name, 64, 64, "Q8_0", 4000) for name in names), 0), spec(), KV)
     phases = work.prefill_phases(100)
     each = 2 * 64 * 64
@@ -90,7 +108,9 @@ def test_of_the_last_layer_only_sampled_rows_are_multiplied_behind_its_attention
 
 def test_of_experts_those_count_that_tokens_choose() -> None:
     experts = tuple(matrix(f"model.layers.0.mlp.experts.{e}.up_proj.weight", 96, 64, "Q8_0", 6528) for e in range(8))
-    mixture = replace(spec(), mixture=MixtureSpec(num_experts=8, experts_per_token=2, intermediate_size=96, normalise=True))
+    mixture = replace(
+        spec(), mixture=MixtureSpec(num_experts=8, experts_per_token=2, intermediate_size=96, normalise=True)
+    )
     work, nothing = ModelWork(WeightLayout(experts, 0), mixture, KV), ModelWork(WeightLayout((), 0), mixture, KV)
     assert work.decode(1, 0).bytes - nothing.decode(1, 0).bytes == 2 * 6528
     assert work.decode(3, 0).bytes - nothing.decode(3, 0).bytes == pytest.approx(8 * (1 - 0.75**3) * 6528)
@@ -133,7 +153,10 @@ def test_noise_is_no_move_and_a_move_is_named() -> None:
     assert moved(SHARED, APART) == "the round trip to thread 1 went from 38 to 290 ns"
     assert moved(APART, SHARED) == "the round trip to thread 1 went from 290 to 38 ns"
     assert moved(Fingerprint((), 40e9), Fingerprint((), 67e9)) == "read bandwidth went from 40.0 to 67.0 GB/s"
-    assert moved(Fingerprint((38.0, 40.0), 1e9), Fingerprint((38.0, 300.0), 1e9)) == "the round trip to thread 2 went from 40 to 300 ns"
+    assert (
+        moved(Fingerprint((38.0, 40.0), 1e9), Fingerprint((38.0, 300.0), 1e9))
+        == "the round trip to thread 2 went from 40 to 300 ns"
+    )
 
 
 def test_those_strayed_that_were_not_where_most_were() -> None:
@@ -151,10 +174,19 @@ def test_a_test_in_another_placement_than_most_is_measured_anew_and_not_forever(
         last = next(seen)
         reading = Reading(last, MACHINE)
         runs = Runs((Run(2, MACHINE),), (), True, reading, reading)
-        return result_of(("decode", 1, 3, 0), 3, TimedSteps(lambda _: None, 1), Work(1.0, Operations()), Work(1.0, Operations()), runs)
+        return result_of(
+            ("decode", 1, 3, 0),
+            3,
+            TimedSteps(lambda _: None, 1),
+            Work(1.0, Operations()),
+            Work(1.0, Operations()),
+            runs,
+        )
 
     told: list[int] = []
-    found = in_one_placement(3, lambda index: result((first, still, still)[index] if index or not told else still), told.append)
+    found = in_one_placement(
+        3, lambda index: result((first, still, still)[index] if index or not told else still), told.append
+    )
     assert told == [0] and [r.placement["after"]["round_trip_ns"] for r in found] == [[38.0]] * 3
     told.clear()
     in_one_placement(2, lambda _: result(moving), told.append)

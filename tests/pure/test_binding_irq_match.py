@@ -66,7 +66,9 @@ def test_a_handler_that_shares_its_interrupt_is_found_behind_the_other() -> None
 
 def test_a_route_without_interrupts_says_what_there_is() -> None:
     host = host_of({NPU0: {40: "trs-mbox-0-0", 41: "hdc"}, NPU1: {}})
-    routed, steps = match([IrqRoute(NPU0, SUBMIT_IRQ, (1,)), IrqRoute(NPU1, SUBMIT_IRQ, (1,)), IrqRoute("0000:ff:00.0", "", (1,))], host)
+    routed, steps = match(
+        [IrqRoute(NPU0, SUBMIT_IRQ, (1,)), IrqRoute(NPU1, SUBMIT_IRQ, (1,)), IrqRoute("0000:ff:00.0", "", (1,))], host
+    )
     assert not routed
     assert [step.outcome for step in steps] == ["skipped"] * 3
     assert steps[0].what == f"irq {SUBMIT_IRQ} of {NPU0}"
@@ -76,5 +78,7 @@ def test_a_route_without_interrupts_says_what_there_is() -> None:
 
 
 def test_two_routes_for_one_interrupt_the_first_wins() -> None:
-    routed, _ = match([IrqRoute(NPU0, SUBMIT_IRQ, (1,)), IrqRoute(NPU0, "", (2,))], host_of({NPU0: {40: SUBMIT_IRQ, 41: "hdc"}}))
+    routed, _ = match(
+        [IrqRoute(NPU0, SUBMIT_IRQ, (1,)), IrqRoute(NPU0, "", (2,))], host_of({NPU0: {40: SUBMIT_IRQ, 41: "hdc"}})
+    )
     assert {one.irq: one.cpus for one in routed} == {40: (1,), 41: (2,)}

@@ -39,7 +39,18 @@ NUMA_MAPS = """\
 def test_a_worker_on_four_nodes_is_read_range_by_range() -> None:
     memory = join(parse_maps(MAPS), parse_numa_maps(NUMA_MAPS))
     kinds = [part.kind for part in memory.ranges]
-    assert kinds == ["file", "private", "private", "device", "shared", "private", "private", "kernel", "device", "private"]
+    assert kinds == [
+        "file",
+        "private",
+        "private",
+        "device",
+        "shared",
+        "private",
+        "private",
+        "kernel",
+        "device",
+        "private",
+    ]
     assert memory.policy == Policy("bind", (2,))
     block = memory.ranges[2]
     assert (block.start, block.end, block.placement.pages) == (0x7F0000000000, 0x7F0000400000, {0: 1000, 1: 8, 2: 16})
@@ -72,7 +83,9 @@ def test_every_policy_of_the_kernel_is_known(words: str, policy: Policy) -> None
 
 
 def test_a_file_named_like_a_count_is_no_count() -> None:
-    placement = parse_numa_maps("7f0000000000 default file=/tmp/N7=9 mapped=1 N0=1 kernelpagesize_kB=64")[0x7F0000000000]
+    placement = parse_numa_maps("7f0000000000 default file=/tmp/N7=9 mapped=1 N0=1 kernelpagesize_kB=64")[
+        0x7F0000000000
+    ]
     assert placement.pages == {0: 1}
     assert placement.page_bytes == 65536
 
@@ -104,11 +117,24 @@ def test_ranges_that_only_one_of_the_two_files_has_are_left_out() -> None:
 
 
 _WORDS = st.sampled_from(
-    ["default", "bind:0", "bind=static:1-2", "prefer (many):0", "anon=3", "N0=4", "N1=99", "N=1", "N0=", "kernelpagesize_kB=0"]
+    [
+        "default",
+        "bind:0",
+        "bind=static:1-2",
+        "prefer (many):0",
+        "anon=3",
+        "N0=4",
+        "N1=99",
+        "N=1",
+        "N0=",
+        "kernelpagesize_kB=0",
+    ]
 )
 
 
-@given(st.one_of(st.text(max_size=200), st.lists(_WORDS, max_size=8).map(lambda words: "7f0000000000 " + " ".join(words))))
+@given(
+    st.one_of(st.text(max_size=200), st.lists(_WORDS, max_size=8).map(lambda words: "7f0000000000 " + " ".join(words)))
+)
 @settings(deadline=None, derandomize=True)
 def test_numa_maps_of_any_kind_are_read_or_left(text: str) -> None:
     for placement in parse_numa_maps(text).values():
@@ -116,19 +142,31 @@ def test_numa_maps_of_any_kind_are_read_or_left(text: str) -> None:
         assert all(node >= 0 and count >= 0 for node, count in placement.pages.items())
 
 
-@given(st.text(max_size=200), st.lists(st.tuples(st.integers(0, 2**64), st.integers(0, 2**64), st.text("rwxps-", max_size=5)), max_size=5))
+@given(
+    st.text(max_size=200),
+    st.lists(st.tuples(st.integers(0, 2**64), st.integers(0, 2**64), st.text("rwxps-", max_size=5)), max_size=5),
+)
 @settings(deadline=None, derandomize=True)
 def test_maps_of_any_kind_are_read_or_left(noise: str, lines: list[tuple[int, int, str]]) -> None:
-    text = noise + "\n" + "\n".join(f"{start:x}-{end:x} {permissions} 0 00:00 0 {noise}" for start, end, permissions in lines)
+    text = (
+        noise
+        + "\n"
+        + "\n".join(f"{start:x}-{end:x} {permissions} 0 00:00 0 {noise}" for start, end, permissions in lines)
+    )
     for start, (end, kind) in parse_maps(text).items():
         assert start < end
         assert kind in KINDS
 
 
-@given(st.dictionaries(st.integers(0, 1023), st.integers(1, 2**40), max_size=6), st.sampled_from([4, 16, 64, 2048, 1 << 20]))
+@given(
+    st.dictionaries(st.integers(0, 1023), st.integers(1, 2**40), max_size=6),
+    st.sampled_from([4, 16, 64, 2048, 1 << 20]),
+)
 @settings(deadline=None, derandomize=True)
 def test_pages_of_any_nodes_come_through(pages: dict[int, int], kilobytes: int) -> None:
     counts = " ".join(f"N{node}={count}" for node, count in pages.items())
-    found = parse_numa_maps(f"7f0000000000 default anon=1 dirty=1 {counts} kernelpagesize_kB={kilobytes}")[0x7F0000000000]
+    found = parse_numa_maps(f"7f0000000000 default anon=1 dirty=1 {counts} kernelpagesize_kB={kilobytes}")[
+        0x7F0000000000
+    ]
     assert found.pages == pages
     assert found.page_bytes == kilobytes * 1024

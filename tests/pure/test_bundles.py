@@ -32,7 +32,10 @@ def test_workers_of_a_host_are_counted_over_all_engines_of_a_service() -> None:
         Found(1, 4, 2),
         Found(1, 4, 2),
     ]
-    assert [found(worker, "ab"[worker > 1], *groups, own=OTHER) for worker in range(4)] == [Found(2, 4, 2), Found(3, 4, 2)] * 2
+    assert [found(worker, "ab"[worker > 1], *groups, own=OTHER) for worker in range(4)] == [
+        Found(2, 4, 2),
+        Found(3, 4, 2),
+    ] * 2
 
 
 def test_a_worker_whose_group_is_not_known_yet_is_alone() -> None:

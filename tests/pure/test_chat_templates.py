@@ -18,7 +18,11 @@ TOOL = {
     "function": {
         "name": "weather",
         "description": "Weather of a place.",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string", "description": "Größe <b>"}}, "required": ["place"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string", "description": "Größe <b>"}},
+            "required": ["place"],
+        },
     },
 }
 CALL = {"type": "function", "id": "abcdefghi", "function": {"name": "weather", "arguments": {"place": "Oslo"}}}

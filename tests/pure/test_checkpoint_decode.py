@@ -63,14 +63,22 @@ def f8(code: int, exponent_bits: int, bias: int) -> float:
     """The value of an 8-bit float by its definition, without infinities and NaN."""
     mantissa_bits = 7 - exponent_bits
     exponent, mantissa = code >> mantissa_bits & (2**exponent_bits - 1), code & (2**mantissa_bits - 1)
-    size = (1 + mantissa / 2**mantissa_bits) * 2.0 ** (exponent - bias) if exponent else mantissa / 2**mantissa_bits * 2.0 ** (1 - bias)
+    size = (
+        (1 + mantissa / 2**mantissa_bits) * 2.0 ** (exponent - bias)
+        if exponent
+        else mantissa / 2**mantissa_bits * 2.0 ** (1 - bias)
+    )
     return -size if code >> 7 else size
 
 
 def test_eight_bit_floats() -> None:
     every = bytes(range(256))
     e4m3 = decode_rows(every, BY_NAME["F8_E4M3"], (16, 16)).reshape(-1)
-    assert all(e4m3[c] == f8(c, 4, 7) for c in range(256) if c & 127 != 127) and np.isnan(e4m3[[127, 255]]).all() and e4m3[126] == 448.0
+    assert (
+        all(e4m3[c] == f8(c, 4, 7) for c in range(256) if c & 127 != 127)
+        and np.isnan(e4m3[[127, 255]]).all()
+        and e4m3[126] == 448.0
+    )
     e5m2 = decode_rows(every, BY_NAME["F8_E5M2"], (16, 16)).reshape(-1)
     assert (
         all(e5m2[c] == f8(c, 5, 15) for c in range(256) if c >> 2 & 31 != 31)
@@ -82,12 +90,16 @@ def test_eight_bit_floats() -> None:
 def test_blocks_the_package_leaves_out() -> None:
     q = [(i * 37) % 256 - 128 for i in range(256)]
     q8_1 = struct.pack("<ee32b", 0.5, 99.0, *q[:32]) + struct.pack("<ee32b", -0.25, 0.0, *q[32:64])
-    assert decode_rows(q8_1, BY_NAME["Q8_1"], (1, 64)).tolist() == [[0.5 * v for v in q[:32]] + [-0.25 * v for v in q[32:64]]]
+    assert decode_rows(q8_1, BY_NAME["Q8_1"], (1, 64)).tolist() == [
+        [0.5 * v for v in q[:32]] + [-0.25 * v for v in q[32:64]]
+    ]
     q8_k = struct.pack("<f256b16h", 0.125, *q, *range(16))
     assert decode_rows(q8_k, BY_NAME["Q8_K"], (1, 256)).tolist() == [[0.125 * v for v in q]]
     bits = bytes((i * 29) % 256 for i in range(16))
     signs = [1.0 if bits[i // 8] >> i % 8 & 1 else -1.0 for i in range(128)]
-    assert decode_rows(struct.pack("<e", 0.75) + bits, BY_NAME["Q1_0"], (1, 128)).tolist() == [[0.75 * s for s in signs]]
+    assert decode_rows(struct.pack("<e", 0.75) + bits, BY_NAME["Q1_0"], (1, 128)).tolist() == [
+        [0.75 * s for s in signs]
+    ]
 
 
 def test_every_known_type_has_a_decoder() -> None:

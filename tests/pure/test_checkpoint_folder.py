@@ -26,8 +26,12 @@ def test_the_figures_of_a_folder(folder: Path) -> None:
         architecture="llama", hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=128,
         max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False, bos_token_id=1, eos_token_ids=(2,),
     )  # fmt: skip
-    assert checkpoint.path == folder and checkpoint.metadata["config.json"] == json.loads((folder / "config.json").read_text())
-    assert {name: entry.shape for name, entry in checkpoint.tensors.items()} == {n: v.shape for n, v in toy_tensors(toy_config()).items()}
+    assert checkpoint.path == folder and checkpoint.metadata["config.json"] == json.loads(
+        (folder / "config.json").read_text()
+    )
+    assert {name: entry.shape for name, entry in checkpoint.tensors.items()} == {
+        n: v.shape for n, v in toy_tensors(toy_config()).items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -48,10 +52,18 @@ def test_attention_bias_of_llama_and_qwen3_includes_the_output(folder: Path) -> 
 
 def test_missing_keys_mean_what_transformers_takes_them_to_mean(folder: Path) -> None:
     absent = dict.fromkeys(
-        ("num_key_value_heads", "rope_theta", "rms_norm_eps", "max_position_embeddings", "head_dim", "bos_token_id"), "absent"
+        ("num_key_value_heads", "rope_theta", "rms_norm_eps", "max_position_embeddings", "head_dim", "bos_token_id"),
+        "absent",
     )
     spec = spec_of(folder, **absent)
-    assert (spec.num_kv_heads, spec.rope.theta, spec.rms_norm_eps, spec.max_position, spec.head_dim, spec.bos_token_id) == (
+    assert (
+        spec.num_kv_heads,
+        spec.rope.theta,
+        spec.rms_norm_eps,
+        spec.max_position,
+        spec.head_dim,
+        spec.bos_token_id,
+    ) == (
         4,
         1e4,
         1e-6,
@@ -74,7 +86,13 @@ def test_absent_tying_follows_the_weights(folder: Path) -> None:
     assert not spec_of(folder, tie_word_embeddings=False).tie_word_embeddings
 
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 256}
 ROPES: dict[str, tuple[dict[str, Any], RopeSpec, int]] = {
     "plain": ({"rope_theta": 5e5}, RopeSpec(theta=5e5), 256),
@@ -117,7 +135,9 @@ def test_sliding_windows(folder: Path) -> None:
     assert (off.sliding_window, off.sliding_layers) == (None, ())
     upper = spec_of(folder, "qwen2", sliding_window=32, use_sliding_window=True, max_window_layers=1)
     assert (upper.sliding_window, upper.sliding_layers) == (32, (False, True))
-    named = spec_of(folder, "qwen3", sliding_window=32, use_sliding_window=True, layer_types=["sliding_attention", "full_attention"])
+    named = spec_of(
+        folder, "qwen3", sliding_window=32, use_sliding_window=True, layer_types=["sliding_attention", "full_attention"]
+    )
     assert (named.sliding_window, named.sliding_layers) == (32, (True, False))
     none = spec_of(folder, "qwen2", sliding_window=32, use_sliding_window=True, max_window_layers=2)
     assert (none.sliding_window, none.sliding_layers) == (None, ())
@@ -125,17 +145,35 @@ def test_sliding_windows(folder: Path) -> None:
 
 def test_generation_config_wins(folder: Path) -> None:
     spec = spec_of(
-        folder, generation={"eos_token_id": [5, 7, 5], "bos_token_id": 3, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "do_sample": True}
+        folder,
+        generation={
+            "eos_token_id": [5, 7, 5],
+            "bos_token_id": 3,
+            "temperature": 0.6,
+            "top_k": 20,
+            "top_p": 0.9,
+            "do_sample": True,
+        },
     )
-    assert (spec.eos_token_ids, spec.bos_token_id, spec.generation) == ((5, 7), 3, {"temperature": 0.6, "top_p": 0.9, "top_k": 20})
+    assert (spec.eos_token_ids, spec.bos_token_id, spec.generation) == (
+        (5, 7),
+        3,
+        {"temperature": 0.6, "top_p": 0.9, "top_k": 20},
+    )
     assert spec_of(folder, generation={"eos_token_id": None}).eos_token_ids == (2,)
     assert spec_of(folder, generation={"eos_token_id": 9}).eos_token_ids == (9,)
-    assert spec_of(folder, generation={}, eos_token_id=[4, 6, 4000, -1]).eos_token_ids == (4, 6)  # 4000 and -1 are no tokens of this model
+    assert spec_of(folder, generation={}, eos_token_id=[4, 6, 4000, -1]).eos_token_ids == (
+        4,
+        6,
+    )  # 4000 and -1 are no tokens of this model
     assert spec_of(folder, generation={}, eos_token_id=None, bos_token_id=None).eos_token_ids == ()
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
-    "another architecture": ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; homenode runs LlamaForCausalLM"),
+    "another architecture": (
+        {"architectures": ["GPT2LMHeadModel"]},
+        "'GPT2LMHeadModel' is not supported; homenode runs LlamaForCausalLM",
+    ),
     "an architecture of a million letters": ({"architectures": ["x" * 10**6]}, "is not supported"),
     "mixture of experts": ({"architectures": ["DeepseekV3ForCausalLM"]}, "DeepseekV3ForCausalLM"),
     "another head": ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
@@ -143,7 +181,10 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "quantised weights": ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "quantised by 'hqq'"),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     "another rope": ({"rope_scaling": {"rope_type": "proportional", "factor": 4}}, "rope scaling 'proportional'"),
-    "ropes by layer": ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between kinds of layers"),
+    "ropes by layer": (
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        "differ between kinds of layers",
+    ),
 }
 
 
@@ -182,7 +223,10 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "rope scaling without a factor": ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor: seen nothing"),
     "rope factor zero": ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, r"rope_scaling\.factor: seen 0"),
     "rope bands crossed": ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "the low one below the high one"),
-    "rope of no length": ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 0}}, "original_max_position_embeddings: seen 0"),
+    "rope of no length": (
+        {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 0}},
+        "original_max_position_embeddings: seen 0",
+    ),
     "end id of text": ({"eos_token_id": "</s>"}, "eos_token_id: seen '</s>'"),
     "end ids of truth values": ({"eos_token_id": [True]}, r"eos_token_id: seen \[True\]"),
     "vocabulary other than the embedding": (
@@ -210,4 +254,6 @@ def test_layer_kinds_that_cannot_be(folder: Path) -> None:
 def test_the_classes_of_the_makers_are_ours() -> None:
     from homenode.model.checkpoint.folder_spec import FAMILIES
 
-    assert {name: family.architecture for name, family in FAMILIES.items()} == {name: key for key, name in CLASSES.items()}
+    assert {name: family.architecture for name, family in FAMILIES.items()} == {
+        name: key for key, name in CLASSES.items()
+    }

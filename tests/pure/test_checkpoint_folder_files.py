@@ -23,8 +23,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("shards", [2, 5])
 def test_shards(shards: int, tmp_path: Path) -> None:
-    one, many = open_checkpoint(make_folder(tmp_path / "a")), open_checkpoint(make_folder(tmp_path / "b", shards=shards))
-    assert one.spec == many.spec and {n: e.shape for n, e in one.tensors.items()} == {n: e.shape for n, e in many.tensors.items()}
+    one, many = (
+        open_checkpoint(make_folder(tmp_path / "a")),
+        open_checkpoint(make_folder(tmp_path / "b", shards=shards)),
+    )
+    assert one.spec == many.spec and {n: e.shape for n, e in one.tensors.items()} == {
+        n: e.shape for n, e in many.tensors.items()
+    }
     (tmp_path / "b" / "model.safetensors.index.json").unlink()  # then every .safetensors file counts
     assert open_checkpoint(tmp_path / "b").tensors == many.tensors
 
@@ -45,7 +50,9 @@ def test_consolidated_files_beside_the_shards_do_not_count(tmp_path: Path) -> No
 
 
 def test_storage_is_what_most_bytes_are_in(tmp_path: Path) -> None:
-    assert [open_checkpoint(make_folder(tmp_path / d, dtype=d)).spec.storage for d in ("F32", "F16", "BF16", "F64")] == [
+    assert [
+        open_checkpoint(make_folder(tmp_path / d, dtype=d)).spec.storage for d in ("F32", "F16", "BF16", "F64")
+    ] == [
         "F32",
         "F16",
         "BF16",
@@ -63,7 +70,11 @@ def test_a_folder_of_both_kinds_is_read_as_a_folder(folder: Path) -> None:
 @needs_data
 def test_real_folders() -> None:
     checkpoint = open_checkpoint(STORIES)
-    assert checkpoint.spec.architecture == "llama" and len(checkpoint.tensors) == 47 and checkpoint.spec.tie_word_embeddings
+    assert (
+        checkpoint.spec.architecture == "llama"
+        and len(checkpoint.tensors) == 47
+        and checkpoint.spec.tie_word_embeddings
+    )
     assert "tokenizer_config.json" in checkpoint.metadata
     mixture = open_checkpoint(STORIES_MIXTURE).spec.mixture
     assert mixture == MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=172, normalise=True)

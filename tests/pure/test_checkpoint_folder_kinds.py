@@ -38,7 +38,9 @@ def test_mixtures(architecture: str, folder: Path) -> None:
 
 
 def test_missing_keys_of_gemmas_mean_what_transformers_takes_them_to_mean(folder: Path) -> None:
-    absent = dict.fromkeys(("sliding_window", "head_dim", "rope_theta", "query_pre_attn_scalar", "hidden_act"), "absent")
+    absent = dict.fromkeys(
+        ("sliding_window", "head_dim", "rope_theta", "query_pre_attn_scalar", "hidden_act"), "absent"
+    )
     spec = spec_of(folder, "gemma2", **absent)
     assert (spec.sliding_window, spec.sliding_layers, spec.head_dim, spec.rope.theta, spec.local_rope) == (
         4096,
@@ -47,7 +49,12 @@ def test_missing_keys_of_gemmas_mean_what_transformers_takes_them_to_mean(folder
         1e4,
         None,
     )
-    assert (spec.embedding_scale, spec.attention_scale, spec.attention_softcap, spec.logits_softcap) == (8.0, 1 / 16, 50.0, 30.0)
+    assert (spec.embedding_scale, spec.attention_scale, spec.attention_softcap, spec.logits_softcap) == (
+        8.0,
+        1 / 16,
+        50.0,
+        30.0,
+    )
     spec = spec_of(folder, "gemma3", num_hidden_layers=7, **absent)
     assert (spec.sliding_window, spec.sliding_layers) == (4096, (True, True, True, True, True, False, True))
     assert (spec.rope, spec.local_rope, spec.attention_softcap, spec.logits_softcap) == (
@@ -56,14 +63,23 @@ def test_missing_keys_of_gemmas_mean_what_transformers_takes_them_to_mean(folder
         None,
         None,
     )
-    assert spec_of(folder, architectures="absent", model_type="gemma3_text", hidden_act="absent").architecture == "gemma3"
+    assert (
+        spec_of(folder, architectures="absent", model_type="gemma3_text", hidden_act="absent").architecture == "gemma3"
+    )
 
 
 def test_both_spellings_of_gemma_s_ropes_and_windows(folder: Path) -> None:
     linear = {"rope_type": "linear", "factor": 8.0}
     older = {"rope_theta": 5e5, "rope_local_base_freq": 2e3, "rope_scaling": linear, "sliding_window_pattern": 2}
-    parameters = {"full_attention": linear | {"rope_theta": 5e5}, "sliding_attention": {"rope_type": "default", "rope_theta": 2e3}}
-    newer = {"rope_parameters": parameters, "layer_types": ["sliding_attention", "full_attention"], "rope_theta": "absent"}
+    parameters = {
+        "full_attention": linear | {"rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e3},
+    }
+    newer = {
+        "rope_parameters": parameters,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_theta": "absent",
+    }
     spec = spec_of(folder, "gemma3", **older)
     assert spec == spec_of(folder, "gemma3", **newer)
     assert (spec.rope, spec.local_rope) == (RopeSpec(theta=5e5, kind="linear", factor=8.0), RopeSpec(theta=2e3))
@@ -82,11 +98,21 @@ def test_the_text_of_a_model_that_sees_pictures(tmp_path: Path, front: str) -> N
     """Its configuration holds what differs from the class's own figures; what is said of the whole counts for the text."""
     config = toy_config("gemma3", head_dim=256, num_attention_heads=8, num_key_value_heads=4)
     tensors = {front + name.removeprefix("model."): values for name, values in toy_tensors(config).items()}
-    pictures = {"vision_tower.embeddings.weight": np.ones((4, 4)), "multi_modal_projector.mm_soft_emb_norm.weight": np.ones(4)}
+    pictures = {
+        "vision_tower.embeddings.weight": np.ones((4, 4)),
+        "multi_modal_projector.mm_soft_emb_norm.weight": np.ones(4),
+    }
     write_safetensors(tmp_path / "model.safetensors", tensors | pictures)
     text = {
         key: config[key]
-        for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "sliding_window", "rms_norm_eps")
+        for key in (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "vocab_size",
+            "sliding_window",
+            "rms_norm_eps",
+        )
     }
     whole = {
         "architectures": ["Gemma3ForConditionalGeneration"],
@@ -97,8 +123,16 @@ def test_the_text_of_a_model_that_sees_pictures(tmp_path: Path, front: str) -> N
     (tmp_path / "config.json").write_text(json.dumps(whole))
     checkpoint = open_checkpoint(tmp_path)
     spec = checkpoint.spec
-    assert (spec.architecture, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.eos_token_ids) == ("gemma3", 8, 4, 256, (1, 106))
-    assert {name: entry.shape for name, entry in checkpoint.tensors.items()} == {n: v.shape for n, v in toy_tensors(config).items()}
+    assert (spec.architecture, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.eos_token_ids) == (
+        "gemma3",
+        8,
+        4,
+        256,
+        (1, 106),
+    )
+    assert {name: entry.shape for name, entry in checkpoint.tensors.items()} == {
+        n: v.shape for n, v in toy_tensors(config).items()
+    }
     assert all(entry.name == name for name, entry in checkpoint.tensors.items())
     (tmp_path / "config.json").write_text(json.dumps(whole | {"text_config": [1]}))
     with pytest.raises(CheckpointError, match="hidden_size: seen nothing"):
@@ -109,11 +143,15 @@ def test_matrices_of_phi3_that_lie_in_one_are_taken_apart(tmp_path: Path) -> Non
     config = toy_config("phi3")
     checkpoint = open_checkpoint(make_folder(tmp_path, "phi3"))
     tensors = toy_tensors(config)
-    assert {name: entry.shape for name, entry in checkpoint.tensors.items()} == {name: values.shape for name, values in tensors.items()}
+    assert {name: entry.shape for name, entry in checkpoint.tensors.items()} == {
+        name: values.shape for name, values in tensors.items()
+    }
     for name, entry in checkpoint.tensors.items():
         assert np.array_equal(np.concatenate(list(iter_decoded_rows(entry))).reshape(entry.shape), tensors[name]), name
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1}))
-    with pytest.raises(CheckpointError, match=r"qkv_proj\.weight: seen \[128, 64\], wanted 96 rows, of q_proj, k_proj, v_proj"):
+    with pytest.raises(
+        CheckpointError, match=r"qkv_proj\.weight: seen \[128, 64\], wanted 96 rows, of q_proj, k_proj, v_proj"
+    ):
         open_checkpoint(tmp_path)
 
 
@@ -128,9 +166,15 @@ def test_parts_beside_what_they_are_parts_of(tmp_path: Path) -> None:
 
 def test_quantised_matrices_in_one_have_as_many_rows_as_all_of_them(tmp_path: Path) -> None:
     tensors, _ = quantised(FORMS["gptq"], "model.layers.0.self_attn.qkv_proj", np.ones((96, 64), np.float32))
-    whole = {name: ("F32", value.shape, value.tobytes()) for name, value in toy_tensors(toy_config("phi3")).items() if "embed" in name}
+    whole = {
+        name: ("F32", value.shape, value.tobytes())
+        for name, value in toy_tensors(toy_config("phi3")).items()
+        if "embed" in name
+    }
     write_folder(tmp_path, toy_config("phi3") | {"quantization_config": FORMS["gptq"].config}, tensors | whole)
-    with pytest.raises(CheckpointError, match=r"qkv_proj\.weight: seen \[96, 64\], wanted 128 rows, of q_proj, k_proj, v_proj"):
+    with pytest.raises(
+        CheckpointError, match=r"qkv_proj\.weight: seen \[96, 64\], wanted 128 rows, of q_proj, k_proj, v_proj"
+    ):
         open_checkpoint(tmp_path)
 
 
@@ -167,7 +211,9 @@ def test_missing_keys_of_mixtures_mean_what_transformers_takes_them_to_mean(fold
     )  # fmt: skip
     assert spec_of(folder, "mixtral", **absent).mixture == MixtureSpec(8, 2, 96, True)
     assert spec_of(folder, "mixtral", **absent).sliding_window is None
-    assert spec_of(folder, "qwen2_moe", **absent).mixture == MixtureSpec(60, 4, 1408, False, shared_intermediate_size=5632)
+    assert spec_of(folder, "qwen2_moe", **absent).mixture == MixtureSpec(
+        60, 4, 1408, False, shared_intermediate_size=5632
+    )
     assert spec_of(folder, "qwen3_moe", **absent).mixture == MixtureSpec(128, 8, 768, False)
 
 
@@ -185,7 +231,10 @@ def test_windows_of_mixtures(folder: Path) -> None:
     used = {"use_sliding_window": True, "sliding_window": 32, "num_hidden_layers": 5}
     alternating = spec_of(folder, "qwen2_moe", **used, max_window_layers=3)
     assert (alternating.sliding_window, alternating.sliding_layers) == (32, (True, False, True, False, False))
-    assert (spec_of(folder, "qwen3_moe", **used).sliding_window, spec_of(folder, "qwen3_moe", **used).sliding_layers) == (32, ())
+    assert (
+        spec_of(folder, "qwen3_moe", **used).sliding_window,
+        spec_of(folder, "qwen3_moe", **used).sliding_layers,
+    ) == (32, ())
     assert spec_of(folder, "mixtral", sliding_window=32).sliding_window == 32
 
 

@@ -43,9 +43,13 @@ from tests.memory import memory_headroom
 
 pytest.importorskip("gguf", reason="needs the gguf package to write files")
 
-HEADROOM = 256 * 2**20  # the inputs are below 200 KB: anything that needs more followed a number it should not have believed
+HEADROOM = (
+    256 * 2**20
+)  # the inputs are below 200 KB: anything that needs more followed a number it should not have believed
 EXAMPLES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "80"))
-fuzz = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+fuzz = settings(
+    max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
 
 TINY = {
     "hidden_size": 32,
@@ -55,7 +59,26 @@ TINY = {
     "vocab_size": 8,
     "num_hidden_layers": 1,
 }
-TELLING = (0, 1, 2, 7, 31, 255, 256, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1)
+TELLING = (
+    0,
+    1,
+    2,
+    7,
+    31,
+    255,
+    256,
+    2**16,
+    2**24,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 32,
+    2**64 - 1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +91,24 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         [("a", ARRAY, (ARRAY, [(U8, [1]), (STRING, ["x"])])), ("b", BOOL, True), ("general.alignment", U32, 64), ("c", ARRAY, (F32, [1.0] * 9))],
         [("t", [32, 2], 8, 0), ("u", [4], 99, 128)], bytes(200), alignment=64,
     )  # fmt: skip
-    small = safetensors_bytes({"a": ("F32", [2, 2], bytes(16)), "b": ("BF16", [3], bytes(6)), "c": ("F6_E2M3", [4], bytes(3))}, {"k": "v"})
-    return {"gguf": gguf.read_bytes(), "kinds": kinds, "safetensors": (model / "model.safetensors").read_bytes(), "small": small}
+    small = safetensors_bytes(
+        {"a": ("F32", [2, 2], bytes(16)), "b": ("BF16", [3], bytes(6)), "c": ("F6_E2M3", [4], bytes(3))}, {"k": "v"}
+    )
+    return {
+        "gguf": gguf.read_bytes(),
+        "kinds": kinds,
+        "safetensors": (model / "model.safetensors").read_bytes(),
+        "small": small,
+    }
 
 
 def use(entries: dict[str, TensorEntry]) -> None:
     """Decode every tensor; a type nobody knows is the only excuse. A header that was taken must hold: no tensor may end early or overlap."""
     ends: dict[Path, int] = {}
     for entry in sorted(entries.values(), key=lambda e: (e.offset, e.nbytes)):
-        assert ends.get(entry.file, 0) <= entry.offset and entry.offset + entry.nbytes <= entry.file.stat().st_size, entry
+        assert ends.get(entry.file, 0) <= entry.offset and entry.offset + entry.nbytes <= entry.file.stat().st_size, (
+            entry
+        )
         ends[entry.file] = entry.offset + entry.nbytes
         rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1] if entry.shape else 1
         assert not entry.dtype.bytes or entry.nbytes == rows * entry.dtype.row_bytes(columns), entry
@@ -119,7 +151,11 @@ def mutations(draw: st.DrawFn) -> list[tuple[float, str, bytes]]:
     """Where (as a share of the header), how, and with what to change a file."""
     number = st.sampled_from(TELLING).map(lambda n: struct.pack("<Q", n))
     piece = st.one_of(st.binary(min_size=1, max_size=1), number, number.map(lambda b: b[:4]), st.binary(max_size=12))
-    return draw(st.lists(st.tuples(st.floats(0, 1), st.sampled_from(("over", "insert", "cut", "end")), piece), min_size=1, max_size=4))
+    return draw(
+        st.lists(
+            st.tuples(st.floats(0, 1), st.sampled_from(("over", "insert", "cut", "end")), piece), min_size=1, max_size=4
+        )
+    )
 
 
 def mutated(content: bytes, changes: list[tuple[float, str, bytes]], header: int) -> bytes:
@@ -139,7 +175,10 @@ def mutated(content: bytes, changes: list[tuple[float, str, bytes]], header: int
 @fuzz
 @given(changes=mutations(), seed=st.sampled_from(("gguf", "kinds")))
 def test_mutated_gguf(
-    changes: list[tuple[float, str, bytes]], seed: str, seeds: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+    changes: list[tuple[float, str, bytes]],
+    seed: str,
+    seeds: dict[str, bytes],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.gguf"
     path.write_bytes(mutated(seeds[seed], changes, 2200 if seed == "gguf" else 320))
@@ -149,7 +188,10 @@ def test_mutated_gguf(
 @fuzz
 @given(changes=mutations(), seed=st.sampled_from(("safetensors", "small")))
 def test_mutated_safetensors(
-    changes: list[tuple[float, str, bytes]], seed: str, seeds: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+    changes: list[tuple[float, str, bytes]],
+    seed: str,
+    seeds: dict[str, bytes],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.safetensors"
     path.write_bytes(mutated(seeds[seed], changes, 1200 if seed == "safetensors" else 240))
@@ -158,7 +200,9 @@ def test_mutated_safetensors(
 
 @fuzz
 @given(body=st.binary(max_size=300), counts=st.tuples(st.sampled_from(TELLING), st.sampled_from(TELLING)))
-def test_random_bytes_behind_a_gguf_header(body: bytes, counts: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_random_bytes_behind_a_gguf_header(
+    body: bytes, counts: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / "random.gguf"
     path.write_bytes(gguf_bytes(counts=counts, alignment=1) + body)
     survive(lambda: open_gguf(path))
@@ -183,7 +227,9 @@ JSON = st.recursive(
 
 @fuzz
 @given(entries=st.dictionaries(st.text(max_size=6), JSON, max_size=4), data=st.binary(max_size=40))
-def test_safetensors_headers_of_any_json(entries: dict[str, Any], data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_safetensors_headers_of_any_json(
+    entries: dict[str, Any], data: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     text = json.dumps(entries).encode()
     path = tmp_path_factory.getbasetemp() / "json.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
@@ -201,7 +247,9 @@ ENTRY = st.fixed_dictionaries(
 
 @fuzz
 @given(entries=st.dictionaries(st.sampled_from("abc"), ENTRY, max_size=3), size=st.integers(0, 40))
-def test_safetensors_entries_of_any_shape(entries: dict[str, Any], size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_safetensors_entries_of_any_shape(
+    entries: dict[str, Any], size: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     text = json.dumps(entries).encode()
     path = tmp_path_factory.getbasetemp() / "entries.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(size))
@@ -233,7 +281,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     changes=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
     generation=st.dictionaries(st.sampled_from(["eos_token_id", "temperature", "top_k", "top_p"]), JSON, max_size=2),
 )
-def test_configurations_of_any_json(architecture: str, changes: dict[str, Any], generation: dict[str, Any], model: Path) -> None:
+def test_configurations_of_any_json(
+    architecture: str, changes: dict[str, Any], generation: dict[str, Any], model: Path
+) -> None:
     (model / "config.json").write_text(json.dumps(toy_config(architecture, **TINY) | changes))
     (model / "generation_config.json").write_text(json.dumps(generation))
     survive(lambda: open_folder(model))
@@ -244,7 +294,9 @@ PREFIXES = ("", "./", "../hf/", "a/../", "/", ".././hf/../hf/")
 
 @fuzz
 @given(
-    moved=st.dictionaries(st.sampled_from(["lm_head.weight", "model.norm.weight"]), st.sampled_from(PREFIXES), max_size=2),
+    moved=st.dictionaries(
+        st.sampled_from(["lm_head.weight", "model.norm.weight"]), st.sampled_from(PREFIXES), max_size=2
+    ),
     added=st.dictionaries(st.sampled_from(["lm_head.weight", "x", ""]), JSON, max_size=2),
     whole=st.one_of(st.none(), st.none(), JSON),
 )
@@ -286,9 +338,13 @@ VALID: dict[str, tuple[int, Any]] = {
 @given(
     figures=st.dictionaries(st.sampled_from(FIGURES).map("llama.".__add__), VALUES, max_size=4),
     tokenizer=st.dictionaries(
-        st.sampled_from(["tokens", "token_type", "eos_token_id", "bos_token_id"]).map("tokenizer.ggml.".__add__), VALUES, max_size=2
+        st.sampled_from(["tokens", "token_type", "eos_token_id", "bos_token_id"]).map("tokenizer.ggml.".__add__),
+        VALUES,
+        max_size=2,
     ),
-    split=st.dictionaries(st.sampled_from(["split.count", "split.no", "general.alignment", "general.sampling.temp"]), VALUES, max_size=1),
+    split=st.dictionaries(
+        st.sampled_from(["split.count", "split.no", "general.alignment", "general.sampling.temp"]), VALUES, max_size=1
+    ),
 )
 def test_gguf_metadata_of_any_kind(
     figures: dict[str, tuple[int, Any]],
@@ -320,5 +376,7 @@ def test_the_seeds_are_valid(seeds: dict[str, bytes], tmp_path: Path, model: Pat
     (model / "config.json").write_text(json.dumps(toy_config(**TINY)))
     (model / "generation_config.json").unlink(missing_ok=True)
     open_folder(model)
-    (tmp_path / "valid").write_bytes(gguf_bytes([(k, *v) for k, v in VALID.items()], [("token_embd.weight", [4, 8], 0, 0)], bytes(160)))
+    (tmp_path / "valid").write_bytes(
+        gguf_bytes([(k, *v) for k, v in VALID.items()], [("token_embd.weight", [4, 8], 0, 0)], bytes(160))
+    )
     open_checkpoint(tmp_path / "valid")

@@ -57,9 +57,13 @@ def test_every_kind_of_value_alone_and_in_arrays(version: int, tmp_path: Path) -
     pairs += [("none", ARRAY, (U32, [])), ("nested", ARRAY, (ARRAY, [(U8, [1, 2]), (STRING, ["a"]), (F32, [])]))]
     found = read_gguf(write(tmp_path / "m.gguf", gguf_bytes(pairs, version=version)))
     assert found.version == version
-    wanted = {name: value for name, (_, value) in KINDS.items()} | {f"{name}s": [value] * 3 for name, (_, value) in KINDS.items()}
+    wanted = {name: value for name, (_, value) in KINDS.items()} | {
+        f"{name}s": [value] * 3 for name, (_, value) in KINDS.items()
+    }
     assert found.metadata == wanted | {"none": [], "nested": [[1, 2], ["a"], []]}
-    assert {k: type(v) for k, v in found.metadata.items()} == {k: type(v) for k, v in (wanted | {"none": [], "nested": []}).items()}
+    assert {k: type(v) for k, v in found.metadata.items()} == {
+        k: type(v) for k, v in (wanted | {"none": [], "nested": []}).items()
+    }
 
 
 def test_token_bytes_that_are_no_text_survive(tmp_path: Path) -> None:
@@ -82,7 +86,10 @@ def test_tensors_are_where_the_package_put_them(tmp_path: Path) -> None:
     for name, tensor in ours.tensors.items():
         reference = theirs[name]
         assert (tensor.offset, tensor.nbytes) == (reference.data_offset, reference.n_bytes), name
-        assert tensor.shape == tuple(int(n) for n in reversed(reference.shape)) and tensor.dtype.name == reference.tensor_type.name
+        assert (
+            tensor.shape == tuple(int(n) for n in reversed(reference.shape))
+            and tensor.dtype.name == reference.tensor_type.name
+        )
 
 
 def test_every_known_type_is_placed(tmp_path: Path) -> None:
@@ -105,7 +112,9 @@ def test_an_unknown_type_is_an_error_only_for_its_reader(tmp_path: Path) -> None
 
 
 def test_alignment_other_than_32(tmp_path: Path) -> None:
-    content = gguf_bytes([("general.alignment", U32, 128)], [("a", [3], 0, 0), ("b", [3], 0, 128)], bytes(140), alignment=128)
+    content = gguf_bytes(
+        [("general.alignment", U32, 128)], [("a", [3], 0, 0), ("b", [3], 0, 128)], bytes(140), alignment=128
+    )
     tensors = read_gguf(write(tmp_path / "m.gguf", content)).tensors
     assert tensors["a"].offset % 128 == 0 and tensors["b"].offset - tensors["a"].offset == 128
 
@@ -188,7 +197,10 @@ def test_versions_and_orders_we_do_not_read(version: int, message: str, tmp_path
 
 
 def test_a_sparse_file_cannot_make_a_large_header(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.gguf", gguf_bytes(counts=(0, 1), alignment=1) + gguf_string("a") + struct.pack("<IQ", STRING, 2**36))
+    path = write(
+        tmp_path / "m.gguf",
+        gguf_bytes(counts=(0, 1), alignment=1) + gguf_string("a") + struct.pack("<IQ", STRING, 2**36),
+    )
     os.truncate(path, 2**40)
     with memory_headroom(64 * 2**20), pytest.raises(CheckpointError, match="limit of 256MiB"):
         read_gguf(path)
@@ -224,7 +236,9 @@ def test_real_vocabularies(name: str) -> None:
 def test_the_package_reads_the_same_metadata() -> None:
     gguf = pytest.importorskip("gguf")
     path = DATA / "ggml-vocab" / "ggml-vocab-phi-3.gguf"
-    fields = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items() if not name.startswith("GGUF.")}
+    fields = {
+        name: field.contents() for name, field in gguf.GGUFReader(path).fields.items() if not name.startswith("GGUF.")
+    }
     assert read_gguf(path).metadata == fields
 
 

@@ -13,7 +13,17 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint import ModelSpec, RopeSpec, open_checkpoint
 from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.gguf_names import expert_names, hugging_face_name
-from tests.checkpoints import F32, STRING, U32, gguf_bytes, interleave_heads, make_folder, make_gguf, toy_config, toy_tensors
+from tests.checkpoints import (
+    F32,
+    STRING,
+    U32,
+    gguf_bytes,
+    interleave_heads,
+    make_folder,
+    make_gguf,
+    toy_config,
+    toy_tensors,
+)
 
 pytest.importorskip("gguf", reason="needs the gguf package to write files")
 
@@ -22,7 +32,9 @@ def spec_of(path: Path, architecture: str = "llama", **how: Any) -> ModelSpec:
     return open_checkpoint(make_gguf(path / "m.gguf", architecture, **how)).spec
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "phi3", "llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "architecture", ["gemma2", "gemma3", "phi3", "llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"]
+)
 def test_the_same_model_as_folder_and_file(architecture: str, tmp_path: Path) -> None:
     folder = open_checkpoint(make_folder(tmp_path / "hf", architecture))
     gguf = open_checkpoint(make_gguf(tmp_path / "m.gguf", architecture))
@@ -31,7 +43,9 @@ def test_the_same_model_as_folder_and_file(architecture: str, tmp_path: Path) ->
     assert {n: e.shape for n, e in gguf.tensors.items()} == {n: e.shape for n, e in folder.tensors.items()}
     config = toy_config(architecture)
     heads = (
-        {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]} if architecture in ("llama", "mixtral") else {}
+        {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        if architecture in ("llama", "mixtral")
+        else {}
     )
     for name, values in toy_tensors(config).items():
         entry = gguf.tensors[name]
@@ -44,17 +58,27 @@ def test_the_same_model_as_folder_and_file(architecture: str, tmp_path: Path) ->
 
 def test_names_of_experts() -> None:
     assert hugging_face_name("blk.3.ffn_gate_inp.weight") == "model.layers.3.mlp.gate.weight"
-    assert hugging_face_name("blk.3.ffn_gate_inp.weight", architecture="mixtral") == "model.layers.3.block_sparse_moe.gate.weight"
+    assert (
+        hugging_face_name("blk.3.ffn_gate_inp.weight", architecture="mixtral")
+        == "model.layers.3.block_sparse_moe.gate.weight"
+    )
     assert hugging_face_name("blk.3.ffn_up.12.weight") == "model.layers.3.mlp.experts.12.up_proj.weight"
-    assert hugging_face_name("blk.3.ffn_up.12.weight", architecture="mixtral") == "model.layers.3.block_sparse_moe.experts.12.w3.weight"
+    assert (
+        hugging_face_name("blk.3.ffn_up.12.weight", architecture="mixtral")
+        == "model.layers.3.block_sparse_moe.experts.12.w3.weight"
+    )
     assert hugging_face_name("blk.3.ffn_up_exps.weight") == "blk.3.ffn_up_exps.weight"  # many tensors, not one
-    assert expert_names("blk.0.ffn_down_exps.weight", 2) == tuple(f"model.layers.0.mlp.experts.{e}.down_proj.weight" for e in (0, 1))
+    assert expert_names("blk.0.ffn_down_exps.weight", 2) == tuple(
+        f"model.layers.0.mlp.experts.{e}.down_proj.weight" for e in (0, 1)
+    )
     assert expert_names("blk.0.ffn_down.weight", 2) == ()
 
 
 def test_experts_that_are_not_as_many_as_promised(tmp_path: Path) -> None:
     path = make_gguf(tmp_path / "m.gguf", "qwen3_moe", num_experts=5, tensors_of={"num_experts": 6})
-    with pytest.raises(CheckpointError, match=r"ffn_gate_exps\.weight: seen \[6, 32, 64\], wanted matrices of 5 experts"):
+    with pytest.raises(
+        CheckpointError, match=r"ffn_gate_exps\.weight: seen \[6, 32, 64\], wanted matrices of 5 experts"
+    ):
         open_checkpoint(path)
 
 
@@ -95,7 +119,9 @@ def test_names_of_gemmas() -> None:
 
 
 def test_longrope(tmp_path: Path) -> None:
-    factors = {f"rope_factors_{kind}.weight": np.full(8, value, np.float32) for kind, value in (("short", 1.0), ("long", 3.0))}
+    factors = {
+        f"rope_factors_{kind}.weight": np.full(8, value, np.float32) for kind, value in (("short", 1.0), ("long", 3.0))
+    }
     keys = {"phi3.rope.scaling.original_context_length": 64, "phi3.rope.scaling.attn_factor": 1.5}
     spec = spec_of(tmp_path, "phi3", extra=factors, keys=keys)
     assert spec.rope == RopeSpec(
@@ -109,7 +135,12 @@ def test_what_files_of_gemmas_leave_out(tmp_path: Path, monkeypatch: pytest.Monk
     """The largest ones scale scores by the columns for each head, whatever a head's length."""
     monkeypatch.setattr("gguf.GGUFWriter.add_sliding_window", lambda *_: None)
     small = spec_of(tmp_path, "gemma2")
-    assert (small.sliding_window, small.attention_softcap, small.logits_softcap, small.attention_scale) == (4096, 50.0, 30.0, 0.25)
+    assert (small.sliding_window, small.attention_softcap, small.logits_softcap, small.attention_scale) == (
+        4096,
+        50.0,
+        30.0,
+        0.25,
+    )
     for architecture, layers in (("gemma2", 46), ("gemma3", 62)):
         assert spec_of(tmp_path, architecture, num_hidden_layers=layers, head_dim=32).attention_scale == 0.25
     keys = {"gemma2.attn_logit_softcapping": 11.0, "gemma2.final_logit_softcapping": 12.0}
@@ -125,7 +156,10 @@ def test_tying_follows_the_weights(tmp_path: Path) -> None:
 def test_rope_freqs_become_factors(tmp_path: Path) -> None:
     factors = np.linspace(1.0, 8.0, 8, dtype=np.float32)
     checkpoint = open_checkpoint(make_gguf(tmp_path / "m.gguf", extra={"rope_freqs.weight": factors}))
-    assert checkpoint.spec.rope == RopeSpec(factors=tuple(float(f) for f in factors)) and "rope_freqs.weight" not in checkpoint.tensors
+    assert (
+        checkpoint.spec.rope == RopeSpec(factors=tuple(float(f) for f in factors))
+        and "rope_freqs.weight" not in checkpoint.tensors
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,11 +209,22 @@ def test_end_tokens(tmp_path: Path) -> None:
 
 def raw_model(pairs: list[tuple[str, int, Any]]) -> bytes:
     """A llama of one token embedding [8, 4], enough for its figures."""
-    figures = {"embedding_length": 4, "attention.head_count": 2, "block_count": 1, "context_length": 16, "feed_forward_length": 8}
-    keys: dict[str, tuple[int, Any]] = {"general.architecture": (STRING, "llama"), "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5)}
+    figures = {
+        "embedding_length": 4,
+        "attention.head_count": 2,
+        "block_count": 1,
+        "context_length": 16,
+        "feed_forward_length": 8,
+    }
+    keys: dict[str, tuple[int, Any]] = {
+        "general.architecture": (STRING, "llama"),
+        "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5),
+    }
     keys |= {f"llama.{key}": (U32, value) for key, value in figures.items()}
     keys |= {key: (kind, value) for key, kind, value in pairs}
-    return gguf_bytes([(key, kind, value) for key, (kind, value) in keys.items()], [("token_embd.weight", [4, 8], 0, 0)], bytes(128))
+    return gguf_bytes(
+        [(key, kind, value) for key, (kind, value) in keys.items()], [("token_embd.weight", [4, 8], 0, 0)], bytes(128)
+    )
 
 
 def test_ends_of_turns_are_found_by_their_text(tmp_path: Path) -> None:
@@ -266,7 +311,13 @@ def test_figures_that_cannot_be(case: str, tmp_path: Path) -> None:
 
 def test_a_vocabulary_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(
-        gguf_bytes([("general.architecture", STRING, "llama"), ("llama.embedding_length", U32, 4), ("llama.attention.head_count", U32, 2)])
+        gguf_bytes(
+            [
+                ("general.architecture", STRING, "llama"),
+                ("llama.embedding_length", U32, 4),
+                ("llama.attention.head_count", U32, 2),
+            ]
+        )
     )
     with pytest.raises(CheckpointError, match="a vocabulary without a model"):
         open_checkpoint(tmp_path / "m.gguf")

@@ -52,7 +52,11 @@ def test_reads_names_types_shapes_and_places(tmp_path: Path) -> None:
 
 def test_agrees_with_the_reference_writer(tmp_path: Path) -> None:
     reference = pytest.importorskip("safetensors.numpy")
-    tensors = {"x": np.arange(12, dtype=np.float16).reshape(3, 4), "y": np.ones((5,), np.int8), "z": np.zeros((2, 1, 2), np.float64)}
+    tensors = {
+        "x": np.arange(12, dtype=np.float16).reshape(3, 4),
+        "y": np.ones((5,), np.int8),
+        "z": np.zeros((2, 1, 2), np.float64),
+    }
     path = tmp_path / "m.safetensors"
     reference.save_file(tensors, path, metadata={"note": "äöü"})
     for name, entry in read_safetensors(path).items():
@@ -152,7 +156,12 @@ def _loop(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(_pipe, "regular file"), (_loop, "cannot be opened"), (Path.mkdir, "regular file"), (lambda p: None, "cannot be opened")],
+    [
+        (_pipe, "regular file"),
+        (_loop, "cannot be opened"),
+        (Path.mkdir, "regular file"),
+        (lambda p: None, "cannot be opened"),
+    ],
 )
 def test_what_is_no_regular_file(make: Callable[[Path], None], message: str, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"

@@ -54,7 +54,9 @@ def test_defaults() -> None:
 def test_flag_beats_variable_beats_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('seats = 2\nsize = "2KiB"\nenable-thing = false\n')
-    lines = run("--config", str(file), "--seats", "3", env={"HOMENODE_SIZE": "1KiB", "HOMENODE_SEATS": "5"}).output.splitlines()
+    lines = run(
+        "--config", str(file), "--seats", "3", env={"HOMENODE_SIZE": "1KiB", "HOMENODE_SEATS": "5"}
+    ).output.splitlines()
     assert lines[0] == repr(Outer(seats=3, inner=Inner(size=1024, enable_thing=False)))
     assert "--seats|3|flag" in lines
     assert "--size|1024|environment" in lines
@@ -84,7 +86,9 @@ def test_bad_values_end_with_2_and_say_why(arguments: tuple[str, ...], words: st
     assert words in result.output
 
 
-@pytest.mark.parametrize(("text", "words"), [("seats = [", "not TOML"), ("sheets = 3", "sheets"), ("seats = 0", "at least 1")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("seats = [", "not TOML"), ("sheets = 3", "sheets"), ("seats = 0", "at least 1")]
+)
 def test_bad_files(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(text)
@@ -99,7 +103,15 @@ def test_every_setting_of_the_server_is_declared_once() -> None:
 
     flags = [s.flag for config in (ServerConfig, EngineConfig) for s in settings_of(config)]
     assert len(flags) == len(set(flags))
-    assert {"max-num-batched-tokens", "max-num-seqs", "block-size", "kv-cache-memory", "port", "api-key", "threads"} <= set(flags)
+    assert {
+        "max-num-batched-tokens",
+        "max-num-seqs",
+        "block-size",
+        "kv-cache-memory",
+        "port",
+        "api-key",
+        "threads",
+    } <= set(flags)
 
 
 def test_the_settings_page_is_up_to_date() -> None:
@@ -109,5 +121,7 @@ def test_the_settings_page_is_up_to_date() -> None:
 
 
 def test_the_package_is_the_command() -> None:
-    ran = subprocess.run([sys.executable, "-m", "homenode", "serve", "--port", "x"], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-m", "homenode", "serve", "--port", "x"], capture_output=True, text=True, timeout=60
+    )
     assert ran.returncode == 2 and "Usage: homenode serve" in ran.stderr and "'x' is not a whole number" in ran.stderr

@@ -52,8 +52,12 @@ def test_flags_with_several_values_take_all_that_follow() -> None:
     ]
     wanted = "serve --numa-bind-nodes 0 --numa-bind-nodes 0 --numa-bind-nodes 1 --numa-bind-cpus 0-3 --numa-bind-cpus +4-7 --numa-bind-cpus all model"
     assert spread(given) == [*wanted.split(), "--", "--numa-bind-nodes", "1", "2"]
-    assert spread(["--numa-bind-nodes"]) == ["--numa-bind-nodes"], "a flag without a value is left for the parser to refuse"
-    assert spread(["--numa-bind-nodes", "x", "--json"]) == ["--numa-bind-nodes", "x", "--json"], "as is one with a wrong value"
+    assert spread(["--numa-bind-nodes"]) == ["--numa-bind-nodes"], (
+        "a flag without a value is left for the parser to refuse"
+    )
+    assert spread(["--numa-bind-nodes", "x", "--json"]) == ["--numa-bind-nodes", "x", "--json"], (
+        "as is one with a wrong value"
+    )
 
 
 def test_every_strategy_that_is_offered_can_be_imported() -> None:

@@ -59,11 +59,19 @@ def test_outputs_of_all_engines_are_read() -> None:
 
 def test_a_workload_is_cut_into_pieces_that_together_are_all_of_it() -> None:
     whole = Workload()
-    assert [piece.cases for piece in whole.parts()] == [("prefill",), ("batch 1",), ("batch 4",), ("batch 8",), ("batch 32",)]
+    assert [piece.cases for piece in whole.parts()] == [
+        ("prefill",),
+        ("batch 1",),
+        ("batch 4",),
+        ("batch 8",),
+        ("batch 32",),
+    ]
     assert [piece.cases for piece in Workload(prompt=0, batches=(8,)).parts()] == [("batch 8",)]
     ours = in_python.own_side(Path("m"), Workload(prompt=0, batches=(8,)))
     assert ours.question == {"prompt": 0, "context": 16, "steps": 32, "batches": [8]}
-    assert ours.commands == in_python.own_side(Path("m"), Workload(batches=(1,))).commands  # one program for all of them
+    assert (
+        ours.commands == in_python.own_side(Path("m"), Workload(batches=(1,))).commands
+    )  # one program for all of them
 
 
 def test_a_move_between_any_two_readings_is_seen_and_none_otherwise() -> None:
@@ -166,7 +174,9 @@ def test_time_that_others_used_is_told_from_that_of_what_was_run() -> None:
 
 def says_after(seconds: float) -> dict[str, Any]:
     """A command that computes for so long."""
-    return Command((sys.executable, "-c", f"import time; end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass")).to_json()
+    return Command(
+        (sys.executable, "-c", f"import time; end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass")
+    ).to_json()
 
 
 def test_a_failing_or_babbling_side_is_unavailable() -> None:
@@ -175,7 +185,11 @@ def test_a_failing_or_babbling_side_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="ended with 7"):
         last_json([sys.executable, "-c", "import sys; sys.exit(7)"])
     task = Task(Combination("s", "Q8_0", "other", ""), (Piece(WORK.cases, side("prints"), side("nothing else")),))
-    found = {"tries": [[{"readings": [HERE] * 3, "outputs": [["hello"], ["hello"]], "others": [0.0, 0.0], "discarded": None}]]}
+    found = {
+        "tries": [
+            [{"readings": [HERE] * 3, "outputs": [["hello"], ["hello"]], "others": [0.0, 0.0], "discarded": None}]
+        ]
+    }
     with pytest.raises(Unavailable, match="could not be read"):
         measured(task, printing(found), 2)
 
@@ -190,14 +204,25 @@ def printing(found: dict[str, Any]) -> list[str]:
 
 
 def test_a_task_gives_all_pairs_of_its_pieces_and_of_those_that_do_not_count_only_the_reason() -> None:
-    ours = Side("homenode", "", (Command(("/bin/homenode",)),), lambda outputs: Measured({"prefill": float(outputs[0])}, ""), {"prompt": 1})
+    ours = Side(
+        "homenode",
+        "",
+        (Command(("/bin/homenode",)),),
+        lambda outputs: Measured({"prefill": float(outputs[0])}, ""),
+        {"prompt": 1},
+    )
     pieces = tuple(Piece(("prefill",), ours, replace(ours, engine="other")) for _ in range(2))
     task = Task(Combination("s", "Q8_0", "other", ""), pieces)
     good = {"readings": [HERE] * 3, "outputs": [["4"], ["2"]], "others": [0.01, 0.02], "discarded": None}
     bad = {**good, "outputs": [["9"], ["3"]], "discarded": "they moved"}
     one, again, two = measured(task, printing({"tries": [[bad, good], [good]]}), 2)
     assert (one.ours["prefill"], one.theirs["prefill"], one.discarded, one.readings) == (9.0, 3.0, "they moved", [])
-    assert (again.ours["prefill"], again.theirs["prefill"], again.discarded, again.readings) == (4.0, 2.0, None, [HERE] * 3)
+    assert (again.ours["prefill"], again.theirs["prefill"], again.discarded, again.readings) == (
+        4.0,
+        2.0,
+        None,
+        [HERE] * 3,
+    )
     assert two == again
     asked = "homenode <<< '{\"prompt\": 1}'"
     assert shown_commands([task]) == {"homenode": [asked] * 2, "other": [asked] * 2}
@@ -205,7 +230,14 @@ def test_a_task_gives_all_pairs_of_its_pieces_and_of_those_that_do_not_count_onl
 
 def pair(ours: float, theirs: float, moved: str | None = None, format: str = "Q8_0", variant: str = "default") -> Pair:
     combination = Combination("qwen2.5-0.5b", format, "llama.cpp", variant)
-    return Pair(combination, {"prefill": ours, "batch 1": ours}, {"prefill": theirs, "batch 1": 2 * theirs}, "v", moved, [HERE] * 3)
+    return Pair(
+        combination,
+        {"prefill": ours, "batch 1": ours},
+        {"prefill": theirs, "batch 1": 2 * theirs},
+        "v",
+        moved,
+        [HERE] * 3,
+    )
 
 
 def record(*pairs: Pair) -> Comparison:
@@ -261,7 +293,9 @@ def test_pairs_are_told_apart_by_where_the_cpus_were() -> None:
     near, far, alone = pair(100, 50), replace(pair(300, 100), readings=[THERE] * 3), replace(pair(70, 10), readings=[])
     text = comparison_text(record(near, far, alone))
     titles = [line for line in text.splitlines() if line.startswith("Shape of")]
-    assert titles == [f"Shape of qwen2.5-0.5b{place}:" for place in (", CPUs on one cache", ", CPUs on several caches", "")]
+    assert titles == [
+        f"Shape of qwen2.5-0.5b{place}:" for place in (", CPUs on one cache", ", CPUs on several caches", "")
+    ]
     for place, rate, cells in (("one", 100, "2.00x (50) | 1.00x (100)"), ("several", 300, "3.00x (100) | 1.50x (200)")):
         table = text.split(f"CPUs on {place} cache")[1].split("Shape of")[0]
         assert f"| **{rate}** | **{rate}** |" in table and f"| {cells} |" in table
@@ -287,7 +321,9 @@ def test_what_fails_twice_is_given_up_and_what_counts_is_not_repeated() -> None:
     def count(task: str) -> int:
         return {"fine": tries.count("fine"), "shaky": tries.count("shaky") - 1, "moving": 0, "broken": 0}[task]
 
-    Turns(str, measure, count, lambda task, reason: given_up.append(f"{task}: {reason}")).run(["fine", "shaky", "moving", "broken"], 2)
+    Turns(str, measure, count, lambda task, reason: given_up.append(f"{task}: {reason}")).run(
+        ["fine", "shaky", "moving", "broken"], 2
+    )
     assert {task: tries.count(task) for task in set(tries)} == {"fine": 2, "shaky": 3, "moving": 4, "broken": 2}
     assert given_up == ["broken: no luck"]
 

@@ -50,7 +50,10 @@ def test_a_server_is_started_loaded_and_ended() -> None:
 
 def test_a_server_that_does_not_say_as_much_as_it_should_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="4 tokens came where 5"):
-        under_load(server(SERVER.replace('["max_tokens"]', '["max_tokens"] - 1')), Load(clients=1, prompt_tokens=3, gen_tokens=5))
+        under_load(
+            server(SERVER.replace('["max_tokens"]', '["max_tokens"] - 1')),
+            Load(clients=1, prompt_tokens=3, gen_tokens=5),
+        )
 
 
 def test_a_server_that_ends_is_unavailable_and_says_its_last_words() -> None:
@@ -97,7 +100,9 @@ def test_the_table_of_served_loads(tmp_path: Path) -> None:
 
 def test_what_is_measured_again_replaces_what_was_known_of_it_alone() -> None:
     pairs = [
-        ServedPair(ServedCombination("s", "Q8_0", n, "llama-server", "default"), figures(2, 1, 1), figures(1, 1, 1), None, [])
+        ServedPair(
+            ServedCombination("s", "Q8_0", n, "llama-server", "default"), figures(2, 1, 1), figures(1, 1, 1), None, []
+        )
         for n in (8, 32)
     ]
     first, other = (pair.combination for pair in pairs)

@@ -24,7 +24,10 @@ from tests.paths import ROOT
 PAGES = ROOT / "docs" / "placement"
 SOURCE = ROOT / "src" / "homenode"
 COMMANDS = ("host", "plan", "run", "bind", "verify", "doctor")
-PAGE_OF = {"global-slice": "ascend", "topo-affinity": "ascend"}  # two strategies that have their page with the one that chooses them
+PAGE_OF = {
+    "global-slice": "ascend",
+    "topo-affinity": "ascend",
+}  # two strategies that have their page with the one that chooses them
 
 # Codes that are put together while the program runs, by where that is done.
 COMPUTED = {"host/placement/policies/numa_bind.py": {"numa_bind_nodes_ignored", "numa_bind_cpus_ignored"}}
@@ -131,7 +134,13 @@ def test_every_flag_is_named(command: str) -> None:
     found = cli.get_command(click.Context(cli), command)
     assert found is not None
     commands = [found, *(found.commands.values() if isinstance(found, click.Group) else ())]
-    flags = {flag for one in commands for param in one.params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
+    flags = {
+        flag
+        for one in commands
+        for param in one.params
+        for flag in (*param.opts, *param.secondary_opts)
+        if flag.startswith("--")
+    }
     written = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", "".join(text_of(page) for page in pages())))
     assert flags - written == set()
 
@@ -150,7 +159,9 @@ def examples() -> Iterator[tuple[str, list[tuple[str, list[str]]], str]]:
         blocks = [*_BLOCK.findall(text_of(page)), ("", "")]
         for (language, block), (next_language, next_block) in pairwise(blocks):
             commands = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:] if language == "console" else []
-            shown = [(line, output.splitlines()) for line, _, output in (command.partition("\n") for command in commands)]
+            shown = [
+                (line, output.splitlines()) for line, _, output in (command.partition("\n") for command in commands)
+            ]
             if made_up := [(line, output) for line, output in shown if re.search(r"--from \d", line)]:
                 yield page, made_up, next_block if next_language == "text" and "|" in next_block else ""
 

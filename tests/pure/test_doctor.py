@@ -75,7 +75,11 @@ MACHINES: list[tuple[str, str, Callable[[], Host]]] = [
     ("warning", "memory_node_shut", lambda: good(mems=[0])),
     ("info", "memory_of_one_node", lambda: good(allowed="0-7", mems=[0])),
     ("info", "distances_asymmetric", lambda: with_node(good(), 1, distances={0: 31, 1: 10})),
-    ("warning", "accelerators_without_node", lambda: with_function(0x120000, with_chip(good(), node=None), "0000:00:00.0")),
+    (
+        "warning",
+        "accelerators_without_node",
+        lambda: with_function(0x120000, with_chip(good(), node=None), "0000:00:00.0"),
+    ),
     ("info", "devices_without_node", lambda: with_function(0x020000)),
     ("info", "devices_without_node", lambda: with_function(0x010802)),
     ("warning", "openmp_binds", lambda: replace(good(), variables={"OMP_PROC_BIND": "close"})),
@@ -170,9 +174,13 @@ def test_a_plan_of_another_host_is_an_error() -> None:
 
 
 def test_a_plan_that_is_refused_is_an_error_with_the_refusals_code() -> None:
-    refusal = PlacementError("insufficient_cpus", "too few CPUs", seen="4", wanted="5 for each NPU", remedy="Allow more CPUs.")
+    refusal = PlacementError(
+        "insufficient_cpus", "too few CPUs", seen="4", wanted="5 for each NPU", remedy="Allow more CPUs."
+    )
     first = doctor(good(), refusal)[0]
-    assert first == Finding("error", "insufficient_cpus", "too few CPUs (seen: 4; wanted: 5 for each NPU)", "Allow more CPUs.")
+    assert first == Finding(
+        "error", "insufficient_cpus", "too few CPUs (seen: 4; wanted: 5 for each NPU)", "Allow more CPUs."
+    )
 
 
 def test_a_vendor_tool_that_failed_and_facts_of_no_sense_are_told() -> None:
@@ -185,7 +193,9 @@ def test_a_vendor_tool_that_failed_and_facts_of_no_sense_are_told() -> None:
 
 def test_the_gravest_comes_first() -> None:
     refusal = PlacementError("insufficient_cpus", "too few CPUs", seen="4", wanted="5", remedy="Allow more CPUs.")
-    found = doctor(good(quota=2, offline=[15], numa_balancing=True), refusal, LiveFacts(irqbalance=8, irqs_writable=False))
+    found = doctor(
+        good(quota=2, offline=[15], numa_balancing=True), refusal, LiveFacts(irqbalance=8, irqs_writable=False)
+    )
     ranks = [SEVERITIES.index(finding.severity) for finding in found]
     assert ranks == sorted(ranks, reverse=True)
     assert ranks[0] == 2 and ranks[-1] == 0
@@ -206,7 +216,9 @@ def test_findings_name_few_devices_and_count_the_rest() -> None:
     st.one_of(st.none(), st.floats(0.1, 300)),
 )
 @settings(deadline=None, derandomize=True, max_examples=60)
-def test_any_limits_give_findings_that_can_be_acted_on(text: str, isolated: set[int], mems: set[int], quota: float | None) -> None:
+def test_any_limits_give_findings_that_can_be_acted_on(
+    text: str, isolated: set[int], mems: set[int], quota: float | None
+) -> None:
     host = read_host(synthetic(text))
     host = with_allowance(replace(host, isolated=tuple(sorted(isolated))), mems=tuple(sorted(mems)), cpu_quota=quota)
     host = replace(host, interrupts=(Interrupt(5, "x", ("y",)),))

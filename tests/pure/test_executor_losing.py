@@ -73,7 +73,10 @@ def test_the_sixth_loss_within_a_minute_is_the_last() -> None:
     for second in range(0, 50, 10):
         assert not record.count({1: "w1 ended"}, 2, float(second)).fatal
     loss = record.count({1: "w1 ended", 0: "w0 too"}, 2, 55.0)
-    assert loss.fatal and loss.text == "6 losses of workers in 60 s, the last: worker 0, 1 of 2 is being replaced: w1 ended; w0 too"
+    assert (
+        loss.fatal
+        and loss.text == "6 losses of workers in 60 s, the last: worker 0, 1 of 2 is being replaced: w1 ended; w0 too"
+    )
     apart = LossRecord()
     for n in range(100):
         assert not apart.count({0: "w0 ended"}, 2, 13.0 * n).fatal

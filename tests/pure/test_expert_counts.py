@@ -34,7 +34,9 @@ def table(*rows: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
 def test_mixtures_of_a_program_are_layers_of_its_part() -> None:
     assert SPEC.mixture and SPEC.mixture.dense_layers == (0,)
     assert np.array_equal(of_part(ModelPart.whole(SPEC), SPEC, table(5, 7)), table(0, 5, 7))
-    assert np.array_equal(of_part(ModelPart.whole(SPEC), SPEC, table(5)), table(0, 5, 0)), "in the middle of the first step"
+    assert np.array_equal(of_part(ModelPart.whole(SPEC), SPEC, table(5)), table(0, 5, 0)), (
+        "in the middle of the first step"
+    )
     last = plan_parts(SPEC, {}, Division(stages=2, layers=(1, 2)))[1]
     assert np.array_equal(of_part(last, SPEC, table(5, 7)), table(5, 7))
     first = plan_parts(SPEC, {}, Division(stages=2, layers=(1, 2)))[0]
@@ -61,7 +63,8 @@ def test_figures_are_sums_and_the_worst_of_each_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [None, "x", [[1, 2]], [[1] * EXPERTS] * 2, [[-1] * EXPERTS] * 3, [[1 << 70] * EXPERTS] * 3, [["a"] * EXPERTS] * 3]
+    "told",
+    [None, "x", [[1, 2]], [[1] * EXPERTS] * 2, [[-1] * EXPERTS] * 3, [[1 << 70] * EXPERTS] * 3, [["a"] * EXPERTS] * 3],
 )
 def test_what_is_no_table_is_not_taken(told: object) -> None:
     assert read_table(told, 3, SPEC) is None

@@ -24,7 +24,10 @@ from tests.engine.engines import config_for
 
 
 def one_of(count: int, number: int = 0, path: Path = Path("model"), **settings: Any) -> Any:
-    return replace(config_for(path, enable_expert_parallel=True, **settings), replica=Replica(number, count, EnginePlace((number,))))
+    return replace(
+        config_for(path, enable_expert_parallel=True, **settings),
+        replica=Replica(number, count, EnginePlace((number,))),
+    )
 
 
 ALL_CPU = [("cpu",)] * 2
@@ -62,18 +65,27 @@ def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
     dense, mixture = (open_checkpoint(make_folder(tmp_path / name, name)).spec for name in ("llama", "mixtral"))
     problem = expert_problem(one_of(2), dense)
     assert problem is not None and problem.param == "enable_expert_parallel" and "no experts" in problem.message
-    assert expert_problem(one_of(2), mixture) is None and expert_problem(one_of(8), mixture) is None  # some of eight keep none
-    assert expert_problem(one_of(1), dense) is None and expert_problem(config_for(tmp_path, enable_expert_parallel=True), dense) is None
+    assert (
+        expert_problem(one_of(2), mixture) is None and expert_problem(one_of(8), mixture) is None
+    )  # some of eight keep none
+    assert (
+        expert_problem(one_of(1), dense) is None
+        and expert_problem(config_for(tmp_path, enable_expert_parallel=True), dense) is None
+    )
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[WeightLayout, ModelPart, Any]:
-    checkpoint = open_checkpoint(make_folder(tmp_path_factory.mktemp("model") / "mixtral", "mixtral", num_hidden_layers=3))
+    checkpoint = open_checkpoint(
+        make_folder(tmp_path_factory.mktemp("model") / "mixtral", "mixtral", num_hidden_layers=3)
+    )
     return plan_model(checkpoint, ReferenceBackend()), ModelPart.whole(checkpoint.spec), checkpoint.spec
 
 
 @pytest.mark.parametrize("members", [2, 3, 4, 5])
-def test_every_expert_is_kept_once_and_the_rest_by_all(model: tuple[WeightLayout, ModelPart, Any], members: int) -> None:
+def test_every_expert_is_kept_once_and_the_rest_by_all(
+    model: tuple[WeightLayout, ModelPart, Any], members: int
+) -> None:
     layout, part, _ = model
     seats = [ExpertsInCommon(EngineSeat(member, members)) for member in range(members)]
     own = [{m.name for m in own_layout(layout, part, seat).matrices} for seat in seats]
@@ -93,7 +105,9 @@ def test_every_expert_is_kept_once_and_the_rest_by_all(model: tuple[WeightLayout
     assert kept_of(layout, part, None).own == layout.target_bytes and kept_of(layout, part, None).common == 0
 
 
-def test_what_is_there_already_is_not_taken_again(model: tuple[WeightLayout, ModelPart, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_there_already_is_not_taken_again(
+    model: tuple[WeightLayout, ModelPart, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout, part, _ = model
     monkeypatch.setattr("homenode.engine.expert_room.share_ready", lambda fd, member: (fd, member) == (77, 1))
     here, there = (ExpertsInCommon(EngineSeat(1, 2), {0: fd}) for fd in (76, 77))

@@ -47,7 +47,9 @@ def layout_of(part: ModelPart, rows: int = 33, columns: int = 64) -> WeightLayou
         matrices.append(MatrixLayout(f"{layer}.query", rows, columns, "F32", "F32", "", 0, 4 * rows * columns))
         for kind in KINDS:
             for e in experts:
-                matrices.append(MatrixLayout(f"{layer}.{kind}.{e}", rows, columns, "Q8_0", "Q8_0", "", 0, rows * 68, layer, e))
+                matrices.append(
+                    MatrixLayout(f"{layer}.{kind}.{e}", rows, columns, "Q8_0", "Q8_0", "", 0, rows * 68, layer, e)
+                )
     return WeightLayout(tuple(matrices), 1000)
 
 
@@ -55,9 +57,9 @@ def packed_bytes(target: str, rows: int, columns: int) -> int:
     return -(-rows // 32) * 32 * columns * (4 if target == "F32" else 1)
 
 
-experts_of_layers = st.lists(st.sets(st.integers(0, 40), max_size=9).map(lambda some: tuple(sorted(some))), min_size=1, max_size=5).map(
-    tuple
-)
+experts_of_layers = st.lists(
+    st.sets(st.integers(0, 40), max_size=9).map(lambda some: tuple(sorted(some))), min_size=1, max_size=5
+).map(tuple)
 
 
 @given(experts_of_layers, st.integers(1, 7), st.integers(0, 30))
@@ -71,7 +73,9 @@ def test_every_expert_has_one_owner_and_every_layers_experts_are_with_all(
     assert set(owners.values()) <= set(range(members))
     for layer, some in enumerate(experts, first):
         owned = [owners[f"{layer}.gate.{e}"] for e in some]
-        assert all(owners[f"{layer}.{kind}.{e}"] == owner for kind in KINDS for e, owner in zip(some, owned, strict=True))
+        assert all(
+            owners[f"{layer}.{kind}.{e}"] == owner for kind in KINDS for e, owner in zip(some, owned, strict=True)
+        )
         counts = [owned.count(member) for member in range(members)]
         assert max(counts) - min(counts) <= 1
     all_counts = [sum(owner == member for owner in owners.values()) // len(KINDS) for member in range(members)]
@@ -95,15 +99,21 @@ def test_what_is_left_over_goes_to_another_member_in_each_layer() -> None:
 
 
 @given(experts_of_layers, st.integers(1, 7), st.integers(1, 400))
-def test_matrices_lie_apart_and_shares_begin_on_huge_pages(experts: tuple[tuple[int, ...], ...], members: int, rows: int) -> None:
+def test_matrices_lie_apart_and_shares_begin_on_huge_pages(
+    experts: tuple[tuple[int, ...], ...], members: int, rows: int
+) -> None:
     part = part_of(experts)
     layout = layout_of(part, rows)
     table = expert_table(layout, part, members, packed_bytes)
     owners = expert_owners(layout, part, members)
     assert {name: m.owner for name, m in table.matrices.items()} == owners
     inside = sorted((m.offset, m.offset + m.size) for m in table.matrices.values())
-    assert all(end <= begin for (_, end), (begin, _) in pairwise([(0, HEADER_BYTES), *inside, (table.size, table.size)]))
-    assert all(m.offset % PAGE == 0 and m.size == packed_bytes(m.target, m.rows, m.columns) for m in table.matrices.values())
+    assert all(
+        end <= begin for (_, end), (begin, _) in pairwise([(0, HEADER_BYTES), *inside, (table.size, table.size)])
+    )
+    assert all(
+        m.offset % PAGE == 0 and m.size == packed_bytes(m.target, m.rows, m.columns) for m in table.matrices.values()
+    )
     assert table.size % HUGE_PAGE == 0
     for member in range(members):
         own = [m for m in table.matrices.values() if m.owner == member]
@@ -148,10 +158,14 @@ def test_what_the_memory_is_of_changes_with_each_thing_that_matters() -> None:
     def identity(
         part: ModelPart = part, rows: int = 33, members: int = 2, file: SourceFile = model[0], packing: str = "p"
     ) -> dict[str, int]:
-        return identity_of(expert_table(layout_of(part, rows), part, members, packed_bytes), part, members, [file], packing)
+        return identity_of(
+            expert_table(layout_of(part, rows), part, members, packed_bytes), part, members, [file], packing
+        )
 
     first = identity()
-    assert list(first) == list(IDENTITY) and all(0 < value < 1 << 64 for value in first.values()) and identity() == first
+    assert (
+        list(first) == list(IDENTITY) and all(0 < value < 1 << 64 for value in first.values()) and identity() == first
+    )
 
     def changed(other: dict[str, int]) -> set[str]:
         return {name for name in IDENTITY if other[name] != first[name]}
@@ -167,7 +181,12 @@ def test_what_the_memory_is_of_changes_with_each_thing_that_matters() -> None:
 def test_a_state_is_one_word(state: int, pid: int, birth: int) -> None:
     written = ShareState(state, pid, birth)
     read = state_of(written.word)
-    assert 0 <= written.word < 1 << 64 and read.state == state and read.is_of(pid, birth) and not read.is_of(pid + 1, birth)
+    assert (
+        0 <= written.word < 1 << 64
+        and read.state == state
+        and read.is_of(pid, birth)
+        and not read.is_of(pid + 1, birth)
+    )
     assert not read.is_of(pid, birth + 1) and state_of(read.word) == read
 
 

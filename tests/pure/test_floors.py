@@ -40,7 +40,9 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors", "*.so"))
+    shutil.copytree(
+        ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors", "*.so")
+    )
     shutil.copy(ROOT / ".importlinter", tmp_path)
     return tmp_path
 
@@ -60,7 +62,14 @@ def test_a_planted_import_is_found(copy: Path, file: str, line: str) -> None:
 
 
 def test_the_native_core_called_directly_is_found(copy: Path) -> None:
-    ruff = [shutil.which("ruff") or str(Path(sys.executable).with_name("ruff")), "check", "--no-cache", "--select", "TID251", "src"]
+    ruff = [
+        shutil.which("ruff") or str(Path(sys.executable).with_name("ruff")),
+        "check",
+        "--no-cache",
+        "--select",
+        "TID251",
+        "src",
+    ]
     shutil.copy(ROOT / "pyproject.toml", copy)
     assert subprocess.run(ruff, cwd=copy, capture_output=True, timeout=60).returncode == 0
     place = copy / "src/homenode/engine/core.py"

@@ -56,7 +56,10 @@ def same(a: Router, b: Router) -> bool:
 
 
 STEPS = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 1), st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(0, 50)), max_size=40
+    st.tuples(
+        st.integers(0, 2), st.integers(0, 1), st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(0, 50)
+    ),
+    max_size=40,
 )
 
 
@@ -79,7 +82,11 @@ def test_fronts_that_hear_each_other_know_the_same(steps: list[tuple[int, int, l
         late.elsewhere.take(told)
     for n in range(ENGINES):
         now, seen = watched.load(n), late.router.load(n)
-        assert (now.requests, now.waiting_tokens, set(watched.known(n))) == (seen.requests, seen.waiting_tokens, set(late.router.known(n)))
+        assert (now.requests, now.waiting_tokens, set(watched.known(n))) == (
+            seen.requests,
+            seen.waiting_tokens,
+            set(late.router.known(n)),
+        )
     coordinator.take(FrontLeft(1))
     coordinator.take(FrontLeft(2))
     assert len(coordinator) == 0

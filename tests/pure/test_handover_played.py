@@ -59,7 +59,9 @@ class Engine:
     def submit(self, prompt: tuple[int, ...], ticket: str, sends: bool, peer: bytes = b"") -> int:
         number = len(self.requests)
         params = SamplingParams(max_tokens=0 if sends else _ANSWER, ignore_eos=True)
-        self.requests[number] = Request(id=number, prompt_ids=list(prompt), params=params, kv=KvTicket(ticket, sends, peer))
+        self.requests[number] = Request(
+            id=number, prompt_ids=list(prompt), params=params, kv=KvTicket(ticket, sends, peer)
+        )
         self.apply(Arrived(self.world.now, self.requests[number]))
         return number
 
@@ -121,7 +123,9 @@ class SendingEngine(SenderProcess):
         return machine
 
     def owner(self, block: int) -> Any:
-        return next((loan.ticket for loan in self.real.scheduler._handover._loans._of.values() if block in loan.blocks), None)
+        return next(
+            (loan.ticket for loan in self.real.scheduler._handover._loans._of.values() if block in loan.blocks), None
+        )
 
     def told(self, event: Any) -> None:
         self.world.count[type(event).__name__] += 1
@@ -177,9 +181,17 @@ class ReceivingEngine(ReceiverProcess):
 
     def close(self, peer: int) -> None:
         super().close(peer)
-        reached = {memory.id for link in self.links.values() for p in link.ends for memory in (p.memory, p.pool) if memory is not None}
+        reached = {
+            memory.id
+            for link in self.links.values()
+            for p in link.ends
+            for memory in (p.memory, p.pool)
+            if memory is not None
+        }
         for buffer in [buffer for buffer in self.attached if buffer not in reached]:
-            self.real.executor.detach(self.attached.pop(buffer))  # a step that names one of its blocks from here on fails the test
+            self.real.executor.detach(
+                self.attached.pop(buffer)
+            )  # a step that names one of its blocks from here on fails the test
 
     def ask(self, ticket: str, prompt: tuple[int, ...]) -> None:
         def begin() -> None:
@@ -240,11 +252,21 @@ class EnginePlay(Play):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("sizes", [(32, 32), (32, 64), (64, 32)])
-def test_without_faults_nothing_is_computed_twice(mode: str, channel: str, offload: bool, sizes: tuple[int, int]) -> None:
+def test_without_faults_nothing_is_computed_twice(
+    mode: str, channel: str, offload: bool, sizes: tuple[int, int]
+) -> None:
     if offload and mode == "push":
         pytest.skip("offload is for pull")
     play = EnginePlay(
-        random.Random(1), mode, channel, senders=2, receivers=2, sizes=sizes, offload=offload, sender_pages=64, receiver_pages=64
+        random.Random(1),
+        mode,
+        channel,
+        senders=2,
+        receivers=2,
+        sizes=sizes,
+        offload=offload,
+        sender_pages=64,
+        receiver_pages=64,
     )
     for n in range(30):
         play.plan(f"t{n}", Plan(n * 1.5, n, n // 2, n % 3, 20 + 9 * n, 3.0, None, None))
@@ -258,7 +280,17 @@ def test_without_faults_nothing_is_computed_twice(mode: str, channel: str, offlo
 def test_full_pages_are_read_in_place(mode: str, offload: bool) -> None:
     """No receiver has blocks for what it reads elsewhere, and no sender gets a block back that is still read."""
     kind = type("InPlace", (EnginePlay,), {"in_place": True})
-    play = kind(random.Random(2), mode, "shm", senders=2, receivers=2, sizes=(32, 32), offload=offload, sender_pages=64, receiver_pages=64)
+    play = kind(
+        random.Random(2),
+        mode,
+        "shm",
+        senders=2,
+        receivers=2,
+        sizes=(32, 32),
+        offload=offload,
+        sender_pages=64,
+        receiver_pages=64,
+    )
     for n in range(30):
         play.plan(f"t{n}", Plan(n * 1.5, n, n // 2, n % 3, 20 + 9 * n, 3.0, None, None))
     play.finish(60.0)
@@ -300,7 +332,9 @@ def test_whatever_happens_every_answer_is_right(
     lost: list[int],
     in_place: bool,
 ) -> None:
-    kind = type("Drawn", (EnginePlay,), {"blocks": blocks, "in_place": in_place and mode != "push" and channel == "shm"})
+    kind = type(
+        "Drawn", (EnginePlay,), {"blocks": blocks, "in_place": in_place and mode != "push" and channel == "shm"}
+    )
     Traits.caching, Traits.lost = caching, tuple(lost)
     play = kind(
         random.Random(seed),

@@ -58,7 +58,12 @@ def _comes(bench: HandoverBench, rng: random.Random) -> None:
 
 
 def _asks(bench: HandoverBench, rng: random.Random, ticket: str) -> None:
-    bench.ask(bench._prompts[ticket], ticket, deadline=bench.now + rng.randrange(1, 30) if rng.random() < 0.1 else None, **_sampling(rng))
+    bench.ask(
+        bench._prompts[ticket],
+        ticket,
+        deadline=bench.now + rng.randrange(1, 30) if rng.random() < 0.1 else None,
+        **_sampling(rng),
+    )
 
 
 def _agent(bench: HandoverBench, rng: random.Random) -> None:
@@ -82,7 +87,11 @@ def _agent(bench: HandoverBench, rng: random.Random) -> None:
         if stopped:
             bench.fail(rng.choice(stopped))
     elif draw < 0.75:
-        unwanted = [t for t, c in bench.coming.items() if c.claimed is None and not c.fetched and not c.stopped and not c.refused]
+        unwanted = [
+            t
+            for t, c in bench.coming.items()
+            if c.claimed is None and not c.fetched and not c.stopped and not c.refused
+        ]
         if unwanted:
             bench.forget_for_good(rng.choice(unwanted))
     elif going:
@@ -93,7 +102,9 @@ def _sends(bench: HandoverBench, rng: random.Random, ticket: str) -> None:
     going = bench.going[ticket]
     if not going.admitted and not going.abandoned:
         pages = len(going.wanted.identities)
-        bench.admit(ticket, held=rng.choice([0, 0, rng.randrange(pages + 1)])) if rng.random() < 0.85 else bench.refuse(ticket)
+        bench.admit(ticket, held=rng.choice([0, 0, rng.randrange(pages + 1)])) if rng.random() < 0.85 else bench.refuse(
+            ticket
+        )
     elif rng.random() < 0.1 or going.last or going.abandoned:
         bench.give_back(ticket)
 
@@ -139,7 +150,9 @@ def _bench(rng: random.Random, lookahead: int, faults: bool = False, stages: int
         return RuntimeError("worker lost") if step.number in lost else None
 
     caching = rng.random() < 0.8
-    return HandoverBench(config, limits=limits, lookahead=lookahead, caching=caching, fault=fault, rng=rng, stages=stages)
+    return HandoverBench(
+        config, limits=limits, lookahead=lookahead, caching=caching, fault=fault, rng=rng, stages=stages
+    )
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
@@ -157,7 +170,9 @@ def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -
 
 @settings(derandomize=True, max_examples=80, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(0, 1), st.booleans(), st.integers(0, 80))
-def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, lookahead: int, faults: bool, moves: int) -> None:
+def test_short_lives_shrink_to_the_shortest_that_fails(
+    rng: random.Random, lookahead: int, faults: bool, moves: int
+) -> None:
     bench = _bench(rng, lookahead, faults)
     for _ in range(moves):
         _move(bench, rng)

@@ -18,7 +18,9 @@ def test_there_is_room_for_all_or_for_nothing() -> None:
     bench.settle()
 
 
-@pytest.mark.parametrize(("num_blocks", "length", "fits"), [(4, 14, True), (4, 15, True), (4, 16, False), (64, 63, True), (64, 64, False)])
+@pytest.mark.parametrize(
+    ("num_blocks", "length", "fits"), [(4, 14, True), (4, 15, True), (4, 16, False), (64, 63, True), (64, 64, False)]
+)
 def test_what_can_never_fit_is_refused_at_once(num_blocks: int, length: int, fits: bool) -> None:
     """As a request of that many tokens would be."""
     bench = bench_of(num_blocks=num_blocks)
@@ -36,7 +38,9 @@ def test_nonsense_and_known_tickets_are_refused() -> None:
     ticket = bench.offer(PROMPT)
     offer = bench.coming[ticket].offer
     bench.coming["bad"] = bench.coming["worse"] = bench.coming[ticket]
-    for number, (name, tokens, page_tokens) in enumerate([("bad", 0, 4), ("worse", 13, 0), ("bad", 13, 5), (ticket, 13, 4)], 1):
+    for number, (name, tokens, page_tokens) in enumerate(
+        [("bad", 0, 4), ("worse", 13, 0), ("bad", 13, 5), (ticket, 13, 4)], 1
+    ):
         for reserve in (False, True):
             bench.apply(seam.Offered(0.0, name, tokens, page_tokens, offer.identities, reserve))
         assert len(bench.told(seam.NoRoom)) == number

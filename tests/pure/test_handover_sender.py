@@ -101,7 +101,12 @@ def test_a_refusal_ends_the_request() -> None:
     ticket = bench.send(PROMPT)
     bench.refuse(ticket)
     last = bench.final(0)
-    assert (last.finish_reason, last.error, last.error_kind, last.retry_after_s) == ("error", "no room there", "KvRefusedError", 3.0)
+    assert (last.finish_reason, last.error, last.error_kind, last.retry_after_s) == (
+        "error",
+        "no room there",
+        "KvRefusedError",
+        3.0,
+    )
     bench.check_rest()
     assert not bench.scheduler.has_work()
     assert not bench.told(seam.Abandoned)
@@ -198,7 +203,9 @@ def test_a_lost_step_ends_its_request_but_not_its_loan(lookahead: int) -> None:
     again = bench.send(PROMPT, "again")
     bench.admit(again)
     bench.settle()
-    assert len(bench.told(seam.Computed)) == 4  # one of the lost request, three of the second: nothing was found in the cache
+    assert (
+        len(bench.told(seam.Computed)) == 4
+    )  # one of the lost request, three of the second: nothing was found in the cache
 
 
 @pytest.mark.parametrize("caching", [False, True])

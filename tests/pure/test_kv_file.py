@@ -70,7 +70,11 @@ def places(layout: KvLayout, layer: int, head: int, block: int) -> list[tuple[in
     for index, region in enumerate(layout.regions):
         first, past = layout.layers_of(region)
         if first <= layer < past and region.first_head <= head < region.past_head:
-            steps = (layer - first) * region.layer_stride + block * region.block_stride + (head - region.first_head) * region.head_stride
+            steps = (
+                (layer - first) * region.layer_stride
+                + block * region.block_stride
+                + (head - region.first_head) * region.head_stride
+            )
             found.append((index, region.offset + steps))
     return found
 
@@ -116,4 +120,7 @@ def test_a_worker_sees_of_a_neighbour_s_memory_what_it_has_itself(pair: tuple[En
         for layer in range(part.layers.count):
             for head in range(part.kv_heads.count):
                 seen = [place for _, place in places(own, layer, head, 2)]
-                assert seen == [place for _, place in places(theirs.layout, part.layers.first + layer, part.kv_heads.first + head, 2)]
+                assert seen == [
+                    place
+                    for _, place in places(theirs.layout, part.layers.first + layer, part.kv_heads.first + head, 2)
+                ]

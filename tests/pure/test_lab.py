@@ -62,14 +62,26 @@ def test_the_root_is_shared_read_only_and_the_guest_ends_with_its_parent() -> No
     assert [word.endswith("readonly=on") for word in devices] == [True, False]
     assert words[:4] == ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"]
     assert "-incoming" not in words
-    assert command(TOPOLOGIES["2x2"], "x86_64", Path("k"), Path("i"), shares, 5, 6, Path("/s"))[-2:] == ["-incoming", "exec:cat '/s'"]
+    assert command(TOPOLOGIES["2x2"], "x86_64", Path("k"), Path("i"), shares, 5, 6, Path("/s"))[-2:] == [
+        "-incoming",
+        "exec:cat '/s'",
+    ]
 
 
 def test_a_saved_machine_is_used_for_the_same_machine_only() -> None:
     topologies = [identity(one, "x86_64", ("root", "out"), {"kernel": 1}) for one in TOPOLOGIES.values()]
     one = TOPOLOGIES["2x2"]
     assert len({*topologies, identity(one, "aarch64", ("root", "out"), {"kernel": 1})}) == len(TOPOLOGIES) + 1
-    assert len({identity(one, "x86_64", tags, {"kernel": kernel}) for tags in (("root",), ("root", "out")) for kernel in (1, 2)}) == 4
+    assert (
+        len(
+            {
+                identity(one, "x86_64", tags, {"kernel": kernel})
+                for tags in (("root",), ("root", "out"))
+                for kernel in (1, 2)
+            }
+        )
+        == 4
+    )
     assert identity(one, "x86_64", ("root",), {"kernel": 1}) == identity(one, "x86_64", ("root",), {"kernel": 1})
 
 
@@ -77,7 +89,12 @@ def test_modules_come_after_those_they_depend_on(tmp_path: Path) -> None:
     for name, needs in {"9p": "9pnet,netfs", "9pnet": "", "netfs": "fs-cache", "fs_cache": "", "other": ""}.items():
         (tmp_path / f"{name}.ko").write_bytes(b"\x7fELF\0name=x\0depends=" + needs.encode() + b"\0retpoline=Y\0")
     assert dependencies((tmp_path / "9p.ko").read_bytes()) == ("9pnet", "netfs")
-    assert [name for name, _ in modules_in_order(tmp_path, ["9p", "netfs", "absent"])] == ["9pnet", "fs_cache", "netfs", "9p"]
+    assert [name for name, _ in modules_in_order(tmp_path, ["9p", "netfs", "absent"])] == [
+        "9pnet",
+        "fs_cache",
+        "netfs",
+        "9p",
+    ]
 
 
 def test_a_module_in_an_unknown_compression_is_refused(tmp_path: Path) -> None:
@@ -181,7 +198,11 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(
     assert missing("x86_64") == ["qemu-system-x86", "busybox-static", "util-linux"]
     assert main(["--folder", str(tmp_path / "lab")]) == 2
     said = capsys.readouterr().err
-    assert "apt-get install --no-install-recommends qemu-system-x86" in said and "qemu-system-arm" in said and "--arch x86_64" in said
+    assert (
+        "apt-get install --no-install-recommends qemu-system-x86" in said
+        and "qemu-system-arm" in said
+        and "--arch x86_64" in said
+    )
     assert not (tmp_path / "lab").exists()
 
 

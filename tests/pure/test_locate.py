@@ -87,7 +87,9 @@ def test_a_cached_model_is_found_offline(tmp_path: Path) -> None:
     assert found == snapshot
     from homenode.model.checkpoint import open_checkpoint
 
-    assert open_checkpoint(found).spec.architecture == "llama"  # its files are links out of the folder, and that is fine
+    assert (
+        open_checkpoint(found).spec.architecture == "llama"
+    )  # its files are links out of the folder, and that is fine
     assert locate("org/name", cache_dir=tmp_path / "cache", progress=False) == snapshot  # HF_HUB_OFFLINE alone
 
 
@@ -99,7 +101,9 @@ def test_a_cached_revision(tmp_path: Path) -> None:
 
 
 def test_offline_and_not_cached(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"not \(completely\) in the Hub cache of this machine, and offline; start once without"):
+    with pytest.raises(
+        UserError, match=r"not \(completely\) in the Hub cache of this machine, and offline; start once without"
+    ):
         locate("org/name", offline=True, cache_dir=tmp_path)
 
 
@@ -163,7 +167,13 @@ def stub(monkeypatch: pytest.MonkeyPatch, result: Any) -> list[tuple[str, dict[s
 def matches(name: str, options: dict[str, Any]) -> bool:
     from huggingface_hub.utils import filter_repo_objects
 
-    return bool(list(filter_repo_objects([name], allow_patterns=options["allow_patterns"], ignore_patterns=options["ignore_patterns"])))
+    return bool(
+        list(
+            filter_repo_objects(
+                [name], allow_patterns=options["allow_patterns"], ignore_patterns=options["ignore_patterns"]
+            )
+        )
+    )
 
 
 def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,11 +204,17 @@ def test_only_the_picked_files_are_fetched(tmp_path: Path, monkeypatch: pytest.M
     for pick in ("m-00001-of-00002.gguf", "q4_k_m"):
         with pytest.raises(UserError):
             locate(f"org/name:{pick}")
-    assert [matches(f"m-0000{i}-of-0000{n}.gguf", calls[0][1]) for i, n in ((1, 2), (2, 2), (1, 3))] == [True, True, False]
+    assert [matches(f"m-0000{i}-of-0000{n}.gguf", calls[0][1]) for i, n in ((1, 2), (2, 2), (1, 3))] == [
+        True,
+        True,
+        False,
+    ]
     assert matches("a/x-Q4_K_M.gguf", calls[1][1]) and not matches("x-Q4_K_S.gguf", calls[1][1])
 
 
-def test_without_progress_the_bars_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_progress_the_bars_are_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     calls = stub(monkeypatch, make_folder(tmp_path))
     locate("org/name", progress=False)
     for _ in calls[0][1]["tqdm_class"](range(3), desc="files", name="huggingface_hub.snapshot_download"):
@@ -226,8 +242,16 @@ def failure(kind: str, status: int = 404) -> BaseException:
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (failure("GatedRepoError", 403), UserError, "accept its terms at https://huggingface.co/org/name and give a token"),
-        (failure("RepositoryNotFoundError", 401), UserError, "no such repository on the Hub, and no such path here; check the spelling"),
+        (
+            failure("GatedRepoError", 403),
+            UserError,
+            "accept its terms at https://huggingface.co/org/name and give a token",
+        ),
+        (
+            failure("RepositoryNotFoundError", 401),
+            UserError,
+            "no such repository on the Hub, and no such path here; check the spelling",
+        ),
         (failure("RevisionNotFoundError"), UserError, "no such revision"),
         (failure("HfHubHTTPError", 403), UserError, "refuses access"),
         (failure("HfHubHTTPError", 500), UserError, "HTTP status 500; try again later"),
@@ -238,7 +262,9 @@ def failure(kind: str, status: int = 404) -> BaseException:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
-def test_failures_say_what_to_do(error: BaseException, kind: type[HomenodeError], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_say_what_to_do(
+    error: BaseException, kind: type[HomenodeError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)
     stub(monkeypatch, error)
     with pytest.raises(kind, match=message) as caught:

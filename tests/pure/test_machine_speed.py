@@ -43,7 +43,10 @@ TEAMS = (Team(0, 0, tuple(range(8))), Team(2, 2, (8, 9, 10, 11)))
 
 def test_measured_figures_are_used_as_they_are() -> None:
     found = machine_speed(TEAMS, host("2s/2n/16c"), parse_measured(recorded()))
-    assert [(n.node, n.threads, n.read_gb_s, n.int8_gops) for n in found.nodes] == [(0, 8, 100.0, 800.0), (2, 4, 60.0, 400.0)]
+    assert [(n.node, n.threads, n.read_gb_s, n.int8_gops) for n in found.nodes] == [
+        (0, 8, 100.0, 800.0),
+        (2, 4, 60.0, 400.0),
+    ]
     assert found.remote_gb_s == {(0, 2): 30.0, (2, 0): 25.0}
     assert (found.barrier_us, found.barrier_across_us, found.origin) == (0.5, 2.5, "measured")
 
@@ -57,7 +60,9 @@ def test_fewer_threads_multiply_and_read_less_and_more_do_not_read_more() -> Non
 
 def test_a_node_without_memory_reads_what_was_measured_from_its_nearest() -> None:
     raw = recorded()
-    found = machine_speed((Team(0, 0, tuple(range(8))), Team(2, 0, (8, 9, 10, 11))), host("2s/2n/16c"), parse_measured(raw))
+    found = machine_speed(
+        (Team(0, 0, tuple(range(8))), Team(2, 0, (8, 9, 10, 11))), host("2s/2n/16c"), parse_measured(raw)
+    )
     assert (found.nodes[1].read_gb_s, found.nodes[1].memory) == (25.0, 0)
 
 
@@ -114,7 +119,10 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a node twice": (lambda raw: raw["nodes"][1].update(node=0), "names a node twice"),
     "no threads": (lambda raw: raw["nodes"][0].update(threads=0), '"nodes"\\[0\\] has 0 threads'),
     "a speed of 0": (lambda raw: raw["nodes"][0].update(read_gb_s=0), '"read_gb_s" of "nodes"\\[0\\] is 0'),
-    "a speed in words": (lambda raw: raw["nodes"][1].update(int8_gops="fast"), '"int8_gops" of "nodes"\\[1\\] is \'fast\''),
+    "a speed in words": (
+        lambda raw: raw["nodes"][1].update(int8_gops="fast"),
+        '"int8_gops" of "nodes"\\[1\\] is \'fast\'',
+    ),
     "an endless speed": (lambda raw: raw["pairs"][0].update(read_gb_s=float("inf")), "wanted a number above 0"),
     "true as a number": (lambda raw: raw["pairs"][0].update(read_gb_s=True), "is True"),
     "a pair missing": (lambda raw: raw["pairs"].pop(), "lacks node 2 reading from node 0"),
@@ -125,7 +133,9 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "message"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_wrong_file_is_refused_with_name_and_fault(spoil: Callable[[dict[str, Any]], Any], message: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_refused_with_name_and_fault(
+    spoil: Callable[[dict[str, Any]], Any], message: str, tmp_path: Path
+) -> None:
     raw = recorded()
     spoil(raw)
     file = tmp_path / "nodes.json"
@@ -135,7 +145,9 @@ def test_a_wrong_file_is_refused_with_name_and_fault(spoil: Callable[[dict[str, 
     assert str(file) in error.value.message and "homenode bench nodes --out" in error.value.message
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000, b"[]", b"", b"{"], ids=["no text", "nested", "a list", "empty", "cut off"])
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfe", b"[" * 100_000, b"[]", b"", b"{"], ids=["no text", "nested", "a list", "empty", "cut off"]
+)
 def test_what_is_no_json_object_is_refused(data: bytes, tmp_path: Path) -> None:
     file = tmp_path / "nodes.json"
     file.write_bytes(data)

@@ -80,7 +80,11 @@ def test_auto_is_given_the_measurement_and_the_bench_its_wishes(fake: tuple[str,
     runs = [words for words in calls(fake[1]) if words[:2] == ["bench", "model"]]
     assert ["--numa-measured" in words for words in runs] == [False, True]
     for words in runs:
-        assert words[words.index("--batch") + 1] == "2" and words[words.index("--gen-tokens") + 1] == "7" and words[-1] == "--json"
+        assert (
+            words[words.index("--batch") + 1] == "2"
+            and words[words.index("--gen-tokens") + 1] == "7"
+            and words[-1] == "--json"
+        )
 
 
 def test_every_round_has_each_policy_once_and_begins_with_another() -> None:
@@ -90,7 +94,9 @@ def test_every_round_has_each_policy_once_and_begins_with_another() -> None:
     assert [names[0] for names in rounds] == ["a", "b", "c", "a"]
 
 
-def test_when_nothing_runs_the_file_says_why_and_the_exit_code_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_when_nothing_runs_the_file_says_why_and_the_exit_code_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "numa.json"
     code = main(["--out", str(out), "--homenode", str(tmp_path / "none"), "--rounds", "1", "--policies", "local"])
     assert code == 1
@@ -99,7 +105,9 @@ def test_when_nothing_runs_the_file_says_why_and_the_exit_code_too(tmp_path: Pat
     assert "No run succeeded" in capsys.readouterr().out
 
 
-def test_what_was_measured_before_an_interruption_is_kept(fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_before_an_interruption_is_kept(
+    fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import tools.measure_numa as tool
 
     whole = tool.run
@@ -112,7 +120,20 @@ def test_what_was_measured_before_an_interruption_is_kept(fake: tuple[str, Path]
     monkeypatch.setattr(tool, "run", interrupted)
     out = tmp_path / "numa.json"
     with pytest.raises(KeyboardInterrupt):
-        main(["--model", str(tmp_path / "m"), "--out", str(out), "--homenode", fake[0], "--rounds", "1", "--policies", "local,shard"])
+        main(
+            [
+                "--model",
+                str(tmp_path / "m"),
+                "--out",
+                str(out),
+                "--homenode",
+                fake[0],
+                "--rounds",
+                "1",
+                "--policies",
+                "local,shard",
+            ]
+        )
     assert [r["policy"] for r in json.loads(out.read_text())["runs"]] == ["local"]
 
 
@@ -138,7 +159,10 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_runs(
 
 
 def test_medians_and_multiples() -> None:
-    runs = [{"policy": "local", "result": {"results": [{"test": "decode", "batch": 1, "tok_s": rate}]}} for rate in (1.0, 9.0, 2.0)]
+    runs = [
+        {"policy": "local", "result": {"results": [{"test": "decode", "batch": 1, "tok_s": rate}]}}
+        for rate in (1.0, 9.0, 2.0)
+    ]
     assert summary([*runs, {"policy": "shard", "failed": "x"}]) == {"local": {"decode, batch 1": 2.0}}
     shown = table({"shard": {"prefill": 30.0}, "local": {"prefill": 20.0, "decode, batch 1": 5.0}})
     assert "1.50x" in shown and "-" in shown.splitlines()[1]

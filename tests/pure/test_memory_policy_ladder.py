@@ -10,7 +10,14 @@ import pytest
 
 from homenode.errors import HostError
 from homenode.host.binding.ladder import Policy, bind_memory
-from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_F_STATIC_NODES, MPOL_PREFERRED, MPOL_PREFERRED_MANY, Syscalls
+from homenode.host.binding.syscalls import (
+    MPOL_BIND,
+    MPOL_DEFAULT,
+    MPOL_F_STATIC_NODES,
+    MPOL_PREFERRED,
+    MPOL_PREFERRED_MANY,
+    Syscalls,
+)
 
 
 class FakeKernel(Syscalls):
@@ -23,7 +30,13 @@ class FakeKernel(Syscalls):
         inherited: tuple[int, tuple[int, ...]] = (MPOL_DEFAULT, ()),
     ) -> None:
         super().__init__()
-        self.refuse, self.usable, self.policy, self.asked, self.mute = dict(refuse or {}), set(usable), inherited, list[int](), False
+        self.refuse, self.usable, self.policy, self.asked, self.mute = (
+            dict(refuse or {}),
+            set(usable),
+            inherited,
+            list[int](),
+            False,
+        )
 
     def set_mempolicy(self, mode: int, nodes: Iterable[int] = ()) -> None:
         self.asked.append(mode)
@@ -152,7 +165,8 @@ def test_strict_takes_no_step_down(kernel: Syscalls) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "text"), [(Policy(MPOL_BIND, (0, 1, 8)), "bind:0-1,8"), (Policy(MPOL_DEFAULT, ()), "default"), (Policy(42, ()), "mode 42")]
+    ("policy", "text"),
+    [(Policy(MPOL_BIND, (0, 1, 8)), "bind:0-1,8"), (Policy(MPOL_DEFAULT, ()), "default"), (Policy(42, ()), "mode 42")],
 )
 def test_policies_are_written_as_numa_maps_does(policy: Policy, text: str) -> None:
     assert str(policy) == text

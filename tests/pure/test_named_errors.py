@@ -8,7 +8,9 @@ from homenode import errors
 from homenode.engine.failures import named_error
 from homenode.errors import HomenodeError, PlacementError, UserError
 
-KINDS = sorted(name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, HomenodeError))
+KINDS = sorted(
+    name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, HomenodeError)
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

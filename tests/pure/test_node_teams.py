@@ -22,7 +22,10 @@ def sizes(teams: tuple[NodeTeam, ...]) -> list[tuple[int, int]]:
 
 def test_a_thread_for_each_core_of_every_node_and_one_core_for_everything_else() -> None:
     teams = node_teams(host("2s/2n/16c/smt2"), None, None, 1)
-    assert [(team.node, team.memory_node, team.cpus) for team in teams] == [(0, 0, tuple(range(8))), (1, 1, tuple(range(8, 15)))]
+    assert [(team.node, team.memory_node, team.cpus) for team in teams] == [
+        (0, 0, tuple(range(8))),
+        (1, 1, tuple(range(8, 15))),
+    ]
     assert teams[0].memory == 16 << 30, "what is free is not told of a made-up host: all it has"
 
 
@@ -52,7 +55,9 @@ def test_threads_and_reserve_are_shared_out_in_proportion_to_cores() -> None:
 def test_named_nodes_come_in_their_order_and_others_are_the_reserve() -> None:
     on = host("2s/4n/16c")
     assert sizes(node_teams(on, (2, 0), None, 1)) == [(2, 4), (0, 4)], "nodes 1 and 3 are left for everything else"
-    assert sizes(node_teams(on, (2, 0), None, 1, reserve=9)) == [(2, 4), (0, 3)], "eight of the nine cores are there anyway"
+    assert sizes(node_teams(on, (2, 0), None, 1, reserve=9)) == [(2, 4), (0, 3)], (
+        "eight of the nine cores are there anyway"
+    )
 
 
 def test_a_node_without_memory_takes_that_of_the_nearest() -> None:
@@ -89,7 +94,9 @@ def test_a_host_without_nodes_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "code"), [((7,), "no_such_node"), ((2,), "node_without_cpus"), ((), "bad_node_list")], ids=["missing", "no CPUs", "none"]
+    ("nodes", "code"),
+    [((7,), "no_such_node"), ((2,), "node_without_cpus"), ((), "bad_node_list")],
+    ids=["missing", "no CPUs", "none"],
 )
 def test_nodes_that_cannot_compute_are_refused_by_name(nodes: tuple[int, ...], code: str) -> None:
     with pytest.raises(PlacementError) as caught:
@@ -122,7 +129,9 @@ def test_shares_add_up_are_in_proportion_and_within_their_sizes(data: st.DataObj
     total = data.draw(st.integers(0, sum(sizes)))
     shares = in_proportion(total, sizes)
     assert sum(shares) == total
-    assert all(abs(share - total * size / sum(sizes)) < 1 and share <= size for share, size in zip(shares, sizes, strict=True))
+    assert all(
+        abs(share - total * size / sum(sizes)) < 1 and share <= size for share, size in zip(shares, sizes, strict=True)
+    )
 
 
 def check_teams(on: Host, teams: tuple[NodeTeam, ...]) -> None:
@@ -155,8 +164,15 @@ def test_every_recorded_host_has_teams(name: str) -> None:
     st.integers(0, 60),
     st.sampled_from((1, 2)),
 )
-def test_any_number_of_threads_is_placed_in_proportion(shapes: list[tuple[int, int, bool]], wanted: int, per_core: int) -> None:
-    on = host_of([Shape(3 * at, cores, smt, memory=64 << 30 if full or at == 0 else 0) for at, (cores, smt, full) in enumerate(shapes)])
+def test_any_number_of_threads_is_placed_in_proportion(
+    shapes: list[tuple[int, int, bool]], wanted: int, per_core: int
+) -> None:
+    on = host_of(
+        [
+            Shape(3 * at, cores, smt, memory=64 << 30 if full or at == 0 else 0)
+            for at, (cores, smt, full) in enumerate(shapes)
+        ]
+    )
     threads = min(wanted, len(on.allowance.cpus)) or None
     teams = node_teams(on, None, threads, per_core)
     check_teams(on, teams)

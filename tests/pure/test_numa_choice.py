@@ -46,7 +46,10 @@ def spec_of(**changes: Any) -> ModelSpec:
 
 
 def layout_of(**shapes: tuple[int, int]) -> WeightLayout:
-    matrices = tuple(MatrixLayout(n.replace("__", "."), r, c, "BF16", "BF16", "", 2 * r * c, 2 * r * c) for n, (r, c) in shapes.items())
+    matrices = tuple(
+        MatrixLayout(n.replace("__", "."), r, c, "BF16", "BF16", "", 2 * r * c, 2 * r * c)
+        for n, (r, c) in shapes.items()
+    )
     return WeightLayout(matrices, 100)
 
 
@@ -56,7 +59,11 @@ TABLE = {"model__embed_tokens__weight": (1000, 64)}
 def test_a_table_that_is_the_output_matrix_is_multiplied_whole(model: SimpleNamespace) -> None:
     work = model_work(spec_of(), layout_of(**TABLE, q=(64, 64)), GEOMETRY)
     elements = 1000 * 64 + 64 * 64
-    assert (work.weight_bytes, work.active_bytes, work.flops_per_token) == (2 * elements + 100, 2 * elements + 100, 2 * elements)
+    assert (work.weight_bytes, work.active_bytes, work.flops_per_token) == (
+        2 * elements + 100,
+        2 * elements + 100,
+        2 * elements,
+    )
     assert (work.layers, work.kv_bytes_per_token, work.expert_share) == (2, 2 * 2 * 2 * 16 * 2, None)
 
 
@@ -80,14 +87,18 @@ def test_of_a_part_what_is_there_counts(model: SimpleNamespace) -> None:
     spec = spec_of()
     parts = plan_parts(spec, {"intermediate": Grain(), "query": Grain()}, Division(stages=2, ranks=2))
     first, last = (
-        model_work(spec, layout_of(model__embed_tokens__weight=(500, 64)), replace(GEOMETRY, layers=1, kv_heads=1), part)
+        model_work(
+            spec, layout_of(model__embed_tokens__weight=(500, 64)), replace(GEOMETRY, layers=1, kv_heads=1), part
+        )
         for part in (parts[0], parts[2])
     )
     assert (first.flops_per_token, last.flops_per_token) == (2 * 64, 2 * 500 * 64)
     assert first.layers == 1 and first.activation_bytes == 4 * (2 * 64 + 2 * 2 * 16 + 2 * 16 + 2 * 48)
     mixed = spec_of(mixture=MixtureSpec(8, 2, 32, True))
     experts = plan_parts(mixed, {"expert_intermediate": Grain()}, Division(ranks=2, experts_whole=True))
-    assert model_work(mixed, layout_of(), GEOMETRY, experts[0]).activation_bytes == 4 * (2 * 64 + 2 * 2 * 16 + 2 * 16 + 2 * 32)
+    assert model_work(mixed, layout_of(), GEOMETRY, experts[0]).activation_bytes == 4 * (
+        2 * 64 + 2 * 2 * 16 + 2 * 16 + 2 * 32
+    )
 
 
 def test_the_model_is_asked_with_the_room_of_every_node_and_its_answer_kept(model: SimpleNamespace) -> None:

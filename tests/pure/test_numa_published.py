@@ -32,7 +32,9 @@ def test_the_median_error_of_size_is_at_most_30_percent() -> None:
     assert found.ratio < 0.15 and found.gain < 0.25, "the page says 6 and 18 %"
 
 
-@pytest.mark.parametrize("constant", [1.0, median(row.observed for row in ROWS), 2.0], ids=["no change", "the median", "twice"])
+@pytest.mark.parametrize(
+    "constant", [1.0, median(row.observed for row in ROWS), 2.0], ids=["no change", "the median", "twice"]
+)
 def test_a_constant_model_fails(constant: float) -> None:
     found = score(ROWS, always(constant))
     assert not found.passes

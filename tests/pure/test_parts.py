@@ -33,7 +33,9 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     if architecture in ("mixtral", "qwen2_moe", "qwen3_moe"):
         dense = draw(st.sets(st.integers(0, layers - 1))) if architecture != "mixtral" else ()
         shared = draw(st.integers(1, 4)) * 8 if architecture == "qwen2_moe" else 0
-        mixture = MixtureSpec(draw(st.integers(1, 7)), 1, draw(st.integers(1, 5)) * 8, True, shared, tuple(sorted(dense)))
+        mixture = MixtureSpec(
+            draw(st.integers(1, 7)), 1, draw(st.integers(1, 5)) * 8, True, shared, tuple(sorted(dense))
+        )
     return ModelSpec(
         architecture, 16, draw(st.integers(1, 9)) * 8, layers, kv_heads * draw(st.integers(1, 4)), kv_heads, draw(st.sampled_from([4, 8])),
         draw(st.integers(1, 70)), 64, 1e-5, RopeSpec(), tie_word_embeddings=draw(st.booleans()), attention_bias=draw(st.booleans()),
@@ -42,7 +44,11 @@ def specs(draw: st.DrawFn) -> ModelSpec:
 
 
 def grains_for(spec: ModelSpec, size: int) -> dict[str, Grain]:
-    names = {e.parameter.shape[1] for e in expected_tensors(architecture_of(spec.architecture).parameters, spec) if len(e.shape) == 2}
+    names = {
+        e.parameter.shape[1]
+        for e in expected_tensors(architecture_of(spec.architecture).parameters, spec)
+        if len(e.shape) == 2
+    }
     return {name: Grain(size) for name in names}
 
 
@@ -55,7 +61,14 @@ def parts_of(spec: ModelSpec, how: Division, size: int = 1) -> tuple[ModelPart, 
         return None
 
 
-@given(specs(), st.integers(1, 4), st.integers(1, 7), st.booleans(), st.sampled_from(["spread", "packed"]), st.sampled_from([1, 4, 8]))
+@given(
+    specs(),
+    st.integers(1, 4),
+    st.integers(1, 7),
+    st.booleans(),
+    st.sampled_from(["spread", "packed"]),
+    st.sampled_from([1, 4, 8]),
+)
 def test_every_element_is_with_as_many_ranks_as_said(
     spec: ModelSpec, stages: int, ranks: int, experts_whole: bool, placement: str, block: int
 ) -> None:
@@ -71,7 +84,13 @@ def test_every_element_is_with_as_many_ranks_as_said(
                 assert tensor.cut[1].first % block == 0 and tensor.cut[1].end % block in (0, tensor.shape[1] % block)
     kv_heads = Counter(kv for part in parts[:ranks] for kv in range(part.kv_heads.first, part.kv_heads.end))
     for expected in expected_tensors(table, spec):
-        divided = set(expected.parameter.shape) & {"query", "vocabulary", "intermediate", "shared_intermediate", "expert_intermediate"}
+        divided = set(expected.parameter.shape) & {
+            "query",
+            "vocabulary",
+            "intermediate",
+            "shared_intermediate",
+            "expert_intermediate",
+        }
         copies = 1 if divided else ranks
         if expected.parameter.key == "embed" and stages > 1 and spec.tie_word_embeddings:
             copies = 2
@@ -154,7 +173,11 @@ def test_the_whole_is_one_part() -> None:
         (Division(stages=2, layers=(1, 2, 2)), "layer_split", ["--layer-split 1,2,2", "3 numbers", "2 stages"]),
         (Division(stages=2, layers=(1, 3)), "layer_split", ["adds up to 4", "5 layers"]),
         (Division(stages=2, layers=(0, 5)), "layer_split", ["each stage needs one"]),
-        (Division(ranks=9), "tensor_parallel_size", ["--tensor-parallel-size 9", "8 query heads", "4 KV heads", "give 5 or 6 or 7 or 8"]),
+        (
+            Division(ranks=9),
+            "tensor_parallel_size",
+            ["--tensor-parallel-size 9", "8 query heads", "4 KV heads", "give 5 or 6 or 7 or 8"],
+        ),
         (Division(ranks=2, experts_whole=True), "enable_expert_parallel", ["no experts"]),
     ],
 )
@@ -192,7 +215,9 @@ def test_every_expert_has_one_place(experts: int, ranks: int, data: st.DataObjec
     accelerators = data.draw(st.sets(st.integers(0, ranks - 1)))
     for placement in ("spread", "packed", ExpertUse((counts,))):
         places = place_experts(range(experts), 0, ranks, placement, accelerators)  # type: ignore[arg-type]
-        assert sorted(e for rank in places for e in rank) == list(range(experts)) and all(list(p) == sorted(p) for p in places)
+        assert sorted(e for rank in places for e in rank) == list(range(experts)) and all(
+            list(p) == sorted(p) for p in places
+        )
         sizes = [len(rank) for rank in places]
         assert max(sizes) - min(sizes) <= 1
     there = [counts[e] for rank in accelerators for e in places[rank]]

@@ -31,7 +31,9 @@ def test_a3_is_cut_by_global_slice_in_every_spelling(spelling: str) -> None:
     assert (plan.strategy, plan.findings) == ("global-slice", ())
 
 
-@pytest.mark.parametrize("spelling", ["A2", "a2", "910B", "Ascend910B3", "310P", "310p3", "Atlas 300I Duo", "A5", "950", "Ascend950PR"])
+@pytest.mark.parametrize(
+    "spelling", ["A2", "a2", "910B", "Ascend910B3", "310P", "310p3", "Atlas 300I Duo", "A5", "950", "Ascend950PR"]
+)
 def test_every_other_type_is_planned_by_topo_affinity(spelling: str) -> None:
     plan = ascend.plan(npu_host(NODES, NEAR), Demand(device_type=spelling))
     assert (plan.strategy, plan.findings) == ("topo-affinity", ())
@@ -109,7 +111,9 @@ CASES = SHARED / "checks/placement-cases.json"
 DOCUMENTED = [case for case in json.loads(CASES.read_text()) if case["expect"]] if CASES.exists() else []
 
 
-@pytest.mark.skipif(not DOCUMENTED, reason="needs ../shared/checks/placement-cases.json, which this clone does not have")
+@pytest.mark.skipif(
+    not DOCUMENTED, reason="needs ../shared/checks/placement-cases.json, which this clone does not have"
+)
 @pytest.mark.parametrize("case", DOCUMENTED, ids=lambda case: case["name"])
 def test_a_recorded_case(case: dict[str, Any], tmp_path: Path) -> None:
     recording = tmp_path / "host.json"
@@ -120,11 +124,16 @@ def test_a_recorded_case(case: dict[str, Any], tmp_path: Path) -> None:
     want = case["expect"]
     try:
         visible = visible_devices(host.accelerators, source.env, flags.get("--visible-devices"))
-        plan = ascend.plan(host, Demand(device_type=flags["--device-type"], visible=visible, local_rank=int(flags["--local-rank"])))
+        plan = ascend.plan(
+            host, Demand(device_type=flags["--device-type"], visible=visible, local_rank=int(flags["--local-rank"]))
+        )
     except PlacementError as error:
         assert error.code == want.get("error_code"), error
         return
-    assert (plan.strategy, pools_of(plan)) == (want["strategy"], {int(npu): cpus for npu, cpus in want["pools"].items()})
+    assert (plan.strategy, pools_of(plan)) == (
+        want["strategy"],
+        {int(npu): cpus for npu, cpus in want["pools"].items()},
+    )
     (worker,) = plan.workers
     assert (worker.device, worker.memory_node) == (want["device"], want["memory_node"])
     assert worker.roles == {role: parse_cpu_list(cpus) for role, cpus in want["roles"].items()}

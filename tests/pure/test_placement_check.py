@@ -21,7 +21,8 @@ NEAR = {0: (0,), 1: (1,)}
 
 def plan_of(pools: dict[int, tuple[int, ...]], memory: dict[int, tuple[int, ...]] | None = None, **more: Any) -> Plan:
     workers = [
-        Worker(rank, device, cpus, {"main": cpus}, (memory or {}).get(device, ()), "") for rank, (device, cpus) in enumerate(pools.items())
+        Worker(rank, device, cpus, {"main": cpus}, (memory or {}).get(device, ()), "")
+        for rank, (device, cpus) in enumerate(pools.items())
     ]
     return Plan(
         **{
@@ -54,7 +55,9 @@ def test_a_plan_without_trouble_has_no_findings() -> None:
     assert check(host, fair.plan(host, Demand())) == ()
 
 
-@pytest.mark.parametrize(("strategy", "severity"), [("fair", "error"), ("topo-affinity", "warning"), ("numa-bind", "info")])
+@pytest.mark.parametrize(
+    ("strategy", "severity"), [("fair", "error"), ("topo-affinity", "warning"), ("numa-bind", "info")]
+)
 def test_pools_that_overlap(strategy: str, severity: str) -> None:
     host = host_of(TWO_NODES, NEAR)
     finding = one(host, plan_of({0: span(0, 7), 1: span(6, 13)}, strategy=strategy), "pools_overlap")
@@ -91,7 +94,12 @@ def test_cpus_that_are_not_allowed() -> None:
 def test_a_process_that_is_left_alone_has_no_findings() -> None:
     host = host_of(TWO_NODES, NEAR, allowed="0-7", quota=1.0)
     plan = plan_of({0: span(8, 15)}, {0: (7,)})
-    assert check(host, replace(plan, workers=tuple(replace(worker, bound=False) for worker in plan.workers), devices_total=0)) == ()
+    assert (
+        check(
+            host, replace(plan, workers=tuple(replace(worker, bound=False) for worker in plan.workers), devices_total=0)
+        )
+        == ()
+    )
 
 
 @pytest.mark.parametrize(("mems", "memory", "named"), [((0,), (1,), "1"), ((), (0, 5), "5")])
@@ -136,7 +144,10 @@ def test_the_remedy_for_remote_memory_names_its_reason() -> None:
 
 def test_memory_of_cpu_workers_is_compared_with_their_cpus() -> None:
     host = host_of(TWO_NODES)
-    assert "memory of CPU worker 0" in one(host, plan_of({0: span(0, 7)}, {0: (1,)}, devices_total=0), "memory_remote").message
+    assert (
+        "memory of CPU worker 0"
+        in one(host, plan_of({0: span(0, 7)}, {0: (1,)}, devices_total=0), "memory_remote").message
+    )
     assert not found(host, plan_of({0: span(0, 7)}, {0: (0,)}, devices_total=0), "memory_remote")
 
 
@@ -154,7 +165,10 @@ def test_isolated_cpus() -> None:
 
 def test_uneven_pools() -> None:
     host = host_of(TWO_NODES, NEAR)
-    assert "device 1 has 4 CPUs, device 0 has 8" in one(host, plan_of({0: span(0, 7), 1: span(8, 11)}), "pools_uneven").message
+    assert (
+        "device 1 has 4 CPUs, device 0 has 8"
+        in one(host, plan_of({0: span(0, 7), 1: span(8, 11)}), "pools_uneven").message
+    )
     assert not found(host, plan_of({0: span(0, 7), 1: span(8, 14)}), "pools_uneven")
 
 

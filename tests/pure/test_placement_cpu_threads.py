@@ -124,10 +124,20 @@ def test_fewer_ranks_than_nodes_leave_nodes_free_and_say_so() -> None:
 @pytest.mark.parametrize(
     ("machine", "demand", "left", "kept"),
     [
-        (None, Demand(workers=2), ["8-11", "12-14"], "7,15"),  # one CPU, from the tail of the last rank; its idle sibling comes along
+        (
+            None,
+            Demand(workers=2),
+            ["8-11", "12-14"],
+            "7,15",
+        ),  # one CPU, from the tail of the last rank; its idle sibling comes along
         (None, Demand(workers=2, kv_transfer=True), ["8-10", "12-14"], "3,7,11,15"),
         (None, Demand(workers=2, reserve_cpus=3), ["8-10", "12-13"], "3,6-7,11,14-15"),
-        ("aarch64", Demand(workers=2), ["0-3,8-10", "4-7,12-14"], "11,15"),  # one for each rank; all threads compute, no sibling is idle
+        (
+            "aarch64",
+            Demand(workers=2),
+            ["0-3,8-10", "4-7,12-14"],
+            "11,15",
+        ),  # one for each rank; all threads compute, no sibling is idle
         ("aarch64", Demand(workers=2, kv_transfer=True), ["0-3,8-10", "4-6,12-14"], "7,11,15"),
     ],
 )
@@ -148,7 +158,10 @@ def test_a_reserve_below_the_rule_is_obeyed_and_said() -> None:
 
 
 def test_the_last_cpu_of_a_rank_is_never_kept() -> None:
-    assert pools(plan(host("2s/2n/3c"), Demand(workers=2, reserve_cpus=1))) == ["0", "2"]  # rank 1 has one CPU only: rank 0 gives
+    assert pools(plan(host("2s/2n/3c"), Demand(workers=2, reserve_cpus=1))) == [
+        "0",
+        "2",
+    ]  # rank 1 has one CPU only: rank 0 gives
     for text, demand in [("1n/1c", Demand()), ("2s/2n/4c", Demand(workers=2, reserve_cpus=3))]:
         with pytest.raises(PlacementError, match="reserve-cpus") as caught:
             plan(host(text), demand)
@@ -288,7 +301,9 @@ def test_automatic_pools_are_disjoint_allowed_and_never_empty(data: st.DataObjec
     except PlacementError as error:
         assert error.code in {"insufficient_cpus", "affinity_conflict"} and error.remedy
         return
-    used = [cpu for cpus in made.pools.values() for cpu in cpus] + [cpu for place in made.processes for cpu in place.cpus]
+    used = [cpu for cpus in made.pools.values() for cpu in cpus] + [
+        cpu for place in made.processes for cpu in place.cpus
+    ]
     assert len(used) == len(set(used)) and set(used) <= allowed
     assert len(made.pools) == workers and all(made.pools.values()) and all(memory(made))
     assert Plan.from_dict(made.to_dict()).workers[-1].main_cpus == tuple(sorted(made.workers[-1].cpus))

@@ -38,7 +38,10 @@ def test_a_cpu_worker_a_process_left_alone_and_a_finding() -> None:
         Worker(0, 0, (0, 1), {"main": (0, 1)}, (0, 1), "as asked"),
         Worker(1, 1, (), {}, (), "nobind", bound=False),
     )
-    findings = (Finding("warning", "some_code", "something is odd", "Mend it."), Finding("info", "other_code", "as you know."))
+    findings = (
+        Finding("warning", "some_code", "something is odd", "Mend it."),
+        Finding("info", "other_code", "as you know."),
+    )
     plan = Plan("cpu-threads", 0, (), {0: (0, 1)}, workers, (Place("engine", (), (), "it floats"),), findings)
     assert explain(host, plan) == [
         "strategy cpu-threads: 0 devices, 2 to place; 4 CPUs allowed: 0-3",

@@ -73,7 +73,11 @@ def test_free_cores_go_to_those_with_the_fewest() -> None:
 
 def test_free_nodes_are_given_whole_where_that_is_even() -> None:
     plan = made(host_of([Shape(node, 4) for node in range(6)], {0: (0,), 1: (0,)}))
-    split = [node for node in range(1, 6) if all(set(range(4 * node, 4 * node + 4)) & set(pool) for pool in plan.pools.values())]
+    split = [
+        node
+        for node in range(1, 6)
+        if all(set(range(4 * node, 4 * node + 4)) & set(pool) for pool in plan.pools.values())
+    ]
     assert len(split) == 1
     assert sorted(map(len, plan.pools.values())) == [12, 12]
 
@@ -133,7 +137,9 @@ def test_devices_of_unknown_place_keep_out_of_the_way_of_known_ones() -> None:
     assert pools_of(plan) == {0: "8-15", 1: "0-7"}
 
 
-@pytest.mark.parametrize("near", [dict.fromkeys(range(4), ()), {0: (1,), 1: (3,), 2: (5,), 3: (7,)}, {3: (6,), 2: (4,), 0: (0,), 1: (2,)}])
+@pytest.mark.parametrize(
+    "near", [dict.fromkeys(range(4), ()), {0: (1,), 1: (3,), 2: (5,), 3: (7,)}, {3: (6,), 2: (4,), 0: (0,), 1: (2,)}]
+)
 def test_where_distances_are_alike_the_other_node_of_a_pair_is_nearest(near: dict[int, tuple[int, ...]]) -> None:
     flat = {(a, b): 20 for a in range(8) for b in range(a + 1, 8)}
     plan = made(host_of([Shape(node, 2) for node in range(8)], near, distances=flat))
@@ -369,11 +375,16 @@ def test_recorded_hosts(name: str) -> None:
         assert not [finding for finding in check(there, plan) if finding.severity == "error"]
 
 
-@pytest.mark.skipif(not CASES.is_file(), reason="needs the recorded cases in ../shared/checks, which this clone does not have")
+@pytest.mark.skipif(
+    not CASES.is_file(), reason="needs the recorded cases in ../shared/checks, which this clone does not have"
+)
 def test_recorded_cases() -> None:
     for case in json.loads(CASES.read_text()):
         raw = case["host"]
-        commands = {line: CommandResult(out) if isinstance(out, str) else CommandResult(**out) for line, out in raw["commands"].items()}
+        commands = {
+            line: CommandResult(out) if isinstance(out, str) else CommandResult(**out)
+            for line, out in raw["commands"].items()
+        }
         host = read_host(RecordedSource(raw["machine"], raw["files"], commands, raw["env"]))
         visible = raw["env"].get("ASCEND_RT_VISIBLE_DEVICES")
         demand = Demand(visible=None if visible is None else tuple(map(int, visible.split(","))))

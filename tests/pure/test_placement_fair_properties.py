@@ -34,7 +34,9 @@ def shapes(draw: st.DrawFn, cores: tuple[int, ...] = (0, 1, 3, 4, 8, 12)) -> lis
     counts[draw(st.integers(0, len(ids) - 1))] = max(cores)
     memories = [draw(st.sampled_from([0, 1 << 30, 1 << 30])) for _ in ids]
     rows = enumerate(zip(ids, counts, memories, strict=True))
-    return [Shape(node, count, smt, at * sockets // len(ids), memory, l3, capacities) for at, (node, count, memory) in rows]
+    return [
+        Shape(node, count, smt, at * sockets // len(ids), memory, l3, capacities) for at, (node, count, memory) in rows
+    ]
 
 
 @st.composite
@@ -49,7 +51,9 @@ def hosts(draw: st.DrawFn) -> Host:
     offline = sorted(draw(st.sets(st.integers(1, total), max_size=min(3, total - 1))))
     mems = sorted(draw(st.sets(st.sampled_from([shape.id for shape in made]), max_size=3)))
     kind = draw(st.sampled_from(["npu", "cuda", "rocm"]))
-    return host_of(made, near, kind=kind, allowed=allowed, offline=offline, siblings_apart=draw(st.booleans()), mems=mems)
+    return host_of(
+        made, near, kind=kind, allowed=allowed, offline=offline, siblings_apart=draw(st.booleans()), mems=mems
+    )
 
 
 @st.composite
@@ -61,7 +65,11 @@ def roomy_hosts(draw: st.DrawFn) -> Host:
     made = draw(shapes(cores=(0, 20, 22, 27)))
     computing = [shape.id for shape in made if shape.cores]
     paired = draw(st.booleans())
-    places = [tuple(computing[at : at + 2]) for at in range(0, len(computing), 2)] if paired else [(node,) for node in computing]
+    places = (
+        [tuple(computing[at : at + 2]) for at in range(0, len(computing), 2)]
+        if paired
+        else [(node,) for node in computing]
+    )
     near = {device: draw(st.sampled_from(places)) for device in range(draw(st.integers(1, 4)))}
     return host_of(made, near, siblings_apart=draw(st.booleans()))
 
@@ -127,7 +135,8 @@ def test_processes_that_see_different_devices_agree(host: Host, reserves: tuple[
     some = st.lists(st.sampled_from(placeable), min_size=1, unique=True).map(tuple)
     first, second = data.draw(some), data.draw(some)
     here, there = (
-        plan_or_none(host, Demand(visible=seen, reserve_cpus=kept)) for seen, kept in zip((first, second), reserves, strict=True)
+        plan_or_none(host, Demand(visible=seen, reserve_cpus=kept))
+        for seen, kept in zip((first, second), reserves, strict=True)
     )
     if here is None or there is None:
         assert any(reserves) or here is there
@@ -136,7 +145,9 @@ def test_processes_that_see_different_devices_agree(host: Host, reserves: tuple[
     if not any(reserves):
         assert all(here.pools[device] == there.pools[device] for device in set(first) & set(second))
     if set(first).isdisjoint(second):
-        taken = [{cpu for process in (*plan.workers, *plan.processes) for cpu in process.cpus} for plan in (here, there)]
+        taken = [
+            {cpu for process in (*plan.workers, *plan.processes) for cpu in process.cpus} for plan in (here, there)
+        ]
         assert taken[0].isdisjoint(taken[1])
 
 

@@ -54,7 +54,12 @@ def test_a_host_without_nodes_binds_no_memory() -> None:
 
 
 def test_roles_of_an_npu() -> None:
-    assert roles_of(made(host_of([Shape(0, 8)], {0: (0,)}))) == {"irq": "0-1", "main": "2-5", "acl": "6", "release": "7"}
+    assert roles_of(made(host_of([Shape(0, 8)], {0: (0,)}))) == {
+        "irq": "0-1",
+        "main": "2-5",
+        "acl": "6",
+        "release": "7",
+    }
 
 
 def test_roles_of_an_npu_lie_on_its_own_node() -> None:
@@ -95,7 +100,9 @@ def test_roles_of_a_gpu(kind: str) -> None:
 
 def test_reserved_cores_come_from_the_largest_pools() -> None:
     plan = made(host_of([Shape(0, 8), Shape(1, 8)], {0: (0,), 1: (0,), 2: (1,)}), reserve_cpus=3)
-    assert [(place.name, format_cpu_list(place.cpus), place.memory_nodes) for place in plan.processes] == [("reserved", "13-15", (1,))]
+    assert [(place.name, format_cpu_list(place.cpus), place.memory_nodes) for place in plan.processes] == [
+        ("reserved", "13-15", (1,))
+    ]
     assert pools_of(plan) == {0: "0-3", 1: "4-7", 2: "8-12"}
 
 

@@ -26,7 +26,14 @@ def test_slices_follow_each_other_in_the_order_of_ids() -> None:
 
 def test_the_first_slices_take_what_is_left_over() -> None:
     host = npu_host({0: "0-19", 1: "20-39"}, double_chips(range(6)), style="A3")
-    assert pools_of(global_slice.plan(host, Demand())) == {0: "0-6", 1: "7-13", 2: "14-20", 3: "21-27", 4: "28-33", 5: "34-39"}
+    assert pools_of(global_slice.plan(host, Demand())) == {
+        0: "0-6",
+        1: "7-13",
+        2: "14-20",
+        3: "21-27",
+        4: "28-33",
+        5: "34-39",
+    }
 
 
 def test_a_fragmented_cpuset_is_cut_in_ascending_order() -> None:
@@ -80,12 +87,20 @@ def test_a_host_that_tells_of_no_nodes_is_sliced_and_its_memory_left_alone() -> 
 
 
 def test_roles_are_two_interrupt_cpus_main_acl_and_release() -> None:
-    assert split_roles(tuple(range(40, 80))) == {"irq": (40, 41), "main": tuple(range(42, 78)), "acl": (78,), "release": (79,)}
+    assert split_roles(tuple(range(40, 80))) == {
+        "irq": (40, 41),
+        "main": tuple(range(42, 78)),
+        "acl": (78,),
+        "release": (79,),
+    }
     assert split_roles((2, 3, 5, 7, 11)) == {"irq": (2, 3), "main": (5,), "acl": (7,), "release": (11,)}
 
 
 def test_five_cpus_for_each_npu_are_enough() -> None:
-    assert pools_of(global_slice.plan(npu_host({0: "0-9"}, double_chips([0, 1]), style="A3"), Demand())) == {0: "0-4", 1: "5-9"}
+    assert pools_of(global_slice.plan(npu_host({0: "0-9"}, double_chips([0, 1]), style="A3"), Demand())) == {
+        0: "0-4",
+        1: "5-9",
+    }
 
 
 @pytest.mark.parametrize("busy", [[0, 1], [1]])
@@ -108,7 +123,9 @@ device_sets = st.sets(st.integers(0, 40), min_size=1, max_size=20).map(lambda id
 
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(allowed=cpu_sets, ids=device_sets)
-def test_slices_are_disjoint_cover_the_allowance_and_differ_by_one_cpu_at_most(allowed: tuple[int, ...], ids: tuple[int, ...]) -> None:
+def test_slices_are_disjoint_cover_the_allowance_and_differ_by_one_cpu_at_most(
+    allowed: tuple[int, ...], ids: tuple[int, ...]
+) -> None:
     if len(allowed) < 5 * len(ids):
         with pytest.raises(PlacementError, match="allowed CPUs are too few"):
             global_slice.slices(allowed, ids)
@@ -121,7 +138,9 @@ def test_slices_are_disjoint_cover_the_allowance_and_differ_by_one_cpu_at_most(a
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(data=st.data(), spare=st.integers(0, 30), count=st.integers(2, 12))
-def test_processes_with_one_cpuset_and_other_visible_devices_never_overlap(data: st.DataObject, spare: int, count: int) -> None:
+def test_processes_with_one_cpuset_and_other_visible_devices_never_overlap(
+    data: st.DataObject, spare: int, count: int
+) -> None:
     host = npu_host({0: f"0-{5 * count + spare - 1}"}, double_chips(range(count)), style="A3")
     order = data.draw(st.permutations(range(count)))
     cut = data.draw(st.integers(1, count - 1))

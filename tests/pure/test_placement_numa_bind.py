@@ -105,9 +105,16 @@ def test_one_device_of_unknown_locality_refuses_all_and_is_named() -> None:
     chips = (gpu(0, 0), gpu(1, None), gpu(2, 1))
     for demand in (Demand(), Demand(local_rank=0), Demand(numa_bind_cpus=("0", "1", "2"))):
         error = refusal(host("2s/2n/8c", chips=chips), demand)
-        assert (error.code, "device 1" in error.summary, "--numa-bind-nodes" in error.remedy) == ("numa_node_unknown", True, True)
+        assert (error.code, "device 1" in error.summary, "--numa-bind-nodes" in error.remedy) == (
+            "numa_node_unknown",
+            True,
+            True,
+        )
     assert memory(plan(host("2s/2n/8c", chips=chips), Demand(numa_bind_nodes=(0, 0, 1)))) == [(0,), (0,), (1,)]
-    assert memory(plan(host("2s/2n/8c", chips=chips), Demand(visible=(2, 0)))) == [(1,), (0,)]  # a hidden device does no harm
+    assert memory(plan(host("2s/2n/8c", chips=chips), Demand(visible=(2, 0)))) == [
+        (1,),
+        (0,),
+    ]  # a hidden device does no harm
 
 
 def test_a_memory_node_without_cpus_is_never_a_devices_node() -> None:
@@ -183,12 +190,17 @@ def test_only_the_devices_of_the_deployment_need_entries() -> None:
 
 def test_too_many_entries_and_too_few_devices_are_said() -> None:
     assert codes(plan(host(GPUS), Demand(visible=(0, 1), numa_bind_nodes=(0, 0, 1)))) == ["numa_bind_too_long"]
-    assert codes(plan(host(GPUS), Demand(visible=(0, 1), parallelism=Parallelism(tensor_parallel_size=4)))) == ["too_few_devices"]
+    assert codes(plan(host(GPUS), Demand(visible=(0, 1), parallelism=Parallelism(tensor_parallel_size=4)))) == [
+        "too_few_devices"
+    ]
 
 
 def test_engine_cores_span_the_nodes_of_their_workers_and_the_rest_is_left_alone() -> None:
     sizes = Parallelism(data_parallel_size=2, tensor_parallel_size=2, api_server_count=3)
-    made = plan(host(f"{GPUS} allowed=0-6"), Demand(visible=(0, 2, 3, 1), numa_bind_cpus=("0", "4", "5", "1"), parallelism=sizes))
+    made = plan(
+        host(f"{GPUS} allowed=0-6"),
+        Demand(visible=(0, 2, 3, 1), numa_bind_cpus=("0", "4", "5", "1"), parallelism=sizes),
+    )
     cores = {place.name: (format_cpu_list(place.cpus), place.memory_nodes) for place in made.processes}
     # The lists are for workers only; both engines have workers on both nodes, in the order of their ranks.
     assert cores == {
@@ -215,12 +227,17 @@ def test_on_npus_it_is_the_ascend_binding_and_the_lists_are_ignored() -> None:
 def test_a_tool_that_fails_is_not_taken_for_a_host_without_accelerators(code: str) -> None:
     machine = host("2s/2n/32c")
     broken = PlacementError(code, "no", seen="a", wanted="b", remedy="c")
-    assert refusal(replace(machine, accelerators=replace(machine.accelerators, errors=(broken,))), Demand()).code == code
+    assert (
+        refusal(replace(machine, accelerators=replace(machine.accelerators, errors=(broken,))), Demand()).code == code
+    )
 
 
 def test_cpu_workers_take_the_nodes_by_their_number() -> None:
     made = plan(host("2s/4n/8c/memoryless=1/allowed=0-1,4-7"), Demand(workers=2))
-    assert (pools(made), memory(made)) == ({0: "0-1", 1: "4-5"}, [(0,), (2,)])  # node 1 has no allowed CPU, node 3 no memory
+    assert (pools(made), memory(made)) == (
+        {0: "0-1", 1: "4-5"},
+        [(0,), (2,)],
+    )  # node 1 has no allowed CPU, node 3 no memory
     assert {place.name for place in made.processes} == {"api_server_0"}
     listed = plan(host("2s/2n/8c"), Demand(workers=2, numa_bind_cpus=("6,3-5", "0-1")))
     assert (pools(listed), memory(listed)) == ({0: "3-6", 1: "0-1"}, [(1,), (0,)])
@@ -229,7 +246,9 @@ def test_cpu_workers_take_the_nodes_by_their_number() -> None:
     alone = plan(host("2s/2n/8c"), Demand())
     assert (pools(alone), codes(alone)) == ({0: "0-3", 1: "4-7"}, ["no_accelerators"])
     nothing = host("2s/2n/8c")
-    assert refusal(replace(nothing, allowance=replace(nothing.allowance, cpus=())), Demand()).code == "affinity_conflict"
+    assert (
+        refusal(replace(nothing, allowance=replace(nothing.allowance, cpus=())), Demand()).code == "affinity_conflict"
+    )
     error = refusal(host("2s/2n/8c"), Demand(workers=3))
     assert error.code == "numa_node_unknown" and "cpu-threads" in error.remedy
 
@@ -247,7 +266,9 @@ def test_plans_stay_inside_the_allowance_and_survive_json(data: st.DataObject) -
         numa_bind_cpus=data.draw(
             st.none() | st.lists(st.sampled_from(["all", "0", "!0", "+0", "0-3", "+0-1", "1-"]), max_size=6).map(tuple)
         ),
-        parallelism=Parallelism(data_parallel_size=data.draw(st.integers(1, 3)), tensor_parallel_size=data.draw(st.integers(1, 3))),
+        parallelism=Parallelism(
+            data_parallel_size=data.draw(st.integers(1, 3)), tensor_parallel_size=data.draw(st.integers(1, 3))
+        ),
     )
     try:
         made = plan(machine, demand)

@@ -65,7 +65,9 @@ def test_an_end_outside_the_allowance_is_refused(text: str, why: str) -> None:
 
 def test_what_a_range_leaves_out_is_known() -> None:
     assert left_out("4-9,12", ALLOWED, ONLINE) == (6, 7)
-    assert left_out("2-5", ALLOWED, ONLINE) == left_out("!2-5", ALLOWED, ONLINE) == left_out("+0-4", ALLOWED, ONLINE) == ()
+    assert (
+        left_out("2-5", ALLOWED, ONLINE) == left_out("!2-5", ALLOWED, ONLINE) == left_out("+0-4", ALLOWED, ONLINE) == ()
+    )
 
 
 @quick
@@ -97,7 +99,16 @@ SPARSE = host("2s/4n/16c/ids=0,1,8,9 mems=0-1,8")
 
 
 @pytest.mark.parametrize(
-    ("text", "nodes"), [("0", (0,)), ("0,8", (0, 8)), ("0-8", (0, 1, 8)), ("all", (0, 1, 8)), ("!0", (1, 8)), ("+2", (8,)), ("!+0-1", (8,))]
+    ("text", "nodes"),
+    [
+        ("0", (0,)),
+        ("0,8", (0, 8)),
+        ("0-8", (0, 1, 8)),
+        ("all", (0, 1, 8)),
+        ("!0", (1, 8)),
+        ("+2", (8,)),
+        ("!+0-1", (8,)),
+    ],
 )
 def test_what_a_node_list_means(text: str, nodes: tuple[int, ...]) -> None:
     assert parse_nodes(text, SPARSE) == nodes

@@ -14,7 +14,9 @@ from tests.npu_hosts import Chip, double_chips, map_text, npu_host, process_text
 
 
 def chips(count: int, busy: tuple[int, ...]) -> Accelerators:
-    return Accelerators(tuple(Accelerator("npu", npu, "910B2", processes=(70 + npu,) if npu in busy else ()) for npu in range(count)))
+    return Accelerators(
+        tuple(Accelerator("npu", npu, "910B2", processes=(70 + npu,) if npu in busy else ()) for npu in range(count))
+    )
 
 
 def running(accelerators: Accelerators, demand: Demand) -> tuple[int, ...]:
@@ -62,7 +64,9 @@ def test_a_rank_beyond_a_list_of_several_is_refused(rank: int) -> None:
 
 
 def test_with_one_visible_device_every_rank_drives_it() -> None:
-    plan = global_slice.plan(npu_host({0: "0-39"}, double_chips(range(4)), style="A3"), Demand(visible=(2,), local_rank=3))
+    plan = global_slice.plan(
+        npu_host({0: "0-39"}, double_chips(range(4)), style="A3"), Demand(visible=(2,), local_rank=3)
+    )
     assert [(worker.local_rank, worker.device) for worker in plan.workers] == [(3, 2)]
     assert [finding.code for finding in plan.findings if finding.code == "rank_beyond_visible"]
 
@@ -87,7 +91,10 @@ MISSING = CommandResult("", 127, "missing")
 # Chips of the map, and what the tool prints instead of what it should.
 BROKEN: dict[str, tuple[list[Chip], dict[str, str | CommandResult]]] = {
     "npu_map_empty": ([], {"npu-smi info -m": "\n"}),
-    "npu_map_empty, no tool": ([], {"npu-smi info -m": MISSING, "npu-smi info": MISSING, "npu-smi info -t topo": MISSING}),
+    "npu_map_empty, no tool": (
+        [],
+        {"npu-smi info -m": MISSING, "npu-smi info": MISSING, "npu-smi info -t topo": MISSING},
+    ),
     "npu_map_unparseable": ([], {"npu-smi info -m": "dcmi module initialize failed. ret is -8005\n"}),
     "npu_map_unparseable, short row": ([], {"npu-smi info -m": map_text("A2", [Chip(0, 0, 0)]) + "\t1\n"}),
     "npu_map_duplicate": ([Chip(0, 0, 0), Chip(1, 0, 0)], {}),

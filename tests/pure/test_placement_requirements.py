@@ -60,13 +60,19 @@ def test_what_is_there(text: str, cores: int, vcpus: int) -> None:
 
 
 def test_what_else_should_be_known() -> None:
-    found = {finding.code for finding in need("1n/8c/smt2 allowed=0-8 quota=2", devices=8, tensor_parallel_size=2).findings}
+    found = {
+        finding.code for finding in need("1n/8c/smt2 allowed=0-8 quota=2", devices=8, tensor_parallel_size=2).findings
+    }
     assert found == {"too_few_cores", "cores_in_part", "quota_below_cpus", "devices_unused"}
 
 
 def test_our_own_engine() -> None:
     own = requirements(host("1n/8c"), Demand(workers=2)).homenode
-    assert (own.physical_cores, own.met, own.compute_cores) == (3, True, 3)  # the front, and seven cores for two workers
+    assert (own.physical_cores, own.met, own.compute_cores) == (
+        3,
+        True,
+        3,
+    )  # the front, and seven cores for two workers
     small = requirements(host("1n/2c"), Demand(workers=2)).homenode
     assert (small.physical_cores, small.met, small.compute_cores) == (3, False, 0)
 
@@ -84,7 +90,12 @@ def test_sizes_that_cannot_be(sizes: dict[str, int]) -> None:
 
 def test_the_json_form() -> None:
     shown = json.loads(json.dumps(need("1n/2c", devices=1).to_dict()))
-    assert (shown["physical_cores"], shown["vcpus"], shown["met"], shown["have"]) == (3, 3, False, {"physical_cores": 2, "vcpus": 2})
+    assert (shown["physical_cores"], shown["vcpus"], shown["met"], shown["have"]) == (
+        3,
+        3,
+        False,
+        {"physical_cores": 2, "vcpus": 2},
+    )
     assert shown["findings"][0]["code"] == "too_few_cores" and shown["homenode"]["physical_cores"] == 2
 
 
@@ -96,7 +107,11 @@ def test_the_json_form() -> None:
         (None, True, True),
         ("{}", None, True),
         ('{"enable_cpu_binding": true}', None, True),
-        ('{"enable_cpu_binding": false, "torchair_graph_config": {"enable_cpu_binding": "x"}}', None, False),  # other keys are the engine's
+        (
+            '{"enable_cpu_binding": false, "torchair_graph_config": {"enable_cpu_binding": "x"}}',
+            None,
+            False,
+        ),  # other keys are the engine's
         ('{"enable_cpu_binding": false}', False, False),
         ('{"weight_prefetch": 1}', False, False),
     ],
@@ -130,7 +145,9 @@ def test_a_switch_that_cannot_be_read(config: str, flag: bool | None, word: str)
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
 )
 
 
@@ -145,9 +162,15 @@ def test_only_true_and_false_switch(config: dict[str, object]) -> None:
             cpu_binding_enabled(json.dumps(config), None)
 
 
-@pytest.mark.parametrize(("engines", "tensor", "fronts", "cores"), [(2, 1, 2, 7), (2, 2, 1, 8), (1, 1, 4, 6), (4, 2, 4, 17)])
+@pytest.mark.parametrize(
+    ("engines", "tensor", "fronts", "cores"), [(2, 1, 2, 7), (2, 2, 1, 8), (1, 1, 4, 6), (4, 2, 4, 17)]
+)
 def test_a_service_of_several_fronts_counts_its_cores(engines: int, tensor: int, fronts: int, cores: int) -> None:
     configs = [EngineConfig(parallel=ParallelConfig(tensor_parallel_size=tensor))] * engines
     assert too_few_cores(configs, fronts, host(f"1n/{cores}c")) == ()
     (finding,) = too_few_cores(configs, fronts, host(f"1n/{cores - 1}c"))
-    assert f"want {cores} physical cores" in finding.text and f"= {cores})" in finding.text and f"and {cores - 1} are there" in finding.text
+    assert (
+        f"want {cores} physical cores" in finding.text
+        and f"= {cores})" in finding.text
+        and f"and {cores - 1} are there" in finding.text
+    )

@@ -139,7 +139,9 @@ def test_npus_of_310p_have_physical_ids_and_two_chips_that_share_a_row() -> None
 
 
 def test_npus_of_950_are_their_own_logical_ids() -> None:
-    plan = topo_affinity.plan(npu_host(FOUR_NODES, single_chips({0: "0-15", 1: "32-47"}), style="950"), Demand(local_rank=1))
+    plan = topo_affinity.plan(
+        npu_host(FOUR_NODES, single_chips({0: "0-15", 1: "32-47"}), style="950"), Demand(local_rank=1)
+    )
     assert pools_of(plan) == {0: "0-31", 1: "32-63"}
     assert plan.workers[0].device == 1
 

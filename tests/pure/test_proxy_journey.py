@@ -61,7 +61,9 @@ def test_every_journey_ends(data: st.DataObject, handover: bool, prefill_tries: 
             assert step.wait_s <= 5.0 - told.waits and (not step.strict or not step.wait_s)
             waited = data.draw(st.floats(0, step.wait_s)) if step.wait_s else 0.0
             told.waits += waited
-            open_prefillers = [p for p in ("P1", "P2", "P3") if p not in step.failed_prefillers] if step.handover else []
+            open_prefillers = (
+                [p for p in ("P1", "P2", "P3") if p not in step.failed_prefillers] if step.handover else []
+            )
             prefiller = data.draw(st.sampled_from([None, *open_prefillers]))
             told.take(journey.chosen(prefiller, data.draw(st.sampled_from([None, "D1", "D2", "D1"])), waited))
         elif isinstance(step, Prefill):
@@ -98,7 +100,9 @@ def test_prefill_servers_fail_until_the_decoder_computes_the_prompt() -> None:
     journey.begin()
     journey.chosen("P", "D")
     released, again = journey.prefill_failed("silent")
-    assert released == Release("t", ("P", "D"), "prefill silent") and again == Choose(True, frozenset({"P"}), frozenset(), False, 5.0)
+    assert released == Release("t", ("P", "D"), "prefill silent") and again == Choose(
+        True, frozenset({"P"}), frozenset(), False, 5.0
+    )
     assert journey.chosen("Q", "D") == [Prefill("Q", "D", "t.2", 60.0)]
     assert journey.prefill_failed("gone")[-1] == Choose(False, frozenset({"P", "Q"}), frozenset(), False, 5.0)
     assert journey.chosen(None, "D") == [Decode("D", None, 70.0)] and journey.way == "local"

@@ -31,7 +31,11 @@ def test_any_body_finds_a_way(body: bytes, chat: bool) -> None:
     assert asked.direct is not None or b'"ticket":"t"' in asked.for_decode("t")
 
 
-@given(st.dictionaries(st.sampled_from(["prompt", "n", "stream", "logprobs", "max_tokens", "echo", "x", "stream_options"]), json_values))
+@given(
+    st.dictionaries(
+        st.sampled_from(["prompt", "n", "stream", "logprobs", "max_tokens", "echo", "x", "stream_options"]), json_values
+    )
+)
 def test_values_pass_as_they_were_written(fields: dict[str, object]) -> None:
     text = json.dumps(fields)
     asked = wanted(text.encode(), chat=False)
@@ -40,8 +44,14 @@ def test_values_pass_as_they_were_written(fields: dict[str, object]) -> None:
         assert again.pop("kv_transfer_params") == {"do_remote_prefill": True, "ticket": "t"}
         assert json.dumps(again) == text
         first = json.loads(asked.for_prefill("t", b'{"role":"receiver"}'))
-        assert first.pop("kv_transfer_params") == {"do_remote_decode": True, "ticket": "t", "peer": {"role": "receiver"}}
-        assert json.dumps(first) == json.dumps({name: value for name, value in fields.items() if name not in ("stream", "stream_options")})
+        assert first.pop("kv_transfer_params") == {
+            "do_remote_decode": True,
+            "ticket": "t",
+            "peer": {"role": "receiver"},
+        }
+        assert json.dumps(first) == json.dumps(
+            {name: value for name, value in fields.items() if name not in ("stream", "stream_options")}
+        )
 
 
 @pytest.mark.parametrize(
@@ -72,9 +82,16 @@ def test_chats() -> None:
     messages = [{"role": "user", "content": "hello there"}]
     first = wanted(json.dumps({"messages": messages}).encode(), chat=True)
     longer = wanted(json.dumps({"messages": [*messages, {"role": "assistant", "content": "hm"}]}).encode(), chat=True)
-    assert first.direct is None and list(longer.units[: len(first.units) - 1]) == list(first.units[:-1]) and first.salt == longer.salt
     assert (
-        wanted(json.dumps({"messages": messages, "max_completion_tokens": 1, "max_tokens": 9}).encode(), chat=True).direct == "max_tokens"
+        first.direct is None
+        and list(longer.units[: len(first.units) - 1]) == list(first.units[:-1])
+        and first.salt == longer.salt
+    )
+    assert (
+        wanted(
+            json.dumps({"messages": messages, "max_completion_tokens": 1, "max_tokens": 9}).encode(), chat=True
+        ).direct
+        == "max_tokens"
     )
     assert wanted(json.dumps({"messages": messages, "cache_salt": "x"}).encode(), chat=True).salt != first.salt
 
@@ -90,7 +107,10 @@ def test_a_client_s_own_ticket_is_refused() -> None:
         wanted(b'{"prompt":"x","kv_transfer_params":{"ticket":"t"}}', chat=False)
 
 
-@given(st.lists(st.sampled_from([b"data: x", b"\n", b"\r", b"\r\n", b"\n\n", b"\xff"])).map(b"".join), st.lists(st.integers(0, 100)))
+@given(
+    st.lists(st.sampled_from([b"data: x", b"\n", b"\r", b"\r\n", b"\n\n", b"\xff"])).map(b"".join),
+    st.lists(st.integers(0, 100)),
+)
 def test_a_stream_passes_byte_for_byte_and_only_at_the_ends_of_events(whole: bytes, cuts: list[int]) -> None:
     at = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
     events, passed = Events(), b""
@@ -115,14 +135,21 @@ def test_a_stream_that_breaks_off_ends_with_a_whole_event() -> None:
     body = ErrorBody(ErrorDetail(message="m", type="t", param=None, code="c"))
     events = Events()
     assert events.feed(b"data: 1\n\ndata: 2") == b"data: 1\n\n"
-    assert events.failure(body) == b'data: {"error":{"message":"m","type":"t","param":null,"code":"c"}}\n\n' and events.flush() == b""
+    assert (
+        events.failure(body) == b'data: {"error":{"message":"m","type":"t","param":null,"code":"c"}}\n\n'
+        and events.flush() == b""
+    )
     long = Events()
     assert long.feed(b"data: " + b"x" * (2 << 20)) and long.failure(body).startswith(b"\n\ndata: ")
     assert not long.done
 
 
 def test_addresses() -> None:
-    assert server_urls("http://127.0.0.1:1/, https://[::1]:2,http://a") == ("http://127.0.0.1:1", "https://[::1]:2", "http://a")
+    assert server_urls("http://127.0.0.1:1/, https://[::1]:2,http://a") == (
+        "http://127.0.0.1:1",
+        "https://[::1]:2",
+        "http://a",
+    )
     for wrong in (
         "localhost:1",
         "ftp://x",

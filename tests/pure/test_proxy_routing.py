@@ -116,7 +116,9 @@ def test_each_engine_of_a_decode_server_is_a_place_of_its_own() -> None:
     books.end(books.begin(second, prompt))
     assert books.choose(prompt, (P,), (first, second), fits) == Choice(second, P)
     held = [books.begin(second, Prompt(9000), handed_over=True) for _ in range(3)]
-    assert books.choose(prompt, (P,), (first, second), fits) == Choice(first, P), "what waits there is more than what is saved"
+    assert books.choose(prompt, (P,), (first, second), fits) == Choice(first, P), (
+        "what waits there is more than what is saved"
+    )
     assert books.requests("D") == 3 and books.waiting("D") == 3 * 9000 / 16
     books.keep("D", [first.engine or ""])
     assert books.requests("D") == 0, "it was lost, and its successor begins with nothing"
@@ -184,7 +186,12 @@ def test_the_states_of_a_server() -> None:
     server.heard_at = 6.0
     assert server.lost_in(7.0, 1, 10.0) == 9
     server.looked(8.0, sight(incarnation="1" * 32))
-    assert server.lives == 2 and server.usable(8.0) and server.lost_in(8.0, 1, 10.0) == 0 and server.lost_in(8.0, 2, 0.0) is None
+    assert (
+        server.lives == 2
+        and server.usable(8.0)
+        and server.lost_in(8.0, 1, 10.0) == 0
+        and server.lost_in(8.0, 2, 0.0) is None
+    )
 
 
 def several(*engines: str) -> Sight:
@@ -195,7 +202,10 @@ def several(*engines: str) -> Sight:
 def test_a_server_lives_while_one_of_its_engines_does() -> None:
     server = instance("decode")
     server.looked(0.0, several("1", "2"))
-    assert decode_server(server.published("2" * 32)) == published("receiver", "2" * 32) and server.published("3" * 32) == b""
+    assert (
+        decode_server(server.published("2" * 32)) == published("receiver", "2" * 32)
+        and server.published("3" * 32) == b""
+    )
     assert server.looked(1.0, several("1", "3")) and server.lives == 1 and server.published("2" * 32) == b""
     assert server.looked(2.0, several("3")) and server.lives == 1
     assert server.looked(3.0, several("4", "5")) and server.lives == 2
@@ -240,7 +250,9 @@ def test_obstacles_are_named() -> None:
     assert obstacle(sender, published("receiver", block_size=32)) is None
     assert obstacle(None, sender) is not None
     assert "mode is 'push'" in str(obstacle(sender, published("receiver", mode="pull-eager")))
-    assert "layers is '5' at the prefill server and '6'" in str(obstacle(sender, published("receiver", fingerprint={"layers": "6"})))
+    assert "layers is '5' at the prefill server and '6'" in str(
+        obstacle(sender, published("receiver", fingerprint={"layers": "6"}))
+    )
     far = published("receiver", alloc=["unix:@x"], host="there")
     assert "two" in str(obstacle(published(host="here"), far)) and obstacle(published(host="there"), far) is None
     assert obstacle(published(host="here"), published("receiver", alloc=["tcp:h:1"], host="there")) is None

@@ -59,7 +59,9 @@ def test_every_form_gives_the_values_it_stands_for(tmp_path: Path, name: str) ->
         assert entry.dtype.name == form.keeps and entry.nbytes == entry.shape[0] * entry.dtype.row_bytes(entry.shape[1])
         rows, columns = entry.shape
         found = read(entry, (0, rows), (0, columns))
-        if form.keeps == "Q4_1":  # zero points times scales are kept as float16; they may be larger than any weight, but not twice as large
+        if (
+            form.keeps == "Q4_1"
+        ):  # zero points times scales are kept as float16; they may be larger than any weight, but not twice as large
             assert np.abs(found - wanted).max() <= HALF_STEP * 2 * np.abs(wanted).max() and found.std() > 0
         else:
             assert np.array_equal(found, wanted)
@@ -88,7 +90,9 @@ def test_tensors_for_rounding_activations_are_left_out(tmp_path: Path) -> None:
     form = FORMS["8-bit floats"]
     tensors, _ = quantised(form, FIRST, np.ones((8, 64), np.float32))
     scale = ("F32", (1,), np.ones(1, np.float32).tobytes())
-    entry = composed(tmp_path, form, tensors | {f"{FIRST}.input_scale": scale, f"{FIRST}.k_scale": scale, "model.kv_scale": scale})
+    entry = composed(
+        tmp_path, form, tensors | {f"{FIRST}.input_scale": scale, f"{FIRST}.k_scale": scale, "model.kv_scale": scale}
+    )
     assert entry.name == f"{FIRST}.weight"
 
 
@@ -164,15 +168,23 @@ def test_parts_that_do_not_go_together(tmp_path: Path, case: str) -> None:
 
 def test_zero_points_other_than_the_configuration_says(tmp_path: Path) -> None:
     form = FORMS["gptq"]
-    tensors, _ = quantised(replace(form, symmetric=False), FIRST, np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32))
-    with pytest.raises(CheckpointError, match=r"q_proj.qzeros: seen zero points from .* wanted 8, as the configuration says sym"):
+    tensors, _ = quantised(
+        replace(form, symmetric=False), FIRST, np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    )
+    with pytest.raises(
+        CheckpointError, match=r"q_proj.qzeros: seen zero points from .* wanted 8, as the configuration says sym"
+    ):
         read(composed(tmp_path, form, tensors), (0, 64), (0, 64))
 
 
 def test_scales_that_float16_cannot_hold(tmp_path: Path) -> None:
     form = FORMS["packed"]
     tensors, _ = quantised(form, FIRST, np.full((64, 64), 1e5, np.float32))
-    entry = composed(tmp_path, form, tensors | {f"{FIRST}.weight_scale": ("F32", (64, 2), np.full((64, 2), 1e5, np.float32).tobytes())})
+    entry = composed(
+        tmp_path,
+        form,
+        tensors | {f"{FIRST}.weight_scale": ("F32", (64, 2), np.full((64, 2), 1e5, np.float32).tobytes())},
+    )
     with pytest.raises(CheckpointError, match=r"scales of .*q_proj.weight: seen 100000, wanted at most 65504"):
         read(entry, (0, 64), (0, 64))
 
@@ -181,18 +193,28 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "another method": ({"quant_method": "bitsandbytes"}, "quantised by 'bitsandbytes' .*homenode reads gptq, awq, fp8"),
     "no method": ({"bits": 4}, "quantised by 'unnamed'"),
     "gptq in another form": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "form 'marlin'"),
-    "gptq with modules of their own": ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*down.*": {"bits": 8}}}, "for some modules"),
+    "gptq with modules of their own": (
+        {"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*down.*": {"bits": 8}}},
+        "for some modules",
+    ),
     "awq in another form": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "form 'gemv'"),
     "awq of other bits": ({"quant_method": "awq", "bits": 8}, "AWQ weights of 8 bits"),
     "floats of another kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "kind 'e5m2'"),
     "compressed in another form": ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "'marlin-24'"),
-    "ModelOpt of another kind": ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "ModelOpt weights of the kind 'W4A8_AWQ'"),
+    "ModelOpt of another kind": (
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+        "ModelOpt weights of the kind 'W4A8_AWQ'",
+    ),
     "compressed and sparse": (
         {"quant_method": "compressed-tensors", "format": "dense", "sparsity_config": {"format": "sparse-24-bitmask"}},
         "with sparsity",
     ),
     "compressed and transformed": (
-        {"quant_method": "compressed-tensors", "format": "pack-quantized", "transform_config": {"config_groups": {"R1": {}}}},
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "transform_config": {"config_groups": {"R1": {}}},
+        },
         "with transforms",
     ),
 }
@@ -239,7 +261,9 @@ SAME_WIDTH = {
     "F8_E4M3": ("I8", "U8"),
     "BF16": ("F16",),
 }
-NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 7, 16, 31, 64, 128, 2**31 - 1, 2**40, 1.5, True, None, "x", [], [1, 1], [128, 128], {}])
+NUMBERS = st.sampled_from(
+    [-1, 0, 1, 2, 3, 7, 16, 31, 64, 128, 2**31 - 1, 2**40, 1.5, True, None, "x", [], [1, 1], [128, 128], {}]
+)
 EXAMPLES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "80"))
 
 
@@ -261,7 +285,11 @@ def changed_folders(draw: st.DrawFn) -> tuple[dict[str, Any], Stored]:
     config = json.loads(json.dumps(form.config))
     for _ in range(draw(st.integers(1, 3))):
         table = config
-        while isinstance(inner := table.get(key := draw(st.sampled_from(sorted(table)))), dict) and inner and draw(st.booleans()):
+        while (
+            isinstance(inner := table.get(key := draw(st.sampled_from(sorted(table)))), dict)
+            and inner
+            and draw(st.booleans())
+        ):
             table = inner
         if draw(st.booleans()) and key not in ("quant_method", "format"):
             table[key] = draw(NUMBERS)
@@ -280,9 +308,13 @@ def changed_folders(draw: st.DrawFn) -> tuple[dict[str, Any], Stored]:
     return config, tensors
 
 
-@settings(max_examples=EXAMPLES * 3, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=EXAMPLES * 3, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
 @given(changed_folders())
-def test_whatever_is_in_a_folder_only_named_errors_come_out(tmp_path: Path, given_folder: tuple[dict[str, Any], Stored]) -> None:
+def test_whatever_is_in_a_folder_only_named_errors_come_out(
+    tmp_path: Path, given_folder: tuple[dict[str, Any], Stored]
+) -> None:
     config, tensors = given_folder
     write_folder(tmp_path, {}, tensors)
     with memory_headroom(64 * 2**20):

@@ -18,7 +18,10 @@ UNKNOWN = Parallelism()
         ("VLLM::Worker_TP3", RankHint("worker", tensor_parallel=3)),
         ("VLLM::Worker_DP0_TP1", RankHint("worker", data_parallel=0, tensor_parallel=1)),
         ("VLLM::Worker_PP1_TP0", RankHint("worker", pipeline_parallel=1, tensor_parallel=0)),
-        ("VLLM::Worker_DP1_PP0_TP7_DCP3_EP15", RankHint("worker", data_parallel=1, pipeline_parallel=0, tensor_parallel=7)),
+        (
+            "VLLM::Worker_DP1_PP0_TP7_DCP3_EP15",
+            RankHint("worker", data_parallel=1, pipeline_parallel=0, tensor_parallel=7),
+        ),
         ("VLLM::Worker_PCP1_TP0", RankHint("worker", tensor_parallel=0, other=("PCP",))),
         ("VLLM::Worker", RankHint("worker")),
         ("mine::Worker_TP1", RankHint("worker", tensor_parallel=1)),  # the prefix can be chosen
@@ -83,7 +86,11 @@ def test_a_title_is_believed_before_the_environment_and_the_nearest_launcher_bef
         ("VLLM::Worker_TP4", Parallelism(tensor_parallel_size=4), None),  # not of this deployment
         ("VLLM::Worker_PP1_TP2", Parallelism(pipeline_parallel_size=2, tensor_parallel_size=4), 6),
         ("VLLM::Worker_PP1_TP2", UNKNOWN, None),  # how many tensor ranks a stage has is not known
-        ("VLLM::Worker_DP1_PP1_TP1", Parallelism(data_parallel_size=2, pipeline_parallel_size=2, tensor_parallel_size=2), 7),
+        (
+            "VLLM::Worker_DP1_PP1_TP1",
+            Parallelism(data_parallel_size=2, pipeline_parallel_size=2, tensor_parallel_size=2),
+            7,
+        ),
         ("VLLM::Worker_DP1_TP0", Parallelism(data_parallel_size=2, tensor_parallel_size=2), 2),
         ("VLLM::Worker_PCP1_TP0", Parallelism(tensor_parallel_size=2), None),
         ("VLLM::EngineCore", UNKNOWN, 0),  # a single worker lives inside its engine core
@@ -92,7 +99,11 @@ def test_a_title_is_believed_before_the_environment_and_the_nearest_launcher_bef
         ("VLLM::APIServer_0", UNKNOWN, None),
         ("VLLM::DPCoordinator", UNKNOWN, None),
         ("sglang::detokenizer", UNKNOWN, None),
-        ("sglang::scheduler_DP1_TP3", Parallelism(data_parallel_size=1, tensor_parallel_size=4), 3),  # attention alone is data parallel
+        (
+            "sglang::scheduler_DP1_TP3",
+            Parallelism(data_parallel_size=1, tensor_parallel_size=4),
+            3,
+        ),  # attention alone is data parallel
     ],
 )
 def test_local_ranks(title: str, shape: Parallelism, rank: int | None) -> None:
@@ -103,7 +114,9 @@ def test_local_ranks(title: str, shape: Parallelism, rank: int | None) -> None:
 
 def test_every_worker_of_a_deployment_has_a_rank_of_its_own() -> None:
     shape = Parallelism(data_parallel_size=2, pipeline_parallel_size=3, tensor_parallel_size=4)
-    hints = [worker_rank_of(f"VLLM::Worker_DP{d}_PP{p}_TP{t}", {}) for d in range(2) for p in range(3) for t in range(4)]
+    hints = [
+        worker_rank_of(f"VLLM::Worker_DP{d}_PP{p}_TP{t}", {}) for d in range(2) for p in range(3) for t in range(4)
+    ]
     assert [local_rank_of(hint, shape) for hint in hints if hint] == list(range(24))
 
 

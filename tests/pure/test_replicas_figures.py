@@ -48,9 +48,19 @@ def test_what_all_engines_hold_and_what_one_sequence_may_have() -> None:
     seen = all_ready([ready(10, "slow disk", "x"), ready(20, "slow disk", length=256)], places)
     assert (seen.num_blocks, seen.max_model_len) == (30, 256)
     details = seen.details
-    assert (details["engines"], details["weight_bytes"], details["kv_bytes"], details["load_seconds"]) == (2, 2000, 30, 2.0)
+    assert (details["engines"], details["weight_bytes"], details["kv_bytes"], details["load_seconds"]) == (
+        2,
+        2000,
+        30,
+        2.0,
+    )
     assert details["notes"] == ["slow disk", "engine 0: x"], "what all say is said once"
-    assert details["compute"] == {"threads": 6, "level": "amx", "weight_pages": {"present": 20, "huge": 30}, "kv_pages": None}
+    assert details["compute"] == {
+        "threads": 6,
+        "level": "amx",
+        "weight_pages": {"present": 20, "huge": 30},
+        "kv_pages": None,
+    }
     assert details["free_cpus"] == [2, 6], "where no engine computes"
 
 
@@ -60,19 +70,27 @@ def test_delays_double_and_end() -> None:
 
 
 def test_an_engine_has_a_node_when_its_memory_is_on_one() -> None:
-    assert [Replica(0, 2, EnginePlace((0,), memory_nodes=nodes)).node for nodes in ((), (3,), (0, 1))] == [None, 3, None]
+    assert [Replica(0, 2, EnginePlace((0,), memory_nodes=nodes)).node for nodes in ((), (3,), (0, 1))] == [
+        None,
+        3,
+        None,
+    ]
 
 
 def test_figures_of_transfer_go_on_as_well() -> None:
     def handed(number: int) -> Statistics:
         durations = [number] * len(TransferFigures().durations)
         return Statistics(
-            transfer=TransferFigures(bytes=number, pinned_pages=3, peers=1, failed={"gone": 1, f"r{number}": 2}, durations=durations)
+            transfer=TransferFigures(
+                bytes=number, pinned_pages=3, peers=1, failed={"gone": 1, f"r{number}": 2}, durations=durations
+            )
         )
 
     after = since_start(at_rest(handed(5)), handed(1)).transfer
     assert after is not None and (after.bytes, after.pinned_pages, after.peers) == (6, 3, 1)
     assert after.failed == {"gone": 2, "r5": 2, "r1": 2} and set(after.durations) == {6}
     loading = since_start(handed(5), Statistics()).transfer
-    assert loading is not None and (loading.bytes, loading.pinned_pages, loading.peers) == (5, 0, 0), "its successor has said nothing yet"
+    assert loading is not None and (loading.bytes, loading.pinned_pages, loading.peers) == (5, 0, 0), (
+        "its successor has said nothing yet"
+    )
     assert since_start(Statistics(), Statistics()).transfer is None

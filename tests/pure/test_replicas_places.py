@@ -96,7 +96,9 @@ def test_placement_settings_mean_the_same_as_for_workers_of_a_plan(
         (TWO_NODES, 3, {"numa_bind": True}, ("CPU worker 2",)),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(text: str, count: int, settings: Mapping[str, Any], words: tuple[str, ...]) -> None:
+def test_what_cannot_be_is_refused_by_name(
+    text: str, count: int, settings: Mapping[str, Any], words: tuple[str, ...]
+) -> None:
     with pytest.raises(UserError) as refused:
         places(text, count, **settings)
     assert all(word in refused.value.message for word in words), refused.value.message
@@ -144,7 +146,9 @@ def test_a_team_for_each_node_is_bound_to_its_memory() -> None:
 
 
 ROOMS = st.lists(
-    st.tuples(st.integers(0, 1 << 40), st.lists(st.integers(0, 3), max_size=2, unique=True).map(tuple)), min_size=1, max_size=6
+    st.tuples(st.integers(0, 1 << 40), st.lists(st.integers(0, 3), max_size=2, unique=True).map(tuple)),
+    min_size=1,
+    max_size=6,
 )
 
 

@@ -72,7 +72,9 @@ def test_an_answer_is_known_for_the_next_turn_of_a_conversation() -> None:
     follow = books.ticket([*prompt, *answer, 7, 8], "")
     route = books.route(follow, idle(0, 1))
     assert route is not None
-    assert (route.number, route.work) == (1, BLOCK + 2), "the last token of an answer is computed by nobody, so its block is not there"
+    assert (route.number, route.work) == (1, BLOCK + 2), (
+        "the last token of an answer is computed by nobody, so its block is not there"
+    )
     other, elsewhere = sent(books, [*prompt, *answer, 7, 8], idle(0, 1), salt="other")
     assert elsewhere == 0 and other.route is not None and other.route.work == 4 * BLOCK + 2, "salts are kept apart"
 
@@ -115,7 +117,9 @@ LOADS = st.builds(Load, st.integers(0, 5000), st.integers(0, 100), st.integers(0
 
 @settings(deadline=None)
 @given(st.dictionaries(st.integers(0, 9), LOADS, min_size=1), st.integers(1, 3000), st.data())
-def test_nobody_is_chosen_over_an_engine_that_is_better_in_everything(loads: dict[int, Load], prompt: int, data: st.DataObject) -> None:
+def test_nobody_is_chosen_over_an_engine_that_is_better_in_everything(
+    loads: dict[int, Load], prompt: int, data: st.DataObject
+) -> None:
     matches = {number: data.draw(st.integers(0, prompt - 1)) for number in loads}
     route = choose(loads, prompt, matches)
     assert route is not None and route.work == prompt - matches[route.number]

@@ -80,7 +80,15 @@ def _bench(rng: random.Random, lookahead: int, faults: bool = False, stages: int
         return RuntimeError("worker lost") if step.number in lost else None
 
     caching = rng.random() < 0.8
-    return Bench(config, limits=limits, lookahead=lookahead, caching=caching, fault=fault, stages=stages, micro_batches=micro_batches)
+    return Bench(
+        config,
+        limits=limits,
+        lookahead=lookahead,
+        caching=caching,
+        fault=fault,
+        stages=stages,
+        micro_batches=micro_batches,
+    )
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

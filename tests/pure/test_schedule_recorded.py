@@ -12,5 +12,7 @@ from tests.pure.recorded_schedules import KINDS, SEEDS, history, name_of, record
 def test_the_same_events_lead_to_the_same_steps(kind: str, lookahead: int) -> None:
     known = recorded()
     for seed in SEEDS:
-        for at, (now, before) in enumerate(zip(history(kind, lookahead, seed), known[name_of(kind, lookahead, seed)], strict=True)):
+        for at, (now, before) in enumerate(
+            zip(history(kind, lookahead, seed), known[name_of(kind, lookahead, seed)], strict=True)
+        ):
             assert now == before, f"history {seed} differs from stretch {at} on"

@@ -42,7 +42,9 @@ def _turn(bench: Bench, times: int = 1) -> list[Step]:
 # Micro-batches
 
 
-@pytest.mark.parametrize(("count", "stages", "sizes"), [(8, 2, [4, 4]), (8, 3, [3, 3, 2]), (9, 2, [5, 4]), (1, 2, [1]), (3, 4, [1, 1, 1])])
+@pytest.mark.parametrize(
+    ("count", "stages", "sizes"), [(8, 2, [4, 4]), (8, 3, [3, 3, 2]), (9, 2, [5, 4]), (1, 2, [1]), (3, 4, [1, 1, 1])]
+)
 def test_the_running_are_divided_evenly(count: int, stages: int, sizes: list[int]) -> None:
     bench = _decoding(count, stages)
     assert bench.executor.pending == len(sizes)  # all stages are busy, and nobody waits
@@ -79,7 +81,9 @@ def test_nobody_is_left_behind(stages: int) -> None:
     drawn: dict[int, int] = {}
     for step in range(300):
         if rng.random() < 0.1:
-            bench.submit([rng.randrange(40)] * rng.randrange(1, 60), max_tokens=rng.choice([1, 5, 40, 200]), ignore_eos=True)
+            bench.submit(
+                [rng.randrange(40)] * rng.randrange(1, 60), max_tokens=rng.choice([1, 5, 40, 200]), ignore_eos=True
+            )
         for sent in _turn(bench):
             drawn |= {item.seq: step for item in sent.items}
         for sequence in bench._running():
@@ -130,7 +134,9 @@ def test_decodes_go_before_prompts_in_every_micro_batch() -> None:
 
 def test_a_failed_step_ends_its_own_requests_only() -> None:
     failing: list[int] = []
-    bench = Bench(_MANY, limits=_ROOM, stages=2, fault=lambda step: ValueError("no") if step.number in failing else None)
+    bench = Bench(
+        _MANY, limits=_ROOM, stages=2, fault=lambda step: ValueError("no") if step.number in failing else None
+    )
     for n in range(8):
         bench.submit([n + 1, n], max_tokens=30, ignore_eos=True)
     _turn(bench, 8)
@@ -309,7 +315,10 @@ def test_preemption_storm_over_stages_ends_with_every_token_right(max_preemption
     bench = Bench(config, limits=limits_of(num_blocks=20, max_model_len=72), stages=stages)
     for _ in range(40):
         bench.submit(
-            [rng.randrange(40) for _ in range(rng.randrange(1, 9))], max_tokens=64, ignore_eos=True, priority=rng.choice([0, 0, 1])
+            [rng.randrange(40) for _ in range(rng.randrange(1, 9))],
+            max_tokens=64,
+            ignore_eos=True,
+            priority=rng.choice([0, 0, 1]),
         )
     bench.run()
     statistics = bench.scheduler.statistics()

@@ -176,7 +176,9 @@ def test_switched_off_nothing_is_found() -> None:
 
 def test_the_stopping_token_is_told_and_included() -> None:
     limits = limits_of()
-    natural = expected(Request(id=0, prompt_ids=[5, 6], params=SamplingParams(max_tokens=9, ignore_eos=True)), limits)[0]
+    natural = expected(Request(id=0, prompt_ids=[5, 6], params=SamplingParams(max_tokens=9, ignore_eos=True)), limits)[
+        0
+    ]
     bench = Bench()
     bench.submit([5, 6], max_tokens=9, ignore_eos=True, stop_token_ids=(natural[3],))
     bench.run()
@@ -248,7 +250,11 @@ def test_nothing_to_draw_and_nothing_to_score_ends_at_once() -> None:
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("max_tokens", [0, 4])
 def test_prompt_scores_come_once_within_the_row_budget_and_without_the_cache(max_tokens: int, lookahead: int) -> None:
-    bench = Bench(SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4), limits=limits_of(max_sampled_rows=6), lookahead=lookahead)
+    bench = Bench(
+        SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4),
+        limits=limits_of(max_sampled_rows=6),
+        lookahead=lookahead,
+    )
     prompt = list(range(1, 20))
     bench.submit(prompt, max_tokens=1)
     bench.run()
@@ -288,7 +294,9 @@ def test_a_stop_string_found_by_the_client_becomes_the_reason() -> None:
 
 def test_seeds_are_drawn_where_there_are_none() -> None:
     def seeds(source: int) -> list[int | None]:
-        scheduler = Scheduler(SchedulerConfig(), KvConfig(), limits_of(max_sampled_rows=128), [EOS], seeds=random.Random(source))
+        scheduler = Scheduler(
+            SchedulerConfig(), KvConfig(), limits_of(max_sampled_rows=128), [EOS], seeds=random.Random(source)
+        )
         for number, seed in enumerate((None, 7, None)):
             request = Request(id=number, prompt_ids=[1], params=SamplingParams(seed=seed))
             scheduler.apply(Arrived(0.0, request))

@@ -30,7 +30,12 @@ def test_settings_that_contradict_each_other_are_named_with_their_numbers() -> N
     [
         ([1] * 64, {}, "CapacityError", ["64 tokens", "at most 64", "--max-model-len", "63 tokens or fewer"]),
         ([1] * 48, {}, "CapacityError", ["48 tokens", "13 KV blocks of 4", "there are 12", "--kv-cache-memory"]),
-        ([1] * 33, {}, "CapacityError", ["33 tokens", "at most 32", "--max-num-batched-tokens", "--no-enable-chunked-prefill"]),
+        (
+            [1] * 33,
+            {},
+            "CapacityError",
+            ["33 tokens", "at most 32", "--max-num-batched-tokens", "--no-enable-chunked-prefill"],
+        ),
         ([], {}, "UserError", ["the prompt is empty"]),
         ([1, 40], {}, "UserError", ["token id 40 in prompt", "0 to 39"]),
         ([1, -1, 90], {}, "UserError", ["token id -1 in prompt", "0 to 39"]),
@@ -83,7 +88,9 @@ def test_a_queue_full_of_tokens_refuses_and_lets_in_what_can_start_at_once() -> 
     bench.submit([1] * 6, max_tokens=2)
     bench.submit([1] * 5, max_tokens=2)
     assert bench.final(2).error_kind == "OverloadedError"
-    assert "15 prompt tokens are waiting already and this request has 6 (--max-num-queued-tokens 20)" in (bench.final(2).error or "")
+    assert "15 prompt tokens are waiting already and this request has 6 (--max-num-queued-tokens 20)" in (
+        bench.final(2).error or ""
+    )
     bench.finish_step()
     bench.run()
     assert bench.scheduler.statistics().rejected == {"queued_tokens": 1}

@@ -66,12 +66,19 @@ _BREACHES = {
     "has 1 blocks and needs 2": Step(1, [], [_start(1, [1] * 5)], [StepItem(1, 0, 5, [2], True)]),
     "has 3 blocks and needs 2": Step(1, [], [], [StepItem(0, 6, 1, [2], True)]),
     "writes to block 1, which another one uses": Step(1, [], [_start(1, [9] * 4)], [StepItem(1, 0, 4, [1], True)]),
-    "finds another one's content in block 0": Step(1, [], [_start(1, [9, 2, 3, 4, 5])], [StepItem(1, 4, 1, [0, 2], True)]),
-    "finds another one's content in block 3": Step(1, [], [_start(1, [1, 2, 3, 4, 5])], [StepItem(1, 4, 1, [3, 2], True)]),
+    "finds another one's content in block 0": Step(
+        1, [], [_start(1, [9, 2, 3, 4, 5])], [StepItem(1, 4, 1, [0, 2], True)]
+    ),
+    "finds another one's content in block 3": Step(
+        1, [], [_start(1, [1, 2, 3, 4, 5])], [StepItem(1, 4, 1, [3, 2], True)]
+    ),
     "sampled before all its tokens": Step(1, [], [_start(1, [1] * 5)], [StepItem(1, 0, 4, [2], True)]),
     "did not ask for log-probabilities": Step(1, [], [_start(1, [1] * 5)], [StepItem(1, 0, 4, [2], False, 0)]),
     "samples and scores 11 rows": Step(
-        1, [], [_start(1, [1] * 11, SamplingParams(seed=1, prompt_logprobs=0))], [StepItem(1, 0, 11, [2, 3, 4], True, 0)]
+        1,
+        [],
+        [_start(1, [1] * 11, SamplingParams(seed=1, prompt_logprobs=0))],
+        [StepItem(1, 0, 11, [2, 3, 4], True, 0)],
     ),
 }
 

@@ -33,7 +33,11 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
 
 
 @settings(derandomize=True)
-@given(LETTERS, st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3), st.lists(st.integers(0, 24), max_size=6))
+@given(
+    LETTERS,
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3),
+    st.lists(st.integers(0, 24), max_size=6),
+)
 def test_any_cut_gives_what_a_search_gives(text: str, stops: list[str], cuts: list[int]) -> None:
     places = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
     pieces = [text[a:b] for a, b in itertools.pairwise(places)]

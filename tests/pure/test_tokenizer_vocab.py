@@ -69,7 +69,11 @@ def test_byte_level_merges_and_control_tokens() -> None:
 
 
 def test_bos_and_eos_surround_a_text_when_the_file_says_so() -> None:
-    changes = {"tokenizer.ggml.bos_token_id": 6, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
+    changes = {
+        "tokenizer.ggml.bos_token_id": 6,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": True,
+    }
     tokenizer = tokenizer_from_gguf(byte_level(**changes))
     assert tokenizer.encode("ab").ids == [6, 2, 5]
     assert tokenizer.encode("ab", add_special_tokens=False).ids == [2]

@@ -16,7 +16,9 @@ from homenode.host.topology.source import LiveSource, RecordedSource
 GIB = 2**30
 
 
-def machine(files: dict[str, str], allowed: str = "0-7", cpus: int = 8, smt: int = 2, env: dict[str, str] | None = None) -> RecordedSource:
+def machine(
+    files: dict[str, str], allowed: str = "0-7", cpus: int = 8, smt: int = 2, env: dict[str, str] | None = None
+) -> RecordedSource:
     """A machine with `cpus` logical CPUs whose siblings are `cpus / smt` apart, plus `files`."""
     half = cpus // smt
     topology = {
@@ -75,7 +77,9 @@ def test_missing_topology_makes_every_cpu_a_core() -> None:
 
 
 def test_the_live_machine_answers() -> None:
-    text = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Cpus_allowed_list:"))
+    text = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Cpus_allowed_list:")
+    )
     online = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())
     seen = Allowance.of_process(LiveSource())
     assert seen.cpus == tuple(cpu for cpu in parse_cpu_list(text.partition(":")[2]) if cpu in online)
@@ -170,7 +174,9 @@ CPUSET = {"/proc/self/cgroup": "0::/pod", "pod/cpuset.cpus.effective": "0-5"}
 )
 def test_where_a_mask_comes_from(allowed: str, env: dict[str, str], origin: str) -> None:
     source = machine(
-        {f"/sys/fs/cgroup/{name}" if name[0] != "/" else name: text for name, text in CPUSET.items()}, allowed=allowed, env=env
+        {f"/sys/fs/cgroup/{name}" if name[0] != "/" else name: text for name, text in CPUSET.items()},
+        allowed=allowed,
+        env=env,
     )
     assert Allowance.of_process(source).mask_origin == origin
 
@@ -180,7 +186,12 @@ def test_an_accidental_mask_widens_to_the_cpuset_and_no_other_mask_widens() -> N
     accident = Allowance.of_process(machine(files, allowed="0", env={"OMP_PROC_BIND": "true"}))
     wide = accident.widened()
     assert (accident.cpus, accident.physical_cpus) == ((0,), (0,))
-    assert (wide.cpus, wide.physical_cpus, wide.mask_origin, wide.mems) == ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3), "cpuset", (0,))
+    assert (wide.cpus, wide.physical_cpus, wide.mask_origin, wide.mems) == (
+        (0, 1, 2, 3, 4, 5),
+        (0, 1, 2, 3),
+        "cpuset",
+        (0,),
+    )
     assert wide.widened() == wide
     for allowed, env in (("0", {}), ("0-5", {"OMP_PROC_BIND": "true"})):
         meant = Allowance.of_process(machine(files, allowed=allowed, env=env))
@@ -225,7 +236,12 @@ def node_files(*free_kb: int) -> dict[str, str]:
     """Nodes with this much free memory each, besides as much of files, of which half a GiB is in use by all."""
     files = {"/sys/devices/system/node/online": f"0-{len(free_kb) - 1}"}
     for node, free in enumerate(free_kb):
-        lines = (f"MemTotal: {8 * GIB // 1024} kB", f"MemFree: {free // 2} kB", f"Inactive(file): {free // 2} kB", "FilePages: 7 kB")
+        lines = (
+            f"MemTotal: {8 * GIB // 1024} kB",
+            f"MemFree: {free // 2} kB",
+            f"Inactive(file): {free // 2} kB",
+            "FilePages: 7 kB",
+        )
         files[f"/sys/devices/system/node/node{node}/meminfo"] = "\n".join(f"Node {node} {line}" for line in lines)
     return files
 
@@ -234,10 +250,18 @@ def test_memory_of_nodes_that_a_cpuset_forbids_is_not_available() -> None:
     gib = GIB // 1024
     status = "Cpus_allowed_list: 0-7\nMems_allowed_list: {}\n"
     nodes = node_files(30 * gib, 10 * gib)
-    seen = {mems: limits({**nodes, "/proc/self/status": status.format(mems)}).memory_available for mems in ("0", "1", "0-1")}
+    seen = {
+        mems: limits({**nodes, "/proc/self/status": status.format(mems)}).memory_available for mems in ("0", "1", "0-1")
+    }
     assert seen == {"0": 24 * GIB, "1": 8 * GIB, "0-1": 32 * GIB}
 
 
 def test_nodes_that_do_not_say_what_is_free_leave_it_at_the_whole() -> None:
-    nodes = {"/sys/devices/system/node/online": "0-1", "/sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 1024 kB"}
-    assert limits({**nodes, "/proc/self/status": "Cpus_allowed_list: 0-7\nMems_allowed_list: 1"}).memory_available == 32 * GIB
+    nodes = {
+        "/sys/devices/system/node/online": "0-1",
+        "/sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 1024 kB",
+    }
+    assert (
+        limits({**nodes, "/proc/self/status": "Cpus_allowed_list: 0-7\nMems_allowed_list: 1"}).memory_available
+        == 32 * GIB
+    )

@@ -40,7 +40,13 @@ def test_order_and_places_of_the_compute_driver() -> None:
     }
     devices = (device("0000:05:00.0", 0, (0, 1)), device("0001:c1:03.1", 8, (2, 3)), device("0000:06:00.0", 0, (0, 1)))
     first, second = read(files, devices).chips
-    assert (first.kind, first.id, first.address, first.name, first.uuid) == ("rocm", 0, "0001:c1:03.1", "gfx942", "GPU-00000000000000ab")
+    assert (first.kind, first.id, first.address, first.name, first.uuid) == (
+        "rocm",
+        0,
+        "0001:c1:03.1",
+        "gfx942",
+        "GPU-00000000000000ab",
+    )
     assert (first.local_cpus, first.node, first.processes) == ((2, 3), 8, (77,))
     assert (second.id, second.address, second.node, second.uuid, second.processes) == (1, "0000:05:00.0", 0, "", ())
 
@@ -52,7 +58,10 @@ def test_pci_order_without_the_compute_driver() -> None:
         device("0000:06:00.0", 0, (0,), 0x030000),  # a desktop's graphics card
         device("0000:07:00.0", 0, (0,), 0x040300),  # its audio function
     )
-    assert [(chip.id, chip.address, chip.node) for chip in read({}, devices).chips] == [(0, "0000:05:00.0", None), (1, "0000:c1:00.0", 8)]
+    assert [(chip.id, chip.address, chip.node) for chip in read({}, devices).chips] == [
+        (0, "0000:05:00.0", None),
+        (1, "0000:c1:00.0", 8),
+    ]
 
 
 def test_no_amd_is_nothing() -> None:
@@ -64,13 +73,19 @@ def test_no_amd_is_nothing() -> None:
 @given(
     st.one_of(
         st.text(max_size=200),
-        st.lists(st.sampled_from([*gpu_node(7).splitlines(), "simd_count", "domain " + "9" * 20, "location_id -1", "simd_count ²"])).map(
-            "\n".join
-        ),
+        st.lists(
+            st.sampled_from(
+                [*gpu_node(7).splitlines(), "simd_count", "domain " + "9" * 20, "location_id -1", "simd_count ²"]
+            )
+        ).map("\n".join),
     )
 )
 def test_any_properties(text: str) -> None:
     chips = read(
-        {f"{KFD}/topology/nodes/1/properties": text, f"{KFD}/topology/nodes/1/gpu_id": text, f"{KFD}/topology/nodes/x/name": text}
+        {
+            f"{KFD}/topology/nodes/1/properties": text,
+            f"{KFD}/topology/nodes/1/gpu_id": text,
+            f"{KFD}/topology/nodes/x/name": text,
+        }
     ).chips
     assert len(chips) <= 1 and all(chip.local_cpus == () and chip.node is None for chip in chips)

@@ -12,7 +12,9 @@ from homenode.host.topology.accelerators.ascend import board_address, read_ascen
 from homenode.host.topology.host import Accelerator, Accelerators, Node, PciDevice
 from homenode.host.topology.source import CommandResult, RecordedSource
 
-fuzz = settings(max_examples=120, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+fuzz = settings(
+    max_examples=120, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
 
 A2_MAP = """
 	NPU ID                         Chip ID                        Chip Logic ID                  Chip Name
@@ -75,11 +77,17 @@ Legend:
   X    = Self
   SYS  = Path traversing PCIe and NUMA nodes. Nodes are connected through SMP, such as QPI, UPI.
 """
-NODES = (*(Node(node, tuple(range(node * 8, node * 8 + 8)), 1 << 30, {}) for node in range(4)), Node(9, (), 1 << 30, {}))
+NODES = (
+    *(Node(node, tuple(range(node * 8, node * 8 + 8)), 1 << 30, {}) for node in range(4)),
+    Node(9, (), 1 << 30, {}),
+)
 
 
 def read(
-    map_text: str | CommandResult, info: str | CommandResult = "", topo: str | CommandResult = "", devices: tuple[PciDevice, ...] = ()
+    map_text: str | CommandResult,
+    info: str | CommandResult = "",
+    topo: str | CommandResult = "",
+    devices: tuple[PciDevice, ...] = (),
 ) -> Accelerators:
     """The NPUs of a host whose npu-smi prints these texts."""
     texts = {"npu-smi info -m": map_text, "npu-smi info": info, "npu-smi info -t topo": topo}
@@ -104,7 +112,16 @@ def test_a2_map_addresses_processes_and_affinity() -> None:
     assert (found.device_type, found.errors, found.notes) == ("A2", (), ())
     first, second = found.chips
     assert first == Accelerator(
-        "npu", 0, "Ascend 910B2", "0000:c1:00.0", tuple(range(24, 32)), 3, card=0, chip=0, physical=None, processes=(70100, 71001)
+        "npu",
+        0,
+        "Ascend 910B2",
+        "0000:c1:00.0",
+        tuple(range(24, 32)),
+        3,
+        card=0,
+        chip=0,
+        physical=None,
+        processes=(70100, 71001),
     )
     assert (second.id, second.address, second.processes) == (1, "0000:01:00.0", ())
     assert second.local_cpus == (*range(8), 16, 17)
@@ -156,16 +173,24 @@ def test_310p_ids_are_npu_ids_and_two_chips_share_a_row_and_an_address() -> None
 
 
 def test_950_has_no_logical_column_and_no_chip_in_its_process_table() -> None:
-    rows = processes("| 1                         | 88            | python3                  | 3                        |", "NPU ID  ")
+    rows = processes(
+        "| 1                         | 88            | python3                  | 3                        |",
+        "NPU ID  ",
+    )
     topo = "        NPU0   NPU1   NIC0\nNPU0    X      UB     PHB\nNPU1    UB     X      PHB\nNIC0    PHB    PHB    X\n"
     found = read(A5_MAP, rows, topo)
     assert (found.device_type, found.errors) == ("950", ())
-    assert [(chip.id, chip.card, chip.physical, chip.processes) for chip in found.chips] == [(0, 0, 0, ()), (1, 1, 1, (88,))]
+    assert [(chip.id, chip.card, chip.physical, chip.processes) for chip in found.chips] == [
+        (0, 0, 0, ()),
+        (1, 1, 1, (88,)),
+    ]
 
 
 def test_several_chips_without_numbers_of_their_own_are_one_device() -> None:
     text = A5_MAP.replace("-              Mcu", "2              Ascend950PR")
-    found = read(text, processes("| 1                         | 88            | python3                  | 3 |", "NPU ID  "))
+    found = read(
+        text, processes("| 1                         | 88            | python3                  | 3 |", "NPU ID  ")
+    )
     assert [(chip.id, chip.chip) for chip in found.chips] == [(0, 0), (1, 0)]
     assert codes(found) == ["npu_unmapped"]  # which of the two chips is running cannot be told
     found = read(text, processes("| 1       1                 | 88            | python3                  | 3 |"))
@@ -181,7 +206,9 @@ def test_process_table_of_five_columns_and_unknown_process_ids() -> None:
 
 
 def test_wide_fields_other_indentation_and_a_warning_before_the_header() -> None:
-    wide = "DrvMngGetConsoleLogLevel failed. (g_conLogLevel=3)\n\n" + A2_MAP.replace("\t", "      ").replace("Chip Name", "Chip Name   ")
+    wide = "DrvMngGetConsoleLogLevel failed. (g_conLogLevel=3)\n\n" + A2_MAP.replace("\t", "      ").replace(
+        "Chip Name", "Chip Name   "
+    )
     assert [chip.name for chip in read(wide).chips] == ["Ascend 910B2", "Ascend 910B2"]
     narrow = "NPU ID\tChip ID\tChip Logic ID\tChip Name\n0 0 0 Ascend 910B4\n0 1 - Mcu\n"
     assert [(chip.id, chip.name) for chip in read(narrow).chips] == [(0, "Ascend 910B4")]
@@ -208,9 +235,15 @@ def test_logical_ids_need_not_start_at_zero() -> None:
     ],
 )
 def test_what_the_number_in_a_topology_row_counts(rows: str, numbers: range, expected: dict[int, int]) -> None:
-    map_text = "NPU ID  Chip ID  Chip Logic ID  Chip Name\n" + "".join(f"{row}  Ascend 310P3\n" for row in rows.splitlines())
+    map_text = "NPU ID  Chip ID  Chip Logic ID  Chip Name\n" + "".join(
+        f"{row}  Ascend 310P3\n" for row in rows.splitlines()
+    )
     labels = [f"NPU{one}" for one in numbers]
-    topo = " ".join(labels) + "  CPU Affinity\n" + "".join(f"{one}\t{' '.join('X' * len(labels))}\t{one[3:]}\n" for one in labels)
+    topo = (
+        " ".join(labels)
+        + "  CPU Affinity\n"
+        + "".join(f"{one}\t{' '.join('X' * len(labels))}\t{one[3:]}\n" for one in labels)
+    )
     assert {chip.id: chip.local_cpus[0] for chip in read(map_text, topo=topo).chips if chip.local_cpus} == expected
 
 
@@ -238,11 +271,19 @@ def test_node_comes_from_the_pci_function_where_there_is_no_affinity() -> None:
         ("", "npu_map_empty", "nothing"),
         ("\n \n", "npu_map_empty", "nothing"),
         (A2_MAP.splitlines()[1], "npu_map_empty", "NPU ID"),
-        ("dcmi model initialized failed, because the device is used. ret is -8020", "npu_map_unparseable", "dcmi model"),
+        (
+            "dcmi model initialized failed, because the device is used. ret is -8020",
+            "npu_map_unparseable",
+            "dcmi model",
+        ),
         ("Chip ID  Chip Logic ID  Chip Name\n0  0  Ascend 910B3", "npu_map_unparseable", "Chip ID"),
         ("NPU ID  Chip ID  Chip Logic ID  Chip Name\n0  0", "npu_map_unparseable", "0  0"),
         ("NPU ID  Chip ID  Chip Logic ID  Chip Name\nx  0  0  Ascend 910B3", "npu_map_unparseable", "x  0"),
-        ("NPU ID  Chip ID  Chip Logic ID  Chip Name\n0  0  99999999999999999999  Ascend 910B3", "npu_map_unparseable", "9999"),
+        (
+            "NPU ID  Chip ID  Chip Logic ID  Chip Name\n0  0  99999999999999999999  Ascend 910B3",
+            "npu_map_unparseable",
+            "9999",
+        ),
         ("NPU ID  Chip ID  Chip Logic ID  Chip Name\n0  0  \u0663  Ascend 910B3", "npu_map_unparseable", "\u0663"),
     ],
 )
@@ -265,7 +306,11 @@ def test_a_bad_row_of_the_map_does_not_lose_the_others() -> None:
         (A2_MAP, "| 7       0                 | 1             | a | 1 |", "NPU     Chip"),  # an NPU the map lacks
         (A2_MAP, "| 0       1                 | 1             | a | 1 |", "NPU     Chip"),  # a chip the map lacks
         (A2_MAP, "| ?       0                 | 1             | a | 1 |", "NPU     Chip"),
-        (A3_MAP, "| 4                         | 1             | a | 1 |", "NPU ID"),  # two chips, and the row names the card only
+        (
+            A3_MAP,
+            "| 4                         | 1             | a | 1 |",
+            "NPU ID",
+        ),  # two chips, and the row names the card only
     ],
 )
 def test_processes_on_chips_that_cannot_be_told(map_text: str, rows: str, heading: str) -> None:
@@ -289,7 +334,9 @@ def test_affinity_that_the_tool_does_not_know_at_all_is_absent_rather_than_broke
 
 
 def test_two_unlike_rows_for_one_npu() -> None:
-    assert codes(read(A2_MAP, "", "NPU0 NPU1 CPU Affinity\nNPU0 X HCCS 8-15\nNPU0 X HCCS 0-7\n")) == ["topo_row_unparseable"]
+    assert codes(read(A2_MAP, "", "NPU0 NPU1 CPU Affinity\nNPU0 X HCCS 8-15\nNPU0 X HCCS 0-7\n")) == [
+        "topo_row_unparseable"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +362,11 @@ def test_tools_that_hang_or_fail() -> None:
     found = read(A2_MAP, CommandResult("out of memory", 3, "failed"), TOPO)
     assert codes(found) == ["tool_failed"] and "out of memory" in found.errors[0].seen and found.chips[0].local_cpus
     found = read(A2_MAP, A2_INFO, CommandResult("This device does not support querying topo.", 255, "failed"))
-    assert found.errors == () and [note.code for note in found.notes] == ["tool_failed"] and "255" in found.notes[0].message
+    assert (
+        found.errors == ()
+        and [note.code for note in found.notes] == ["tool_failed"]
+        and "255" in found.notes[0].message
+    )
     found = read(CommandResult("dcmi failed", 1, "failed"))
     assert codes(found) == ["npu_map_unparseable"] and [note.code for note in found.notes] == ["tool_failed"]
 
@@ -327,7 +378,11 @@ def test_hostile_texts_in_messages_are_cut_and_escaped() -> None:
 
 def test_a_million_bad_rows_are_one_trouble() -> None:
     start = time.monotonic()
-    found = read(A2_MAP + "junk row of text\n" * 200_000, A2_INFO + "| ? ? | 1 | 1 |\n" * 100_000, TOPO + "NPU1 X X 1-\n" * 100_000)
+    found = read(
+        A2_MAP + "junk row of text\n" * 200_000,
+        A2_INFO + "| ? ? | 1 | 1 |\n" * 100_000,
+        TOPO + "NPU1 X X 1-\n" * 100_000,
+    )
     assert 0 < len(found.errors) <= 100 and len(found.chips) == 2
     assert time.monotonic() - start < 10
 
@@ -342,15 +397,37 @@ def test_board_address() -> None:
     assert board_address(source, chip) is None  # that of the card is that of its first chip
     assert board_address(source, Accelerator("npu", 2, "Ascend910", card=5, chip=0)) == "0000:c1:00.0"
     assert board_address(RecordedSource("aarch64", {}), chip) is None
-    hung = {"npu-smi info -t board -i 5 -c 0": CommandResult("", -9, "timeout"), "npu-smi info -t board -i 5": CommandResult(board)}
-    assert board_address(RecordedSource("aarch64", {}, hung), Accelerator("npu", 2, "Ascend910", card=5, chip=0)) is None  # not asked again
+    hung = {
+        "npu-smi info -t board -i 5 -c 0": CommandResult("", -9, "timeout"),
+        "npu-smi info -t board -i 5": CommandResult(board),
+    }
+    assert (
+        board_address(RecordedSource("aarch64", {}, hung), Accelerator("npu", 2, "Ascend910", card=5, chip=0)) is None
+    )  # not asked again
     assert board_address(source, Accelerator("cuda", 0, "NVIDIA L4")) is None
 
 
 lines = st.lists(st.sampled_from((A2_MAP + A3_MAP + DUO_MAP + A5_MAP + A2_INFO + TOPO).splitlines()), max_size=30)
 words = st.lists(
     st.sampled_from(
-        ["NPU", "NPU0", "Phy-ID1", "ID", "Chip", "CPU Affinity", "X", "-", "0-7", "|", "\t", "  ", "9" * 5000, "Mcu", "\n", "²"]
+        [
+            "NPU",
+            "NPU0",
+            "Phy-ID1",
+            "ID",
+            "Chip",
+            "CPU Affinity",
+            "X",
+            "-",
+            "0-7",
+            "|",
+            "\t",
+            "  ",
+            "9" * 5000,
+            "Mcu",
+            "\n",
+            "²",
+        ]
     ),
     max_size=40,
 )

@@ -14,7 +14,9 @@ NODE = "/sys/devices/system/node"
 
 def tree(files: dict[str, str], machine: str = "x86_64") -> RecordedSource:
     """A machine with these files; a path without a leading slash lies below /sys/devices/system/cpu."""
-    return RecordedSource(machine, {path if path.startswith("/") else f"{CPU}/{path}": text for path, text in files.items()})
+    return RecordedSource(
+        machine, {path if path.startswith("/") else f"{CPU}/{path}": text for path, text in files.items()}
+    )
 
 
 def cpus_of(files: dict[str, str], machine: str = "x86_64") -> dict[int, tuple[int | None, ...]]:
@@ -31,7 +33,14 @@ def capacities_of(files: dict[str, str], machine: str = "x86_64") -> list[int]:
     "files",
     [
         {"online": "0-1,4\n"},
-        {"cpu0/topology/core_id": "0", "cpu1/online": "1", "cpu3/online": "0", "cpu4/online": "1", "cpufreq/boost": "1", "cpuidle/x": ""},
+        {
+            "cpu0/topology/core_id": "0",
+            "cpu1/online": "1",
+            "cpu3/online": "0",
+            "cpu4/online": "1",
+            "cpufreq/boost": "1",
+            "cpuidle/x": "",
+        },
         {f"{NODE}/node0/cpulist": "0-1", f"{NODE}/node1/cpulist": "4"},
         {f"{NODE}/node0/cpumap": "00000003", f"{NODE}/node1/cpumap": "00000010"},
         {"/proc/self/status": "Cpus_allowed:\t13\nCpus_allowed_list:\t0-1,4\n"},
@@ -52,7 +61,10 @@ def test_a_host_that_tells_nothing_is_empty_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("files", "offline"),
     [
-        ({"online": "0-2", "present": "0-3", "possible": "0-255"}, (3,)),  # places for CPUs that are not plugged in are no CPUs
+        (
+            {"online": "0-2", "present": "0-3", "possible": "0-255"},
+            (3,),
+        ),  # places for CPUs that are not plugged in are no CPUs
         ({"online": "0-2,4", "possible": "0-5"}, (3, 5)),
         ({"online": "0-3"}, ()),
     ],
@@ -84,7 +96,10 @@ def test_siblings_in_every_form_the_kernel_has_used(name: str, form: str) -> Non
 
 
 def test_a_core_is_named_by_its_lowest_online_cpu() -> None:
-    files = {"online": "1-3", **{f"cpu{cpu}/topology/thread_siblings_list": f"{cpu % 2},{cpu % 2 + 2}" for cpu in range(1, 4)}}
+    files = {
+        "online": "1-3",
+        **{f"cpu{cpu}/topology/thread_siblings_list": f"{cpu % 2},{cpu % 2 + 2}" for cpu in range(1, 4)},
+    }
     assert {cpu: facts[0] for cpu, facts in cpus_of(files).items()} == {1: 1, 2: 2, 3: 1}
 
 
@@ -102,7 +117,9 @@ def test_sockets_as_the_kernel_numbers_them_and_minus_one_is_zero() -> None:
 
 
 def test_wrong_lists_of_older_kernels_do_not_merge_sockets() -> None:
-    files = socketed({0: "0", 1: "1"}, {"cpu0/topology/core_siblings_list": "0-1", "cpu1/topology/core_siblings_list": "0-1"})
+    files = socketed(
+        {0: "0", 1: "1"}, {"cpu0/topology/core_siblings_list": "0-1", "cpu1/topology/core_siblings_list": "0-1"}
+    )
     assert [facts[1] for facts in cpus_of(files).values()] == [0, 1]
 
 
@@ -141,7 +158,11 @@ def test_the_last_level_cache_is_the_highest_for_data_from_level_three_on() -> N
     files = {"online": "0-3"}
     for cpu in range(4):
         pair = f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}"
-        files |= cache(cpu, 0, 1, "Data", str(cpu)) | cache(cpu, 1, 4, "Instruction", "0-3") | cache(cpu, 2, 2, "Unified", pair)
+        files |= (
+            cache(cpu, 0, 1, "Data", str(cpu))
+            | cache(cpu, 1, 4, "Instruction", "0-3")
+            | cache(cpu, 2, 2, "Unified", pair)
+        )
         files |= cache(cpu, 3, 3, "Unified", pair)
     assert [facts[4] for facts in cpus_of(files).values()] == [0, 0, 2, 2]
 
@@ -157,7 +178,9 @@ def test_a_cpu_without_a_third_level_has_none() -> None:
 
 
 def test_a_cache_shared_with_nobody_is_the_cpus_own() -> None:
-    files = {"online": "0-1"} | cache(0, 4, 3, "Unified", "00000000", "shared_cpu_map") | cache(1, 4, 3, "Unified", "junk")
+    files = (
+        {"online": "0-1"} | cache(0, 4, 3, "Unified", "00000000", "shared_cpu_map") | cache(1, 4, 3, "Unified", "junk")
+    )
     assert [facts[4] for facts in cpus_of(files).values()] == [0, None]
 
 
@@ -184,7 +207,10 @@ def hybrid(**figures: tuple[str, str]) -> dict[str, str]:
     ("files", "small"),
     [
         (hybrid(cpu_capacity=("1024", "800"), acpi_cppc__highest_perf=("60", "30")), 800),
-        (hybrid(cpu_capacity=("1024", "1024"), acpi_cppc__highest_perf=("60", "30")), 512),  # what Linux says while SMT is on
+        (
+            hybrid(cpu_capacity=("1024", "1024"), acpi_cppc__highest_perf=("60", "30")),
+            512,
+        ),  # what Linux says while SMT is on
         (hybrid(cpufreq__cpuinfo_max_freq=("4800000", "3600000")), 768),
         (hybrid(), 512),
         (hybrid(acpi_cppc__highest_perf=("0", "junk")), 512),
@@ -197,7 +223,11 @@ def test_capacity_of_x86_parts_with_two_kinds_of_cores(files: dict[str, str], sm
 
 def two_cores(frequencies: tuple[str, str], performances: tuple[str, str]) -> dict[str, str]:
     files = {f"cpu{cpu}/cpufreq/cpuinfo_max_freq": text for cpu, text in enumerate(frequencies)}
-    return {"online": "0-1", **files, **{f"cpu{cpu}/acpi_cppc/highest_perf": text for cpu, text in enumerate(performances)}}
+    return {
+        "online": "0-1",
+        **files,
+        **{f"cpu{cpu}/acpi_cppc/highest_perf": text for cpu, text in enumerate(performances)},
+    }
 
 
 def test_turbo_preferences_of_equal_x86_cores_are_no_capacities() -> None:
@@ -222,4 +252,6 @@ def test_what_makes_no_sense_is_noted_with_its_file() -> None:
     reader = FactReader(tree({"online": "0-3", "cpu0/topology/die_id": "seven"}))
     assert reader.number(f"{CPU}/cpu0/topology/die_id") is None
     assert reader.number(f"{CPU}/absent") is None
-    assert [(note.severity, "die_id" in note.message, bool(note.remedy)) for note in reader.notes] == [("warning", True, True)]
+    assert [(note.severity, "die_id" in note.message, bool(note.remedy)) for note in reader.notes] == [
+        ("warning", True, True)
+    ]

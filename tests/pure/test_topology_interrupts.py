@@ -32,13 +32,21 @@ def text_of(*lines: str, cpus: int = 2) -> str:
         ("   ITS-PCI-MSI-0000:c1:00.0   4 Edge      cq_update_irq", "ITS-PCI-MSI-0000:c1:00.0", ("cq_update_irq",)),
         ("  IR-PCI-MSI 524288-edge      nvme0q0", "IR-PCI-MSI", ("nvme0q0",)),
         ("  XIVE-IRQ  16 Edge      IPI-2", "XIVE-IRQ", ("IPI-2",)),
-        ("  msi lib chip  3-edge      a name with spaces, another 7", "msi lib chip", ("a name with spaces", "another 7")),
+        (
+            "  msi lib chip  3-edge      a name with spaces, another 7",
+            "msi lib chip",
+            ("a name with spaces", "another 7"),
+        ),
         ("   IO-APIC-edge      timer", "IO-APIC-edge", ("timer",)),
         ("   PCI-MSI-edge      eth0-rx 0, eth0-tx 0", "PCI-MSI-edge", ("eth0-rx 0", "eth0-tx 0")),
         ("   XT-PIC   cascade", "XT-PIC", ("cascade",)),
         ("  GICv2  56 Level", "GICv2", ()),
         ("  PCI-MSI 65536-edge", "PCI-MSI", ()),
-        ("  PCI-MSIX-0000:01:00.0   1-edge      mlx5_async1@pci:0000:01:00.0", "PCI-MSIX-0000:01:00.0", ("mlx5_async1@pci:0000:01:00.0",)),
+        (
+            "  PCI-MSIX-0000:01:00.0   1-edge      mlx5_async1@pci:0000:01:00.0",
+            "PCI-MSIX-0000:01:00.0",
+            ("mlx5_async1@pci:0000:01:00.0",),
+        ),
     ],
 )
 @pytest.mark.parametrize("cpus", [1, 2, 640])
@@ -48,7 +56,10 @@ def test_lines_of_many_kernels(tail: str, chip: str, actions: tuple[str, ...], c
 
 
 def test_only_numbered_lines_count() -> None:
-    text = text_of(" 9:   IO-APIC    9-fasteoi   acpi", "NMI:   Non-maskable interrupts") + "\nERR:          0\nMIS:          0"
+    text = (
+        text_of(" 9:   IO-APIC    9-fasteoi   acpi", "NMI:   Non-maskable interrupts")
+        + "\nERR:          0\nMIS:          0"
+    )
     assert [entry.irq for entry in parse_interrupts(text)] == [9]
 
 
@@ -61,7 +72,9 @@ def test_counters_of_other_widths_are_counted_as_words() -> None:
 
 
 def test_a_number_as_a_name_does_not_shift_the_columns() -> None:
-    assert [entry.actions for entry in parse_interrupts("CPU0\n5: 0  IO-APIC 7-edge      12345678 x")] == [("12345678 x",)]
+    assert [entry.actions for entry in parse_interrupts("CPU0\n5: 0  IO-APIC 7-edge      12345678 x")] == [
+        ("12345678 x",)
+    ]
 
 
 @given(st.text())
@@ -71,7 +84,12 @@ def test_any_text_is_read(text: str) -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["CPU0", "CPU1", " ", "  ", "12:", "7", "\n", "GICv3", "Level", ", ", "4-edge", ":", "\0", "٣"]), max_size=60)
+    st.lists(
+        st.sampled_from(
+            ["CPU0", "CPU1", " ", "  ", "12:", "7", "\n", "GICv3", "Level", ", ", "4-edge", ":", "\0", "٣"]
+        ),
+        max_size=60,
+    )
 )
 @settings(deadline=None, derandomize=True)
 def test_any_words_in_any_order_are_read(words: list[str]) -> None:

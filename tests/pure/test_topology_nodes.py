@@ -15,7 +15,8 @@ def host_of(nodes: dict[str, str], cpus: str = "0-3", **files: str) -> Host:
     """A host with files below /sys/devices/system/node (`nodes`) and elsewhere (`files`: `__` for a slash)."""
     paths = {"/sys/devices/system/cpu/online": cpus, **{f"{NODE}/{name}": text for name, text in nodes.items()}}
     return read_host(
-        RecordedSource("x86_64", paths | {"/" + name.replace("__", "/"): text for name, text in files.items()}), accelerators=False
+        RecordedSource("x86_64", paths | {"/" + name.replace("__", "/"): text for name, text in files.items()}),
+        accelerators=False,
     )
 
 
@@ -50,7 +51,9 @@ def test_what_is_free_on_a_node_is_its_part_of_what_the_machine_has_available() 
         "node1/meminfo": free.format(1, 600, 100),
         "node2/meminfo": "Node 2 MemTotal: 8000 kB",
     }
-    assert [node.free for node in host_of(nodes).nodes] == [300 << 10, 700 << 10, None], "where only the nodes tell, all of it"
+    assert [node.free for node in host_of(nodes).nodes] == [300 << 10, 700 << 10, None], (
+        "where only the nodes tell, all of it"
+    )
     told = host_of(nodes, proc__meminfo="MemTotal: 24000 kB\nMemAvailable: 500 kB")
     assert [node.free for node in told.nodes] == [150 << 10, 350 << 10, None], "half of it cannot be had"
     assert told.nodes == host_of(nodes).nodes, "it never rests, so it takes no part in comparisons"
@@ -101,7 +104,9 @@ def test_a_kernel_without_numa_has_no_nodes() -> None:
 
 @pytest.mark.parametrize("row", ["", "0 0", "10", "10 20 30", "10 x"], ids=["none", "noughts", "short", "long", "junk"])
 def test_rows_that_cannot_be_trusted_give_way_and_are_noted(row: str) -> None:
-    host = host_of({"online": "0-1", "node0/cpulist": "0", "node0/distance": row, "node1/cpulist": "1", "node1/distance": "30 10"})
+    host = host_of(
+        {"online": "0-1", "node0/cpulist": "0", "node0/distance": row, "node1/cpulist": "1", "node1/distance": "30 10"}
+    )
     assert [node.distances for node in host.nodes] == [{0: 10, 1: 20}, {0: 30, 1: 10}]
     assert [note.code for note in host.notes].count("no_distances") == 1
 
@@ -123,7 +128,9 @@ def test_numa_balancing(text: str, seen: bool | None) -> None:
     assert host_of({}, proc__sys__kernel__numa_balancing=text).numa_balancing is seen
 
 
-@pytest.mark.parametrize(("text", "seen"), [("always [madvise] never", "madvise"), ("[always] madvise never", "always"), ("always", "")])
+@pytest.mark.parametrize(
+    ("text", "seen"), [("always [madvise] never", "madvise"), ("[always] madvise never", "always"), ("always", "")]
+)
 def test_transparent_huge_pages(text: str, seen: str) -> None:
     assert host_of({}, sys__kernel__mm__transparent_hugepage__enabled=text).transparent_huge_pages == seen
 

@@ -18,7 +18,9 @@ from homenode.host.topology.accelerators.read import read_accelerators
 from homenode.host.topology.host import Accelerators, Node, PciDevice
 from homenode.host.topology.source import CommandResult, LiveSource, RecordedSource, RecordingSource
 
-fuzz = settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+fuzz = settings(
+    max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
 
 QUERY = "nvidia-smi --query-gpu=index,uuid,pci.bus_id,name --format=csv,noheader"
 APPS = "nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader"
@@ -47,9 +49,14 @@ DEVICES = (gpu("0000:1b:00.0", 0, (0, 1, 2, 3)), gpu("0001:43:00.0", 1, (4, 5, 6
 
 
 def read(
-    commands: dict[str, str | CommandResult], devices: tuple[PciDevice, ...] = DEVICES, files: dict[str, str] | None = None, **env: str
+    commands: dict[str, str | CommandResult],
+    devices: tuple[PciDevice, ...] = DEVICES,
+    files: dict[str, str] | None = None,
+    **env: str,
 ) -> Accelerators:
-    answers = {line: text if isinstance(text, CommandResult) else CommandResult(text) for line, text in commands.items()}
+    answers = {
+        line: text if isinstance(text, CommandResult) else CommandResult(text) for line, text in commands.items()
+    }
     return read_nvidia(RecordedSource("x86_64", files or {}, answers, env), devices, NODES)
 
 
@@ -68,7 +75,12 @@ def test_gpus_from_the_tool() -> None:
     found = read({QUERY: LIST, APPS: apps, "nvidia-smi topo -m": TOPO})
     first, second = found.chips
     assert (first.kind, first.id, first.name, first.address) == ("cuda", 0, "NVIDIA H100 80GB HBM3", "0000:1b:00.0")
-    assert (first.local_cpus, first.node, first.memory_node, first.processes) == ((0, 1, 2, 3, 16, 17, 18, 19), 0, None, ())
+    assert (first.local_cpus, first.node, first.memory_node, first.processes) == (
+        (0, 1, 2, 3, 16, 17, 18, 19),
+        0,
+        None,
+        (),
+    )
     assert (second.address, second.node, second.processes) == ("0001:43:00.0", 1, (17, 991))
     assert found.errors == () and found.notes == () and found.device_type is None
 
@@ -87,7 +99,10 @@ def test_node_of_the_cpus_when_nobody_names_one() -> None:
 
 def test_memory_of_the_gpu_as_a_node() -> None:
     topo = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tNV18\t0-3\t0\t\t2\nGPU1\tNV18\t X \t4-7\t1\t\t10\n"
-    assert [(chip.node, chip.memory_node) for chip in read({QUERY: LIST, "nvidia-smi topo -m": topo}).chips] == [(0, 2), (1, 10)]
+    assert [(chip.node, chip.memory_node) for chip in read({QUERY: LIST, "nvidia-smi topo -m": topo}).chips] == [
+        (0, 2),
+        (1, 10),
+    ]
 
 
 def test_several_nodes_in_one_cell_are_settled_by_sysfs() -> None:
@@ -121,7 +136,8 @@ def test_topology_tables(text: str, expected: dict[int, tuple[object, ...]]) -> 
 
 def test_rows_of_the_list_that_cannot_be_read_are_noted() -> None:
     text = (
-        LIST + "2, [Unknown Error], 00000000:1C:00.0, Odd, with, commas\n1, GPU-x, 00000000:1D:00.0, again\nwarning: infoROM is corrupted\n"
+        LIST
+        + "2, [Unknown Error], 00000000:1C:00.0, Odd, with, commas\n1, GPU-x, 00000000:1D:00.0, again\nwarning: infoROM is corrupted\n"
     )
     found = read({QUERY: text})
     assert [(chip.id, chip.uuid[:5]) for chip in found.chips] == [(0, "GPU-1"), (1, "GPU-2"), (2, "")]
@@ -152,10 +168,16 @@ def test_without_the_tool_devices_come_in_pci_order() -> None:
     facts = "Model: \t\t NVIDIA L4\nIRQ:   \t\t 24\nGPU UUID: \t GPU-00ff\nBus Location: \t 0000:05:00.0\n"
     files = {"/proc/driver/nvidia/version": "NVRM version", "/proc/driver/nvidia/gpus/0000:05:00.0/information": facts}
     found = read({}, devices, files)
-    assert (found.chips[0].address, found.chips[0].name, found.chips[0].uuid) == ("0000:05:00.0", "NVIDIA L4", "GPU-00ff")
+    assert (found.chips[0].address, found.chips[0].name, found.chips[0].uuid) == (
+        "0000:05:00.0",
+        "NVIDIA L4",
+        "GPU-00ff",
+    )
 
 
-@pytest.mark.parametrize("answer", [CommandResult("", -9, "timeout"), CommandResult("Failed to initialize NVML", 9, "failed")])
+@pytest.mark.parametrize(
+    "answer", [CommandResult("", -9, "timeout"), CommandResult("Failed to initialize NVML", 9, "failed")]
+)
 def test_a_tool_that_hangs_or_fails_leaves_the_devices(answer: CommandResult) -> None:
     found = read({QUERY: answer})
     assert [chip.node for chip in found.chips] == [0, 1]
@@ -213,20 +235,34 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], LiveSo
 def test_nvml_fills_what_a_live_host_lacks(live: Callable[[], LiveSource], monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    first, second = read_nvidia(live(), (gpu("0000:1b:00.0"), gpu("0001:43:00.0", 0, (2, 3)), gpu("0002:00:00.0")), NODES).chips
-    assert (first.name, first.uuid, first.local_cpus, first.node, first.processes) == ("NVIDIA GH200", "GPU-0", (4, 5, 6, 7, 256), 1, (40,))
+    first, second = read_nvidia(
+        live(), (gpu("0000:1b:00.0"), gpu("0001:43:00.0", 0, (2, 3)), gpu("0002:00:00.0")), NODES
+    ).chips
+    assert (first.name, first.uuid, first.local_cpus, first.node, first.processes) == (
+        "NVIDIA GH200",
+        "GPU-0",
+        (4, 5, 6, 7, 256),
+        1,
+        (40,),
+    )
     assert (second.local_cpus, second.node, second.memory_node) == ((2, 3), 0, 10)  # sysfs was there first
-    assert nvml.asked == [5] and nvml.closed == 1  # five words of 64 CPUs hold CPU 300; the GPU this container may not use is left out
+    assert (
+        nvml.asked == [5] and nvml.closed == 1
+    )  # five words of 64 CPUs hold CPU 300; the GPU this container may not use is left out
 
 
-def test_nvml_is_not_asked_for_what_is_recorded(live: Callable[[], LiveSource], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_is_not_asked_for_what_is_recorded(
+    live: Callable[[], LiveSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     recorded = read_nvidia(RecordingSource(live()), DEVICES, NODES)
     assert [chip.uuid for chip in recorded.chips] == ["", ""]
 
 
 @pytest.mark.parametrize("module", [None, SimpleNamespace(), SimpleNamespace(nvmlInit=Nvml().nvmlDeviceGetPciInfo)])
-def test_nvml_absent_or_without_a_driver(module: object, live: Callable[[], LiveSource], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_absent_or_without_a_driver(
+    module: object, live: Callable[[], LiveSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)  # None: the import fails
     assert [chip.node for chip in read_nvidia(live(), DEVICES, NODES).chips] == [0, 1]
 
@@ -240,7 +276,20 @@ def test_all_vendors_together() -> None:
 
 
 pieces = st.lists(
-    st.sampled_from([*TOPO.splitlines(), *LIST.splitlines(), "\t", "N/A", "CPU Affinity", "GPU1", "9" * 5000, "0-65535,", "\x1b[4m", "\n"]),
+    st.sampled_from(
+        [
+            *TOPO.splitlines(),
+            *LIST.splitlines(),
+            "\t",
+            "N/A",
+            "CPU Affinity",
+            "GPU1",
+            "9" * 5000,
+            "0-65535,",
+            "\x1b[4m",
+            "\n",
+        ]
+    ),
     max_size=30,
 )
 anything = st.one_of(st.text(max_size=300), pieces.map("\n".join), pieces.map("\t".join), pieces.map("  ".join))

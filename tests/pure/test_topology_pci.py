@@ -24,7 +24,14 @@ def device_of(files: dict[str, str], address: str = "0000:c1:00.0") -> PciDevice
 
 
 def test_an_accelerator() -> None:
-    files = {"vendor": "0x19e5\n", "device": "0xd802", "class": "0x120000", "numa_node": "2", "local_cpulist": "2-3", "irq": "17"}
+    files = {
+        "vendor": "0x19e5\n",
+        "device": "0xd802",
+        "class": "0x120000",
+        "numa_node": "2",
+        "local_cpulist": "2-3",
+        "irq": "17",
+    }
     files |= {f"msi_irqs/{irq}": "msix" for irq in (2754, 2753, 31)}
     assert device_of(files) == PciDevice("0000:c1:00.0", 0x19E5, 0xD802, 0x120000, 2, (2, 3), (31, 2753, 2754))
 
@@ -48,6 +55,7 @@ def test_local_cpus_as_a_mask_and_cut_to_the_online_ones() -> None:
 def test_addresses_are_lower_case_and_other_names_are_none() -> None:
     assert device_of({"vendor": "0x1"}, "10000:E1:00.7").address == "10000:e1:00.7"
     source = RecordedSource(
-        "x86_64", BASE | {f"{PCI}/{name}/vendor": "0x1" for name in ("0000:00:00", "virtio0", "0000:00:00.9", "g000:00:00.0")}
+        "x86_64",
+        BASE | {f"{PCI}/{name}/vendor": "0x1" for name in ("0000:00:00", "virtio0", "0000:00:00.9", "g000:00:00.0")},
     )
     assert read_host(source, accelerators=False).devices == ()

@@ -89,7 +89,13 @@ def test_the_json_form_holds_the_host() -> None:
             "capacities": {"1024": "0-14"},
         },
         "nodes": [
-            {"id": 0, "cpus": "0-3,8-11", "memory": 1 << 30, "distances": {"0": 10, "4": 32}, "huge_pages": {"2097152": 4}},
+            {
+                "id": 0,
+                "cpus": "0-3,8-11",
+                "memory": 1 << 30,
+                "distances": {"0": 10, "4": 32},
+                "huge_pages": {"2097152": 4},
+            },
             {"id": 4, "cpus": "4-7,12-14", "memory": None, "distances": {"0": 32, "4": 10}, "huge_pages": {}},
         ],
         "devices": [
@@ -135,7 +141,12 @@ def test_the_fingerprint_is_of_the_structure() -> None:
     files = machine()
     mark = fingerprint(host_of(files))
     assert len(mark) == 16
-    assert fingerprint(host_of(files | {"/proc/meminfo": "MemAvailable: 1 kB", "/proc/self/status": "Cpus_allowed_list: 3"})) == mark
+    assert (
+        fingerprint(
+            host_of(files | {"/proc/meminfo": "MemAvailable: 1 kB", "/proc/self/status": "Cpus_allowed_list: 3"})
+        )
+        == mark
+    )
     assert fingerprint(host_of(files | {f"{NODE}/node0/meminfo": "Node 0 MemTotal: 1 kB"})) == mark
     changes = {
         f"{CPU}/online": "0-13",
@@ -150,7 +161,12 @@ def test_the_fingerprint_is_of_the_structure() -> None:
 def test_a_recording_of_this_machine_reads_as_this_machine() -> None:
     recorder = RecordingSource(LiveSource())
     live = read_host(recorder, accelerators=False)
-    msi = {f"{folder}/{name}": "" for folder, names in recorder.folders.items() if folder.endswith("/msi_irqs") for name in names}
+    msi = {
+        f"{folder}/{name}": ""
+        for folder, names in recorder.folders.items()
+        if folder.endswith("/msi_irqs")
+        for name in names
+    }
     recorded = read_host(RecordedSource(recorder.machine, recorder.files | msi, env=recorder.env), accelerators=False)
     assert recorded == live
     assert host_to_dict(recorded) == host_to_dict(live)
@@ -161,9 +177,15 @@ def test_a_recording_of_this_machine_reads_as_this_machine() -> None:
 def test_640_cpus_are_read_in_no_time() -> None:
     files = {f"{CPU}/online": "0-639", f"{NODE}/online": "0-7", "/proc/self/status": "Cpus_allowed_list:\t0-639"}
     for node in range(8):
-        files |= {f"{NODE}/node{node}/cpulist": f"{node * 80}-{node * 80 + 79}", f"{NODE}/node{node}/distance": "10 " * 8}
+        files |= {
+            f"{NODE}/node{node}/cpulist": f"{node * 80}-{node * 80 + 79}",
+            f"{NODE}/node{node}/distance": "10 " * 8,
+        }
     for cpu in range(640):
-        files |= {f"{CPU}/cpu{cpu}/topology/core_cpus_list": str(cpu), f"{CPU}/cpu{cpu}/topology/physical_package_id": str(cpu // 160)}
+        files |= {
+            f"{CPU}/cpu{cpu}/topology/core_cpus_list": str(cpu),
+            f"{CPU}/cpu{cpu}/topology/physical_package_id": str(cpu // 160),
+        }
     source = RecordedSource("aarch64", files)
     times = []
     for _ in range(5):
@@ -174,7 +196,8 @@ def test_640_cpus_are_read_in_no_time() -> None:
 
 
 LINES = st.one_of(
-    st.text(max_size=30), st.sampled_from(["", "-1", "0-3", "0-65535", "ffffffff", "10 20", "0::/..", "max", "9" * 5000, "0x", "\0", "1-"])
+    st.text(max_size=30),
+    st.sampled_from(["", "-1", "0-3", "0-65535", "ffffffff", "10 20", "0::/..", "max", "9" * 5000, "0x", "\0", "1-"]),
 )
 
 

@@ -17,12 +17,18 @@ KNOWN = tuple(name for name in NAMES if name in opinions())
 
 # Where hwloc and we differ on purpose.
 OTHER_OPINIONS = {
-    ("opteron-64cpu-modules", "cores"): "the kernel calls the halves of a Bulldozer module siblings, and they share what siblings share",
+    (
+        "opteron-64cpu-modules",
+        "cores",
+    ): "the kernel calls the halves of a Bulldozer module siblings, and they share what siblings share",
     ("power-256cpu-sparse-nodes", "sockets"): "the socket id is -1: hwloc makes every core a socket, we make all one",
     ("power7-16cpu", "sockets"): "the socket id is -1",
     ("power7-64cpu-cpuless-node", "sockets"): "the socket id is -1",
     ("s390-20cpu-books", "sockets"): "the socket id is -1",
-    ("xeon-40cpu-pci-conflicts", "sockets"): "hwloc drops a socket that the wrong local CPUs of PCI functions contradict",
+    (
+        "xeon-40cpu-pci-conflicts",
+        "sockets",
+    ): "hwloc drops a socket that the wrong local CPUs of PCI functions contradict",
     ("xeon-40cpu-pci-conflicts", "l3"): "hwloc drops a cache for the same reason",
 }
 
@@ -87,7 +93,9 @@ def test_recording_a_recording_changes_nothing(name: str) -> None:
     assert again.files == {path: text.strip() for path, text in recording(name).files.items()}
     host = read_host(again)
     assert host == recorded_host(name)
-    assert host_to_dict(host) == host_to_dict(recorded_host(name)) and fingerprint(host) == fingerprint(recorded_host(name))
+    assert host_to_dict(host) == host_to_dict(recorded_host(name)) and fingerprint(host) == fingerprint(
+        recorded_host(name)
+    )
 
 
 def test_hosts_have_fingerprints_of_their_own() -> None:
@@ -118,13 +126,19 @@ def test_clusters_of_arm_cores() -> None:
 def test_cores_of_unequal_speed() -> None:
     host = recorded_host("arm-dgx-spark")
     fast = [cpu.id for cpu in host.cpus if cpu.capacity > 950]
-    assert format_cpu_list(fast) == "5-9,15-19" and {cpu.capacity for cpu in host.cpus if cpu.id not in fast} == {718, 731}
+    assert format_cpu_list(fast) == "5-9,15-19" and {cpu.capacity for cpu in host.cpus if cpu.id not in fast} == {
+        718,
+        731,
+    }
 
 
 def test_cores_of_two_kinds() -> None:
     host = recorded_host("core-hybrid-20cpu")
     slow = [cpu.id for cpu in host.cpus if cpu.capacity < 700]
-    assert format_cpu_list(slow) == "12-19" and sets(host, lambda cpu: cpu.core) == "0-1|2-3|4-5|6-7|8-9|10-11|12|13|14|15|16|17|18|19"
+    assert (
+        format_cpu_list(slow) == "12-19"
+        and sets(host, lambda cpu: cpu.core) == "0-1|2-3|4-5|6-7|8-9|10-11|12|13|14|15|16|17|18|19"
+    )
     assert sets(host, lambda cpu: cpu.cluster).endswith("|12-15|16-19")
 
 

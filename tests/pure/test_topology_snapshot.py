@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from homenode.errors import UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.redaction import Redaction
-from homenode.host.topology.snapshot import FORMAT, load_recording, parse_recording, record, recording_text, save_recording, write_recording
+from homenode.host.topology.snapshot import (
+    FORMAT,
+    load_recording,
+    parse_recording,
+    record,
+    recording_text,
+    save_recording,
+    write_recording,
+)
 from homenode.host.topology.source import CommandResult, LiveSource, RecordedSource
 from homenode.host.topology.synthetic import synthetic
 
@@ -75,9 +83,13 @@ def private_machine() -> RecordedSource:
             "/sys/bus/pci/devices/0000:01:00.0/msi_irqs/31": "msix",
         },
         {
-            QUERY: CommandResult("\n".join(f"{gpu}, GPU-{uuid}, 00000000:0{gpu + 1}:00.0, A GPU" for gpu, uuid in enumerate(UUIDS))),
+            QUERY: CommandResult(
+                "\n".join(f"{gpu}, GPU-{uuid}, 00000000:0{gpu + 1}:00.0, A GPU" for gpu, uuid in enumerate(UUIDS))
+            ),
             "nvidia-smi topo -m": CommandResult("\tGPU0\tGPU1\nSerial Number : 1650924011111"),
-            "npu-smi info": CommandResult("| NPU     Chip | Process id | Process name |\n| 0       0    | 4711       | alices-model |"),
+            "npu-smi info": CommandResult(
+                "| NPU     Chip | Process id | Process name |\n| 0       0    | 4711       | alices-model |"
+            ),
             "npu-smi info -m": CommandResult(
                 "\tNPU ID    Chip ID    Chip Logic ID    Chip Name\n\t0         0          0                910B3"
             ),
@@ -113,7 +125,11 @@ def test_nothing_private_is_recorded() -> None:
 
 def test_what_is_left_says_the_same() -> None:
     live, recorded = read_host(private_machine()), read_host(parse_recording(record(private_machine())))
-    assert recorded.allowance == live.allowance and live.allowance.cpu_quota == 1.5 and live.allowance.memory_limit == 1 << 30
+    assert (
+        recorded.allowance == live.allowance
+        and live.allowance.cpu_quota == 1.5
+        and live.allowance.memory_limit == 1 << 30
+    )
     assert recorded.interrupts == tuple(replace(one, actions=("enx000000000000-rx-0",)) for one in live.interrupts)
     assert recorded.devices == live.devices and recorded.devices[0].irqs == (31,)
     assert [chip.processes for chip in recorded.accelerators.of_kind("npu")] == [(4711,)]
@@ -155,7 +171,9 @@ class AskedSource(RecordedSource):
         return super().read(path)
 
 
-@pytest.mark.parametrize("line", ["2s/4n/8c/smt2/gpu=2", "2n/8c/arm/npu=2:A2", "2n/4c/gpu=2:amd", "big=2/little=2", "0n/2c"])
+@pytest.mark.parametrize(
+    "line", ["2s/4n/8c/smt2/gpu=2", "2n/8c/arm/npu=2:A2", "2n/4c/gpu=2:amd", "big=2/little=2", "0n/2c"]
+)
 def test_every_file_that_matters_is_on_the_list(line: str) -> None:
     made = synthetic(line)
     source = AskedSource(made.machine, made.files, made.commands)
@@ -166,9 +184,14 @@ def test_every_file_that_matters_is_on_the_list(line: str) -> None:
 
 
 def test_how_a_command_ended_survives() -> None:
-    ends = {"npu-smi info -m": CommandResult("broken", 3, "failed"), "nvidia-smi topo -m": CommandResult("", -9, "timeout")}
+    ends = {
+        "npu-smi info -m": CommandResult("broken", 3, "failed"),
+        "nvidia-smi topo -m": CommandResult("", -9, "timeout"),
+    }
     source = RecordedSource("x86_64", {"/sys/devices/system/cpu/online": "0"}, ends)
-    again = parse_recording(record(source, lambda recorder: [recorder.command(words.split()) for words in (*ends, "rocm-smi")]))
+    again = parse_recording(
+        record(source, lambda recorder: [recorder.command(words.split()) for words in (*ends, "rocm-smi")])
+    )
     assert again.command(["npu-smi", "info", "-m"]) == ends["npu-smi info -m"]
     assert again.command(["nvidia-smi", "topo", "-m"]).failure == "timeout"
     assert again.command(["rocm-smi"]).failure == "missing"
@@ -180,7 +203,9 @@ def minimal(**changes: object) -> dict[str, object]:
 
 def test_optional_and_unknown_parts() -> None:
     source = parse_recording(
-        minimal(env={"LOCAL_RANK": "3", "PATH": "/secret"}, comment="kept by hand", commands={"a b": {"out": "x", "rc": 2}})
+        minimal(
+            env={"LOCAL_RANK": "3", "PATH": "/secret"}, comment="kept by hand", commands={"a b": {"out": "x", "rc": 2}}
+        )
     )
     assert source.env == {"LOCAL_RANK": "3"}
     assert source.command(["a", "b"]) == CommandResult("x", 2, "failed")
@@ -307,7 +332,9 @@ def test_random_json_is_read_or_refused(raw: object) -> None:
 
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(data=st.binary(max_size=300), cut=st.integers(0, 4000), at=st.integers(0, 4000))
-def test_damaged_files_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int, at: int) -> None:
+def test_damaged_files_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int, at: int
+) -> None:
     whole = recording_text(record(synthetic("2s/4c/gpu=1"))).encode()
     path = tmp_path_factory.getbasetemp() / "damaged.json"
     path.write_bytes(whole[:at] + data + whole[at + cut :])

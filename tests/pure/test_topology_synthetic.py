@@ -47,7 +47,9 @@ def test_defaults() -> None:
     assert host.machine == "x86_64" and not host.devices and not host.accelerators.chips
 
 
-@pytest.mark.parametrize("line", ["2s/4c/smt2/mem=1GiB", "2s 4c smt2 mem=1GiB", "mem=1GiB,2s,smt2,4c", " 4c / 2s /smt2,mem=1GiB "])
+@pytest.mark.parametrize(
+    "line", ["2s/4c/smt2/mem=1GiB", "2s 4c smt2 mem=1GiB", "mem=1GiB,2s,smt2,4c", " 4c / 2s /smt2,mem=1GiB "]
+)
 def test_parts_come_in_any_order_and_dress(line: str) -> None:
     assert read_host(synthetic(line)) == read_host(synthetic("2s/4c/smt2/mem=1GiB"))
 
@@ -231,14 +233,23 @@ def test_what_is_wrong_is_named(line: str, fault: str) -> None:
 
 
 def test_telling_a_line_from_a_file_name() -> None:
-    assert all(looks_synthetic(line) for line in ("8c", "2s/4n/64c", "2s,4n,64c", " 0n/8c", "big=2/little=3", "smt2/4c", "2s/zebra"))
+    assert all(
+        looks_synthetic(line)
+        for line in ("8c", "2s/4n/64c", "2s,4n,64c", " 0n/8c", "big=2/little=3", "smt2/4c", "2s/zebra")
+    )
     assert not any(
-        looks_synthetic(name) for name in ("", "host.json", "8core.json", "2s.json", "hosts/8c", "./8c", "/2s/4n", "arm", "gpu=8")
+        looks_synthetic(name)
+        for name in ("", "host.json", "8core.json", "2s.json", "hosts/8c", "./8c", "/2s/4n", "arm", "gpu=8")
     )
 
 
 shapes = st.fixed_dictionaries(
-    {"s": st.integers(1, 4), "per_socket": st.integers(1, 3), "cores": st.integers(1, 5), "smt": st.sampled_from([1, 2, 4])},
+    {
+        "s": st.integers(1, 4),
+        "per_socket": st.integers(1, 3),
+        "cores": st.integers(1, 5),
+        "smt": st.sampled_from([1, 2, 4]),
+    },
     optional={
         "numbering": st.sampled_from(["split", "paired", "round"]),
         "l3": st.integers(0, 4),
@@ -258,7 +269,11 @@ def test_every_host_is_whole(shape: dict[str, object], offline: set[int]) -> Non
     cores = nodes * each + int(str(shape.get("odd", 0)))
     off = sorted(cpu for cpu in offline if cpu < cores * smt - 1)
     words = [f"{name}={shape[name]}" for name in ("numbering", "l3", "cluster", "gpu", "cpuless") if name in shape]
-    host = host_of("/".join([f"{sockets}s/{nodes}n/{cores}c/smt{smt}", *words, *([f"offline={format_cpu_list(off)}"] if off else [])]))
+    host = host_of(
+        "/".join(
+            [f"{sockets}s/{nodes}n/{cores}c/smt{smt}", *words, *([f"offline={format_cpu_list(off)}"] if off else [])]
+        )
+    )
     assert [cpu.id for cpu in host.cpus] == [cpu for cpu in range(cores * smt) if cpu not in off]
     assert sum(len(cpus) for cpus in host.cores.values()) == len(host.cpus)
     assert all(len(cpus) <= smt for cpus in host.cores.values()) and (off or len(host.cores) == cores)

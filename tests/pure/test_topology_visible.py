@@ -14,7 +14,9 @@ UUIDS = ("GPU-1aa0a5f2-11", "GPU-1aa0b000-22", "GPU-9c00ffee-33", "GPU-9d00ffee-
 
 
 def host(kind: str, count: int = 4) -> Accelerators:
-    return Accelerators(tuple(Accelerator(kind, index, "x", uuid=UUIDS[index] if kind != "npu" else "") for index in range(count)))
+    return Accelerators(
+        tuple(Accelerator(kind, index, "x", uuid=UUIDS[index] if kind != "npu" else "") for index in range(count))
+    )
 
 
 NPUS, GPUS, AMD = host("npu"), host("cuda"), host("rocm")
@@ -93,19 +95,25 @@ def test_lists_that_are_understood(
         (AMD, {ROCR: "1,x", HIP: "0"}, None, ROCR),
     ],
 )
-def test_lists_that_are_refused(accelerators: Accelerators, env: dict[str, str], given_text: str | None, said: str) -> None:
+def test_lists_that_are_refused(
+    accelerators: Accelerators, env: dict[str, str], given_text: str | None, said: str
+) -> None:
     with pytest.raises(PlacementError) as caught:
         visible_devices(accelerators, env, given_text)
     error = caught.value
     assert error.code == "bad_visible_devices" and said.strip("'") in str(error)
     assert error.seen and error.wanted and error.remedy and len(error.seen) <= 120
-    assert error.param == ("--visible-devices" if given_text is not None else next(name for name in (*env,) if name in error.summary))
+    assert error.param == (
+        "--visible-devices" if given_text is not None else next(name for name in (*env,) if name in error.summary)
+    )
 
 
 texts = st.one_of(
     st.none(),
     st.text(max_size=30),
-    st.lists(st.sampled_from(["0", "3", "-1", "GPU-9c", "MIG-", "MIG-GPU-", "NoDevFiles", " ", "9" * 5000, "²"])).map(",".join),
+    st.lists(st.sampled_from(["0", "3", "-1", "GPU-9c", "MIG-", "MIG-GPU-", "NoDevFiles", " ", "9" * 5000, "²"])).map(
+        ",".join
+    ),
 )
 
 

@@ -14,9 +14,13 @@ GIB = 1 << 30
 IDEAL = EngineKind("ideal", reads=1, links=1, multiplies=1, alone=1, straggling=0, handover_us=0)
 
 
-def machine(nodes: int = 2, read: float = 100, gops: float = 1e6, link: float = 40, barrier: float = 0, across: float = 0) -> MachineSpeed:
+def machine(
+    nodes: int = 2, read: float = 100, gops: float = 1e6, link: float = 40, barrier: float = 0, across: float = 0
+) -> MachineSpeed:
     speeds = tuple(NodeSpeed(n, 8, read, gops) for n in range(nodes))
-    return MachineSpeed(speeds, {(a, b): link for a in range(nodes) for b in range(nodes) if a != b}, barrier, across, "made up")
+    return MachineSpeed(
+        speeds, {(a, b): link for a in range(nodes) for b in range(nodes) if a != b}, barrier, across, "made up"
+    )
 
 
 def work(size: int = 10 * 10**9, flops: float = 2e9, layers: int = 32, kv: int = 0, exchanged: int = 0) -> ModelWork:
@@ -68,7 +72,9 @@ def test_barriers_count_by_layer_and_more_over_nodes() -> None:
 
 
 def test_keys_and_values_are_read_too() -> None:
-    assert 1 / rate("local", machine(), work(kv=10**5), batch=4, context=1000) == pytest.approx(0.1 / 4 + 4e8 / 100e9 / 4)
+    assert 1 / rate("local", machine(), work(kv=10**5), batch=4, context=1000) == pytest.approx(
+        0.1 / 4 + 4e8 / 100e9 / 4
+    )
 
 
 def test_activations_are_fetched_from_the_other_node() -> None:
@@ -105,7 +111,11 @@ def test_threads_without_memory_of_their_own_read_their_nearest() -> None:
     lent = MachineSpeed((NodeSpeed(0, 8, 100, 1e6), NodeSpeed(1, 8, 40, 1e6, memory_node=0)), {}, 0, 0)
     assert rate("shard", lent, work()) == pytest.approx(8), "5 GB at 40 GB/s"
     room: dict[int, int | None] = {0: 11 * 10**9}
-    assert all(p.fits for p in choose_policy(lent, work(), room, 1, 0).predictions if p.policy in ("shard", "interleave", "local"))
+    assert all(
+        p.fits
+        for p in choose_policy(lent, work(), room, 1, 0).predictions
+        if p.policy in ("shard", "interleave", "local")
+    )
 
 
 def test_an_unknown_policy_is_a_mistake_of_the_caller() -> None:
@@ -142,7 +152,10 @@ def test_a_small_model_for_many_users_is_replicated() -> None:
 def test_copies_that_do_not_fit_are_not_chosen() -> None:
     small = work(size=200 * 10**6, flops=4e8)
     found = choose_policy(machine(gops=500, barrier=0.5, across=20), small, {0: 150 * 10**6, 1: 150 * 10**6}, 16, 0)
-    assert found.policy in ("shard", "interleave") and {p.policy for p in found.predictions if p.fits} == {"shard", "interleave"}
+    assert found.policy in ("shard", "interleave") and {p.policy for p in found.predictions if p.fits} == {
+        "shard",
+        "interleave",
+    }
 
 
 def test_where_nothing_fits_the_smallest_is_named_and_said_not_to_fit() -> None:
@@ -185,9 +198,14 @@ def test_what_is_chosen_is_sound(m: MachineSpeed, size: int, batch: int, context
 @given(machines(), st.integers(10**6, 10**12), st.integers(1, 64))
 def test_pages_at_home_are_never_slower_than_interleaved_ones(m: MachineSpeed, size: int, batch: int) -> None:
     even = MachineSpeed(
-        tuple(NodeSpeed(n.node, 8, m.nodes[0].read_gb_s, 1e3) for n in m.nodes), m.remote_gb_s, m.barrier_us, m.barrier_across_us
+        tuple(NodeSpeed(n.node, 8, m.nodes[0].read_gb_s, 1e3) for n in m.nodes),
+        m.remote_gb_s,
+        m.barrier_us,
+        m.barrier_across_us,
     )
     slow = {pair: min(speed, m.nodes[0].read_gb_s) for pair, speed in even.remote_gb_s.items()}
     even = MachineSpeed(even.nodes, slow, m.barrier_us, m.barrier_across_us)
     w = ModelWork(size, size * 2.0, 10**4, 24, 10**5)
-    assert predict(even, w, "shard", batch, 100).decode_tok_s >= predict(even, w, "interleave", batch, 100).decode_tok_s * (1 - 1e-9)
+    assert predict(even, w, "shard", batch, 100).decode_tok_s >= predict(
+        even, w, "interleave", batch, 100
+    ).decode_tok_s * (1 - 1e-9)

@@ -82,7 +82,9 @@ def check_proportion(home: MatrixHome, teams: Teams) -> None:
     for node, count in threads.items():
         runs = home.nodes.get(node, ())
         held = sum(past - first for first, past in runs)
-        assert abs(held - home.rows * count / sum(threads.values())) <= GROUP_ROWS * (len([t for t in teams if t.memory_node == node]) + 1)
+        assert abs(held - home.rows * count / sum(threads.values())) <= GROUP_ROWS * (
+            len([t for t in teams if t.memory_node == node]) + 1
+        )
 
 
 @pytest.mark.parametrize("policy", PLANNED)
@@ -111,7 +113,8 @@ def test_some_recorded_hosts_spread_and_some_cannot() -> None:
 )
 def test_any_teams_and_any_rows(shapes: list[tuple[int, int]], rows: list[int], policy: str) -> None:
     teams: Teams = tuple(
-        NodeTeam(node, borrowed if borrowed < node else node, tuple(range(count)), None) for node, (count, borrowed) in enumerate(shapes)
+        NodeTeam(node, borrowed if borrowed < node else node, tuple(range(count)), None)
+        for node, (count, borrowed) in enumerate(shapes)
     )
     teams = teams[:1] if policy == "local" else teams
     homes = plan_homes(layout_of(*(matrix(f"m{at}", count) for at, count in enumerate(rows))), teams, policy)
@@ -137,7 +140,9 @@ def test_more_threads_than_groups_leave_some_without_rows() -> None:
 
 
 def test_shard_gives_rows_by_threads() -> None:
-    made = planned(host_of([Shape(0, 6), Shape(7, 2)]), "shard", layout_of(matrix("w", 320), vector_bytes=100), reserve=0)
+    made = planned(
+        host_of([Shape(0, 6), Shape(7, 2)]), "shard", layout_of(matrix("w", 320), vector_bytes=100), reserve=0
+    )
     (home,) = made.homes.matrices
     assert home.nodes == {0: ((0, 224),), 7: ((224, 320),)}, "ten groups over eight threads: seven and three"
     assert made.homes.nodes == {0: 224 * 68 + 100, 7: 96 * 68}
@@ -154,20 +159,27 @@ def test_a_node_without_memory_holds_nothing() -> None:
     assert homes.nodes[1] == 0
     assert 1.7 < homes.nodes[2] / homes.nodes[0] < 2.3
     assert planned(on, "mirror", reserve=0).homes.total == 2 * homes.size
-    assert planned(on, "replicate", reserve=0).homes.total == 3 * homes.size, "three engines, two of them on one node's memory"
+    assert planned(on, "replicate", reserve=0).homes.total == 3 * homes.size, (
+        "three engines, two of them on one node's memory"
+    )
 
 
 def test_chosen_matrices_are_mirrored_and_the_others_sharded() -> None:
     on = host_of([Shape(0, 4), Shape(1, 4)])
     made = planned(on, "shard", mirror_tensors=("lm_head*", "*.k_proj.*"))
     copies = {home.name: copies_of_rows(home) for home in made.homes.matrices}
-    assert [name for name, held in copies.items() if held == {2}] == ["model.layers.0.self_attn.k_proj.weight", "lm_head.weight"]
+    assert [name for name, held in copies.items() if held == {2}] == [
+        "model.layers.0.self_attn.k_proj.weight",
+        "lm_head.weight",
+    ]
     assert {frozenset(held) for held in copies.values()} == {frozenset({1}), frozenset({2})}
 
 
 def test_a_pattern_that_matches_nothing_is_refused_on_one_node_too() -> None:
     for shapes in ([Shape(0, 4)], [Shape(0, 4), Shape(1, 4)]):
-        with pytest.raises(UserError, match=r"'nosuch\*' matches none of the 5 matrices .* like model.embed_tokens.weight"):
+        with pytest.raises(
+            UserError, match=r"'nosuch\*' matches none of the 5 matrices .* like model.embed_tokens.weight"
+        ):
             planned(host_of(shapes), "shard", mirror_tensors=("lm_head*", "nosuch*"))
 
 
@@ -264,7 +276,11 @@ def test_a_limit_of_the_process_counts_for_all_nodes_together() -> None:
 
 def test_where_nothing_fits_that_is_said() -> None:
     with pytest.raises(PlacementError, match="No policy fits"):
-        planned(host_of([Shape(0, 4, memory=1 << 20), Shape(1, 4, memory=1 << 20)]), "local", layout_of(matrix("w", 1 << 20)))
+        planned(
+            host_of([Shape(0, 4, memory=1 << 20), Shape(1, 4, memory=1 << 20)]),
+            "local",
+            layout_of(matrix("w", 1 << 20)),
+        )
 
 
 def test_a_layout_is_not_made_of_what_is_not_settled() -> None:

@@ -90,14 +90,25 @@ def test_cpu_masks_round_trip(cpus: set[int]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "cpus"),
-    [("3", (0, 1)), ("00000000,000000ff\n", tuple(range(8))), ("1,00000000,80000000", (31, 64)), ("00000000", ()), ("F", (0, 1, 2, 3))],
+    [
+        ("3", (0, 1)),
+        ("00000000,000000ff\n", tuple(range(8))),
+        ("1,00000000,80000000", (31, 64)),
+        ("00000000", ()),
+        ("F", (0, 1, 2, 3)),
+    ],
 )
 def test_cpu_masks(text: str, cpus: tuple[int, ...]) -> None:
     assert parse_cpu_mask(text) == cpus
 
 
 def test_masks_are_written_in_whole_groups() -> None:
-    assert [format_cpu_mask(cpus) for cpus in ((), (0, 1), (32, 0), (31,))] == ["00000000", "00000003", "00000001,00000001", "80000000"]
+    assert [format_cpu_mask(cpus) for cpus in ((), (0, 1), (32, 0), (31,))] == [
+        "00000000",
+        "00000003",
+        "00000001,00000001",
+        "80000000",
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "g", "0x3", "000000001", "1,", "-1", "1 2", "٣", "0," * 2048 + "1"])

@@ -53,7 +53,10 @@ def test_devices_of_workers(text: str, stages: int, ranks: int, there: tuple[str
 
 def test_engines_take_their_own_accelerators() -> None:
     four = (*GPUS, "torch:cuda:2")
-    assert [worker_devices("auto", 2, 1, four, n, 2) for n in range(2)] == [("torch:cuda:0", "torch:cuda:1"), ("torch:cuda:2", "cpu")]
+    assert [worker_devices("auto", 2, 1, four, n, 2) for n in range(2)] == [
+        ("torch:cuda:0", "torch:cuda:1"),
+        ("torch:cuda:2", "cpu"),
+    ]
     assert worker_devices("cpu,cuda:1,cpu,cuda:0", 2, 1, GPUS, 1, 2) == ("cpu", "torch:cuda:0")
     assert worker_devices("cpu,torch:cpu", 2, 1, GPUS, 1, 2) == ("cpu", "torch:cpu")
 
@@ -114,7 +117,9 @@ def test_a_stage_gets_no_more_layers_than_fit(rooms: list[Room], split: tuple[in
     st.lists(st.integers(0, 9), min_size=3, max_size=3),
     st.integers(0, 20),
 )
-def test_no_other_split_has_a_faster_slowest_stage(costs: list[StageCost], layers: int, shares: list[int], total: int) -> None:
+def test_no_other_split_has_a_faster_slowest_stage(
+    costs: list[StageCost], layers: int, shares: list[int], total: int
+) -> None:
     def slowest(split: tuple[int, ...]) -> float:
         return max(cost.seconds(count) for cost, count in zip(costs, split, strict=True))
 
@@ -139,7 +144,8 @@ def test_too_many_stages_and_too_little_room_are_refused() -> None:
     with pytest.raises(UserError, match="--pipeline-parallel-size 3: this model has 2 layers"):
         balanced_layers([StageCost(1.0)] * 3, 2)
     with pytest.raises(
-        CapacityError, match="device 0 has room for 2 layers of stage 0; device 1 has room for 1 layers of stage 1; memory"
+        CapacityError,
+        match="device 0 has room for 2 layers of stage 0; device 1 has room for 1 layers of stage 1; memory",
     ) as caught:
         balanced_layers([StageCost(1.0), StageCost(1.0)], 4, rooms_of(2, 1, 9))
     assert caught.value.param == "layer_split"
@@ -179,7 +185,9 @@ def test_what_workers_need_for_layers_and_besides() -> None:
     assert weight_needs(spec, layout, 2, 2) == Needs(50, (250, 100))
     tied = replace(spec, tie_word_embeddings=True)
     assert weight_needs(tied, replace(layout, matrices=layout.matrices[:-1]), 2, 1) == Needs(100, (500, 500))
-    config = EngineConfig.of(None, {"pipeline_parallel_size": 2, "max_num_batched_tokens": 8, "max_num_seqs": 8, "kv_cache_fraction": 0.5})
+    config = EngineConfig.of(
+        None, {"pipeline_parallel_size": 2, "max_num_batched_tokens": 8, "max_num_seqs": 8, "kv_cache_fraction": 0.5}
+    )
     geometry = KvGeometry(6, 2, 4, 32, "f32")
     rest = step_bytes(config, spec)
     two_blocks_of_a_layer = 2 * geometry.block_bytes // 6
@@ -197,7 +205,11 @@ def with_free(text: str, free: list[int | None], available: int) -> Host:
 
 def test_rooms_are_of_nodes_devices_and_the_host() -> None:
     config = EngineConfig.of(None, {"pipeline_parallel_size": 3})
-    on = [EnginePlace((0,), memory_nodes=(0,)), EnginePlace((4,), memory_nodes=(1,)), EnginePlace((), memory_nodes=(1,))]
+    on = [
+        EnginePlace((0,), memory_nodes=(0,)),
+        EnginePlace((4,), memory_nodes=(1,)),
+        EnginePlace((), memory_nodes=(1,)),
+    ]
     devices, needs = ["cpu", "cpu", "torch:cuda:0"], Needs(100, (500, 0, 200))
     found = layer_rooms(with_free(TWO_NODES, [900, 350], 1100), config, devices, on, {"torch:cuda:0": 1250}, needs)
     assert found == (
@@ -209,11 +221,15 @@ def test_rooms_are_of_nodes_devices_and_the_host() -> None:
     unknown = layer_rooms(with_free(TWO_NODES, [None, 350], 0), config, devices, on, {}, needs)
     assert unknown == (Room("memory of NUMA node 1", (0, 1, 0), 3),)
     shared = EngineConfig.of(None, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2})
-    found = layer_rooms(with_free("1s/1n/4c", [None], 900), shared, ["cpu"] * 4, [EnginePlace((0,))] * 4, {}, Needs(50, (250, 100)))
+    found = layer_rooms(
+        with_free("1s/1n/4c", [None], 900), shared, ["cpu"] * 4, [EnginePlace((0,))] * 4, {}, Needs(50, (250, 100))
+    )
     assert found == (Room("memory of this host", (2, 2), 4),)
     part = replace(shared, replica=Replica(0, 2, EnginePlace((0,)), memory=800))
     assert (
-        layer_rooms(with_free("1s/1n/4c", [None], 900), part, ["cpu"] * 4, [EnginePlace((0,))] * 4, {}, Needs(50, (250, 100)))[0].shares
+        layer_rooms(
+            with_free("1s/1n/4c", [None], 900), part, ["cpu"] * 4, [EnginePlace((0,))] * 4, {}, Needs(50, (250, 100))
+        )[0].shares
         == 2
     )
 
@@ -277,7 +293,11 @@ def test_host_threads_of_an_accelerator_stay_near_it_and_off_the_computing_cores
     chip = Accelerator("cuda", 0, "card", local_cpus=(4, 5, 6, 7, 12, 13, 14, 15), node=1)
     seen = replace(seen, accelerators=Accelerators((chip,)))
     found = worker_places(seen, EngineConfig.of(None, {"cpu_threads_bind": "0-3"}), ["torch:cuda:0", "cpu"])
-    assert found.places[0].team == () and found.places[0].others == chip.local_cpus and found.places[0].memory_nodes == (1,)
+    assert (
+        found.places[0].team == ()
+        and found.places[0].others == chip.local_cpus
+        and found.places[0].memory_nodes == (1,)
+    )
     assert found.places[1].team == (0, 1, 2, 3)
     crowded = worker_places(seen, EngineConfig.of(None, {}), ["torch:cuda:0", "cpu"])
     assert crowded.places[0].others == (7, 15), "the core that computes nothing"
@@ -297,7 +317,9 @@ def test_a_worker_on_one_node_keeps_all_its_memory_there(policy: str) -> None:
     assert told == ([] if policy in ("auto", "local") else ["numa_single_node"])
 
 
-@pytest.mark.parametrize(("policy", "own"), [("auto", "shard"), ("shard", "shard"), ("mirror", "mirror"), ("interleave", "interleave")])
+@pytest.mark.parametrize(
+    ("policy", "own"), [("auto", "shard"), ("shard", "shard"), ("mirror", "mirror"), ("interleave", "interleave")]
+)
 def test_a_worker_on_several_nodes_spreads_over_its_own(policy: str, own: str) -> None:
     found = places(FOUR_NODES, ["cpu"] * 2, numa=policy, numa_strict=True)
     assert [place.team for place in found.places] == [(0, 1, 2), (4, 5, 6, 7)] and found.loop == (3,)
@@ -364,15 +386,34 @@ def layout(places: list[tuple[int, ...]], devices: list[str]) -> Layout:
 @pytest.mark.parametrize(
     ("nodes", "devices", "weights", "rooms", "total", "memory"),
     [
-        ([(), ()], ["cpu", "cpu"], [10, 30], [100, 100], 100, [40, 60]),  # one memory: its weights, and half of the rest
+        (
+            [(), ()],
+            ["cpu", "cpu"],
+            [10, 30],
+            [100, 100],
+            100,
+            [40, 60],
+        ),  # one memory: its weights, and half of the rest
         ([(0,), (1,)], ["cpu", "cpu"], [10, 30], [100, 200], 300, [100, 200]),
         ([(0,), (1,)], ["cpu", "cpu"], [10, 30], [100, 100], 100, [50, 50]),  # a share of the machine's
         ([(), ()], ["torch:cuda:0", "cpu"], [10, 30], [100, 100], 100, [None, 100]),
-        ([(), ()], ["cpu", "cpu"], [80, 80], [100, 100], 100, [50, 50]),  # it does not fit: nobody is promised more than there is
+        (
+            [(), ()],
+            ["cpu", "cpu"],
+            [80, 80],
+            [100, 100],
+            100,
+            [50, 50],
+        ),  # it does not fit: nobody is promised more than there is
     ],
 )
 def test_memory_is_counted_once(
-    nodes: list[tuple[int, ...]], devices: list[str], weights: list[int], rooms: list[int], total: int, memory: list[int | None]
+    nodes: list[tuple[int, ...]],
+    devices: list[str],
+    weights: list[int],
+    rooms: list[int],
+    total: int,
+    memory: list[int | None],
 ) -> None:
     given_rooms = list(zip(rooms, nodes, strict=True))
     assert [w.memory for w in with_memory(layout(nodes, devices), weights, given_rooms, total).workers] == memory

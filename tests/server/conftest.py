@@ -43,7 +43,9 @@ class Running:
         assert done.wait(10)
 
     def metric(self, name: str) -> float:
-        found = [line for line in self.http.get("/metrics").text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+        found = [
+            line for line in self.http.get("/metrics").text.splitlines() if line.startswith((f"{name}{{", f"{name} "))
+        ]
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 

@@ -55,7 +55,12 @@ class ByteTokenizer:
         return f"{values.get('prefix', '')}{turns}" + ("<assistant>" if add_generation_prompt else "")
 
     def info(self) -> dict[str, Any]:
-        return {"bos_token": "<s>", "eos_token": "</s>", "vocab_size": VOCAB, "chat_template": "..." if self.has_chat_template else None}
+        return {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "vocab_size": VOCAB,
+            "chat_template": "..." if self.has_chat_template else None,
+        }
 
 
 class ByteStream:
@@ -126,7 +131,9 @@ class ScriptedClient:
 
     def __init__(self, script: Callable[[Request], list[Output]] = scripted, *, hold_after: int | None = None) -> None:
         self.ready = Ready("/models/story-teller", MAX_MODEL_LEN, VOCAB, 100, 32, 2048, 128, chunked_prefill=True)
-        self.statistics = Statistics(num_running=2, num_waiting=1, kv_usage=0.25, prefix_queries=10, prefix_hits=4, preemptions=3)
+        self.statistics = Statistics(
+            num_running=2, num_waiting=1, kv_usage=0.25, prefix_queries=10, prefix_hits=4, preemptions=3
+        )
         self.engines: tuple[EngineFigures, ...] = ()
         self.hindrance: str | None = None
         self.on_engine_lost: Callable[[str], None] | None = None

@@ -38,14 +38,24 @@ def test_roles_and_parts(server: Running) -> None:
     messages = [
         {"role": "developer", "content": "short"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Ann"},
-        {"role": "assistant", "content": None, "refusal": None, "tool_calls": [], "function_call": None, "audio": None, "annotations": []},
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "tool_calls": [],
+            "function_call": None,
+            "audio": None,
+            "annotations": [],
+        },
     ]
     assert server.chat(messages=messages, max_tokens=1).status_code == 200
     assert prompt_of(server) == "<system>short</><user>a\nb</><assistant></><assistant>"
 
 
 def test_template_values_and_open_turns(server: Running) -> None:
-    assert server.chat(chat_template_kwargs={"prefix": "P"}, add_generation_prompt=False, max_tokens=1).status_code == 200
+    assert (
+        server.chat(chat_template_kwargs={"prefix": "P"}, add_generation_prompt=False, max_tokens=1).status_code == 200
+    )
     assert prompt_of(server) == "P<user>hi</>"
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well, "}]
     assert server.chat(messages=messages, continue_final_message=True, max_tokens=1).status_code == 200

@@ -41,7 +41,9 @@ def test_completion(client: openai.OpenAI) -> None:
 
 
 def test_completion_stream(client: openai.OpenAI) -> None:
-    stream = client.completions.create(model="story-teller", prompt="x", max_tokens=20, stream=True, stream_options={"include_usage": True})
+    stream = client.completions.create(
+        model="story-teller", prompt="x", max_tokens=20, stream=True, stream_options={"include_usage": True}
+    )
     chunks = list(stream)
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == STORY[:20]
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 20
@@ -61,7 +63,9 @@ def test_chat_and_its_answer_sent_back(client: openai.OpenAI, scripted_client: S
     message = answer.choices[0].message
     assert message.content == "Once" and message.role == "assistant" and message.tool_calls is None
     assert answer.choices[0].logprobs.content[0].top_logprobs[0].token == "O"
-    again = client.chat.completions.create(model="story-teller", messages=[*MESSAGES, message.model_dump(), MESSAGES[1]], max_tokens=1)
+    again = client.chat.completions.create(
+        model="story-teller", messages=[*MESSAGES, message.model_dump(), MESSAGES[1]], max_tokens=1
+    )
     assert again.choices[0].finish_reason == "length"
     assert bytes(scripted_client.requests[-1].prompt_ids).decode().count("<assistant>Once</>") == 1
 
@@ -74,7 +78,10 @@ def test_chat_stream_helper(client: openai.OpenAI) -> None:
 
 def test_extra_fields(client: openai.OpenAI) -> None:
     answer = client.completions.create(
-        model="story-teller", prompt="x", max_tokens=3, extra_body={"top_k": 5, "ignore_eos": True, "return_token_ids": True}
+        model="story-teller",
+        prompt="x",
+        max_tokens=3,
+        extra_body={"top_k": 5, "ignore_eos": True, "return_token_ids": True},
     )
     assert answer.choices[0].token_ids == [*b"Onc"]  # type: ignore[attr-defined]
 
@@ -83,7 +90,9 @@ def test_errors_become_the_clients_own(client: openai.OpenAI, start: Start) -> N
     with pytest.raises(openai.NotFoundError, match="not served here"):
         client.completions.create(model="nope", prompt="x")
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="story-teller", messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}])
+        client.chat.completions.create(
+            model="story-teller", messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
     assert refused.value.code == "unsupported_parameter" and refused.value.param == "tools"
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
@@ -92,4 +101,8 @@ def test_errors_become_the_clients_own(client: openai.OpenAI, start: Start) -> N
         client.with_options(base_url=f"{broken.url}/v1").completions.create(model="story-teller", prompt="x")
     halfway = start(failing("InternalError", at=2))
     with pytest.raises(openai.APIError, match="failed on this request"):
-        list(client.with_options(base_url=f"{halfway.url}/v1").completions.create(model="story-teller", prompt="x", stream=True))
+        list(
+            client.with_options(base_url=f"{halfway.url}/v1").completions.create(
+                model="story-teller", prompt="x", stream=True
+            )
+        )

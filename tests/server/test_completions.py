@@ -23,7 +23,9 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 def test_defaults(server: Running) -> None:
     answer = server.complete().json()
-    assert answer["object"] == "text_completion" and answer["model"] == "story-teller" and answer["id"].startswith("cmpl-")
+    assert (
+        answer["object"] == "text_completion" and answer["model"] == "story-teller" and answer["id"].startswith("cmpl-")
+    )
     assert answer["choices"] == [{"index": 0, "text": STORY[:16], "logprobs": None, "finish_reason": "length"}]
     assert answer["usage"] == {
         "prompt_tokens": 3,
@@ -97,7 +99,11 @@ def test_n_choices_of_each_prompt_are_told_apart(server: Running) -> None:
 @pytest.mark.parametrize("chunk", [1, 3, 7])
 def test_a_stop_string_ends_the_text_before_it(start: Start, stream: bool, chunk: int) -> None:
     server = start(ScriptedClient(lambda request: scripted(request, chunk)))
-    for stop, text in (("wör", "Once upon a time, a "), (["zzz", "猫 and", "time!"], "Once upon a time, a wörld of "), ("O", "")):
+    for stop, text in (
+        ("wör", "Once upon a time, a "),
+        (["zzz", "猫 and", "time!"], "Once upon a time, a wörld of "),
+        ("O", ""),
+    ):
         response = server.complete(stop=stop, max_tokens=100, stream=stream, logprobs=0, return_token_ids=True)
         choices = [c for e in events(response) for c in e["choices"]] if stream else response.json()["choices"]
         assert "".join(choice["text"] for choice in choices) == text
@@ -166,7 +172,9 @@ def test_echo_and_scores_of_the_prompt(server: Running) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_new_tokens_only_scores_the_prompt(server: Running, stream: bool) -> None:
-    response = server.complete(prompt=[1, 2, 3], max_tokens=0, echo=True, logprobs=1, stream=stream, return_token_ids=True)
+    response = server.complete(
+        prompt=[1, 2, 3], max_tokens=0, echo=True, logprobs=1, stream=stream, return_token_ids=True
+    )
     body = events(response)[0] if stream else response.json()
     choice = body["choices"][0]
     assert choice["text"] == "\x01\x02\x03" and choice["finish_reason"] == "length" and choice["token_ids"] == []
@@ -187,8 +195,8 @@ def test_max_tokens_is_cut_to_the_context(server: Running) -> None:
 
 
 def test_special_tokens_show_when_asked(server: Running) -> None:
-    assert server.complete(prompt="a", add_special_tokens=False, echo=True, max_tokens=0, return_token_ids=True).json()["choices"][0][
-        "prompt_token_ids"
-    ] == [97]
+    assert server.complete(prompt="a", add_special_tokens=False, echo=True, max_tokens=0, return_token_ids=True).json()[
+        "choices"
+    ][0]["prompt_token_ids"] == [97]
     assert server.complete(skip_special_tokens=False, max_tokens=1).status_code == 200
     assert VOCAB > EOS

@@ -69,15 +69,30 @@ CHATS = [
     ({"messages": [{"role": "user", "content": None}]}, 400, "messages[0].content", "invalid_value"),
     ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role", "unsupported_parameter"),
     ({"messages": [{"role": "nobody", "content": "x"}]}, 400, "messages[0].role", "invalid_value"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, 400, "messages[0].tool_calls", "unsupported_parameter"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+        400,
+        "messages[0].tool_calls",
+        "unsupported_parameter",
+    ),
     ({"messages": [{"role": "user", "content": "hi" * 200}]}, 400, "messages", "context_length_exceeded"),
     ({"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter"),
     ({"tool_choice": "auto"}, 400, "tool_choice", "unsupported_parameter"),
     ({"functions": [{}]}, 400, "functions", "unsupported_parameter"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format.type", "unsupported_parameter"),
     ({"response_format": {}}, 400, "response_format.type", "missing_required_parameter"),
-    ({"response_format": {"json_schema": {}, "type": "json_schema"}}, 400, "response_format.json_schema", "unsupported_parameter"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format.type", "unsupported_parameter"),
+    (
+        {"response_format": {"json_schema": {}, "type": "json_schema"}},
+        400,
+        "response_format.json_schema",
+        "unsupported_parameter",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        400,
+        "response_format.type",
+        "unsupported_parameter",
+    ),
     ({"modalities": ["text", "audio"]}, 400, "modalities[1]", "unsupported_parameter"),
     ({"audio": {"voice": "a"}}, 400, "audio", "unsupported_parameter"),
     ({"prediction": {}}, 400, "prediction", "unsupported_parameter"),
@@ -91,7 +106,19 @@ CHATS = [
     ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "invalid_value"),
     ({"continue_final_message": True, "add_generation_prompt": True}, 400, "continue_final_message", "invalid_value"),
 ]
-BODIES = [b"", b"{", b"[]", b"1", b"null", b'"x"', b"{]", b"\xff\xfe", b'{"prompt":"\xff"}', b'{"prompt":"\\ud800"}', b"[" * 100_000]
+BODIES = [
+    b"",
+    b"{",
+    b"[]",
+    b"1",
+    b"null",
+    b'"x"',
+    b"{]",
+    b"\xff\xfe",
+    b'{"prompt":"\xff"}',
+    b'{"prompt":"\\ud800"}',
+    b"[" * 100_000,
+]
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
@@ -104,7 +131,9 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("fields", "status", "param", "code"), COMPLETIONS)
-def test_completions_refuse_by_name(server: Running, fields: dict[str, Any], status: int, param: str, code: str) -> None:
+def test_completions_refuse_by_name(
+    server: Running, fields: dict[str, Any], status: int, param: str, code: str
+) -> None:
     response = server.complete(**fields)
     error = error_of(response)
     assert (response.status_code, error["param"], error["code"]) == (status, param, code)
@@ -138,7 +167,11 @@ def test_parts_that_are_no_text(server: Running, part: dict[str, Any]) -> None:
 @pytest.mark.parametrize("body", BODIES)
 def test_bodies_that_are_no_json_object(server: Running, path: str, body: bytes) -> None:
     response = server.post(path, body)
-    assert response.status_code == 400 and error_of(response)["code"] in ("invalid_json", "invalid_type", "unknown_parameter")
+    assert response.status_code == 400 and error_of(response)["code"] in (
+        "invalid_json",
+        "invalid_type",
+        "unknown_parameter",
+    )
 
 
 def test_numbers_that_are_none(server: Running) -> None:
@@ -176,7 +209,9 @@ def test_bodies_too_large(start: Start) -> None:
     server = start(max_request_body=2000)
     declared = server.complete(prompt="x" * 3000)
     assert declared.status_code == 413 and error_of(declared)["code"] == "request_too_large"
-    chunked = server.http.post("/v1/completions", content=iter([b"x" * 1500] * 2), headers={"content-type": "application/json"})
+    chunked = server.http.post(
+        "/v1/completions", content=iter([b"x" * 1500] * 2), headers={"content-type": "application/json"}
+    )
     assert chunked.status_code == 413
     assert server.complete(prompt="x").status_code == 200
 
@@ -188,7 +223,9 @@ def test_slow_senders_are_let_go(start: Start) -> None:
         slow_head.sendall(b"POST /v1/comp")
         assert slow_head.recv(100) == b""
     with socket.create_connection((host, int(port)), timeout=20) as slow_body:
-        slow_body.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+        slow_body.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
         answer = http.client.HTTPResponse(slow_body)
         answer.begin()
         assert answer.status == 408 and json.loads(answer.read())["error"]["code"] == "request_timeout"
@@ -204,7 +241,9 @@ def test_prompts_that_are_too_much_together(start: Start) -> None:
     client = ScriptedClient()
     client.ready = msgspec.structs.replace(client.ready, max_model_len=32768)
     response = start(client).complete(prompt=[[1] * 20_000] * 2, n=128)
-    assert response.status_code == 400 and "5120000 prompt tokens" in error_of(response)["message"] and not client.requests
+    assert (
+        response.status_code == 400 and "5120000 prompt tokens" in error_of(response)["message"] and not client.requests
+    )
 
 
 def test_many_large_bodies_together_do_not_fit(start: Start) -> None:
@@ -257,7 +296,10 @@ def failing(kind: str, at: int = 0, **rest: Any) -> ScriptedClient:
     """An engine that ends every request with an error after `at` tokens."""
 
     def script(request: Any) -> list[Output]:
-        return [*scripted(request)[:at], Output(id=request.id, finish_reason="error", error=f"{kind}: the reason", error_kind=kind, **rest)]
+        return [
+            *scripted(request)[:at],
+            Output(id=request.id, finish_reason="error", error=f"{kind}: the reason", error_kind=kind, **rest),
+        ]
 
     return ScriptedClient(script)
 
@@ -300,7 +342,10 @@ def test_a_bug_tells_nothing_but_its_request_id(start: Start) -> None:
     for stream in (False, True):
         response = server.post("/v1/completions", {"prompt": "x", "stream": stream})
         assert response.status_code == 500
-        assert "inside knowledge" not in response.text and response.headers["x-request-id"] in error_of(response)["message"]
+        assert (
+            "inside knowledge" not in response.text
+            and response.headers["x-request-id"] in error_of(response)["message"]
+        )
 
 
 def test_request_ids(server: Running) -> None:
@@ -308,7 +353,9 @@ def test_request_ids(server: Running) -> None:
     assert len(server.http.get("/version", headers={"X-Request-Id": "a b\x7f"}).headers["x-request-id"]) == 32
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(body=st.binary(max_size=60) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["prompt", "messages", "role", "content", "n", "stop", "x"]), inner, max_size=4),

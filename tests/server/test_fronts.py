@@ -45,7 +45,9 @@ def _programs_of_the_tests_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
-def coordinator(folder: Path, engines: int, fronts: int, patience: Patience = QUICK, **settings: Any) -> tuple[Coordinator, ServerConfig]:
+def coordinator(
+    folder: Path, engines: int, fronts: int, patience: Patience = QUICK, **settings: Any
+) -> tuple[Coordinator, ServerConfig]:
     server = ServerConfig(port=0, served_model_name=("scripted",), shutdown_timeout=PATIENCE_S)
     several = (
         configs(folder, engines, **settings)
@@ -118,7 +120,9 @@ async def spread(to: Service, each: int) -> AsyncIterator[list[httpx.AsyncClient
 
 
 def complete(http: httpx.AsyncClient, max_tokens: int = 4) -> asyncio.Task[httpx.Response]:
-    return asyncio.create_task(http.post("/v1/completions", json={"prompt": "hi", "max_tokens": max_tokens, "ignore_eos": True}))
+    return asyncio.create_task(
+        http.post("/v1/completions", json={"prompt": "hi", "max_tokens": max_tokens, "ignore_eos": True})
+    )
 
 
 @sync
@@ -170,7 +174,11 @@ async def test_a_killed_front_leaves_nothing_running_and_is_replaced(tmp_path: P
 
         await to.until(replaced)
         lost = [task for task in endless if task.done()]
-        assert other in to.pids and 2 <= len(lost) <= there and all(isinstance(task.exception(), httpx.TransportError) for task in lost)
+        assert (
+            other in to.pids
+            and 2 <= len(lost) <= there
+            and all(isinstance(task.exception(), httpx.TransportError) for task in lost)
+        )
 
         async def only_theirs_run() -> bool:
             return await to.metric("num_requests_running") == len(https) - len(lost)
@@ -190,7 +198,9 @@ async def test_a_killed_front_leaves_nothing_running_and_is_replaced(tmp_path: P
 
 @pytest.mark.parametrize(("obstacle", "error"), [("unreadable", CheckpointError), ("broken", HostError)])
 @sync
-async def test_what_keeps_a_front_or_an_engine_from_starting_is_named(tmp_path: Path, obstacle: str, error: type[Exception]) -> None:
+async def test_what_keeps_a_front_or_an_engine_from_starting_is_named(
+    tmp_path: Path, obstacle: str, error: type[Exception]
+) -> None:
     (tmp_path / obstacle).touch()
     made, server = coordinator(tmp_path, 1, 2)
     async with asyncio.timeout(PATIENCE_S):
@@ -218,7 +228,9 @@ async def test_fronts_that_cannot_be_replaced_are_given_up(tmp_path: Path) -> No
 
 @sync
 async def test_a_silent_front_is_ended_and_replaced(tmp_path: Path) -> None:
-    made, server = coordinator(tmp_path, 1, 2, Patience(look_every_s=0.05, silent_after_s=0.2, lost_after_s=0.2, first_delay_s=0.01))
+    made, server = coordinator(
+        tmp_path, 1, 2, Patience(look_every_s=0.05, silent_after_s=0.2, lost_after_s=0.2, first_delay_s=0.01)
+    )
     async with service(made, server) as to:
         silent = to.pids[0]
         os.kill(silent, signal.SIGSTOP)
@@ -323,11 +335,15 @@ async def test_refusals_of_all_fronts_are_counted_together(tmp_path: Path) -> No
             assert await to.serving == 0
 
 
-def test_the_folder_of_a_coordinator_that_was_killed_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_coordinator_that_was_killed_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     living = MetricsFolder()
     script = "from homenode.server.fronts.folder import MetricsFolder\nimport os\nprint(MetricsFolder().path, flush=True)\nos.abort()"
-    killed = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    killed = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True
+    )
     assert Path(killed.stdout.strip()).is_dir()
     unlocked = tmp_path / "homenode-metrics-new"
     unlocked.mkdir()
@@ -339,7 +355,9 @@ def test_the_folder_of_a_coordinator_that_was_killed_is_removed_by_the_next(tmp_
     assert list(tmp_path.iterdir()) == [unlocked]
 
 
-def test_a_folder_that_another_removes_before_it_is_locked_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_removes_before_it_is_locked_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another coordinator starts between the making of the folder and its lock, and takes it for one that was left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     lock, first, others = fcntl.flock, list[Path](), list[MetricsFolder]()
@@ -359,7 +377,9 @@ def test_a_folder_that_another_removes_before_it_is_locked_is_not_used(tmp_path:
         folder.remove()
 
 
-def test_a_folder_that_another_is_about_to_remove_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_is_about_to_remove_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     lock, taken = fcntl.flock, list[int]()
 

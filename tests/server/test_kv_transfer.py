@@ -18,10 +18,22 @@ from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient, scripted
 
 RECEIVER = Published(
-    role="receiver", mode="push", channel="shm", incarnation="ab" * 16, fingerprint={"weights": "1"}, block_size=64, alloc=["unix:@r"]
+    role="receiver",
+    mode="push",
+    channel="shm",
+    incarnation="ab" * 16,
+    fingerprint={"weights": "1"},
+    block_size=64,
+    alloc=["unix:@r"],
 )
 SENDER = Published(
-    role="sender", mode="push", channel="shm", incarnation="cd" * 16, fingerprint={"weights": "1"}, block_size=64, done=["unix:@s"]
+    role="sender",
+    mode="push",
+    channel="shm",
+    incarnation="cd" * 16,
+    fingerprint={"weights": "1"},
+    block_size=64,
+    done=["unix:@s"],
 )
 PEER = msgspec.to_builtins(RECEIVER)
 
@@ -58,12 +70,16 @@ def test_of_several_engines_each_that_is_there_publishes_and_a_request_says_whic
     other = msgspec.structs.replace(RECEIVER, incarnation="ef" * 16)
     client = client_of(RECEIVER)
     client.engines = tuple(
-        EngineFigures(number, None, "ready", 0, 0, Statistics(), document) for number, document in enumerate((RECEIVER, other, None))
+        EngineFigures(number, None, "ready", 0, 0, Statistics(), document)
+        for number, document in enumerate((RECEIVER, other, None))
     )
     server = start(client)
     assert published.decode_server(server.http.get("/kv_transfer").content) == [RECEIVER, other]
     params = {"do_remote_prefill": True, "ticket": "t-1", "engine": other.incarnation}
-    assert server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 2, "kv_transfer_params": params}).status_code == 200
+    assert (
+        server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 2, "kv_transfer_params": params}).status_code
+        == 200
+    )
     assert client.requests[-1].kv == KvTicket("t-1", sends=False, engine=other.incarnation)
     wrong = {"prompt": [1, 2, 3], "kv_transfer_params": {**params, "engine": "1"}}
     assert error_of(server.post("/v1/completions", wrong))["type"] == "invalid_request_error"
@@ -83,13 +99,22 @@ def test_a_server_without_a_part_says_so(server: Running) -> None:
 
 def test_the_sender_gets_the_ticket_and_computes_only(sender: Running) -> None:
     answer = sender.complete(
-        prompt=[1, 2, 3], max_tokens=50, logprobs=3, echo=True, kv_transfer_params={"do_remote_decode": True, "ticket": "a-1", "peer": PEER}
+        prompt=[1, 2, 3],
+        max_tokens=50,
+        logprobs=3,
+        echo=True,
+        kv_transfer_params={"do_remote_decode": True, "ticket": "a-1", "peer": PEER},
     )
     assert answer.status_code == 200, answer.text
     assert answer.json()["kv_transfer_params"] == {"ticket": "a-1", "tokens": 2, "status": "computed"}
     request = sender.client.requests[-1]
     assert request.kv == KvTicket("a-1", sends=True, peer=published.encode(RECEIVER))
-    assert (request.params.max_tokens, request.params.min_tokens, request.params.logprobs, request.params.prompt_logprobs) == (
+    assert (
+        request.params.max_tokens,
+        request.params.min_tokens,
+        request.params.logprobs,
+        request.params.prompt_logprobs,
+    ) == (
         0,
         0,
         None,
@@ -120,13 +145,19 @@ def test_the_first_sequence_at_the_receiver_has_the_ticket(receiver: Running) ->
 
 
 def test_streams_at_the_receiver(receiver: Running) -> None:
-    answer = receiver.complete(stream=True, max_tokens=4, kv_transfer_params={"do_remote_prefill": True, "ticket": "b-2"})
+    answer = receiver.complete(
+        stream=True, max_tokens=4, kv_transfer_params={"do_remote_prefill": True, "ticket": "b-2"}
+    )
     assert answer.status_code == 200 and answer.text.rstrip().endswith("[DONE]")
 
 
 def test_a_prompt_that_is_scored_is_computed_and_the_ticket_given_up(receiver: Running) -> None:
     answer = receiver.complete(
-        prompt=[1, 2], echo=True, logprobs=1, max_tokens=1, kv_transfer_params={"do_remote_prefill": True, "ticket": "b-3"}
+        prompt=[1, 2],
+        echo=True,
+        logprobs=1,
+        max_tokens=1,
+        kv_transfer_params={"do_remote_prefill": True, "ticket": "b-3"},
     )
     assert answer.status_code == 200
     assert receiver.client.requests[-1].kv is None
@@ -169,7 +200,15 @@ def test_a_refusal_of_the_engine_says_when_to_come_again(start: Start) -> None:
     def refuses(request: Request) -> list[Output]:
         if request.kv is None:
             return scripted(request)
-        return [Output(request.id, finish_reason="error", error="no room at the receiver", error_kind="KvRefusedError", retry_after_s=2.5)]
+        return [
+            Output(
+                request.id,
+                finish_reason="error",
+                error="no room at the receiver",
+                error_kind="KvRefusedError",
+                retry_after_s=2.5,
+            )
+        ]
 
     server = start(client_of(SENDER, script=refuses))
     answer = server.complete(kv_transfer_params={"do_remote_decode": True, "ticket": "t", "peer": PEER})
@@ -181,7 +220,9 @@ def test_a_refusal_of_the_engine_says_when_to_come_again(start: Start) -> None:
 def test_a_ticket_is_of_one_request_at_a_time_and_giving_it_up_ends_that(start: Start) -> None:
     server = start(client_of(RECEIVER, hold_after=1))
     params = {"do_remote_prefill": True, "ticket": "held"}
-    with server.http.stream("POST", "/v1/completions", json={"prompt": "hi", "stream": True, "kv_transfer_params": params}) as first:
+    with server.http.stream(
+        "POST", "/v1/completions", json={"prompt": "hi", "stream": True, "kv_transfer_params": params}
+    ) as first:
         assert server.client.held.wait(10)
         assert error_of(server.complete(kv_transfer_params=params))["code"] == "ticket_in_use"
         for _ in range(2):  # once more does no harm
@@ -212,7 +253,14 @@ def test_a_key_is_asked_for(start: Start) -> None:
 def test_counters_are_there_from_the_start_and_only_where_kv_is_handed_over(server: Running, sender: Running) -> None:
     assert "kv_transfer" not in server.http.get("/metrics").text
     text = sender.http.get("/metrics").text
-    for name in ("pinned_pages", "bytes_total", "recomputed_tokens_total", "waits_total", "lease_expiries_total", "seconds_count"):
+    for name in (
+        "pinned_pages",
+        "bytes_total",
+        "recomputed_tokens_total",
+        "waits_total",
+        "lease_expiries_total",
+        "seconds_count",
+    ):
         assert f'homenode:kv_transfer_{name}{{model_name="story-teller"}} 0' in text, name
 
 
@@ -249,7 +297,10 @@ def test_counters_as_the_engine_told_them(start: Start) -> None:
 
 def test_every_figure_is_shown() -> None:
     figures = TransferFigures(refused={"a": 1}, failed={"a": 1}, bad_frames={"a": 1})
-    names = {metric.name.removeprefix("homenode:kv_transfer_") for metric in transfer_metrics((), [((), Statistics(transfer=figures))])}
+    names = {
+        metric.name.removeprefix("homenode:kv_transfer_")
+        for metric in transfer_metrics((), [((), Statistics(transfer=figures))])
+    }
     shown = {
         "refused": "refusals",
         "failed": "failures",

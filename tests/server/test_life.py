@@ -60,7 +60,9 @@ class LongWords(ByteTokenizer):
 
 
 def test_a_reader_that_stops_reading_is_let_go(start: Start) -> None:
-    client = ScriptedClient(lambda request: [Output(id=request.id, tokens=[1])] * 400)  # 20 MB, more than the buffers of both ends hold
+    client = ScriptedClient(
+        lambda request: [Output(id=request.id, tokens=[1])] * 400
+    )  # 20 MB, more than the buffers of both ends hold
     server = start(client, LongWords(), write_timeout=0.2)
     with send_raw(server.url, {"prompt": "x", "stream": True}):  # and read nothing
         assert client.closed.wait(30)
@@ -83,7 +85,11 @@ def test_health_is_the_heartbeat(start: Start) -> None:
     assert server.http.get("/health").json()["status"] == "ok"
     client.silent = True
     silent = server.http.get("/health")
-    assert silent.status_code == 503 and silent.json()["error"]["code"] == "engine_silent" and silent.headers["retry-after"]
+    assert (
+        silent.status_code == 503
+        and silent.json()["error"]["code"] == "engine_silent"
+        and silent.headers["retry-after"]
+    )
 
 
 def test_health_tells_of_a_worker_that_is_being_replaced(start: Start) -> None:
@@ -119,7 +125,9 @@ def test_metrics(start: Start) -> None:
 def test_figures_of_stages_and_workers(start: Start) -> None:
     client = ScriptedClient()
     stages = [{"stage": 0, "busy_s": 1.5, "wait_s": 0.5}, {"stage": 1, "busy_s": 1.0, "wait_s": 1.0}]
-    client.statistics = Statistics(compute={"stages": stages, "workers": [{"state": "ready"}, {"state": "starting"}], "restarts": 2})
+    client.statistics = Statistics(
+        compute={"stages": stages, "workers": [{"state": "ready"}, {"state": "starting"}], "restarts": 2}
+    )
     text = start(client).http.get("/metrics").text
     assert 'homenode:stage_busy_seconds_total{model_name="story-teller",stage="0"} 1.5' in text
     assert 'homenode:stage_wait_seconds_total{model_name="story-teller",stage="1"} 1.0' in text
@@ -135,7 +143,9 @@ def test_figures_of_experts(start: Start) -> None:
     assert 'homenode:expert_tokens_total{expert="1",model_name="story-teller"} 7.0' in text
     assert 'homenode:expert_imbalance{layer="1",model_name="story-teller"} 1.2' in text
     assert "expert_layer_tokens" not in text
-    client.statistics = Statistics(compute={"experts": {"tokens": [5, 7], "imbalance": [[1, 1.2]], "layers": [[0, 0], [5, 7]]}})
+    client.statistics = Statistics(
+        compute={"experts": {"tokens": [5, 7], "imbalance": [[1, 1.2]], "layers": [[0, 0], [5, 7]]}}
+    )
     text = server.http.get("/metrics").text
     assert 'homenode:expert_layer_tokens_total{expert="0",layer="1",model_name="story-teller"} 5.0' in text
     assert 'layer="0"' not in text
@@ -143,8 +153,14 @@ def test_figures_of_experts(start: Start) -> None:
 
 def test_figures_of_several_engines_and_what_became_of_them(start: Start) -> None:
     client = ScriptedClient()
-    figures = [Statistics(num_running=2, prefix_hits=4, rejected={"queue_full": 5}), Statistics(num_running=3, prefix_hits=5)]
-    client.engines = (EngineFigures(0, None, "ready", 0, 0, figures[0]), EngineFigures(1, 1, "restarting", 3, 7, figures[1]))
+    figures = [
+        Statistics(num_running=2, prefix_hits=4, rejected={"queue_full": 5}),
+        Statistics(num_running=3, prefix_hits=5),
+    ]
+    client.engines = (
+        EngineFigures(0, None, "ready", 0, 0, figures[0]),
+        EngineFigures(1, 1, "restarting", 3, 7, figures[1]),
+    )
     server = start(client)
     text = server.http.get("/metrics").text
     assert 'homenode:num_requests_running{engine="1",model_name="story-teller"} 3.0' in text
@@ -155,15 +171,23 @@ def test_figures_of_several_engines_and_what_became_of_them(start: Start) -> Non
     assert 'homenode:engine_restarts_total{engine="1",model_name="story-teller"} 3.0' in text
     assert 'homenode:requests_moved_total{engine="1",model_name="story-teller"} 7.0' in text
     engines = server.http.get("/health").json()["engines"]
-    assert engines == [{"engine": 0, "state": "ready", "restarts": 0}, {"engine": 1, "state": "restarting", "restarts": 3}]
+    assert engines == [
+        {"engine": 0, "state": "ready", "restarts": 0},
+        {"engine": 1, "state": "restarting", "restarts": 3},
+    ]
     client.engines = tuple(EngineFigures(n, node, "ready", 0, 0, figures[n]) for n, node in ((0, 4), (1, 6)))
-    assert 'homenode:prefix_cache_hits_total{engine="1",model_name="story-teller",node="6"} 5.0' in server.http.get("/metrics").text
+    assert (
+        'homenode:prefix_cache_hits_total{engine="1",model_name="story-teller",node="6"} 5.0'
+        in server.http.get("/metrics").text
+    )
 
 
 def test_one_engine_has_no_number(start: Start) -> None:
     server = start(ScriptedClient())
     text = server.http.get("/metrics").text
-    assert 'homenode:num_requests_running{model_name="story-teller"} 2.0' in text and "engine" not in text.replace("the engine", "")
+    assert 'homenode:num_requests_running{model_name="story-teller"} 2.0' in text and "engine" not in text.replace(
+        "the engine", ""
+    )
     assert server.http.get("/health").json().keys() == {"status", "heartbeat_seconds"}
 
 

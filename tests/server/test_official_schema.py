@@ -41,7 +41,9 @@ def check(official: dict[str, Any], name: str, answer: Any) -> None:
 
 def test_the_check_can_fail(official: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        check(official, "CreateCompletionResponse", {"id": "x", "object": "text_completion", "created": 1, "model": "m"})
+        check(
+            official, "CreateCompletionResponse", {"id": "x", "object": "text_completion", "created": 1, "model": "m"}
+        )
 
 
 def test_completions(official: dict[str, Any], server: Running) -> None:

@@ -27,8 +27,20 @@ def brief(request: Request) -> list[Output]:
 def fuzz(url: str, *options: str) -> subprocess.CompletedProcess[str]:
     """schemathesis over the whole document, with a fixed seed and few examples."""
     program = "from schemathesis.cli import schemathesis; schemathesis()"
-    arguments = ["run", f"{url}/openapi.json", "--max-examples", "8", "--phases", "coverage,fuzzing", "--seed", "1", "--no-color"]
-    return subprocess.run([sys.executable, "-c", program, *arguments, *options], capture_output=True, text=True, timeout=280)
+    arguments = [
+        "run",
+        f"{url}/openapi.json",
+        "--max-examples",
+        "8",
+        "--phases",
+        "coverage,fuzzing",
+        "--seed",
+        "1",
+        "--no-color",
+    ]
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments, *options], capture_output=True, text=True, timeout=280
+    )
 
 
 def test_schemathesis_finds_nothing(start: Start) -> None:
@@ -72,7 +84,21 @@ def test_the_limits_are_those_of_the_model(server: Running) -> None:
 @pytest.mark.parametrize("limit", [1, 2, 9, 10, 11, 100, 258, 512, 2048, 32000, 151936])
 def test_a_pattern_for_numbers_below_a_limit(limit: int) -> None:
     pattern = re.compile(_below(limit))
-    around = {0, 1, 9, 10, 11, 99, 100, limit // 2, limit - 1, limit, limit + 1, limit * 10, *range(max(0, limit - 120), limit + 120)}
+    around = {
+        0,
+        1,
+        9,
+        10,
+        11,
+        99,
+        100,
+        limit // 2,
+        limit - 1,
+        limit,
+        limit + 1,
+        limit * 10,
+        *range(max(0, limit - 120), limit + 120),
+    }
     for number in around:
         assert bool(pattern.search(str(number))) == (number < limit), number
     assert not pattern.search("00") and not pattern.search("1x") and not pattern.search("")

@@ -12,7 +12,9 @@ def test_text_and_back(server: Running) -> None:
     plain = server.post("/tokenize", {"prompt": "hi", "add_special_tokens": False, "return_token_strs": True}).json()
     assert plain["tokens"] == [104, 105] and plain["token_strs"] == ["h", "i"]
     assert server.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "<s>hö"}
-    assert server.post("/detokenize", {"tokens": answer["tokens"], "skip_special_tokens": True}).json() == {"prompt": "hö"}
+    assert server.post("/detokenize", {"tokens": answer["tokens"], "skip_special_tokens": True}).json() == {
+        "prompt": "hö"
+    }
     assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
 
 
@@ -38,5 +40,10 @@ def test_refusals(server: Running) -> None:
 
 def test_info(server: Running, start: Start) -> None:
     info = server.http.get("/tokenizer_info").json()
-    assert info["bos_token"] == "<s>" and info["eos_token"] == "</s>" and info["chat_template"] and info["max_model_len"] == MAX_MODEL_LEN
+    assert (
+        info["bos_token"] == "<s>"
+        and info["eos_token"] == "</s>"
+        and info["chat_template"]
+        and info["max_model_len"] == MAX_MODEL_LEN
+    )
     assert start(tokenizer=ByteTokenizer(template=False)).http.get("/tokenizer_info").json()["chat_template"] is None

@@ -30,7 +30,9 @@ def flash_attn_varlen_func(
 ) -> torch.Tensor:  # fmt: skip
     """flash-attn 2.6 and later."""
     assert causal and softmax_scale is not None and q.dtype == k.dtype == v.dtype == torch.bfloat16
-    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32 and window_size[1] == (-1 if window_size[0] < 0 else 0)
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32 and window_size[1] == (
+        -1 if window_size[0] < 0 else 0
+    )
     out = torch.empty(q.shape)
     for i in range(len(cu_seqlens_q) - 1):
         rows, keys = slice(*cu_seqlens_q[i : i + 2].tolist()), slice(*cu_seqlens_k[i : i + 2].tolist())
@@ -58,13 +60,23 @@ class BatchPrefillWithPagedKVCacheWrapper:
         window_left: int = -1, logits_soft_cap: float | None = None, q_data_type: Any = None, kv_data_type: Any = None,
     ) -> None:  # fmt: skip
         assert causal and q_data_type == kv_data_type == torch.bfloat16
-        self.planned = (qo_indptr.tolist(), paged_kv_indptr.tolist(), paged_kv_indices.long(), paged_kv_last_page_len.tolist())
-        self.shape, self.scoring = (num_qo_heads, head_dim_qk, page_size, num_kv_heads), (sm_scale, window_left, logits_soft_cap or 0.0)
+        self.planned = (
+            qo_indptr.tolist(),
+            paged_kv_indptr.tolist(),
+            paged_kv_indices.long(),
+            paged_kv_last_page_len.tolist(),
+        )
+        self.shape, self.scoring = (
+            (num_qo_heads, head_dim_qk, page_size, num_kv_heads),
+            (sm_scale, window_left, logits_soft_cap or 0.0),
+        )
 
     def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         queries, pages, indices, last = self.planned
         keys, values = paged_kv_cache
-        assert q.dtype == keys.dtype and tuple(q.shape[1:]) == self.shape[:2] and tuple(keys.shape[1:3]) == self.shape[2:]
+        assert (
+            q.dtype == keys.dtype and tuple(q.shape[1:]) == self.shape[:2] and tuple(keys.shape[1:3]) == self.shape[2:]
+        )
         out = torch.empty(q.shape)
         for i in range(len(last)):
             rows, mine = slice(*queries[i : i + 2]), indices[pages[i] : pages[i + 1]]

@@ -26,9 +26,13 @@ def step(counts: Sequence[int], contexts: Sequence[int], seed: int = 0) -> StepA
     for i, context in enumerate(contexts):
         needed = -(-context // BLOCK)
         table[i, :needed] = free[i * WIDEST : i * WIDEST + needed]
-    positions = np.concatenate([np.arange(context - count, context) for count, context in zip(counts, contexts, strict=True)])
+    positions = np.concatenate(
+        [np.arange(context - count, context) for count, context in zip(counts, contexts, strict=True)]
+    )
     starts = np.concatenate([[0], np.cumsum(counts)])
-    arrays = (a.astype(np.int32) for a in (random.integers(0, 9, len(positions)), positions, starts, np.array(contexts)))
+    arrays = (
+        a.astype(np.int32) for a in (random.integers(0, 9, len(positions)), positions, starts, np.array(contexts))
+    )
     ids, at, begin, context_len = arrays
     rows = np.arange(len(positions), dtype=np.int32)
     hidden = random.standard_normal((len(positions), COLUMNS)).astype(np.float32)

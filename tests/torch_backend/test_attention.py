@@ -87,7 +87,11 @@ def test_auto_is_tiled_on_the_cpu_and_sdpa_elsewhere() -> None:
 
 def test_what_is_refused() -> None:
     problem = attention_problem("flash", "torch:cpu", "bf16")
-    assert isinstance(problem, UnsupportedError) and problem.param == "attention_backend" and "torch:cpu" in problem.message
+    assert (
+        isinstance(problem, UnsupportedError)
+        and problem.param == "attention_backend"
+        and "torch:cpu" in problem.message
+    )
     problem = attention_problem("flashinfer", "torch:cuda:0", "int8")
     assert problem is not None and "--kv-cache-dtype bf16" in problem.message
     assert attention_problem("sdpa", "torch:cuda:0", "int8") is None
@@ -113,9 +117,15 @@ def test_a_long_context_makes_no_other_longer() -> None:
     from homenode.compute.torch.step import DeviceStep
 
     arrays = steps.step((1, 1, 1, 20), (300, 5, 60, 20))
-    tensors = (torch.from_numpy(a).long() for a in (arrays.ids, arrays.positions, arrays.ids, arrays.block_table, arrays.context_len))
+    tensors = (
+        torch.from_numpy(a).long()
+        for a in (arrays.ids, arrays.positions, arrays.ids, arrays.block_table, arrays.context_len)
+    )
     grouped = group_step(DeviceStep(arrays, *tensors, torch.arange(1), None), 32)
-    assert [(d.length, d.sequences.tolist(), d.rows.tolist()) for d in grouped.decoding] == [(64, [1, 2], [1, 2]), (512, [0], [0])]
+    assert [(d.length, d.sequences.tolist(), d.rows.tolist()) for d in grouped.decoding] == [
+        (64, [1, 2], [1, 2]),
+        (512, [0], [0]),
+    ]
     assert [(c.begin, c.end, c.context) for c in grouped.chunks] == [(3, 23, 20)]
 
 

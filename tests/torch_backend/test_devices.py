@@ -29,7 +29,8 @@ def test_words(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "torch", "torch:", "cuda:00001", "tpu:0", "torch:torch:cpu"]
+    "word",
+    ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "torch", "torch:", "cuda:00001", "tpu:0", "torch:torch:cpu"],
 )
 def test_words_that_name_no_device(word: str) -> None:
     with pytest.raises(UserError, match="there is no device") as caught:
@@ -69,9 +70,7 @@ def test_judging_devices_imports_no_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", judged], check=True, timeout=60)
-    imported = (
-        "import homenode.compute.torch, torch; assert not torch.cuda.is_initialized(); assert torch.get_default_dtype() == torch.float32"
-    )
+    imported = "import homenode.compute.torch, torch; assert not torch.cuda.is_initialized(); assert torch.get_default_dtype() == torch.float32"
     subprocess.run([sys.executable, "-c", imported], check=True, timeout=120)
 
 
@@ -104,7 +103,8 @@ def test_threads_are_torchs_own_only_where_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [StepLimits(512, 16, 300, 4), StepLimits(8, 16, 4, 1), StepLimits(2048, 2, 256, 8), StepLimits(1, 1, 1, 1)]
+    "limits",
+    [StepLimits(512, 16, 300, 4), StepLimits(8, 16, 4, 1), StepLimits(2048, 2, 256, 8), StepLimits(1, 1, 1, 1)],
 )
 def test_the_step_that_memory_is_measured_with_is_a_step(limits: StepLimits) -> None:
     arrays = largest_step(limits, 32, None)

@@ -55,7 +55,9 @@ def test_steps_that_decode_are_replayed_and_give_what_others_give(tmp_path: Path
     found = Driver(load_model(checkpoint, backend), backend).generate(prompts, 40, stagger=2)
     assert [s.tokens for s in found] == [s.tokens for s in wanted]
     for one, other in zip(found, wanted, strict=True):
-        assert np.abs(np.stack(one.logprobs) - np.stack(other.logprobs)).max() < BOUND * np.ptp(np.stack(other.logprobs))
+        assert np.abs(np.stack(one.logprobs) - np.stack(other.logprobs)).max() < BOUND * np.ptp(
+            np.stack(other.logprobs)
+        )
     assert capture.replays > 30
 
 
@@ -117,7 +119,9 @@ def test_a_failed_capture_ends_capturing_not_the_step() -> None:
     rows = steps.run(backend, steps.history(), "f32")
     assert all(
         np.array_equal(a, b)
-        for a, b in zip(rows, steps.run(TorchBackend(open_device("torch:cpu"), "sdpa"), steps.history(), "f32"), strict=True)
+        for a, b in zip(
+            rows, steps.run(TorchBackend(open_device("torch:cpu"), "sdpa"), steps.history(), "f32"), strict=True
+        )
     )
 
 

@@ -31,7 +31,9 @@ def generated(driver: Driver) -> list[Any]:
     return driver.generate(PROMPTS, 6, chunk=4, stagger=2)
 
 
-@pytest.mark.parametrize("how", [Division(ranks=2), Division(ranks=3), Division(stages=2, ranks=2, layers=(1, 2))], ids=name)
+@pytest.mark.parametrize(
+    "how", [Division(ranks=2), Division(ranks=3), Division(stages=2, ranks=2, layers=(1, 2))], ids=name
+)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_parts_answer_as_the_reference_does_whole(tmp_path: Path, architecture: str, how: Division) -> None:
     checkpoint = toy(tmp_path / "weights", architecture)
@@ -58,7 +60,9 @@ def test_stages_change_no_bit(tmp_path: Path) -> None:
     checkpoint, backend = toy(tmp_path / "weights", "qwen3_moe"), on_torch()
     whole = generated(Driver(load_model(checkpoint, backend), backend))
     cut = generated(split_driver(checkpoint, Division(stages=3), on_torch))
-    assert all(np.array_equal(np.stack(one.logprobs), np.stack(other.logprobs)) for one, other in zip(whole, cut, strict=True))
+    assert all(
+        np.array_equal(np.stack(one.logprobs), np.stack(other.logprobs)) for one, other in zip(whole, cut, strict=True)
+    )
 
 
 @needs_data
@@ -67,7 +71,9 @@ def test_golden_texts_of_two_stages_on_two_backends(order: tuple[str, str]) -> N
     from homenode.model.checkpoint import open_checkpoint
 
     turn: Iterator[str] = iter(order)
-    check_golden(open_checkpoint(STORIES), Division(stages=2, layers=(2, 3)), lambda: make_backend(next(turn), rounding=True))
+    check_golden(
+        open_checkpoint(STORIES), Division(stages=2, layers=(2, 3)), lambda: make_backend(next(turn), rounding=True)
+    )
 
 
 @needs_data
@@ -84,6 +90,8 @@ def test_rows_of_another_width_are_refused() -> None:
     numbers = np.zeros(1, np.int32)
     starts, context = np.array([0, 1], np.int32), np.ones(1, np.int32)
     with pytest.raises(ValueError, match="of 8 columns were expected"):
-        program.run(StepArrays(numbers, numbers, starts, context, numbers.reshape(1, 1), numbers, np.zeros((1, 7), np.float32)))
+        program.run(
+            StepArrays(numbers, numbers, starts, context, numbers.reshape(1, 1), numbers, np.zeros((1, 7), np.float32))
+        )
     with pytest.raises(ValueError, match="rows of the stage before are None"):
         program.run(StepArrays(numbers, numbers, starts, context, numbers.reshape(1, 1), numbers))

@@ -19,7 +19,9 @@ from homenode.errors import PeerError
 WIDTHS = (3, 1, 4)
 
 
-def together(path: Path, size: int, act: Callable[[GlooGroup], Any], timeout_s: float = 6, name: str = "0") -> list[Any]:
+def together(
+    path: Path, size: int, act: Callable[[GlooGroup], Any], timeout_s: float = 6, name: str = "0"
+) -> list[Any]:
     """What each of `size` ranks comes to: a value, or the error it ended with."""
 
     def rank(number: int) -> Any:

@@ -64,7 +64,9 @@ def test_draws_and_log_probabilities_are_the_references(seed: int, rows: int, vo
 
 def test_uniform_is_the_references() -> None:
     seeds, counters = np.array([0, 1234567, 2**64 - 1], np.uint64), np.array([0, 2, 2**40], np.uint64)
-    assert sampling.uniform(seeds, counters).tolist() == [reference.uniform(int(s), int(c)) for s, c in zip(seeds, counters, strict=True)]
+    assert sampling.uniform(seeds, counters).tolist() == [
+        reference.uniform(int(s), int(c)) for s, c in zip(seeds, counters, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -44,7 +44,9 @@ def answers(model: LlamaForCausalLM, encoder: Encoder, prompts: list[list[int]],
     for places in lengths.values():
         ids = torch.tensor([prompts[at] for at in places])
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            made = generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False)[:, ids.shape[1] :]
+            made = generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False)[
+                :, ids.shape[1] :
+            ]
         for at, row in zip(places, made.tolist(), strict=True):
             found[at] = encoder.decode(row[: row.index(encoder.end)] if encoder.end in row else row)
     return [found[at] for at in range(len(prompts))]

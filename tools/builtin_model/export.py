@@ -27,7 +27,11 @@ def export(run: Path, out: Path) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     weights = torch.load(run / "state.pt", weights_only=True)["model"]
     # The head is the embedding: it is written once, as tie_word_embeddings says.
-    kept = {name: weight.to(torch.bfloat16).contiguous() for name, weight in sorted(weights.items()) if name != "lm_head.weight"}
+    kept = {
+        name: weight.to(torch.bfloat16).contiguous()
+        for name, weight in sorted(weights.items())
+        if name != "lm_head.weight"
+    }
     save_file(kept, str(out / "model.safetensors"), metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
     _write(out / "config.json", _config(tokenizer))
@@ -44,13 +48,21 @@ def _config(tokenizer: Tokenizer) -> dict[str, Any]:
         "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "pad_token_id", "rms_norm_eps", "tie_word_embeddings", "vocab_size",
     )  # fmt: skip
     chosen = {name: values[name] for name in names}
-    chosen |= {"architectures": ["LlamaForCausalLM"], "head_dim": values["hidden_size"] // values["num_attention_heads"]}
+    chosen |= {
+        "architectures": ["LlamaForCausalLM"],
+        "head_dim": values["hidden_size"] // values["num_attention_heads"],
+    }
     return chosen | {"rope_scaling": None, "rope_theta": 10000.0, "torch_dtype": "bfloat16"}
 
 
 def _generation(tokenizer: Tokenizer) -> dict[str, Any]:
     end_of_text, end = token_id(tokenizer, END_OF_TEXT), token_id(tokenizer, END)
-    return {"bos_token_id": end_of_text, "do_sample": False, "eos_token_id": [end, end_of_text], "pad_token_id": end_of_text}
+    return {
+        "bos_token_id": end_of_text,
+        "do_sample": False,
+        "eos_token_id": [end, end_of_text],
+        "pad_token_id": end_of_text,
+    }
 
 
 def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -29,7 +29,10 @@ def train_tokenizer(size: int, seed: int, conversations: int = 40_000) -> Tokeni
     """A byte-level BPE of `size` entries learned from the corpus; every byte is an entry, so no text is unknown."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(_PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -44,7 +47,9 @@ def train_tokenizer(size: int, seed: int, conversations: int = 40_000) -> Tokeni
 
 def _texts(seed: int, conversations: int) -> Iterator[str]:
     source = Source(seed)
-    yield from (" ".join(str(number) for number in range(101)) for _ in range(conversations // 100))  # Each number is one entry.
+    yield from (
+        " ".join(str(number) for number in range(101)) for _ in range(conversations // 100)
+    )  # Each number is one entry.
     for _ in range(conversations):
         conversation = source.conversation()
         yield conversation.text

@@ -37,7 +37,9 @@ def batches(encoder: Encoder, seed: int, rows: int, length: int) -> Iterator[Bat
         weights = torch.zeros(rows, length + 1)
         for row in range(rows):
             pool += [encoder.encode(source.conversation()) for _ in range(64 - len(pool))]
-            if row % 5 == 0:  # A prompt to be completed stands at the very start, with no chat before it, and so must some of the texts.
+            if (
+                row % 5 == 0
+            ):  # A prompt to be completed stands at the very start, with no chat before it, and so must some of the texts.
                 pool.insert(0, encoder.encode(source.plain()))
             at = 0
             while at <= length and (fitting := _longest(pool, at, length + 1)) is not None:
@@ -159,7 +161,10 @@ class Run:
             value, self.seconds = self._average(loss.item(), before + time.monotonic() - start)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizers.step(rate_at(self.seconds / (minutes * 60), self.step, peak))
-            self.step, self.tokens = self.step + 1, self.tokens + shape[0] * shape[1] * torch.distributed.get_world_size()
+            self.step, self.tokens = (
+                self.step + 1,
+                self.tokens + shape[0] * shape[1] * torch.distributed.get_world_size(),
+            )
             mean = value if mean == 0 else 0.98 * mean + 0.02 * value
             if rank == 0 and self.step % 50 == 0:
                 speed = self.tokens / self.seconds
@@ -207,7 +212,10 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=160, help="tokens of a row")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument(
-        "--workers", type=int, default=2, help="processes of one thread each; on a busy machine they wait less than two threads do"
+        "--workers",
+        type=int,
+        default=2,
+        help="processes of one thread each; on a busy machine they wait less than two threads do",
     )
     parser.add_argument("--save-every", type=float, default=5.0, help="minutes between saves")
     chosen = parser.parse_args()

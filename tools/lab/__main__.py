@@ -34,16 +34,28 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.lab", description="Run tests/lab in small virtual machines with several NUMA nodes."
     )
-    parser.add_argument("--folder", type=Path, default=DEFAULT, help="where downloads and saved machines are kept (default: .lab)")
+    parser.add_argument(
+        "--folder", type=Path, default=DEFAULT, help="where downloads and saved machines are kept (default: .lab)"
+    )
     parser.add_argument("--quick", action="store_true", help="one machine and the tests that need the least time")
     parser.add_argument("--arch", choices=list(ARCHITECTURES), help="machines of one processor only")
     parser.add_argument(
-        "-t", "--topology", action="append", choices=list(TOPOLOGIES), help="these machines only; may be given several times"
+        "-t",
+        "--topology",
+        action="append",
+        choices=list(TOPOLOGIES),
+        help="these machines only; may be given several times",
     )
     parser.add_argument("--tests", help="these test files only, by what follows test_lab_: run,golden")
-    parser.add_argument("--guests", type=int, default=2, help="how many machines run side by side, each on one core (default: 2)")
-    parser.add_argument("--json", action="store_true", help="every check as JSON on standard output, instead of the table")
-    parser.add_argument("--shell", choices=list(TOPOLOGIES), metavar="TOPOLOGY", help="run the command after -- in this machine instead")
+    parser.add_argument(
+        "--guests", type=int, default=2, help="how many machines run side by side, each on one core (default: 2)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="every check as JSON on standard output, instead of the table"
+    )
+    parser.add_argument(
+        "--shell", choices=list(TOPOLOGIES), metavar="TOPOLOGY", help="run the command after -- in this machine instead"
+    )
     parser.add_argument("command", nargs="*", help=argparse.SUPPRESS)
     given = parser.parse_args(words)
     if given.guests < 1:
@@ -62,7 +74,9 @@ def chosen(given: argparse.Namespace) -> list[Job]:
         jobs = [job for job in jobs if job.arch == given.arch]
     if given.tests:
         wanted = given.tests.split(",")
-        jobs = [replace(job, tests=kept) for job in jobs if (kept := tuple(name for name in job.tests if name in wanted))]
+        jobs = [
+            replace(job, tests=kept) for job in jobs if (kept := tuple(name for name in job.tests if name in wanted))
+        ]
     if not jobs:
         raise LabError("no machine is left by these options; `python -m tools.lab --help` lists them")
     return jobs
@@ -90,7 +104,9 @@ def run_all(jobs: Sequence[Job], folder: LabFolder, guests: int) -> list[JobResu
 
 def shell(given: argparse.Namespace, folder: LabFolder) -> int:
     """A command in a machine: its output and its exit code."""
-    outcome = Guest(TOPOLOGIES[given.shell], given.arch or "x86_64", folder).run(given.command, {"HOME": "/root"}, 3600.0)
+    outcome = Guest(TOPOLOGIES[given.shell], given.arch or "x86_64", folder).run(
+        given.command, {"HOME": "/root"}, 3600.0
+    )
     sys.stdout.write(outcome.out)
     sys.stderr.write(outcome.err)
     if outcome.code is None:

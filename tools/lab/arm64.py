@@ -66,7 +66,9 @@ def prepare_package(folder: LabFolder) -> None:
 
 def python_of(folder: LabFolder) -> str:
     """The version of the guest's Python, as `3.11`."""
-    found = sorted(file.name for file in (folder.arm_root / "usr" / "bin").glob("python3.[0-9]*") if file.name.count(".") == 1)
+    found = sorted(
+        file.name for file in (folder.arm_root / "usr" / "bin").glob("python3.[0-9]*") if file.name.count(".") == 1
+    )
     if not found:
         raise LabError(f"{folder.arm_root} holds no Python; delete the folder and prepare again")
     return found[-1].removeprefix("python")
@@ -81,8 +83,24 @@ def _compile(folder: LabFolder, include: Path) -> Path:
         raise LabError("cmake and ninja are needed to compile the core for Arm; `make lab` installs them into .venv")
     binding = folder.path / "build-tools"
     if not binding.exists():
-        wanted = [word for word in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"] if "nanobind" in word]
-        run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", binding, *wanted])
+        wanted = [
+            word
+            for word in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+            if "nanobind" in word
+        ]
+        run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--target",
+                binding,
+                *wanted,
+            ]
+        )
     build = folder.path / "arm64-build"
     _forget_moved(build)
     headers = include / f"python{python_of(folder)}"
@@ -100,7 +118,9 @@ def _compile(folder: LabFolder, include: Path) -> Path:
         [cmake, "-S", ROOT, "-B", build, "-G", "Ninja", *(f"-D{name}={value}" for name, value in settings.items())],
         {"PYTHONPATH": str(binding)},
     )
-    done = subprocess.run([ninja, "-C", build, "_native"], capture_output=True, text=True, timeout=_BUILD_S, check=False)
+    done = subprocess.run(
+        [ninja, "-C", build, "_native"], capture_output=True, text=True, timeout=_BUILD_S, check=False
+    )
     if done.returncode:
         raise LabError(f"the core does not compile for Arm:\n{done.stdout[-3000:]}")
     (built,) = build.glob("_native*.so")

@@ -19,4 +19,6 @@ def make_bytecode(options: Sequence[str]) -> None:
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     for words in (["compileall", "-q", *_FOLDERS], ["pytest", *options, "--quiet", "--collect-only", "tests/lab"]):
-        subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=env, capture_output=True, timeout=_COMPILE_S, check=False)
+        subprocess.run(
+            [sys.executable, "-m", *words], cwd=ROOT, env=env, capture_output=True, timeout=_COMPILE_S, check=False
+        )

@@ -18,7 +18,10 @@ from tools.lab.folder import LabError
 _KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _SOURCES = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
 _ARM_PROGRAMS = "python3 busybox-static dash coreutils grep sed util-linux numactl libgomp1 libstdc++6".split()
-_KERNELS = ("linux-image-6.12-{arch}", "linux-image-{arch}")  # the newest kernel of Debian 12 first; both name the package to be had
+_KERNELS = (
+    "linux-image-6.12-{arch}",
+    "linux-image-{arch}",
+)  # the newest kernel of Debian 12 first; both name the package to be had
 DOWNLOAD_S = 600.0
 _LISTS_S = 3600.0
 
@@ -27,7 +30,13 @@ def run(words: Sequence[str | Path], more: Mapping[str, str] | None = None, cwd:
     """The output of a command, with `more` in its environment. LabError when it fails or is not there."""
     try:
         done = subprocess.run(
-            [*map(str, words)], cwd=cwd, env={**os.environ, **(more or {})}, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False
+            [*map(str, words)],
+            cwd=cwd,
+            env={**os.environ, **(more or {})},
+            capture_output=True,
+            text=True,
+            timeout=DOWNLOAD_S,
+            check=False,
         )
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise LabError(f"{words[0]}: {error}") from None
@@ -61,7 +70,18 @@ class Packages:
     def root(self, folder: Path) -> None:
         """The packages of an arm64 guest with all they need, unpacked into `folder`; what their own scripts would link is linked here."""
         archives = self._folder / "apt" / "cache" / "archives"
-        run(["apt-get", "-qq", "-y", *self._options, "--no-install-recommends", "--download-only", "install", *_ARM_PROGRAMS])
+        run(
+            [
+                "apt-get",
+                "-qq",
+                "-y",
+                *self._options,
+                "--no-install-recommends",
+                "--download-only",
+                "install",
+                *_ARM_PROGRAMS,
+            ]
+        )
         fresh = folder.with_name(folder.name + ".new")
         shutil.rmtree(fresh, ignore_errors=True)
         for package in sorted(archives.glob("*.deb")):
@@ -83,13 +103,18 @@ class Packages:
         for name in names:
             kept = sorted(self._folder.glob(f"{name}_*_{self._arch}.deb"))
             if not kept:
-                run(["apt-get", "-qq", *self._options, "-o", "APT::Sandbox::User=root", "download", name], cwd=self._folder)
+                run(
+                    ["apt-get", "-qq", *self._options, "-o", "APT::Sandbox::User=root", "download", name],
+                    cwd=self._folder,
+                )
                 kept = sorted(self._folder.glob(f"{name}_*_{self._arch}.deb"))
             found.append(kept[-1])
         return found
 
     def _cache(self, *words: str) -> str:
-        done = subprocess.run(["apt-cache", *self._options, *words], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            ["apt-cache", *self._options, *words], capture_output=True, text=True, timeout=60, check=False
+        )
         return done.stdout
 
     def _apart(self) -> list[str]:
@@ -133,8 +158,20 @@ def unpack_kernel(package: Path, folder: Path) -> None:
     """Image and modules of a kernel's package into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as archive:
-        wanted = ["./boot/vmlinuz*", "*/kernel/net/9p/*", "*/kernel/fs/9p/*", "*/kernel/fs/netfs/*", "*/kernel/fs/fscache/*"]
-        wanted += ["*/kernel/fs/overlayfs/*", "*/virtio/*.ko*", "*/net/virtio_net.ko*", "*/net/core/failover.ko*", "*/net/net_failover.ko*"]
+        wanted = [
+            "./boot/vmlinuz*",
+            "*/kernel/net/9p/*",
+            "*/kernel/fs/9p/*",
+            "*/kernel/fs/netfs/*",
+            "*/kernel/fs/fscache/*",
+        ]
+        wanted += [
+            "*/kernel/fs/overlayfs/*",
+            "*/virtio/*.ko*",
+            "*/net/virtio_net.ko*",
+            "*/net/core/failover.ko*",
+            "*/net/net_failover.ko*",
+        ]
         wanted += ["*/nvme/host/nvme*.ko*", "*/nvme/common/*"]
         # tar ends with an error when a pattern matches nothing: a module may be built in. The image is looked for below.
         subprocess.run(

@@ -48,4 +48,6 @@ class LabFolder:
     def ready(self, arch: str) -> bool:
         """Whether guests of this architecture can be started."""
         made = self.initramfs(arch).is_file() and self.kernel(arch).is_file()
-        return made and (arch == "x86_64" or ((self.arm_root / "usr").is_dir() and (self.arm_package / "_native.so").is_file()))
+        return made and (
+            arch == "x86_64" or ((self.arm_root / "usr").is_dir() and (self.arm_package / "_native.so").is_file())
+        )

@@ -48,7 +48,11 @@ class Outcome:
         """The last lines of everything, for a person."""
         parts = {"output": self.out, "errors": self.err, "console": self.console}
         told = "deadline passed; " if self.timed_out else ""
-        return told + f"exit code {self.code}\n" + "\n".join(f"--- {name}\n{text[-3000:]}" for name, text in parts.items() if text.strip())
+        return (
+            told
+            + f"exit code {self.code}\n"
+            + "\n".join(f"--- {name}\n{text[-3000:]}" for name, text in parts.items() if text.strip())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,11 @@ class Guest:
     folder: LabFolder
 
     def run(
-        self, words: Sequence[str], environment: Mapping[str, str], seconds: float, watch: Callable[[str], None] | None = None
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        seconds: float,
+        watch: Callable[[str], None] | None = None,
     ) -> Outcome:
         """Run a command in the repository's folder. `watch` is told its output so far, now and then.
 
@@ -94,7 +102,10 @@ class Guest:
     def _path(self) -> dict[str, str]:
         """Where programs and packages are: the host's own in guests whose root it is."""
         if self.arch == "x86_64":
-            return {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))}
+            return {
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT)))),
+            }
         return {"PATH": _ARM_PATH, "PYTHONPATH": f"/{SITE}:{ROOT / 'src'}:{ROOT}"}
 
     @contextmanager
@@ -118,14 +129,18 @@ class Guest:
             except LabError as error:
                 process.kill()
                 said = process.stdout.read().decode(errors="replace") if process.stdout else ""
-                raise LabError(f"guest {self.topology.name} on {self.arch}: {error}\n{said}\n{reading.text[-2000:]}".strip()) from None
+                raise LabError(
+                    f"guest {self.topology.name} on {self.arch}: {error}\n{said}\n{reading.text[-2000:]}".strip()
+                ) from None
             finally:
                 process.kill()
                 process.wait()
                 if process.stdout:
                     process.stdout.close()
 
-    def _bring_up(self, process: subprocess.Popen[bytes], monitor: Monitor, console: Console, saved: Path | None, known: bool) -> None:
+    def _bring_up(
+        self, process: subprocess.Popen[bytes], monitor: Monitor, console: Console, saved: Path | None, known: bool
+    ) -> None:
         deadline = time.monotonic() + BOOT_S
         if known:
             monitor.resume(deadline)
@@ -159,7 +174,9 @@ def _write_command(out: Path, words: Sequence[str], environment: Mapping[str, st
     (out / "now").write_text(str(int(time.time()) + 1))
 
 
-def _wait(process: subprocess.Popen[bytes], out: Path, seconds: float, watch: Callable[[str], None] | None) -> tuple[bool, float]:
+def _wait(
+    process: subprocess.Popen[bytes], out: Path, seconds: float, watch: Callable[[str], None] | None
+) -> tuple[bool, float]:
     """Until the guest powers off: whether it had to be ended instead, and the CPU seconds it had used when last looked at."""
     deadline, used, done_at = time.monotonic() + seconds, 0.0, None
     while time.monotonic() < deadline:
@@ -188,7 +205,9 @@ def _outcome(out: Path, console: str, seconds: float, timed_out: bool) -> Outcom
     known = {"command.sh", "now", "tree", "data", "stdout", "stderr", "code"}
     files = {file.name: file.read_bytes() for file in out.iterdir() if file.is_file() and file.name not in known}
     code = _read(out / "code").strip()
-    return Outcome(int(code) if code else None, _read(out / "stdout"), _read(out / "stderr"), console, seconds, timed_out, files)
+    return Outcome(
+        int(code) if code else None, _read(out / "stdout"), _read(out / "stderr"), console, seconds, timed_out, files
+    )
 
 
 def _read(file: Path) -> str:

@@ -35,10 +35,27 @@ class Share:
 
 
 def command(
-    topology: Topology, arch: str, kernel: Path, archive: Path, shares: tuple[Share, ...], console: int, monitor: int, saved: Path | None
+    topology: Topology,
+    arch: str,
+    kernel: Path,
+    archive: Path,
+    shares: tuple[Share, ...],
+    console: int,
+    monitor: int,
+    saved: Path | None,
 ) -> list[str]:
     """Words of the command. `console` and `monitor` are open sockets that qemu inherits; with `saved` the guest goes on from that file."""
-    words = ["setpriv", "--pdeathsig", "KILL", f"qemu-system-{arch}", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+    words = [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        f"qemu-system-{arch}",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+    ]
     words += ["-accel", "tcg,thread=single,tb-size=512", *_MACHINES[arch], *machine_words(topology, arch)]
     words += ["-kernel", str(kernel), "-initrd", str(archive), "-append", f"console={_CONSOLES[arch]} {_KERNEL_WORDS}"]
     for number, share in enumerate(shares):

@@ -25,7 +25,9 @@ class Lanes:
             TextColumn("{task.completed:3.0f} tests"),
             TimeElapsedColumn(),
         )
-        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal, transient=True)
+        self._progress = Progress(
+            *columns, console=self._console, disable=not self._console.is_terminal, transient=True
+        )
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Lanes:
@@ -47,7 +49,8 @@ class Lanes:
         colour = "red" if result.count("failed") else "green"
         line = f"[{colour}]{result.job.name:16}[/] {result.count('passed'):3} passed {result.count('failed'):2} failed"
         self._console.print(
-            f"{line} {result.count('skipped'):2} skipped {result.seconds:4.0f} s ({result.cpu_seconds:.0f} of CPU){told}", highlight=False
+            f"{line} {result.count('skipped'):2} skipped {result.seconds:4.0f} s ({result.cpu_seconds:.0f} of CPU){told}",
+            highlight=False,
         )
 
 
@@ -78,6 +81,9 @@ def show(results: Sequence[JobResult]) -> None:
 def as_json(results: Sequence[JobResult]) -> str:
     """Every check of every machine."""
     return json.dumps(
-        [{**asdict(result), "seconds": round(result.seconds, 1), "cpu_seconds": round(result.cpu_seconds, 1)} for result in results],
+        [
+            {**asdict(result), "seconds": round(result.seconds, 1), "cpu_seconds": round(result.cpu_seconds, 1)}
+            for result in results
+        ],
         indent=2,
     )

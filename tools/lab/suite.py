@@ -86,7 +86,14 @@ def run_job(job: Job, folder: LabFolder, watch: Callable[[int], None] | None = N
     """Boot, test, power off. `watch` is told how many tests have ended. A guest that dies without an exit status is started once more."""
     guest = Guest(TOPOLOGIES[job.topology], job.arch, folder)
     python = sys.executable if job.arch == "x86_64" else "python3"
-    words = [python, "-m", "pytest", *OPTIONS, f"--junitxml=/run/lab/{_RESULTS}", *(f"tests/lab/test_lab_{name}.py" for name in job.tests)]
+    words = [
+        python,
+        "-m",
+        "pytest",
+        *OPTIONS,
+        f"--junitxml=/run/lab/{_RESULTS}",
+        *(f"tests/lab/test_lab_{name}.py" for name in job.tests),
+    ]
     told = None if watch is None else lambda text: watch(ended(text))
     seconds, cpu_seconds, retried = 0.0, 0.0, False
     while True:
@@ -126,11 +133,15 @@ def _check(case: ElementTree.Element) -> Check:
     for kind, outcome in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
         found = case.find(kind)
         if found is not None:
-            return Check(name, outcome, seconds, found.text if outcome == "failed" and found.text else found.get("message", ""))
+            return Check(
+                name, outcome, seconds, found.text if outcome == "failed" and found.text else found.get("message", "")
+            )
     return Check(name, "passed", seconds)
 
 
 def summary(results: Sequence[JobResult], seconds: float) -> str:
     """The last line: what passed and what failed on all machines together."""
-    passed, failed, skipped = (sum(result.count(outcome) for result in results) for outcome in ("passed", "failed", "skipped"))
+    passed, failed, skipped = (
+        sum(result.count(outcome) for result in results) for outcome in ("passed", "failed", "skipped")
+    )
     return f"lab: {passed} passed, {failed} failed, {skipped} skipped on {len(results)} machines in {seconds:.0f} s"

@@ -86,7 +86,10 @@ def _device_words(topology: Topology) -> list[str]:
     words = []
     for number, (node, kind) in enumerate(topology.devices):
         words += ["-device", f"pxb-pcie,id=bridge{number},bus_nr={32 + 16 * number},numa_node={node},bus=pcie.0"]
-        words += ["-device", f"pcie-root-port,id=port{number},bus=bridge{number},chassis={number + 1},slot={number + 1}"]
+        words += [
+            "-device",
+            f"pcie-root-port,id=port{number},bus=bridge{number},chassis={number + 1},slot={number + 1}",
+        ]
         if kind == "nvme":
             words += ["-blockdev", f"null-co,node-name=zeros{number},size=1073741824,read-zeroes=on"]
             words += ["-device", f"nvme,serial=lab{number},drive=zeros{number},bus=port{number}"]

@@ -91,7 +91,9 @@ def check_plan(plan: AttentionPlan) -> None:
                 )
 
 
-def measure_attention(backend: NativeBackend, meter: Meter, plan: AttentionPlan, watch: Watch) -> Iterator[AttentionResult]:
+def measure_attention(
+    backend: NativeBackend, meter: Meter, plan: AttentionPlan, watch: Watch
+) -> Iterator[AttentionResult]:
     """One result for each combination, as it is measured. Raises what `check_plan` raises."""
     check_plan(plan)
     for name in plan.types:
@@ -102,7 +104,13 @@ def measure_attention(backend: NativeBackend, meter: Meter, plan: AttentionPlan,
 
 
 def _measure(
-    backend: NativeBackend, meter: Meter, plan: AttentionPlan, watch: Watch, name: str, shape: tuple[int, int, int], context: int
+    backend: NativeBackend,
+    meter: Meter,
+    plan: AttentionPlan,
+    watch: Watch,
+    name: str,
+    shape: tuple[int, int, int],
+    context: int,
 ) -> AttentionResult:
     heads, kv_heads, head_dim = shape
     batch, one = plan.batch, _geometry(name, kv_heads, head_dim, 1)
@@ -110,7 +118,10 @@ def _measure(
     layers = min(_MOST_LAYERS, max(1, -(-_KV_BYTES // (batch * blocks * one.block_bytes))))
     cache = backend.kv_cache(_geometry(name, kv_heads, head_dim, layers), batch * blocks)
     draw = np.random.default_rng(0)
-    q, k, v = (backend.constant(draw.standard_normal((batch, n * head_dim)).astype(np.float32)) for n in (heads, kv_heads, kv_heads))
+    q, k, v = (
+        backend.constant(draw.standard_normal((batch, n * head_dim)).astype(np.float32))
+        for n in (heads, kv_heads, kv_heads)
+    )
 
     def forward(ops: Ops) -> Tensor:
         for layer in range(layers - 1):
@@ -137,7 +148,9 @@ def _arrays(batch: int, context: int) -> StepArrays:
     )
 
 
-def _result(plan: AttentionPlan, name: str, shape: tuple[int, int, int], context: int, work: Work, runs: Runs) -> AttentionResult:
+def _result(
+    plan: AttentionPlan, name: str, shape: tuple[int, int, int], context: int, work: Work, runs: Runs
+) -> AttentionResult:
     seconds = statistics.median(r.seconds for r in runs.counted)
     middle = runs.counted[len(runs.counted) // 2].ceilings
     return AttentionResult(

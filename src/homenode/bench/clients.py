@@ -60,7 +60,9 @@ async def run_load(url: str, load: Load, timeout_s: float = 600.0) -> list[Excha
     except* OSError as errors:
         error = errors.exceptions[0]
         raise (
-            PeerError(f"{url}: not done within {timeout_s:g} s") if isinstance(error, TimeoutError) else HostError(f"{url}: {error}")
+            PeerError(f"{url}: not done within {timeout_s:g} s")
+            if isinstance(error, TimeoutError)
+            else HostError(f"{url}: {error}")
         ) from None
     except* PeerError as errors:
         raise errors.exceptions[0] from None
@@ -71,7 +73,9 @@ async def _client(address: tuple[str, int], load: Load, number: int) -> list[Exc
     loop, found = asyncio.get_running_loop(), []
     draw = random.Random(load.seed * 1_000_003 + number)
     for _ in range(load.requests):
-        request = _request(address, load, [draw.randrange(_FIRST_ID, load.vocab_size) for _ in range(load.prompt_tokens)])
+        request = _request(
+            address, load, [draw.randrange(_FIRST_ID, load.vocab_size) for _ in range(load.prompt_tokens)]
+        )
         answer = _Answer(request, loop.create_future())
         await loop.create_connection(lambda answer=answer: answer, *address)  # type: ignore[misc]
         found.append(await answer.done)
@@ -79,7 +83,13 @@ async def _client(address: tuple[str, int], load: Load, number: int) -> list[Exc
 
 
 def _request(address: tuple[str, int], load: Load, prompt: list[int]) -> bytes:
-    body: dict[str, object] = {"prompt": prompt, "max_tokens": load.gen_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    body: dict[str, object] = {
+        "prompt": prompt,
+        "max_tokens": load.gen_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
     body["stream_options"] = {"include_usage": True}
     if load.model is not None:
         body["model"] = load.model
@@ -134,4 +144,6 @@ class _Answer(asyncio.Protocol):
 
     def _fail(self) -> None:
         if not self.done.done():
-            self.done.set_exception(PeerError(f"the server did not stream a completion; its answer ends in {self._tail[-500:]!r}"))
+            self.done.set_exception(
+                PeerError(f"the server did not stream a completion; its answer ends in {self._tail[-500:]!r}")
+            )

@@ -20,8 +20,12 @@ _HAND_OFFS = 20  # of which one row's time is the median
 class HandOver:
     """The whole thing: two agents."""
 
-    def __init__(self, peer: OtherProcess, channel: str, mode: Mode, page_bytes: int, pages: int, holds: bool = False) -> None:
-        reply = peer.ask(do="side", channel=channel, mode=mode, page_bytes=page_bytes, pages=pages, holds=holds, in_place=False)
+    def __init__(
+        self, peer: OtherProcess, channel: str, mode: Mode, page_bytes: int, pages: int, holds: bool = False
+    ) -> None:
+        reply = peer.ask(
+            do="side", channel=channel, mode=mode, page_bytes=page_bytes, pages=pages, holds=holds, in_place=False
+        )
         self.document = base64.b64decode(reply["document"])
         self.side = Side("sender", channel, mode, page_bytes, pages)
         self._peer, self._pages, self._tickets = peer, pages, 0
@@ -93,7 +97,9 @@ class HandOff:
     def __init__(self, peer: OtherProcess, page_bytes: int, pages: int, pause_s: float = 0.0) -> None:
         """`pause_s`: before each hand-off; a prompt takes its time."""
         self._count, self._pause_s = min(_HAND_OFFS, pages), pause_s
-        reply = peer.ask(do="side", channel="shm", mode="pull-eager", page_bytes=page_bytes, pages=pages, holds=False, in_place=True)
+        reply = peer.ask(
+            do="side", channel="shm", mode="pull-eager", page_bytes=page_bytes, pages=pages, holds=False, in_place=True
+        )
         self.document = base64.b64decode(reply["document"])
         self.side = Side("sender", "shm", "pull-eager", page_bytes, pages + self._count)
         self._peer, self._pages, self._tickets = peer, pages, 0
@@ -102,11 +108,17 @@ class HandOff:
         """From the sender's scheduler to the receiver's, which may read then; from the receiver's, which has read, to the sender's, whose pages are
         free then; and the first with what it is without: the time that both sides need to read the last page for its digest."""
         paused = ", paused" if self._pause_s else ""
-        return f"hand-off{paused}, pages: {pages}", f"hand-back{paused}, pages: {pages}", f"hand-off{paused} + digests, pages: {pages}"
+        return (
+            f"hand-off{paused}, pages: {pages}",
+            f"hand-back{paused}, pages: {pages}",
+            f"hand-off{paused} + digests, pages: {pages}",
+        )
 
     def next(self, pages: int) -> tuple[float, float, float]:
         """The medians of a row of hand-offs, one right after the other but for the pause."""
-        at_once = max(1, min(self._count, self._pages // (2 * pages)))  # half of the sender's buffer, so that none has to wait
+        at_once = max(
+            1, min(self._count, self._pages // (2 * pages))
+        )  # half of the sender's buffer, so that none has to wait
         found = [times for _ in range(self._count // at_once) for times in self._several(at_once, pages)]
         bare = statistics.median(there - digests for there, _, digests in found)
         return bare, statistics.median(back for _, back, _ in found), statistics.median(there for there, _, _ in found)
@@ -127,7 +139,9 @@ class HandOff:
         theirs = [after - until for until, after in pairwise([before, *answer["copied"]])]
         return [
             (there - begun, ended - unused, digested + copied)
-            for there, unused, copied, (begun, ended, digested) in zip(answer["at"], answer["unused"], theirs, own, strict=True)
+            for there, unused, copied, (begun, ended, digested) in zip(
+                answer["at"], answer["unused"], theirs, own, strict=True
+            )
         ]
 
     def _one(self, ticket: str) -> tuple[float, float, float]:

@@ -81,7 +81,9 @@ def check_plan(plan: KernelPlan, formats: frozenset[str]) -> None:
             raise UserError(f"no kernel for format {name}; there are {', '.join(known)}", param="--formats")
         for columns, rows in plan.shapes:
             if columns % BY_NAME[name].block:
-                raise UserError(f"shape {columns}x{rows}: {name} has blocks of {BY_NAME[name].block} columns", param="--shapes")
+                raise UserError(
+                    f"shape {columns}x{rows}: {name} has blocks of {BY_NAME[name].block} columns", param="--shapes"
+                )
 
 
 def measure_kernels(backend: NativeBackend, meter: Meter, plan: KernelPlan, watch: Watch) -> Iterator[KernelResult]:
@@ -103,7 +105,12 @@ def _make_weights(backend: NativeBackend, name: str, columns: int, rows: int) ->
 
 
 def _measure(
-    backend: NativeBackend, meter: Meter, repeat: int, watch: Watch, point: tuple[str, int, int, int], weights: list[Weight]
+    backend: NativeBackend,
+    meter: Meter,
+    repeat: int,
+    watch: Watch,
+    point: tuple[str, int, int, int],
+    weights: list[Weight],
 ) -> KernelResult:
     name, columns, rows, tokens = point
     operations = 2.0 * tokens * columns * rows
@@ -111,7 +118,12 @@ def _measure(
     x = backend.constant(np.random.default_rng(tokens).standard_normal((tokens, columns)).astype(np.float32))
     used = [weights[i : i + products] for i in range(0, len(weights) - products + 1, products)][:_PROGRAMS]
     arrays = StepArrays(
-        _int32([0] * tokens), _int32(range(tokens)), _int32([0, tokens]), _int32([tokens]), np.zeros((1, 1), np.int32), _int32([])
+        _int32([0] * tokens),
+        _int32(range(tokens)),
+        _int32([0, tokens]),
+        _int32([tokens]),
+        np.zeros((1, 1), np.int32),
+        _int32([]),
     )
     run = Passes([_program(backend, some, x, tokens) for some in used], arrays, products)
     runs = measure_repeatedly(run, meter, repeat, watch, short=True)

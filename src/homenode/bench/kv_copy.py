@@ -37,7 +37,9 @@ class CopySpeed:
     ratio: float
 
 
-def measure_kv_copy(backend: NativeBackend, block_bytes: Sequence[int], rounds: int = 7, batch_bytes: int = BATCH_BYTES) -> list[CopySpeed]:
+def measure_kv_copy(
+    backend: NativeBackend, block_bytes: Sequence[int], rounds: int = 7, batch_bytes: int = BATCH_BYTES
+) -> list[CopySpeed]:
     """Measure with blocks of these sizes: UserError for one that is no power of two times 8 KiB. Takes memory for two batches."""
     return [_measure(backend, _geometry(size), max(1, batch_bytes // size), rounds) for size in block_bytes]
 
@@ -46,7 +48,9 @@ def _geometry(block_bytes: int) -> KvGeometry:
     """A KV block of so many bytes, as a model might have it."""
     doublings = (block_bytes // _LEAST).bit_length() - 1
     if doublings < 0 or _LEAST << doublings != block_bytes:
-        raise UserError(f"KV blocks of {block_bytes} bytes cannot be measured; wanted a power of two, at least {_LEAST}")
+        raise UserError(
+            f"KV blocks of {block_bytes} bytes cannot be measured; wanted a power of two, at least {_LEAST}"
+        )
     tokens, heads = min(doublings, 2), min(max(doublings - 4, 0), 3)
     return KvGeometry(1 << (doublings - tokens - heads), 1 << heads, _HEAD, 32 << tokens, "bf16")
 
@@ -55,7 +59,10 @@ def _measure(backend: NativeBackend, geometry: KvGeometry, blocks: int, rounds: 
     source, target = _filled(backend, geometry, blocks), _filled(backend, geometry, blocks)
     order, places = (random.Random(seed).sample(range(blocks), blocks) for seed in (1, 2))
     size, tokens = geometry.block_bytes, blocks * geometry.block_size
-    begin, end = (np.frombuffer(m.pieces(0, geometry.block_size // TILE_TOKENS)[0], np.uint8).ctypes.data for m in (source, target))
+    begin, end = (
+        np.frombuffer(m.pieces(0, geometry.block_size // TILE_TOKENS)[0], np.uint8).ctypes.data
+        for m in (source, target)
+    )
 
     def memcpy() -> None:
         for a, b in zip(order, places, strict=True):

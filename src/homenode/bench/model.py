@@ -91,13 +91,21 @@ def timed_runs(model: LoadedModel, backend: Backend, plan: Plan) -> ModelRuns:
     """The runs of a plan, to be timed by whoever calls them. Raises UserError when the model's context is too short for the plan."""
     longest = max(plan.prompt_tokens, plan.context + plan.gen_tokens)
     if longest > model.spec.max_position:
-        raise UserError(f"the plan needs a context of {longest} tokens; the model has {model.spec.max_position}", param="--context")
+        raise UserError(
+            f"the plan needs a context of {longest} tokens; the model has {model.spec.max_position}", param="--context"
+        )
     widest = max(plan.batches)
     blocks = -(-longest // _BLOCK)
     limits = StepLimits(max(plan.prompt_tokens, widest), widest, widest, blocks)
     geometry = model.kv_geometry(_BLOCK, plan.kv_dtype)
     cache = backend.kv_cache(geometry, blocks * widest)
-    return ModelRuns(backend, backend.compile(model.forward(cache), limits), plan, ModelWork(model.layout, model.spec, geometry), blocks)
+    return ModelRuns(
+        backend,
+        backend.compile(model.forward(cache), limits),
+        plan,
+        ModelWork(model.layout, model.spec, geometry),
+        blocks,
+    )
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,9 @@ class ModelRuns:
         """One step a run."""
         n = self.plan.prompt_tokens
         ids = np.random.default_rng(0).integers(0, self.work.spec.vocab_size, n).astype(np.int32)
-        arrays = StepArrays(ids, _int32(range(n)), _int32([0, n]), _int32([n]), _tables(1, self.blocks), _int32([n - 1]))
+        arrays = StepArrays(
+            ids, _int32(range(n)), _int32([0, n]), _int32([n]), _tables(1, self.blocks), _int32([n - 1])
+        )
         return TimedSteps(lambda _: self.program.run(arrays), 1)
 
     def decode(self, batch: int) -> TimedSteps:

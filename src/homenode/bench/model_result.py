@@ -49,7 +49,9 @@ class Result:
     limit: str
     best_step_tok_s: float
     cpu_seconds: float
-    step: dict[str, float]  # of one step, the middle one of a run: bytes read, operations by kind; and operations for each token
+    step: dict[
+        str, float
+    ]  # of one step, the middle one of a run: bytes read, operations by kind; and operations for each token
     ceilings: dict[str, float]
     placement: dict[str, Any]
     discarded: tuple[str, ...]
@@ -80,7 +82,9 @@ class TimedSteps:
         return before - start
 
 
-def result_of(what: tuple[str, int, int, int], made: int, run: TimedSteps, work: Work, step: Work, runs: Runs) -> Result:
+def result_of(
+    what: tuple[str, int, int, int], made: int, run: TimedSteps, work: Work, step: Work, runs: Runs
+) -> Result:
     """What the runs of one test come to.
 
     what: test, batch, tokens and context as in `Result`. made: tokens of a run. work: of a run; step: of its middle step.

@@ -118,7 +118,9 @@ def memories(host: Host, teams: Sequence[BenchTeam]) -> tuple[int, ...]:
     return tuple(sorted({team.memory_node for team in teams} | set(lone)))
 
 
-def measure_nodes(host: Host, probe: Probe, available: int, told: Callable[[str], AbstractContextManager[object]]) -> NodesResult:
+def measure_nodes(
+    host: Host, probe: Probe, available: int, told: Callable[[str], AbstractContextManager[object]]
+) -> NodesResult:
     """Every pair of nodes, then the barriers. `available`: bytes that may be taken. `told`: is entered around each measurement with its name."""
     teams = bench_teams(host)
     nodes, pairs = [], []
@@ -132,11 +134,23 @@ def measure_nodes(host: Host, probe: Probe, available: int, told: Callable[[str]
     with told("barriers"):
         within = max(probe.barrier_us(team.cpus, team.groups) for team in teams)
         all_cpus = [cpu for team in teams for cpu in team.cpus]
-        across = probe.barrier_us(all_cpus, [path for team in teams for path in team.groups]) if len(teams) > 1 else within
-    return NodesResult(host.machine, host.kernel, probe.level, tuple(nodes), tuple(pairs), round(within, 3), round(max(within, across), 3))
+        across = (
+            probe.barrier_us(all_cpus, [path for team in teams for path in team.groups]) if len(teams) > 1 else within
+        )
+    return NodesResult(
+        host.machine,
+        host.kernel,
+        probe.level,
+        tuple(nodes),
+        tuple(pairs),
+        round(within, 3),
+        round(max(within, across), 3),
+    )
 
 
-def _measure_pair(probe: Probe, teams: Sequence[BenchTeam], team: BenchTeam, memory: int, available: int) -> tuple[PairFigures, float]:
+def _measure_pair(
+    probe: Probe, teams: Sequence[BenchTeam], team: BenchTeam, memory: int, available: int
+) -> tuple[PairFigures, float]:
     """The pair, and what the threads multiply."""
     wanted = max(_READ_BYTES, _BYTES_A_THREAD * len(team.cpus))
     meter, share = probe.meter(team, memory, min(wanted, available // _SHARE_OF_MEMORY))
@@ -144,7 +158,9 @@ def _measure_pair(probe: Probe, teams: Sequence[BenchTeam], team: BenchTeam, mem
     other = _partner(teams, team, memory)
     trip = None if other is None else round(probe.round_trip_ns(team.cpus[0], other), 1)
     shown = None if share is None else round(share, 3)
-    return PairFigures(team.node, memory, round(found.read / 1e9, 2), trip, meter.huge_pages, shown), round(found.int8 / 1e9, 1)
+    return PairFigures(team.node, memory, round(found.read / 1e9, 2), trip, meter.huge_pages, shown), round(
+        found.int8 / 1e9, 1
+    )
 
 
 def _partner(teams: Sequence[BenchTeam], team: BenchTeam, memory: int) -> int | None:

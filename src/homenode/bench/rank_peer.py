@@ -35,7 +35,10 @@ def ring(work: dict[str, Any]) -> list[tuple[float, float]]:
     """Half the median seconds of a way there and back through two rings, and those of a copy."""
     there, back = work["fds"]
     first = work["number"] == 0
-    writer, reader = RingWriter(there if first else back, work["spin_us"]), RingReader(back if first else there, 0, work["spin_us"])
+    writer, reader = (
+        RingWriter(there if first else back, work["spin_us"]),
+        RingReader(back if first else there, 0, work["spin_us"]),
+    )
     ((rows, columns),) = work["shapes"]
     values, other, seconds = np.ones((rows, columns), np.float32), np.empty((rows, columns), np.float32), []
     for number in range(work["rounds"]):
@@ -55,7 +58,9 @@ def ring(work: dict[str, Any]) -> list[tuple[float, float]]:
     if not first:
         reader.release()
         with contextlib.suppress(PeerError):
-            reader.read(work["rounds"], columns, _WAIT_S)  # ends when the first process, which may still be reading, does
+            reader.read(
+                work["rounds"], columns, _WAIT_S
+            )  # ends when the first process, which may still be reading, does
     return [(statistics.median(seconds), statistics.median(copies))]
 
 

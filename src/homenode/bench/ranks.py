@@ -71,7 +71,11 @@ def _measure_sums(plan: Plan) -> list[Exchange]:
     found = []
     for i, (rows, columns) in enumerate(plan.shapes):
         slowest = max(answer[i][0] for answer in answers)
-        found.append(Exchange("sum", plan.ranks, plan.threads, rows, columns, slowest, statistics.median(a[i][1] for a in answers)))
+        found.append(
+            Exchange(
+                "sum", plan.ranks, plan.threads, rows, columns, slowest, statistics.median(a[i][1] for a in answers)
+            )
+        )
     return found
 
 

@@ -16,7 +16,18 @@ from homenode.bench.kernels import KernelResult
 
 _WIDTH, _HEIGHT = 960, 600
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 190, 50, 60
-_COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
+_COLOURS = (
+    "#1f77b4",
+    "#d62728",
+    "#2ca02c",
+    "#9467bd",
+    "#ff7f0e",
+    "#17becf",
+    "#8c564b",
+    "#e377c2",
+    "#7f7f7f",
+    "#bcbd22",
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,9 @@ def draw_roofline(results: Sequence[KernelResult], title: str) -> str:
     x = _axis([r.intensity for r in results], _LEFT, _WIDTH - _RIGHT)
     y = _axis([*(r.gops for r in results), *roofs.multiply.values()], _HEIGHT - _BOTTOM, _TOP)
     size = {"width": str(_WIDTH), "height": str(_HEIGHT), "viewBox": f"0 0 {_WIDTH} {_HEIGHT}"}
-    svg = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "font-family": "sans-serif", "font-size": "13", **size})
+    svg = ET.Element(
+        "svg", {"xmlns": "http://www.w3.org/2000/svg", "font-family": "sans-serif", "font-size": "13", **size}
+    )
     ET.SubElement(svg, "rect", {"width": "100%", "height": "100%", "fill": "white"})
     _text(svg, _LEFT, 28, title, {"font-size": "16"})
     _draw_axes(svg, x, y)

@@ -35,7 +35,9 @@ def write_roofline_png(results: Sequence[KernelResult], title: str, file: Path) 
         axes.scatter([r.intensity for r in points], [r.gops for r in points], label=name, alpha=0.75, s=24)
     low, high = min(r.intensity for r in results) / 2, max(r.intensity for r in results) * 2
     ridge = min(high, max(roofs.multiply.values()) / roofs.read)
-    axes.plot([low, ridge], [low * roofs.read, ridge * roofs.read], color="black", label=f"reading {roofs.read:.0f} GB/s")
+    axes.plot(
+        [low, ridge], [low * roofs.read, ridge * roofs.read], color="black", label=f"reading {roofs.read:.0f} GB/s"
+    )
     for kind, gops in roofs.multiply.items():
         axes.plot([min(gops / roofs.read, high), high], [gops, gops], color="black")
         axes.annotate(f"{kind} {gops:.0f} GOPS", (high, gops), ha="right", va="bottom")

@@ -60,9 +60,15 @@ def take_reading(meter: Meter, *, short: bool = False) -> Reading:
     """
     trips = zip(*(meter.round_trips() for _ in range(_ROUND_TRIP_BURSTS)), strict=True)
     best = max(meter.read(eight_streams, True) for _ in range(_SHORT_READS) for eight_streams in (False, True))
-    long = 0.0 if short else max(median(meter.read(eight, False) for _ in range(_LONG_READS)) for eight in (False, True))
-    int8, bf16, f32, int6 = (max(meter.multiply(kind) for _ in range(_MULTIPLY_BURSTS)) for kind in ("int8", "bf16", "f32", "int6"))
-    return Reading(Fingerprint(tuple(min(t) for t in trips), best), Ceilings(best if short else long, int8, bf16, f32, int6))
+    long = (
+        0.0 if short else max(median(meter.read(eight, False) for _ in range(_LONG_READS)) for eight in (False, True))
+    )
+    int8, bf16, f32, int6 = (
+        max(meter.multiply(kind) for _ in range(_MULTIPLY_BURSTS)) for kind in ("int8", "bf16", "f32", "int6")
+    )
+    return Reading(
+        Fingerprint(tuple(min(t) for t in trips), best), Ceilings(best if short else long, int8, bf16, f32, int6)
+    )
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,10 @@ class Runs:
 
 
 def repeat_steadily(
-    run: Callable[[], float], read: Callable[[], Reading], repeat: int, discarding: Callable[[str], None] = lambda _: None
+    run: Callable[[], float],
+    read: Callable[[], Reading],
+    repeat: int,
+    discarding: Callable[[str], None] = lambda _: None,
 ) -> Runs:
     """Measure until `repeat` runs had the same placement before and after, at most 3 times as often.
 
@@ -113,7 +122,9 @@ def repeat_steadily(
     return Runs(tuple(counted or moving), tuple(reasons), bool(counted), first, before)
 
 
-def measure_repeatedly(run: Callable[[], float], meter: Meter, repeat: int, watch: Watch, *, short: bool = False) -> Runs:
+def measure_repeatedly(
+    run: Callable[[], float], meter: Meter, repeat: int, watch: Watch, *, short: bool = False
+) -> Runs:
     """Run once to warm up, uncounted, then `repeat` times between readings, which are `short` where a run takes milliseconds."""
 
     def watched() -> float:

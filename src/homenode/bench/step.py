@@ -105,7 +105,13 @@ class _TimedSampling:
 
 
 def measure_steps(
-    backend: NativeBackend, sequences: int, steps: int, *, step_s: float = 0.02, vocab_size: int = 151_936, temperature: float = 0.0
+    backend: NativeBackend,
+    sequences: int,
+    steps: int,
+    *,
+    step_s: float = 0.02,
+    vocab_size: int = 151_936,
+    temperature: float = 0.0,
 ) -> StepCost:
     """Run `sequences` requests of `steps` tokens each, all at once. `temperature` above 0 samples with top-k 40 and top-p 0.95."""
     times: list[_Times] = []
@@ -129,9 +135,13 @@ def measure_steps(
     return _cost(sequences, times, loop_cpu[0], float(told))
 
 
-def _runner(backend: NativeBackend, sequences: int, steps: int, step_s: float, vocab_size: int, times: list[_Times]) -> Runner:
+def _runner(
+    backend: NativeBackend, sequences: int, steps: int, step_s: float, vocab_size: int, times: list[_Times]
+) -> Runner:
     limits = StepLimits(sequences * _PROMPT, sequences, sequences, -(-(_PROMPT + steps) // _BLOCK))
-    table = backend.weight_from_array(np.random.default_rng(0).standard_normal((vocab_size, _COLUMNS), np.float32), "Q8_0")
+    table = backend.weight_from_array(
+        np.random.default_rng(0).standard_normal((vocab_size, _COLUMNS), np.float32), "Q8_0"
+    )
 
     def forward(ops: Ops) -> Tensor:
         return ops.linear(ops.select(ops.embedding(table)), [table])
@@ -163,7 +173,12 @@ def _limits(sequences: int, steps: int, vocab_size: int) -> WorkerLimits:
 
 
 def _run(
-    executor: InlineExecutor, send: Callable[[ToFront], None], sequences: int, steps: int, temperature: float, loop_cpu: list[float]
+    executor: InlineExecutor,
+    send: Callable[[ToFront], None],
+    sequences: int,
+    steps: int,
+    temperature: float,
+    loop_cpu: list[float],
 ) -> None:
     """Start the loop on a thread, hand in the requests, wait for their ends."""
     config = SchedulerConfig(max_num_batched_tokens=sequences * _PROMPT, max_num_seqs=sequences)
@@ -186,9 +201,20 @@ def _run(
     thread = threading.Thread(target=loop, name="homenode-engine")
     draw = random.Random(0)
     params = SamplingParams(
-        max_tokens=steps, temperature=temperature, ignore_eos=True, top_k=40 if temperature else 0, top_p=0.95 if temperature else 1.0
+        max_tokens=steps,
+        temperature=temperature,
+        ignore_eos=True,
+        top_k=40 if temperature else 0,
+        top_p=0.95 if temperature else 1.0,
     )
-    core.post(Submit([Request(id=i, prompt_ids=[draw.randrange(1000) for _ in range(_PROMPT)], params=params) for i in range(sequences)]))
+    core.post(
+        Submit(
+            [
+                Request(id=i, prompt_ids=[draw.randrange(1000) for _ in range(_PROMPT)], params=params)
+                for i in range(sequences)
+            ]
+        )
+    )
     thread.start()
     for _ in range(sequences):
         left.get(timeout=_PATIENCE_S)

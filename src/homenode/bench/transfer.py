@@ -164,7 +164,14 @@ class _LocalCopies:
         """One call, one thread, digests and epochs included."""
         begin = time.perf_counter()
         done = copy_kv(
-            self._target, self._table, self._source, self._table, 0, self._pages, self._tokens, epochs=(self._words, [0] * self._pages)
+            self._target,
+            self._table,
+            self._source,
+            self._table,
+            0,
+            self._pages,
+            self._tokens,
+            epochs=(self._words, [0] * self._pages),
         )
         taken = time.perf_counter() - begin
         assert done is not None and len(done) == self._pages

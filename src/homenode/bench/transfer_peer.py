@@ -29,7 +29,13 @@ class Peer:
         match order["do"]:
             case "side":
                 self._side = Side(
-                    "receiver", order["channel"], order["mode"], order["page_bytes"], order["pages"], order["holds"], order["in_place"]
+                    "receiver",
+                    order["channel"],
+                    order["mode"],
+                    order["page_bytes"],
+                    order["pages"],
+                    order["holds"],
+                    order["in_place"],
                 )
                 return {"document": base64.b64encode(self._side.document).decode()}
             case "close":

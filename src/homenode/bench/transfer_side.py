@@ -88,7 +88,9 @@ class Side:
     in_place: bool = False
     _ends: dict[str, Ended] = field(default_factory=dict)
     _pages: dict[str, int] = field(default_factory=dict)  # of each ticket
-    _late: dict[str, list[int]] = field(default_factory=dict)  # blocks of a ticket's last pages, computed when `finish` says so
+    _late: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # blocks of a ticket's last pages, computed when `finish` says so
     _arrivals: dict[str, tuple[int, float]] = field(
         default_factory=dict
     )  # tokens that have arrived (sender: that were computed), since when
@@ -107,9 +109,14 @@ class Side:
         if self.in_place:  # what steps read, and other engines' memory beside it
             cache = backend.kv_cache(geometry, self.pages, shared=True)
             self.memory = backend.kv_memory(cache)
-            in_place = InPlace(lambda memory: backend.attach_kv(cache, memory), lambda first: backend.detach_kv(cache, first))  # type: ignore[arg-type]
+            in_place = InPlace(
+                lambda memory: backend.attach_kv(cache, memory),  # type: ignore[arg-type]
+                lambda first: backend.detach_kv(cache, first),
+            )
         else:
-            self.memory = backend.kv_pool(geometry, self.pages, others_write=self.role == "receiver" and self.mode == "push")
+            self.memory = backend.kv_pool(
+                geometry, self.pages, others_write=self.role == "receiver" and self.mode == "push"
+            )
             in_place = None
         self.incarnation = os.urandom(16)
         config = TransferConfig(
@@ -134,7 +141,9 @@ class Side:
         self._steps: SimpleQueue[tuple[str, float] | None] = SimpleQueue()
         self._computed = ""  # the ticket of the last step
         threading.Thread(target=self._compute, name="steps", daemon=True).start()
-        self._thread = threading.Thread(target=self._schedule, name="scheduler", daemon=True) if self.role == "receiver" else None
+        self._thread = (
+            threading.Thread(target=self._schedule, name="scheduler", daemon=True) if self.role == "receiver" else None
+        )
         if self._thread is not None:
             self._thread.start()
         else:
@@ -193,7 +202,9 @@ class Side:
     def arrival(self, ticket: str, pages: int, timeout: float) -> float:
         """When so many pages of a ticket had arrived, or were computed but for its late ones (time.perf_counter). TimeoutError when they do not."""
         wanted = pages * self.block_size
-        self.attend(lambda: self._arrivals.get(ticket, (-1, 0.0))[0] >= wanted, timeout, f"{pages} pages of ticket {ticket}")
+        self.attend(
+            lambda: self._arrivals.get(ticket, (-1, 0.0))[0] >= wanted, timeout, f"{pages} pages of ticket {ticket}"
+        )
         return self._arrivals[ticket][1]
 
     def attend(self, done: Callable[[], bool], timeout: float, what: str) -> None:

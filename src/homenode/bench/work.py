@@ -48,8 +48,12 @@ class ModelWork:
     def prefill_phases(self, tokens: int) -> dict[str, Work]:
         """The same by phase of the program: qkv, attention, o, gate_up, down, lm_head, ..."""
         last = self.spec.num_layers - 1  # whose attention is computed for the sampled token alone
-        pairs = sum(self._visible_pairs(0, tokens, layer) for layer in range(last)) + self._visible_pairs(tokens - 1, 1, last)
-        attention = Work(0.0, self._attention_operations(pairs))  # its keys and values are made in the step and need not come from memory
+        pairs = sum(self._visible_pairs(0, tokens, layer) for layer in range(last)) + self._visible_pairs(
+            tokens - 1, 1, last
+        )
+        attention = Work(
+            0.0, self._attention_operations(pairs)
+        )  # its keys and values are made in the step and need not come from memory
         return self._matrices(tokens, sampled=1) | {"attention": attention}
 
     def decode(self, batch: int, context: int) -> Work:
@@ -107,7 +111,9 @@ class ModelWork:
 
     def _attention_operations(self, pairs: int) -> Operations:
         """A product with the key and one with the value, for each pair and query head."""
-        return Operations.of(path_of(self.geometry.dtype.upper()), 4.0 * self.spec.num_heads * self.spec.head_dim * pairs)
+        return Operations.of(
+            path_of(self.geometry.dtype.upper()), 4.0 * self.spec.num_heads * self.spec.head_dim * pairs
+        )
 
 
 def _phase_of(name: str) -> str:

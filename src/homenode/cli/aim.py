@@ -45,7 +45,9 @@ class Aim:
 def with_target_flags(command: Any) -> Any:
     """Decorator: the plan's flags and `--cpus LIST`."""
     command = click.option(
-        "--cpus", metavar="LIST", help="Bind to these CPUs instead of a plan's; --memory-nodes then says where memory goes."
+        "--cpus",
+        metavar="LIST",
+        help="Bind to these CPUs instead of a plan's; --memory-nodes then says where memory goes.",
     )(command)
     return with_plan_flags(command)
 
@@ -55,11 +57,15 @@ def warn(line: str) -> None:
     sys.stderr.write(f"homenode: {line}\n")
 
 
-def aim(flags: PlanFlags, cpus: str | None, *, strict: bool, pid: int, claims: bool = True, before_start: bool = False) -> Aim:
+def aim(
+    flags: PlanFlags, cpus: str | None, *, strict: bool, pid: int, claims: bool = True, before_start: bool = False
+) -> Aim:
     """Decide for process `pid`. Raises UserError and PlacementError where that process must not be started or touched."""
     from homenode.host.binding.threads import ancestors
 
-    if cpus is not None or (flags.memory_nodes is not None and flags.strategy is None and flags.cpu_threads_bind is None):
+    if cpus is not None or (
+        flags.memory_nodes is not None and flags.strategy is None and flags.cpu_threads_bind is None
+    ):
         return _direct(flags, cpus)
     with _claim_table(claims, strict) as table:
         # What a program claimed when it was started as a whole is not claimed against its own ranks.
@@ -110,7 +116,9 @@ def _switched_off(flags: PlanFlags, host: Host) -> str:
     from homenode.host.placement.policies.ascend_plan import arm_gate
 
     enabled = cpu_binding_enabled(flags.additional_config, flags.cpu_binding)
-    ascend = flags.chosen_strategy in ASCEND or (flags.chosen_strategy == "numa-bind" and host.accelerators.kind == "npu")
+    ascend = flags.chosen_strategy in ASCEND or (
+        flags.chosen_strategy == "numa-bind" and host.accelerators.kind == "npu"
+    )
     if not ascend:
         return ""
     if not enabled:
@@ -133,7 +141,11 @@ def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
     if flags.chosen_strategy in ASCEND and plan.workers:
         from homenode.host.placement.policies.ascend import log_lines
 
-        mode = "topo-affinity" if any(finding.code == "topo_affinity_missing" for finding in plan.findings) else plan.strategy
+        mode = (
+            "topo-affinity"
+            if any(finding.code == "topo_affinity_missing" for finding in plan.findings)
+            else plan.strategy
+        )
         lines += log_lines(plan, mode, plan.workers[0].local_rank, demand.visible or plan.devices_running)
     bound = tuple(worker for worker in plan.workers if worker.bound)
     if not bound:
@@ -141,7 +153,9 @@ def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
     if len(bound) == 1:
         return Aim(target_of(bound[0], chip_of(host, bound[0])), host, plan, bound, tuple(lines))
     # A program that starts its ranks itself: it may use what all of them have; memory is theirs to place.
-    everything = {cpu for worker in bound for cpu in worker.cpus} | {cpu for place in plan.processes for cpu in place.cpus}
+    everything = {cpu for worker in bound for cpu in worker.cpus} | {
+        cpu for place in plan.processes for cpu in place.cpus
+    }
     return Aim(Target(tuple(sorted(everything))), host, plan, bound, tuple(lines))
 
 

@@ -19,14 +19,26 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--types", type=Names(), default="BF16,INT8", show_default=True, help="How keys and values are stored: f32, bf16, int8.")
 @click.option(
-    "--shapes", type=HeadShapes(), default="14x2x64,32x8x64", show_default=True, help="Query heads x KV heads x elements of a head."
+    "--types",
+    type=Names(),
+    default="BF16,INT8",
+    show_default=True,
+    help="How keys and values are stored: f32, bf16, int8.",
+)
+@click.option(
+    "--shapes",
+    type=HeadShapes(),
+    default="14x2x64,32x8x64",
+    show_default=True,
+    help="Query heads x KV heads x elements of a head.",
 )
 @click.option("--contexts", type=Numbers(), default="512,8192,32768", show_default=True, help="Tokens of each context.")
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Sequences decoded at once.")
 @with_some_settings(EngineConfig, "threads", "isa")
-@click.option("--repeat", type=click.IntRange(1, 100), default=2, show_default=True, help="Counted runs; the median is reported.")
+@click.option(
+    "--repeat", type=click.IntRange(1, 100), default=2, show_default=True, help="Counted runs; the median is reported."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def attention(
     types: tuple[str, ...],
@@ -53,16 +65,37 @@ def attention(
             click.echo(msgspec.json.encode({"backend": statistics, "results": [asdict(r) for r in results]}).decode())
         else:
             _print_table(results)
-            OUT.print(f"Instruction set level {statistics['level']}, {statistics['threads']} threads, {batch} sequences.", highlight=False)
+            OUT.print(
+                f"Instruction set level {statistics['level']}, {statistics['threads']} threads, {batch} sequences.",
+                highlight=False,
+            )
 
 
 def _print_table(results: Sequence[AttentionResult]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table("type", "heads", "context", "us", "GB/s", "of reading", "GOPS", "reached", "limit", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(
+        "type",
+        "heads",
+        "context",
+        "us",
+        "GB/s",
+        "of reading",
+        "GOPS",
+        "reached",
+        "limit",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
     for r in results:
-        numbers = (f"{r.seconds * 1e6:.1f}", f"{r.gb_s:.1f}", f"{r.read_share:.0%}", f"{r.gops:.0f}", f"{r.fraction:.0%}")
+        numbers = (
+            f"{r.seconds * 1e6:.1f}",
+            f"{r.gb_s:.1f}",
+            f"{r.read_share:.0%}",
+            f"{r.gops:.0f}",
+            f"{r.fraction:.0%}",
+        )
         limit = r.limit + ("" if r.steady else "?")
         table.add_row(r.type, f"{r.heads}x{r.kv_heads}x{r.head_dim}", str(r.context), *numbers, limit)
     OUT.print(table)

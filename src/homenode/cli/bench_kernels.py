@@ -22,16 +22,26 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--formats", type=Names(), default="BF16,Q8_0,Q4_0,Q4_K,Q6_K", show_default=True, help="Storage formats, or `all`.")
 @click.option(
-    "--shapes", type=Shapes(), default="1024x4096,4096x1024,2048x8192", show_default=True, help="Inputs x outputs of the matrices."
+    "--formats", type=Names(), default="BF16,Q8_0,Q4_0,Q4_K,Q6_K", show_default=True, help="Storage formats, or `all`."
+)
+@click.option(
+    "--shapes",
+    type=Shapes(),
+    default="1024x4096,4096x1024,2048x8192",
+    show_default=True,
+    help="Inputs x outputs of the matrices.",
 )
 @click.option("--tokens", type=Numbers(), default="1,4,8,32,512", show_default=True, help="Rows multiplied at once.")
 @with_some_settings(EngineConfig, "threads", "isa")
-@click.option("--repeat", type=click.IntRange(1, 100), default=2, show_default=True, help="Counted runs; the median is reported.")
+@click.option(
+    "--repeat", type=click.IntRange(1, 100), default=2, show_default=True, help="Counted runs; the median is reported."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw a roofline into this file: .svg, or .png with matplotlib."
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw a roofline into this file: .svg, or .png with matplotlib.",
 )
 def kernels(
     formats: tuple[str, ...],
@@ -94,7 +104,19 @@ def _print_table(results: Sequence[KernelResult]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table("format", "K x N", "tokens", "GB/s", "GOPS", "by CPU", "ceiling", "reached", "limit", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(
+        "format",
+        "K x N",
+        "tokens",
+        "GB/s",
+        "GOPS",
+        "by CPU",
+        "ceiling",
+        "reached",
+        "limit",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
     for r in results:
         numbers = (f"{r.gb_s:.1f}", f"{r.gops:.0f}", f"{r.cpu_gops:.0f}", f"{r.ceiling_gops:.0f}", f"{r.fraction:.0%}")
         limit = r.limit + ("" if r.steady else "?")

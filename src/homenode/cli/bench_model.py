@@ -21,14 +21,36 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--prompt-tokens", type=click.IntRange(0), default=512, show_default=True, help="Tokens of the prompt; 0: no prefill test.")
 @click.option(
-    "--gen-tokens", type=click.IntRange(0), default=128, show_default=True, help="Tokens decoded for each sequence; 0: no decode test."
+    "--prompt-tokens",
+    type=click.IntRange(0),
+    default=512,
+    show_default=True,
+    help="Tokens of the prompt; 0: no prefill test.",
 )
-@click.option("--batch", type=Numbers(), default="1", show_default=True, help="Batch sizes to decode at, such as 1,4,8.")
-@click.option("--context", type=click.IntRange(0), default=0, show_default=True, help="Tokens already in the context when decoding begins.")
-@with_some_settings(EngineConfig, "threads", "isa", "quantize", "dtype", "packed_cache", "kv_cache_dtype", *NUMA_SETTINGS)
-@click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Counted runs; the median is reported.")
+@click.option(
+    "--gen-tokens",
+    type=click.IntRange(0),
+    default=128,
+    show_default=True,
+    help="Tokens decoded for each sequence; 0: no decode test.",
+)
+@click.option(
+    "--batch", type=Numbers(), default="1", show_default=True, help="Batch sizes to decode at, such as 1,4,8."
+)
+@click.option(
+    "--context",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Tokens already in the context when decoding begins.",
+)
+@with_some_settings(
+    EngineConfig, "threads", "isa", "quantize", "dtype", "packed_cache", "kv_cache_dtype", *NUMA_SETTINGS
+)
+@click.option(
+    "--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Counted runs; the median is reported."
+)
 @click.option("--phases", is_flag=True, help="Also show where the time of a step goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def model(
@@ -64,14 +86,26 @@ def model(
         checkpoint, folder = open_checkpoint(path), packed_folder(packed_cache, path)
         backend, spread = engine_backend(config, checkpoint)
         with loading_bar("loading") as update:
-            loaded = load_model(checkpoint, backend, quantize=quantize, dtype=dtype, progress=update, packed_cache=folder, spread_of=spread)
+            loaded = load_model(
+                checkpoint,
+                backend,
+                quantize=quantize,
+                dtype=dtype,
+                progress=update,
+                packed_cache=folder,
+                spread_of=spread,
+            )
         for note in loaded.notes:
             ERR.print(note, markup=False, highlight=False)
         plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat, kv_cache_dtype, phases)
         with measuring(plan.tests * (repeat + 1)) as watch:
             results = measure(loaded, backend, meter_of(backend), plan, watch)
         if as_json:
-            found = {"model": str(checkpoint.path), "backend": backend.statistics(), "results": [asdict(r) for r in results]}
+            found = {
+                "model": str(checkpoint.path),
+                "backend": backend.statistics(),
+                "results": [asdict(r) for r in results],
+            }
             click.echo(msgspec.json.encode(found).decode())
         else:
             _print_table(results)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @with_some_settings(EngineConfig, "isa")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Keep the figures in this file, for --numa-measured.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Keep the figures in this file, for --numa-measured."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def nodes(isa: str | None, out: Path | None, as_json: bool) -> None:
     """Read bandwidth of every pair of NUMA nodes (whose threads, whose memory), answering times and barriers.
@@ -74,14 +76,22 @@ def _print(found: NodesResult) -> None:
     memories = sorted({pair.memory for pair in found.pairs})
     columns = [f"from node {memory}" for memory in memories]
     table = Table(
-        "threads of", "threads", *columns, "int8 GOPS", title="GB/s read, and ns until an answer comes", box=SIMPLE, padding=(0, 1, 0, 0)
+        "threads of",
+        "threads",
+        *columns,
+        "int8 GOPS",
+        title="GB/s read, and ns until an answer comes",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
     )
     pairs = {(pair.reader, pair.memory): pair for pair in found.pairs}
     for node in found.nodes:
         cells = []
         for memory in memories:
             pair = pairs[node.node, memory]
-            cells.append(f"{pair.read_gb_s:.1f}" + (f", {pair.round_trip_ns:.0f} ns" if pair.round_trip_ns is not None else ""))
+            cells.append(
+                f"{pair.read_gb_s:.1f}" + (f", {pair.round_trip_ns:.0f} ns" if pair.round_trip_ns is not None else "")
+            )
         table.add_row(f"node {node.node}", str(node.threads), *cells, f"{node.int8_gops:.0f}")
     OUT.print(table)
     lines = f"All threads of a node meet in {found.barrier_us:.2f} us"

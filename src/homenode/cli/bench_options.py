@@ -61,7 +61,9 @@ class Shapes(click.ParamType[tuple[tuple[int, int], ...]]):
 
     name = "KxN,KxN,..."
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[tuple[int, int], ...]:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, int], ...]:
         """The pairs, all above 0."""
         if isinstance(value, tuple):
             return value
@@ -76,13 +78,22 @@ class HeadShapes(click.ParamType[tuple[tuple[int, int, int], ...]]):
 
     name = "HxKxD,HxKxD,..."
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[tuple[int, int, int], ...]:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, int, int], ...]:
         """The figures, all above 0."""
         if isinstance(value, tuple):
             return value
-        found = [re.fullmatch(r"\s*([1-9][0-9]{0,4})x([1-9][0-9]{0,4})x([1-9][0-9]{0,4})\s*", part) for part in str(value).split(",")]
+        found = [
+            re.fullmatch(r"\s*([1-9][0-9]{0,4})x([1-9][0-9]{0,4})x([1-9][0-9]{0,4})\s*", part)
+            for part in str(value).split(",")
+        ]
         if not all(found):
-            self.fail(f"{value!r} is no list of shapes such as 14x2x64,32x8x64 (query heads by KV heads by elements of a head)", param, ctx)
+            self.fail(
+                f"{value!r} is no list of shapes such as 14x2x64,32x8x64 (query heads by KV heads by elements of a head)",
+                param,
+                ctx,
+            )
         return tuple((int(m[1]), int(m[2]), int(m[3])) for m in found if m)
 
 
@@ -108,7 +119,10 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
 
     host = read_host(LiveSource(), accelerators=False)
     cpus = choose_cpus(threads, host.allowance)
-    return cast("NativeBackend", make_backend(ComputeConfig(backend="native", threads=threads, isa=isa), cpus, team_groups(host, cpus)))
+    return cast(
+        "NativeBackend",
+        make_backend(ComputeConfig(backend="native", threads=threads, isa=isa), cpus, team_groups(host, cpus)),
+    )
 
 
 def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, SpreadOf]:

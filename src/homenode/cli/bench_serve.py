@@ -18,14 +18,34 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("url", default="http://127.0.0.1:8000")
-@click.option("--clients", type=Numbers(), default="1,8,32", show_default=True, help="Clients at once, one measurement for each number.")
 @click.option(
-    "--requests", type=click.IntRange(1), default=2, show_default=True, help="Completions each client asks for, one after the other."
+    "--clients",
+    type=Numbers(),
+    default="1,8,32",
+    show_default=True,
+    help="Clients at once, one measurement for each number.",
 )
-@click.option("--prompt-tokens", type=click.IntRange(1), default=256, show_default=True, help="Tokens of each prompt, drawn at random.")
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Completions each client asks for, one after the other.",
+)
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Tokens of each prompt, drawn at random.",
+)
 @click.option("--gen-tokens", type=click.IntRange(1), default=128, show_default=True, help="Tokens of each completion.")
 @click.option(
-    "--vocab-size", type=click.IntRange(200), default=30_000, show_default=True, help="Prompts are drawn from token ids below this."
+    "--vocab-size",
+    type=click.IntRange(200),
+    default=30_000,
+    show_default=True,
+    help="Prompts are drawn from token ids below this.",
 )
 @click.option("--model", help="Name to ask for, where the server wants one.")
 @click.option(
@@ -62,7 +82,11 @@ def serve(
             load = Load(number, requests, prompt_tokens, gen_tokens, vocab_size, model, seed * 1000 + number)
             results.append(served(number, prompt_tokens, asyncio.run(run_load(url, load))))
         if as_json:
-            click.echo(msgspec.json.encode({"url": url, "gen_tokens": gen_tokens, "results": [asdict(r) for r in results]}).decode())
+            click.echo(
+                msgspec.json.encode(
+                    {"url": url, "gen_tokens": gen_tokens, "results": [asdict(r) for r in results]}
+                ).decode()
+            )
         else:
             _print_table(results)
 
@@ -71,7 +95,18 @@ def _print_table(results: Sequence[Served]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    columns = ("clients", "requests", "output tok/s", "total tok/s", "TTFT ms", "95 %", "ITL ms", "95 %", "longest", "TPOT ms")
+    columns = (
+        "clients",
+        "requests",
+        "output tok/s",
+        "total tok/s",
+        "TTFT ms",
+        "95 %",
+        "ITL ms",
+        "95 %",
+        "longest",
+        "TPOT ms",
+    )
     table = Table(*columns, title="medians and 95th percentiles over all clients", box=SIMPLE, padding=(0, 1, 0, 0))
     for r in results:
         times = (r.ttft_median_s, r.ttft_p95_s, r.itl_median_s, r.itl_p95_s, r.itl_max_s, r.tpot_median_s)

@@ -22,11 +22,21 @@ if TYPE_CHECKING:
 @click.option("--sequences", type=Numbers(), default="1,8,32", show_default=True, help="Sequences decoded at once.")
 @click.option("--steps", type=click.IntRange(10), default=200, show_default=True, help="Steps of each measurement.")
 @click.option(
-    "--step-ms", type=click.FloatRange(0.0, 1000.0), default=20.0, show_default=True, help="How long the threads compute in a step."
+    "--step-ms",
+    type=click.FloatRange(0.0, 1000.0),
+    default=20.0,
+    show_default=True,
+    help="How long the threads compute in a step.",
 )
-@click.option("--vocab-size", type=click.IntRange(1000, 1 << 20), default=151_936, show_default=True, help="Logits of a row.")
 @click.option(
-    "--temperature", type=click.FloatRange(0.0, 2.0), default=0.0, show_default=True, help="Above 0: with top-k 40 and top-p 0.95."
+    "--vocab-size", type=click.IntRange(1000, 1 << 20), default=151_936, show_default=True, help="Logits of a row."
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0.0, 2.0),
+    default=0.0,
+    show_default=True,
+    help="Above 0: with top-k 40 and top-p 0.95.",
 )
 @with_some_settings(EngineConfig, "threads", "isa")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -46,10 +56,15 @@ def step(
     with plain_errors():
         backend = native_backend(threads, isa)
         measured = [
-            measure_steps(backend, n, steps, step_s=step_ms / 1000, vocab_size=vocab_size, temperature=temperature) for n in sequences
+            measure_steps(backend, n, steps, step_s=step_ms / 1000, vocab_size=vocab_size, temperature=temperature)
+            for n in sequences
         ]
         if as_json:
-            click.echo(msgspec.json.encode({"backend": backend.statistics(), "results": [asdict(m) for m in measured]}).decode())
+            click.echo(
+                msgspec.json.encode(
+                    {"backend": backend.statistics(), "results": [asdict(m) for m in measured]}
+                ).decode()
+            )
         else:
             _print_table(measured)
 
@@ -59,10 +74,17 @@ def _print_table(measured: Sequence[StepCost]) -> None:
     from rich.table import Table
 
     columns = ("sequences", "steps", "program", "sampling", "Python", "95 %", "share", "loop CPU", "front CPU")
-    table = Table(*columns, title="microseconds a step; Python: nothing computes meanwhile", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(
+        *columns, title="microseconds a step; Python: nothing computes meanwhile", box=SIMPLE, padding=(0, 1, 0, 0)
+    )
     for m in measured:
         times = (m.program_us, m.sampling_us, m.python_us, m.python_p95_us)
         table.add_row(
-            str(m.sequences), str(m.steps), *(f"{t:.0f}" for t in times), f"{m.share:.2%}", f"{m.loop_cpu_us:.0f}", f"{m.front_cpu_us:.0f}"
+            str(m.sequences),
+            str(m.steps),
+            *(f"{t:.0f}" for t in times),
+            f"{m.share:.2%}",
+            f"{m.loop_cpu_us:.0f}",
+            f"{m.front_cpu_us:.0f}",
         )
     OUT.print(table)

@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--page-sizes", type=Sizes(16 << 10), default="64KiB,1MiB,64MiB", show_default=True, help="Bytes of a page; multiples of 16 KiB."
+    "--page-sizes",
+    type=Sizes(16 << 10),
+    default="64KiB,1MiB,64MiB",
+    show_default=True,
+    help="Bytes of a page; multiples of 16 KiB.",
 )
-@click.option("--batch", type=Sizes(), default="192MiB", show_default=True, help="Bytes moved at once: beyond the caches.")
+@click.option(
+    "--batch", type=Sizes(), default="192MiB", show_default=True, help="Bytes moved at once: beyond the caches."
+)
 @click.option(
     "--channel",
     "channels",
@@ -32,7 +38,9 @@ if TYPE_CHECKING:
 )
 @click.option("--rounds", type=click.IntRange(1, 1000), default=9, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def transfer(page_sizes: tuple[int, ...], batch: tuple[int, ...], channels: tuple[str, ...], rounds: int, as_json: bool) -> None:
+def transfer(
+    page_sizes: tuple[int, ...], batch: tuple[int, ...], channels: tuple[str, ...], rounds: int, as_json: bool
+) -> None:
     """Hand-over and copies of KV between two processes of this host, against memcpy, bare round trips and bare TCP, measured in turns.
 
     Needs about three times the batch in memory for each channel.
@@ -41,7 +49,9 @@ def transfer(page_sizes: tuple[int, ...], batch: tuple[int, ...], channels: tupl
 
     with json_errors(as_json):
         with ERR.status("measuring") as status:
-            rows = measure(Plan(page_sizes, batch[0], rounds, channels, told=lambda text: status.update(f"measuring: {text}")))
+            rows = measure(
+                Plan(page_sizes, batch[0], rounds, channels, told=lambda text: status.update(f"measuring: {text}"))
+            )
         if as_json:
             print_json({"results": [{**asdict(row), "median_us": row.median_us, "gb_s": row.gb_s} for row in rows]})
         else:
@@ -52,7 +62,18 @@ def _print(rows: Sequence[Row]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table("page", "what", "moved", "us, median", "us, best", "GB/s", "x memcpy", "x bare", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(
+        "page",
+        "what",
+        "moved",
+        "us, median",
+        "us, best",
+        "GB/s",
+        "x memcpy",
+        "x bare",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
     for row in rows:
         same = {other.what: other for other in rows if other.page_bytes == row.page_bytes}
         table.add_row(
@@ -73,7 +94,9 @@ def _bare(row: Row) -> str:
     if row.what.startswith("tcp, whole"):
         return "tcp, bare"
     return (
-        "two bare round trips" + (", paused" if ", paused" in row.what else "") if "control" in row.what or "hand-off" in row.what else ""
+        "two bare round trips" + (", paused" if ", paused" in row.what else "")
+        if "control" in row.what or "hand-off" in row.what
+        else ""
     )
 
 

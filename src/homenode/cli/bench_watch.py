@@ -27,7 +27,9 @@ class ProgressWatch:
 
     def discarded(self, reason: str) -> None:
         """Say why a run does not count; one more is foreseen for it."""
-        self._bar.console.print(f"homenode: a run is discarded, as the machine changed meanwhile: {reason}", highlight=False)
+        self._bar.console.print(
+            f"homenode: a run is discarded, as the machine changed meanwhile: {reason}", highlight=False
+        )
         total = self._bar.tasks[0].total
         self._bar.update(self._task, total=None if total is None else total + 1)
 

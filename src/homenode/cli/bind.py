@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @click.option("--pid", type=click.IntRange(1), required=True, help="The process.")
 @with_target_flags
 @click.option("--children", is_flag=True, help="The processes it has started as well, to the same CPUs.")
-@click.option("--memory/--no-memory", default=True, help="Move the private memory it has to the planned nodes (on by default).")
+@click.option(
+    "--memory/--no-memory", default=True, help="Move the private memory it has to the planned nodes (on by default)."
+)
 @click.option("--irqs/--no-irqs", default=True, help="Route its device's interrupts (on by default).")
 @click.option("--strict", is_flag=True, help="Put everything back when a step cannot be done entirely.")
 @click.option("--watch", "watch_s", type=click.FloatRange(0), is_flag=False, flag_value=0.0, metavar="[SECONDS]", help="Stay, and bind threads that are born later; 0 or nothing: until it ends.")  # fmt: skip
@@ -57,7 +59,9 @@ def bind(
         if undo:
             _finish(_undo(pid, state), as_json)
         identify(pid)
-        found = aim(flags, cpus, strict=True, pid=pid, claims=not dry_run)  # a binding asked for by name is not left out quietly
+        found = aim(
+            flags, cpus, strict=True, pid=pid, claims=not dry_run
+        )  # a binding asked for by name is not left out quietly
         if not as_json:
             told(found.lines)
         if dry_run or found.target is None:

@@ -27,8 +27,16 @@ Messages = list[dict[str, str]]
 @click.argument("model", required=False)
 @click.option("--system", help="System message that opens the conversation.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer.")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0 takes the likeliest token every time.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Nucleus sampling.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    default=0.7,
+    show_default=True,
+    help="0 takes the likeliest token every time.",
+)
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Nucleus sampling."
+)
 @click.option("--seed", type=int, help="Makes the answers repeatable.")
 @with_some_settings(EngineConfig, *_SETTINGS)
 @with_some_settings(TextConfig, "tokenizer", "chat_template")
@@ -52,7 +60,9 @@ def chat(
         config = located(EngineConfig.of(model, {"max_num_seqs": 1, **settings}))
         text = TextConfig(tokenizer, chat_template).load(Path(str(config.model.path)))
         if not text.has_chat_template:
-            raise UserError("this model has no chat template; give one with --chat-template, or use `homenode generate`")
+            raise UserError(
+                "this model has no chat template; give one with --chat-template, or use `homenode generate`"
+            )
         with loading_bar("loading") as update:
             llm = LLM(config=config, tokenizer=text, progress=update)
         with llm:

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=ManyValuesCommand)
-@click.option("--pid", type=click.IntRange(1), help="Look at this process: its threads, mask, limits and variables instead of one's own.")
+@click.option(
+    "--pid",
+    type=click.IntRange(1),
+    help="Look at this process: its threads, mask, limits and variables instead of one's own.",
+)
 @with_plan_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(pid: int | None, as_json: bool, **values: Any) -> None:
@@ -52,7 +56,9 @@ def doctor(pid: int | None, as_json: bool, **values: Any) -> None:
             found = [*levels.findings(), *found]
         if as_json:
             core = levels.to_dict() if levels is not None else None
-            print_json({"host": fingerprint(host), "findings": [finding.to_dict() for finding in found], "native_core": core})
+            print_json(
+                {"host": fingerprint(host), "findings": [finding.to_dict() for finding in found], "native_core": core}
+            )
         else:
             _show(found)
             _show_levels(levels)
@@ -65,7 +71,9 @@ def _live(flags: PlanFlags, pid: int | None) -> LiveFacts | None:
 
     if flags.source is not None:
         if pid is not None:
-            raise UserError("--from names another host, and a process is of this one; give one of --from and --pid", param="--pid")
+            raise UserError(
+                "--from names another host, and a process is of this one; give one of --from and --pid", param="--pid"
+            )
         return None
     if pid is not None:
         identify(pid)
@@ -87,7 +95,11 @@ def _show(found: list[Finding]) -> None:
     from homenode.cli.report import OUT
 
     for finding in found:
-        OUT.print(Text.assemble((f"{finding.severity:8}", COLOURS[finding.severity]), (f"{finding.code}: ", "bold"), finding.message))
+        OUT.print(
+            Text.assemble(
+                (f"{finding.severity:8}", COLOURS[finding.severity]), (f"{finding.code}: ", "bold"), finding.message
+            )
+        )
         if finding.remedy:
             OUT.print(Text.assemble(" " * 8, ("do: ", "dim"), finding.remedy))
 

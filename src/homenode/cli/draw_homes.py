@@ -21,7 +21,10 @@ _MOST_COLUMNS = 6  # nodes; with more, a line says how far they differ
 def draw_homes(made: NumaLayout) -> RenderableType:
     """Everything, ready to print."""
     homes, plan = made.homes, made.plan
-    head = Text(f"--numa {plan.policy}: one copy is {format_bytes(homes.size)}, in all {format_bytes(homes.total)}", style="bold")
+    head = Text(
+        f"--numa {plan.policy}: one copy is {format_bytes(homes.size)}, in all {format_bytes(homes.total)}",
+        style="bold",
+    )
     return Group(head, Text(f"why: {plan.why}"), _by_node(made), _by_kind(homes), *draw_findings(plan.findings))
 
 
@@ -34,7 +37,9 @@ def _by_node(made: NumaLayout) -> Table:
         room = homes.room.get(node)
         threads = (str(len(team.cpus)), format_cpu_list(team.cpus)) if team else ("", "")
         borrowed = f" (memory of node {team.memory_node})" if team and team.memory_node != node else ""
-        table.add_row(str(node), *threads, format_bytes(size) + borrowed, "not told" if room is None else format_bytes(room))
+        table.add_row(
+            str(node), *threads, format_bytes(size) + borrowed, "not told" if room is None else format_bytes(room)
+        )
     return table
 
 
@@ -50,7 +55,9 @@ def _by_kind(homes: WeightHomes) -> Table:
     for members in kinds.values():
         first = members[0]
         cells = (
-            _extremes(first, nodes) if wide else [_runs(first.nodes.get(node, ())) if first.nodes else "pages in turn" for node in nodes]
+            _extremes(first, nodes)
+            if wide
+            else [_runs(first.nodes.get(node, ())) if first.nodes else "pages in turn" for node in nodes]
         )
         table.add_row(_kind(first.name), str(len(members)), str(first.rows), *cells)
     return table

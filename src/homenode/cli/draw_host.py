@@ -31,7 +31,13 @@ def draw_host(host: Host) -> RenderableType:
     parts: list[RenderableType] = [_headline(host)]
     parts += [_socket(host, socket) for socket in sorted({cpu.socket for cpu in host.cpus})]
     if bare := [node for node in host.nodes if not node.cpus]:
-        parts.append(Panel(Columns([_node_panel(host, node, ()) for node in bare]), title="nodes without processors", title_align="left"))
+        parts.append(
+            Panel(
+                Columns([_node_panel(host, node, ()) for node in bare]),
+                title="nodes without processors",
+                title_align="left",
+            )
+        )
     if homeless := [chip for chip in host.accelerators.chips if chip.node is None]:
         parts.append(_line("without a known node", ", ".join(_chip(chip) for chip in homeless)))
     if len(host.nodes) > 1:
@@ -77,7 +83,9 @@ def _node_panel(host: Host, node: Node, cpus: Sequence[Cpu]) -> Panel:
     if reserved := ", ".join(f"{count} x {format_bytes(size)}" for size, count in node.huge_pages.items() if count):
         lines.append(Text(f"huge pages {reserved}", style="dim"))
     memory = "no memory" if node.memory == 0 else "memory unknown" if node.memory is None else format_bytes(node.memory)
-    return Panel(Group(*lines), title=f"node {node.id} · {memory}", title_align="left", border_style="green", expand=False)
+    return Panel(
+        Group(*lines), title=f"node {node.id} · {memory}", title_align="left", border_style="green", expand=False
+    )
 
 
 def _cores(host: Host, cpus: Iterable[Cpu]) -> Group:
@@ -107,12 +115,18 @@ def _chip(chip: Accelerator) -> str:
 
 def _devices(host: Host, node: Node) -> str:
     taken = {chip.address for chip in host.accelerators.chips}
-    kinds = Counter(_CLASSES.get(device.kind >> 16) for device in host.devices if device.node == node.id and device.address not in taken)
+    kinds = Counter(
+        _CLASSES.get(device.kind >> 16)
+        for device in host.devices
+        if device.node == node.id and device.address not in taken
+    )
     return ", ".join(f"{count} {kind}" for kind, count in sorted((k, c) for k, c in kinds.items() if k))
 
 
 def _distances(host: Host) -> Table:
-    table = Table("distance", *(str(node.id) for node in host.nodes), title_justify="left", box=None, header_style="dim")
+    table = Table(
+        "distance", *(str(node.id) for node in host.nodes), title_justify="left", box=None, header_style="dim"
+    )
     for node in host.nodes:
         table.add_row(f"node {node.id}", *(str(host.distance(node.id, other.id)) for other in host.nodes))
     return table
@@ -129,8 +143,13 @@ def _allowed(host: Host) -> list[Text]:
         ),
         _line("quota", "none" if allowance.cpu_quota is None else f"{allowance.cpu_quota:g} CPUs"),
         _line("memory limit", "none" if allowance.memory_limit is None else format_bytes(allowance.memory_limit)),
-        _line("kernel", f"NUMA balancing {balancing}, transparent huge pages {host.transparent_huge_pages or 'unknown'}"),
-        _line("glyphs", f"{_ALLOWED} allowed, {_FORBIDDEN} not allowed, one for each thread of a core; yellow: a slower core"),
+        _line(
+            "kernel", f"NUMA balancing {balancing}, transparent huge pages {host.transparent_huge_pages or 'unknown'}"
+        ),
+        _line(
+            "glyphs",
+            f"{_ALLOWED} allowed, {_FORBIDDEN} not allowed, one for each thread of a core; yellow: a slower core",
+        ),
     ]
     notes = [(finding.severity, finding.message) for finding in (*host.notes, *host.accelerators.notes)]
     notes += [("warning", error.message) for error in host.accelerators.errors]

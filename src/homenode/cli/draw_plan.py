@@ -28,7 +28,9 @@ def draw_plan(host: Host, plan: Plan) -> RenderableType:
         table.add_row(str(worker.local_rank), str(worker.device), cpus, *cells, _nodes(worker.memory_nodes), worker.why)
     for place in plan.processes:
         empty = [""] * len(roles)
-        table.add_row("", place.name, format_cpu_list(place.cpus) or "(not bound)", *empty, _nodes(place.memory_nodes), place.why)
+        table.add_row(
+            "", place.name, format_cpu_list(place.cpus) or "(not bound)", *empty, _nodes(place.memory_nodes), place.why
+        )
     return Group(table, *draw_findings(plan.findings))
 
 
@@ -47,7 +49,10 @@ def draw_requirements(needed: Requirements) -> RenderableType:
 
 def draw_findings(findings: Sequence[Finding]) -> list[Text]:
     """One line each: severity, what, and the remedy."""
-    return [Text.assemble((f"{finding.severity} {finding.code}: ", COLOURS[finding.severity]), finding.text) for finding in findings]
+    return [
+        Text.assemble((f"{finding.severity} {finding.code}: ", COLOURS[finding.severity]), finding.text)
+        for finding in findings
+    ]
 
 
 def _nodes(nodes: Sequence[int]) -> str:

@@ -23,15 +23,30 @@ _SETTINGS = ("threads", "isa", "quantize", "dtype", "packed_cache", "max_model_l
 @click.argument("model", required=False)
 @click.option("--prompt", required=True, help="Text to continue.")
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Longest continuation.")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0 takes the likeliest token every time.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus sampling.")
-@click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="Sample among this many tokens; 0: all.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    default=0.0,
+    show_default=True,
+    help="0 takes the likeliest token every time.",
+)
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus sampling."
+)
+@click.option(
+    "--top-k", type=click.IntRange(0), default=0, show_default=True, help="Sample among this many tokens; 0: all."
+)
 @click.option("--seed", type=int, help="Makes the sampling repeatable.")
 @click.option("--stop", multiple=True, help="Text that ends the continuation before it; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's end token.")
 @click.option("--chat", is_flag=True, help="Take the prompt as a user's message and apply the model's chat template.")
 @with_some_settings(EngineConfig, *_SETTINGS)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, token_ids, prompt_token_ids, finish_reason, timings.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object: text, token_ids, prompt_token_ids, finish_reason, timings.",
+)
 def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, as_json: bool, **options: Any) -> None:
     """Continue one PROMPT with MODEL and print the result.
 
@@ -51,7 +66,9 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
             if as_json:
                 _print_json(llm, prompt, chat, params, stop)
                 return
-            stream = llm.stream_chat([_user(prompt)], params, stop=stop) if chat else llm.stream(prompt, params, stop=stop)
+            stream = (
+                llm.stream_chat([_user(prompt)], params, stop=stop) if chat else llm.stream(prompt, params, stop=stop)
+            )
             for piece in stream:
                 OUT.print(piece, end="", markup=False, highlight=False)
             OUT.print()

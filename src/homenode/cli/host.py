@@ -13,7 +13,9 @@ from homenode.cli.report import json_errors, print_json
 if TYPE_CHECKING:
     from homenode.host.topology.source import Source
 
-_FROM = click.option("--from", "source", metavar="FILE", help="A recorded host, or one in a line such as 2s/4n/64c/smt2.")
+_FROM = click.option(
+    "--from", "source", metavar="FILE", help="A recorded host, or one in a line such as 2s/4n/64c/smt2."
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -47,7 +49,9 @@ def record(ctx: click.Context, file: Path) -> None:
 
     with json_errors(False):
         recording = save_recording(file, open_source(ctx.obj[0]))
-        click.echo(f"{file}: {len(recording['files'])} files and {len(recording['commands'])} commands recorded", err=True)
+        click.echo(
+            f"{file}: {len(recording['files'])} files and {len(recording['commands'])} commands recorded", err=True
+        )
 
 
 def _show(text: str | None, as_json: bool) -> None:

@@ -18,11 +18,17 @@ _COMMANDS = {
     "chat": ("homenode.cli.chat:chat", "Talk to a model in the terminal."),
     "host": ("homenode.cli.host:host", "Show this machine: sockets, NUMA nodes, cores, devices, what is allowed."),
     "plan": ("homenode.cli.plan:plan", "Plan which worker runs on which CPUs and memory, and say why."),
-    "simulate": ("homenode.cli.simulate:simulate", "What a deployment would reach: recorded hosts, a model's figures, a workload."),
+    "simulate": (
+        "homenode.cli.simulate:simulate",
+        "What a deployment would reach: recorded hosts, a model's figures, a workload.",
+    ),
     "run": ("homenode.cli.run:run", "Run any program bound by a plan, or to CPUs and memory nodes."),
     "bind": ("homenode.cli.bind:bind", "Bind a running process by a plan, or to CPUs and memory nodes."),
     "verify": ("homenode.cli.verify:verify", "Read back from the kernel whether a process is where it should be."),
-    "doctor": ("homenode.cli.doctor:doctor", "What about this machine is in the way of speed, and what to do about it."),
+    "doctor": (
+        "homenode.cli.doctor:doctor",
+        "What about this machine is in the way of speed, and what to do about it.",
+    ),
     "bench": ("homenode.cli.bench:bench", "Measure how fast things run here."),
 }
 

@@ -35,7 +35,8 @@ class NativeLevels:
     def lines(self) -> list[str]:
         """A line for each level that is built, and one for the others."""
         shown = [
-            f"{state.name:11}" + ("chosen" if state.name == self.chosen else "runs here" if state.available else f"needs {state.lack}")
+            f"{state.name:11}"
+            + ("chosen" if state.name == self.chosen else "runs here" if state.available else f"needs {state.lack}")
             for state in self.states
             if state.built
         ]

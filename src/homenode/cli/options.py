@@ -147,10 +147,17 @@ def with_some_settings(config: type[Any], *names: str) -> Callable[[Any], Any]:
 
 
 def _click_option(setting: Setting) -> Callable[[Any], Any]:
-    common: dict[str, Any] = {"help": _help(setting), "envvar": setting.variable, "default": setting.default, "show_envvar": False}
+    common: dict[str, Any] = {
+        "help": _help(setting),
+        "envvar": setting.variable,
+        "default": setting.default,
+        "show_envvar": False,
+    }
     if setting.kind is bool:
         return click.option(f"--{setting.flag}/--no-{setting.flag}", setting.name, **common)
-    kind = click.Choice(setting.option.choices) if setting.option.choices and not setting.option.parse else _Value(setting)
+    kind = (
+        click.Choice(setting.option.choices) if setting.option.choices and not setting.option.parse else _Value(setting)
+    )
     return click.option(f"--{setting.flag}", setting.name, type=kind, multiple=setting.many, **common)
 
 

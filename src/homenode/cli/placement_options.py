@@ -88,7 +88,9 @@ class PlanFlags:
         """What was asked for, in whichever way; `fair` when nothing was."""
         if self.numa_bind:
             if self.strategy not in (None, "numa-bind"):
-                raise UserError(f"--numa-bind and --strategy {self.strategy} contradict each other; give one", param="--numa-bind")
+                raise UserError(
+                    f"--numa-bind and --strategy {self.strategy} contradict each other; give one", param="--numa-bind"
+                )
             return "numa-bind"
         return self.strategy or ("cpu-threads" if self.cpu_threads_bind else "fair")
 
@@ -143,19 +145,25 @@ def open_source(text: str | None) -> Source:
 
         if looks_synthetic(text):
             return synthetic(text)
-        raise UserError(f"--from {text}: there is no such file, and it is no one-line host such as 2s/4n/64c/smt2", param="--from")
+        raise UserError(
+            f"--from {text}: there is no such file, and it is no one-line host such as 2s/4n/64c/smt2", param="--from"
+        )
     from homenode.host.topology.snapshot import load_recording
 
     return load_recording(Path(text))
 
 
-def plan_from_flags(flags: PlanFlags, *, before_start: bool = False, claims: tuple[Claim, ...] = ()) -> tuple[Host, Plan]:
+def plan_from_flags(
+    flags: PlanFlags, *, before_start: bool = False, claims: tuple[Claim, ...] = ()
+) -> tuple[Host, Plan]:
     """Read the host, ask the strategy. Raises PlacementError and UserError."""
     host, demand = demand_from_flags(flags, before_start=before_start, claims=claims)
     return host, plan_for(flags, host, demand)
 
 
-def demand_from_flags(flags: PlanFlags, *, before_start: bool = False, claims: tuple[Claim, ...] = ()) -> tuple[Host, Demand]:
+def demand_from_flags(
+    flags: PlanFlags, *, before_start: bool = False, claims: tuple[Claim, ...] = ()
+) -> tuple[Host, Demand]:
     """The host the flags name, and what is to be placed on it."""
     from homenode.host.topology.read import read_host
 
@@ -178,7 +186,9 @@ def plan_for(flags: PlanFlags, host: Host, demand: Demand) -> Plan:
     return replace(make_plan(flags.chosen_strategy, host, demand), host=fingerprint(host))
 
 
-def _demand(flags: PlanFlags, host: Host, env: Mapping[str, str], before_start: bool, claims: tuple[Claim, ...]) -> Demand:
+def _demand(
+    flags: PlanFlags, host: Host, env: Mapping[str, str], before_start: bool, claims: tuple[Claim, ...]
+) -> Demand:
     from homenode.host.placement.demand import Demand, Parallelism
     from homenode.host.placement.variables import memory_nodes, reserve_cpus, threads_bind
     from homenode.host.topology.accelerators.visible import visible_devices

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
 @click.command(cls=ManyValuesCommand)
 @with_plan_flags
-@click.option("--requirements", is_flag=True, help="Say how many cores the deployment needs, and whether this host has them.")
+@click.option(
+    "--requirements", is_flag=True, help="Say how many cores the deployment needs, and whether this host has them."
+)
 @click.option("--before-start", is_flag=True, help="Plan for the visible devices although nothing runs on them yet.")
 @click.option("--explain", is_flag=True, help="Say for each worker where its CPUs and its memory lie, and why.")
 @with_weight_flags
 @with_stage_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def plan(ctx: click.Context, /, requirements: bool, before_start: bool, explain: bool, as_json: bool, **values: Any) -> None:
+def plan(
+    ctx: click.Context, /, requirements: bool, before_start: bool, explain: bool, as_json: bool, **values: Any
+) -> None:
     """Plan who runs where on this host, or on a recorded one; with --weights, where a model's weights lie; with --stages, who has which layers.
 
     Exit code 0: a plan without trouble; 1: a plan with findings of severity error; 2: no plan, and the reason.

@@ -61,7 +61,9 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     in_common = any(planned.kept(worker).common for worker in planned.layout.workers)
     if as_json:
         lines = [_line(planned, n) for n in range(len(planned.layout.workers))]
-        print_json({"workers": lines, "rooms": [asdict(room) for room in planned.rooms], "findings": _findings(planned)})
+        print_json(
+            {"workers": lines, "rooms": [asdict(room) for room in planned.rooms], "findings": _findings(planned)}
+        )
         return 0
     from rich.table import Table
 
@@ -70,7 +72,9 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     from homenode.units import format_bytes
 
     others = ("of other engines",) if in_common else ()
-    table = Table("worker", "device", "stage", "rank", "layers", "weights", *others, "KV of a token", "CPUs", "memory nodes")
+    table = Table(
+        "worker", "device", "stage", "rank", "layers", "weights", *others, "KV of a token", "CPUs", "memory nodes"
+    )
     for n in range(len(planned.layout.workers)):
         line = _line(planned, n)
         first, last = line["layers"]
@@ -107,7 +111,14 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     parallel = config.parallel
     config, engines = _as_one_of_several(config, host, flags), max(1, flags.data_parallel_size)
     everybody = [
-        worker_devices(parallel.stage_devices, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, there, number, engines)
+        worker_devices(
+            parallel.stage_devices,
+            parallel.pipeline_parallel_size,
+            parallel.tensor_parallel_size,
+            there,
+            number,
+            engines,
+        )
         for number in range(engines)
     ]
     devices = everybody[flags.data_parallel_rank]
@@ -125,7 +136,8 @@ def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> En
     count, rank = flags.data_parallel_size, flags.data_parallel_rank
     if rank >= count:
         raise UserError(
-            f"--data-parallel-rank {rank}: there are {count} engines (--data-parallel-size), numbered from 0", param="--data-parallel-rank"
+            f"--data-parallel-rank {rank}: there are {count} engines (--data-parallel-size), numbered from 0",
+            param="--data-parallel-rank",
         )
     if count == 1:
         return config

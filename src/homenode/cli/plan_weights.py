@@ -56,12 +56,16 @@ def weight_flags(ctx: click.Context, values: dict[str, Any], with_stages: bool =
     if mine["weights"] is None:
         del mine["enable_expert_parallel"]  # which is about stages, too
         if not with_stages and (extra := sorted(given.intersection(mine))):
-            raise UserError(f"{_flag(ctx, extra[0])} is about weights: name the model with --weights MODEL", param=_flag(ctx, extra[0]))
+            raise UserError(
+                f"{_flag(ctx, extra[0])} is about weights: name the model with --weights MODEL",
+                param=_flag(ctx, extra[0]),
+            )
         return None
     others = sorted(given - set(mine) - set(_SHARED_FLAGS) - {"as_json"})
     if others:
         raise UserError(
-            f"{_flag(ctx, others[0])} plans workers and --weights plans where weights go; ask for one of them", param=_flag(ctx, others[0])
+            f"{_flag(ctx, others[0])} plans workers and --weights plans where weights go; ask for one of them",
+            param=_flag(ctx, others[0]),
         )
     return mine
 
@@ -131,7 +135,12 @@ def _to_json(made: NumaLayout) -> dict[str, Any]:
     from homenode.cpuset import format_cpu_list
 
     teams = [
-        {"node": team.node, "memory_node": team.memory_node, "threads": len(team.cpus), "cpus": format_cpu_list(team.cpus)}
+        {
+            "node": team.node,
+            "memory_node": team.memory_node,
+            "threads": len(team.cpus),
+            "cpus": format_cpu_list(team.cpus),
+        }
         for team in made.plan.teams
     ]
     return {

@@ -45,7 +45,9 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
             return
         from homenode.server.proxy.run import bind, serve
 
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(
+            level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request of each look
         _allow_many_connections()
         listener = bind(config)
@@ -60,9 +62,14 @@ def _allow_many_connections() -> None:
 
 
 def _announce(url: str, config: ProxyConfig) -> None:
-    ERR.print(f"[bold green]listening[/] {url}  {len(config.prefill)} prefill, {len(config.decode)} decode servers", highlight=False)
+    ERR.print(
+        f"[bold green]listening[/] {url}  {len(config.prefill)} prefill, {len(config.decode)} decode servers",
+        highlight=False,
+    )
     if not config.prefill:
-        ERR.print("[yellow]note:[/] no --prefill server is given: the decode servers compute all prompts", highlight=False)
+        ERR.print(
+            "[yellow]note:[/] no --prefill server is given: the decode servers compute all prompts", highlight=False
+        )
 
 
 def _show(ctx: click.Context) -> None:

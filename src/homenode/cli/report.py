@@ -90,7 +90,12 @@ def loading_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
     from homenode.cli.report import ERR
 
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+    )
     with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as progress:
         task = progress.add_task(what, total=None)
 

@@ -50,7 +50,9 @@ def dry(found: Aim, command: tuple[str, ...] = ()) -> dict[str, Any]:
     target = found.target
     if target is None:
         return {"command": list(command), "bound": False}
-    routes = [{"device": route.address, "action": route.action, "cpus": format_cpu_list(route.cpus)} for route in target.irqs]
+    routes = [
+        {"device": route.address, "action": route.action, "cpus": format_cpu_list(route.cpus)} for route in target.irqs
+    ]
     return {
         "command": list(command),
         "bound": True,

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 @click.command(cls=ManyValuesCommand)
 @click.argument("model", required=False)
 @click.option(
-    "--check-config", is_flag=True, help="Validate all settings against the model and this machine, then exit: 0, or 2 with the reasons."
+    "--check-config",
+    is_flag=True,
+    help="Validate all settings against the model and this machine, then exit: 0, or 2 with the reasons.",
 )
 @click.option("--show-config", is_flag=True, help="Print each setting, its value and where it came from, then exit.")
 @with_settings(ServerConfig, EngineConfig, TextConfig)

@@ -59,9 +59,14 @@ class Size(click.ParamType[int]):
     help="A recording of a host (`homenode host record`), or one line such as 2s/4n/64c/smt2; may be given several times. Default: this machine.",
 )
 @click.option(
-    "--hosts", type=click.IntRange(1, _MOST_HOSTS), default=1, help="As many of each of them, all behind one router. [default: 1]"
+    "--hosts",
+    type=click.IntRange(1, _MOST_HOSTS),
+    default=1,
+    help="As many of each of them, all behind one router. [default: 1]",
 )
-@click.option("--node-memory", type=Size(), metavar="SIZE", help="Memory of each NUMA node, where the recording does not tell.")
+@click.option(
+    "--node-memory", type=Size(), metavar="SIZE", help="Memory of each NUMA node, where the recording does not tell."
+)
 @click.option(
     "--model",
     "model",
@@ -76,7 +81,12 @@ class Size(click.ParamType[int]):
     help="A trace (CSV or JSONL), or poisson:rate=4,in=512,out=128,n=1000,seed=1, or closed:clients=8,in=256,out=128,n=64.",
 )
 @click.option("--requests", type=click.IntRange(1), help="Of a trace, the first ones only.")
-@click.option("--speed", type=click.FloatRange(1e-6, 1e6), default=1.0, help="Times as fast as the trace was recorded. [default: 1]")
+@click.option(
+    "--speed",
+    type=click.FloatRange(1e-6, 1e6),
+    default=1.0,
+    help="Times as fast as the trace was recorded. [default: 1]",
+)
 @click.option("--compare", type=click.Choice(["numa"]), help="Simulate every policy of --numa, and say which wins.")
 @click.option(
     "--step-overhead",
@@ -134,11 +144,16 @@ def _workload(text: str, requests: int | None, speed: float) -> Workload:
 
     made = synthetic(text)
     if made is not None and (requests is not None or speed != 1.0):
-        raise UserError(f"--requests and --speed are for traces; {text.partition(':')[0]} says both itself (n, rate)", param="workload")
+        raise UserError(
+            f"--requests and --speed are for traces; {text.partition(':')[0]} says both itself (n, rate)",
+            param="workload",
+        )
     return made or read_trace(text, requests, speed)
 
 
-def _speeds(config: EngineConfig, step_us: float, bench_model: str | None, accelerator: str | None) -> tuple[Speeds, EngineConfig]:
+def _speeds(
+    config: EngineConfig, step_us: float, bench_model: str | None, accelerator: str | None
+) -> tuple[Speeds, EngineConfig]:
     """What is known of speeds. The file of measured ones counts here without --numa too."""
     from homenode.model.weights.numa_choice import measured_speeds
     from homenode.simulate.reached import TYPICAL, load_reached
@@ -233,7 +248,12 @@ def _print(workload: Workload, results: Sequence[Result], why: str) -> None:
         "ends s",
         "p99",
     )
-    table = Table(*columns, title=f"simulated, not measured: {workload.name}; times are medians and p99", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(
+        *columns,
+        title=f"simulated, not measured: {workload.name}; times are medians and p99",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
     for result in results:
         if result.figures is None:
             continue
@@ -242,7 +262,13 @@ def _print(workload: Workload, results: Sequence[Result], why: str) -> None:
             _ms(value, 1) for value in (f.latency[0], f.latency[2])
         ]
         table.add_row(
-            result.name, str(len(result.specs)), str(f.finished), str(f.refused), f"{f.output_tok_s:.1f}", *times, _weights(result)
+            result.name,
+            str(len(result.specs)),
+            str(f.finished),
+            str(f.refused),
+            f"{f.output_tok_s:.1f}",
+            *times,
+            _weights(result),
         )
     OUT.print(table)
     for result in results:
@@ -264,5 +290,7 @@ def _weights(result: Result) -> str:
     """Of the first engines; those of the others are in --json."""
     from homenode.units import format_bytes
 
-    shown = [", ".join(f"{node}: {format_bytes(size)}" for node, size in spec.weights.items()) for spec in result.specs[:8]]
+    shown = [
+        ", ".join(f"{node}: {format_bytes(size)}" for node, size in spec.weights.items()) for spec in result.specs[:8]
+    ]
     return " | ".join(shown) + (" | ..." if len(result.specs) > 8 else "")

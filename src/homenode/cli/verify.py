@@ -26,11 +26,17 @@ if TYPE_CHECKING:
 @click.command(cls=ManyValuesCommand)
 @click.option("--pid", type=click.IntRange(1), required=True, help="The process.")
 @with_target_flags
-@click.option("--started-bound", is_flag=True, help="It was started by `homenode run`, so its memory policy must be the plan's as well.")
+@click.option(
+    "--started-bound",
+    is_flag=True,
+    help="It was started by `homenode run`, so its memory policy must be the plan's as well.",
+)
 @click.option("--watch", "watch_s", type=click.FloatRange(0), is_flag=False, flag_value=0.0, metavar="[SECONDS]", help="Go on looking, and tell of drift as it comes; 0 or nothing: until it ends.")  # fmt: skip
 @click.option("--repair", is_flag=True, help="With --watch: put back what has drifted.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def verify(pid: int, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool, as_json: bool, **values: Any) -> None:
+def verify(
+    pid: int, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool, as_json: bool, **values: Any
+) -> None:
     """Compare process PID with a plan, or with --cpus and --memory-nodes: masks of all threads, memory policy, where pages lie, interrupts.
 
     Of a server of homenode, or of one of its engines, nothing more need be said: each engine is compared with the plan it was started by,
@@ -73,7 +79,9 @@ def _engines(pid: int) -> Report | None:
     return sum((verify_plan(*each) for each in plans.items()), Report()) if plans else None
 
 
-def _verify(pid: int, flags: PlanFlags, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool) -> Report:
+def _verify(
+    pid: int, flags: PlanFlags, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool
+) -> Report:
     from homenode.host.binding.verify import verify as read_back
     from homenode.host.binding.watch import watch
 

@@ -52,7 +52,9 @@ def parse_device(word: str, accelerator_of: bool = True) -> str:
 def torch_missing(device: str, param: str = "stage_devices") -> UserError | None:
     """Why the torch backend cannot be had for this device at all, if so: packages that are not installed. `param`: the setting that asks for it."""
     if importlib.util.find_spec("torch") is None:
-        return UnsupportedError(f"{device} needs torch, which is not installed: pip install 'homenode[torch]'", param=param, device=device)
+        return UnsupportedError(
+            f"{device} needs torch, which is not installed: pip install 'homenode[torch]'", param=param, device=device
+        )
     plugin = PLUGINS.get(device.removeprefix("torch:").partition(":")[0])
     if plugin and importlib.util.find_spec(plugin) is None:
         return UnsupportedError(f"{device} needs {plugin}, which is not installed", param=param, device=device)
@@ -127,7 +129,9 @@ def _asked(*arguments: str) -> dict[str, Any]:
     try:
         asked = subprocess.run(command, capture_output=True, timeout=_ASKED_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise HostError(f"torch did not say within {_ASKED_S:.0f} s which devices there are; is a driver stuck?") from error
+        raise HostError(
+            f"torch did not say within {_ASKED_S:.0f} s which devices there are; is a driver stuck?"
+        ) from error
     try:
         answer: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
         return answer
@@ -145,12 +149,16 @@ def attention_problem(name: str, device: str, kv_dtype: str) -> UserError | None
         return None
     param, kind = "attention_backend", device.removeprefix("torch:").partition(":")[0]
     if kind != "cuda":
-        return UnsupportedError(f"--attention-backend {name} computes on cuda devices only, not on {device}; take sdpa", param=param)
+        return UnsupportedError(
+            f"--attention-backend {name} computes on cuda devices only, not on {device}; take sdpa", param=param
+        )
     if kv_dtype != "bf16":
         return UnsupportedError(
             f"--attention-backend {name} reads keys and values as bf16 only, not as {kv_dtype}; give --kv-cache-dtype bf16, or take sdpa",
             param=param,
         )
     if importlib.util.find_spec(package[0]) is None:
-        return UnsupportedError(f"--attention-backend {name} needs a package that is not installed: pip install {package[1]}", param=param)
+        return UnsupportedError(
+            f"--attention-backend {name} needs a package that is not installed: pip install {package[1]}", param=param
+        )
     return None

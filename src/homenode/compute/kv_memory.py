@@ -78,7 +78,9 @@ class KvMemory(Protocol):
     def writable(self) -> bool:
         """Whether it can be a target of copies, and its pieces be written."""
 
-    def digests(self, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int | None = None) -> list[bytes]:
+    def digests(
+        self, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int | None = None
+    ) -> list[bytes]:
         """One for each page: 8 bytes for each KV head, over that head's tiles of all layers, wherever they lie.
 
         `table`: the blocks of a sequence of `tokens` positions, from its first; tiles wholly at or past position `tokens` do not count. A page has

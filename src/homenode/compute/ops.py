@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 Tensor = Any  # a backend's activation or parameter handle, float32 [rows, columns] (parameters: [columns])
 Weight = Any  # a backend's packed matrix handle, [rows = output features, columns = input features]
 KvCache = Any  # a backend's paged KV memory handle
-Logits = Any  # a backend's [sampled rows, vocabulary] handle, float32, valid until the next run of the program that made it
+Logits = (
+    Any  # a backend's [sampled rows, vocabulary] handle, float32, valid until the next run of the program that made it
+)
 
 # Where a matrix lies when the threads have several homes, such as NUMA nodes: the rows of each at its home, all rows at all homes, pages at all in turn.
 Spread = Literal["split", "copied", "interleaved"]
@@ -130,7 +132,9 @@ class StepArrays:
     context_len: IntArray  # [s]
     block_table: IntArray  # [s, widest], C-contiguous
     sample_rows: IntArray  # [r] rows of the step whose logits are wanted, ascending
-    hidden: FloatArray | None = None  # [n, hidden] the stage before this one's rows, C-contiguous; for programs that use `Ops.received`
+    hidden: FloatArray | None = (
+        None  # [n, hidden] the stage before this one's rows, C-contiguous; for programs that use `Ops.received`
+    )
 
 
 @dataclass
@@ -210,7 +214,9 @@ class Ops(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over each group of len(weight) columns of x (per head when it is a head wide)."""
 
-    def linear(self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None] = (), residual: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None] = (), residual: Tensor | None = None
+    ) -> Tensor:
         """x @ W.T (+ bias) (+ residual), the outputs of several weights beside each other: [rows, sum of weight rows]."""
 
     def split(self, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
@@ -257,7 +263,9 @@ class Ops(Protocol):
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap), cap being above 0."""
 
-    def mixture(self, x: Tensor, logits: Tensor, experts: Experts, chosen: int, normalise: bool, residual: Tensor | None) -> Tensor:
+    def mixture(
+        self, x: Tensor, logits: Tensor, experts: Experts, chosen: int, normalise: bool, residual: Tensor | None
+    ) -> Tensor:
         """residual (or 0) + the sum of weight * down(silu(gate(x)) * up(x)) over the `chosen` experts with the largest logits of each row.
 
         logits: [rows, experts]. Of equal logits the lowest index is chosen first. A weight is the softmax of the row's logits, in float32; with

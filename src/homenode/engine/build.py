@@ -77,7 +77,10 @@ class Engine:
 
 
 def make_backend(
-    compute: ComputeConfig, cpus: tuple[int, ...], groups: Sequence[Sequence[int]] | None = None, memory: TeamMemory | None = None
+    compute: ComputeConfig,
+    cpus: tuple[int, ...],
+    groups: Sequence[Sequence[int]] | None = None,
+    memory: TeamMemory | None = None,
 ) -> Backend:
     """What computes, one thread on each of `cpus` (-1: not pinned), in the groups of `placement.team_groups`, with memory of their homes.
 
@@ -90,7 +93,9 @@ def make_backend(
     if compute.backend == "torch":
         return _torch_backend(compute)
     try:
-        from homenode.compute.native import NativeBackend  # needs the compiled core, which the reference backend does without
+        from homenode.compute.native import (
+            NativeBackend,
+        )  # needs the compiled core, which the reference backend does without
     except ModuleNotFoundError as error:
         if error.name != "homenode._native":
             raise
@@ -137,7 +142,9 @@ def build_engine(
     if executor_kind(config, devices) != "inline":
         from homenode.engine.workers.build import build_engine_of_workers  # built on this module
 
-        return build_engine_of_workers(config, devices, progress, lookahead, own_process, micro_batches, common, findings)
+        return build_engine_of_workers(
+            config, devices, progress, lookahead, own_process, micro_batches, common, findings
+        )
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     if problem := _model_problem(config, checkpoint.spec):
         raise problem
@@ -187,7 +194,9 @@ def build_engine(
         InlineExecutor(
             runner,
             sizes.worker_limits(),
-            lambda: backend.statistics() | ({USES: of_part(whole, spec, program.expert_uses())} if spec.mixture else {}),
+            lambda: (
+                backend.statistics() | ({USES: of_part(whole, spec, program.expert_uses())} if spec.mixture else {})
+            ),
             cpu=cpu,
         ),
         config,
@@ -278,7 +287,9 @@ def _room(config: EngineConfig, place: EnginePlace, taken: int = 0, there: int =
 
 def with_variables(config: EngineConfig, host: Host) -> EngineConfig:
     """The config with the size of KV memory that a variable gives, where the settings give none. UserError for a variable that says no such thing."""
-    return replace(config, kv=replace(config.kv, kv_cache_memory=kv_cache_memory(config.kv.kv_cache_memory, host.variables)))
+    return replace(
+        config, kv=replace(config.kv, kv_cache_memory=kv_cache_memory(config.kv.kv_cache_memory, host.variables))
+    )
 
 
 def memory_left(config: EngineConfig, place: EnginePlace, taken: int = 0, there: int = 0) -> int:
@@ -349,7 +360,9 @@ def _check_model(
     left = _left(room, on_nodes, mine.own)
     short = _weights_problem(config, checkpoint.spec, mine, room)
     found = [short] if short else problems(config, checkpoint.spec, geometry, left)
-    return [_at_home(problem, room, on_nodes, mine.own) for problem in found] + transfer_problems(config, geometry, left)
+    return [_at_home(problem, room, on_nodes, mine.own) for problem in found] + transfer_problems(
+        config, geometry, left
+    )
 
 
 def _weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, room: MemoryRoom) -> CapacityError | None:
@@ -372,7 +385,12 @@ def weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, there: in
 
 
 def _sizes(
-    config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, room: MemoryRoom, on_nodes: KvRoom | None, weights: int = 0
+    config: EngineConfig,
+    spec: ModelSpec,
+    geometry: KvGeometry,
+    room: MemoryRoom,
+    on_nodes: KvRoom | None,
+    weights: int = 0,
 ) -> Sizes:
     """What the engine is laid out for, with `weights` bytes still to be read."""
     try:
@@ -399,13 +417,17 @@ def _at_home(error: UserError, room: MemoryRoom, on_nodes: KvRoom | None, weight
     return CapacityError(f"{error.message}; {where}", param=error.param, **error.facts)
 
 
-def _sharing(config: EngineConfig, checkpoint: Checkpoint, layout: WeightLayout, geometry: KvGeometry, backend: Backend) -> Sharing | None:
+def _sharing(
+    config: EngineConfig, checkpoint: Checkpoint, layout: WeightLayout, geometry: KvGeometry, backend: Backend
+) -> Sharing | None:
     """What makes KV memory that other engines can be given; None where none is handed over."""
     if not config.transfer.on:
         return None
     from homenode.engine.handing_over import Sharing  # needs the native core
 
-    fingerprint = fingerprint_of(config.transfer, checkpoint, geometry, kept_as(config, targets_of(layout)), config.model.max_model_len)
+    fingerprint = fingerprint_of(
+        config.transfer, checkpoint, geometry, kept_as(config, targets_of(layout)), config.model.max_model_len
+    )
     return Sharing(config.transfer, backend, geometry, fingerprint)
 
 
@@ -435,7 +457,11 @@ def _ready(
             "load_seconds": round(seconds, 3),
             "weight_bytes": mine.own,
             "shared_weight_bytes": mine.common,
-            "notes": [*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info")],
+            "notes": [
+                *model.layout.notes,
+                *model.notes,
+                *(finding.text for finding in findings if finding.severity != "info"),
+            ],
             "kv_bytes": sizes.num_blocks * geometry.block_bytes,
             "kv_dtype": geometry.dtype,
             "compute": backend.statistics(),

@@ -55,12 +55,16 @@ class AsyncEngineClient(EngineLink):
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     # Life
 
-    async def start(self, progress: Callable[[int, int], None] | None = None, timeout: float = START_TIMEOUT_S) -> Ready:
+    async def start(
+        self, progress: Callable[[int, int], None] | None = None, timeout: float = START_TIMEOUT_S
+    ) -> Ready:
         """Start the process and wait until it is ready. `progress` is told (bytes done, bytes in all) while weights are read.
 
         To be called on the thread that lives as long as the engine should: the kernel ends the engine with it. Raises what the engine could
@@ -205,7 +209,9 @@ class AsyncEngineClient(EngineLink):
         starting = self._ready is not None and not self._ready.done()
         if starting and self._ready is not None:
             self._ready.set_exception(
-                named_error(self._fatal.kind, self._fatal.message) if self._fatal else PeerError(f"the engine did not start: {reason}")
+                named_error(self._fatal.kind, self._fatal.message)
+                if self._fatal
+                else PeerError(f"the engine did not start: {reason}")
             )
             self._ready.exception()  # marks it as seen, should nobody wait any more
         if not self._leaving and not starting and self.on_engine_lost is not None:

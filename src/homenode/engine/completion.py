@@ -43,7 +43,11 @@ class Answer:
     """Builds a Completion from outputs, piece by piece."""
 
     def __init__(
-        self, prompt_ids: list[int], tokenizer: Tokenizer, stop: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        prompt_ids: list[int],
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.finish_reason: str | None = None
         self._prompt_ids, self._clock = prompt_ids, clock

@@ -29,15 +29,21 @@ class ModelConfig:
     revision: str | None = option(None, "Branch, tag or commit of a Hub model.")
     quantize: str | None = option(None, "Quantise float matrices while loading.", choices=("q8_0", "q4_0"))
     dtype: str = option(
-        "auto", "Storage of float matrices; auto keeps the model's own.", choices=("auto", "float32", "bfloat16", "float16")
+        "auto",
+        "Storage of float matrices; auto keeps the model's own.",
+        choices=("auto", "float32", "bfloat16", "float16"),
     )
     packed_cache: str = option(
         "off",
         "Keep the packed weights in a file, so that the next start reads them as they are: off, beside (the model), or a folder.",
         metavar="off|beside|DIR",
     )
-    max_model_len: int | None = option(None, "Most tokens of a sequence, prompt and answer together. Default: the model's own.", minimum=1)
-    seed: int | None = option(None, "Makes the sampling of requests without a seed repeatable from start to start.", minimum=0)
+    max_model_len: int | None = option(
+        None, "Most tokens of a sequence, prompt and answer together. Default: the model's own.", minimum=1
+    )
+    seed: int | None = option(
+        None, "Makes the sampling of requests without a seed repeatable from start to start.", minimum=0
+    )
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,9 @@ class ComputeConfig:
         "Instruction set level to use: scalar, avx2, avx2vnni, avx512, avx512bf16 or amx; on Arm scalar, neon, dotprod or i8mm. "
         "Default: the best this machine has; `homenode doctor` lists them.",
     )
-    spin_us: int = option(100, "Microseconds a compute thread watches for work before it sleeps.", minimum=0, maximum=100_000)
+    spin_us: int = option(
+        100, "Microseconds a compute thread watches for work before it sleeps.", minimum=0, maximum=100_000
+    )
     backend: str = option(
         "native",
         "What computes on the CPU; for comparisons reference (NumPy, slow) and torch. Accelerators are named by --stage-devices.",
@@ -78,13 +86,19 @@ class ComputeConfig:
 class PlacementConfig(NumaSettings):
     """Where the engine runs. The same flags mean the same to `homenode plan`; without any the whole allowance is used."""
 
-    numa_bind: bool = option(False, "Bind the engine's threads and memory to one NUMA node (its device's, or the first usable one).")
-    numa_bind_nodes: tuple[int, ...] = option((), "The node to bind to, one for each worker; needs --numa-bind.", minimum=0, metavar="N...")
+    numa_bind: bool = option(
+        False, "Bind the engine's threads and memory to one NUMA node (its device's, or the first usable one)."
+    )
+    numa_bind_nodes: tuple[int, ...] = option(
+        (), "The node to bind to, one for each worker; needs --numa-bind.", minimum=0, metavar="N..."
+    )
     numa_bind_cpus: tuple[str, ...] = option(
         (), "The CPUs to bind to, one list (numactl's grammar) for each worker; needs --numa-bind.", metavar="LIST..."
     )
     cpu_threads_bind: str | None = option(
-        None, "CPUs of the compute threads: auto (one memory node), nobind, or lists joined by |.", metavar="auto|nobind|LIST"
+        None,
+        "CPUs of the compute threads: auto (one memory node), nobind, or lists joined by |.",
+        metavar="auto|nobind|LIST",
     )
     memory_nodes: str | None = option(None, "Memory nodes that --cpu-threads-bind auto may take.", metavar="LIST")
     reserve_cpus: int | None = option(
@@ -109,7 +123,10 @@ class ParallelConfig:
         maximum=1024,
     )
     tensor_parallel_size: int = option(
-        1, "Workers that share each weight of a stage: heads, inner columns and vocabulary are divided among them.", minimum=1, maximum=1024
+        1,
+        "Workers that share each weight of a stage: heads, inner columns and vocabulary are divided among them.",
+        minimum=1,
+        maximum=1024,
     )
     pipeline_parallel_size: int = option(
         1,
@@ -129,7 +146,8 @@ class ParallelConfig:
         metavar="auto|N,...",
     )
     enable_expert_parallel: bool = option(
-        False, "Give each worker whole experts of a mixture instead of a part of each, and have several engines on a host keep them once."
+        False,
+        "Give each worker whole experts of a mixture instead of a part of each, and have several engines on a host keep them once.",
     )
     expert_placement: str = option(
         "spread",
@@ -149,7 +167,9 @@ class ParallelConfig:
         choices=("auto", "inline", "processes", "ray"),
     )
     ray_address: str | None = option(
-        None, "The Ray cluster, HOST:PORT or auto. Default: RAY_ADDRESS, else a cluster of this host alone.", metavar="HOST:PORT"
+        None,
+        "The Ray cluster, HOST:PORT or auto. Default: RAY_ADDRESS, else a cluster of this host alone.",
+        metavar="HOST:PORT",
     )
     ray_placement: str = option(
         "PACK",
@@ -157,7 +177,10 @@ class ParallelConfig:
         choices=("PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"),
     )
     worker_timeout: float = option(
-        60.0, "Seconds a worker may be silent, or keep others waiting in a step, before it is replaced.", parse=parse_seconds, minimum=1
+        60.0,
+        "Seconds a worker may be silent, or keep others waiting in a step, before it is replaced.",
+        parse=parse_seconds,
+        minimum=1,
     )
 
     @property
@@ -211,13 +234,18 @@ class EngineConfig:
             if isinstance(part.default_factory, type):
                 kind = part.default_factory
                 parts[part.name] = kind(
-                    **{name: _checked(name, left.pop(name), o) for name, (_, o) in options_of(kind).items() if name in left}
+                    **{
+                        name: _checked(name, left.pop(name), o)
+                        for name, (_, o) in options_of(kind).items()
+                        if name in left
+                    }
                 )
             elif part.name in left and "option" in part.metadata:
                 parts[part.name] = left.pop(part.name)
         if left:
             raise UserError(
-                f"there is no setting {', '.join(sorted(left))}; see `homenode serve --help` for those there are", param=min(left)
+                f"there is no setting {', '.join(sorted(left))}; see `homenode serve --help` for those there are",
+                param=min(left),
             )
         parts["model"] = replace(parts["model"], model=model)
         config = cls(**parts)
@@ -236,6 +264,8 @@ def _checked(name: str, value: Any, declared: Option) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         low, high = declared.minimum, declared.maximum
         if value != value or (low is not None and value < low) or (high is not None and value > high):
-            bounds = " and ".join(f"{word} {bound:g}" for word, bound in (("at least", low), ("at most", high)) if bound is not None)
+            bounds = " and ".join(
+                f"{word} {bound:g}" for word, bound in (("at least", low), ("at most", high)) if bound is not None
+            )
             raise UserError(f"{name} is {value}; it must be {bounds or 'a number'}", param=name)
     return value

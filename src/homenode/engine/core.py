@@ -15,7 +15,20 @@ from homenode.engine.executor.protocol import Executor, StepError, WorkerLostErr
 from homenode.engine.fronts.messages import AbortFront
 from homenode.engine.fronts.numbers import front_of
 from homenode.engine.handoff import Agent, AgentLost, FiguresChanged, without_agent
-from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Release, Serving, Statistics, Submit, ToEngine, ToFront
+from homenode.engine.messages import (
+    Abort,
+    Drain,
+    Heartbeat,
+    Output,
+    Outputs,
+    Ping,
+    Release,
+    Serving,
+    Statistics,
+    Submit,
+    ToEngine,
+    ToFront,
+)
 from homenode.engine.request import Request
 from homenode.engine.schedule.events import (
     Aborted,
@@ -42,7 +55,10 @@ _STATISTICS_EVERY_S = 0.1
 _LOG_EVERY_S = 10.0
 _LONGEST_WAIT_S = 3600.0
 _MOST_FAILURES = 5  # failed steps in a row after which the engine gives up...
-_OF_REQUESTS = ("MemoryError", "ValueError")  # ...apart from those a request can cause: no client shall be able to end the engine
+_OF_REQUESTS = (
+    "MemoryError",
+    "ValueError",
+)  # ...apart from those a request can cause: no client shall be able to end the engine
 
 
 class StepScheduler(Protocol):
@@ -185,7 +201,9 @@ class EngineCore:
             case _ if isinstance(item, ToScheduler):
                 self._apply(item)
             case _:
-                raise InternalError(f"the engine's inbox held a {type(item).__name__}, which is no message to the engine")
+                raise InternalError(
+                    f"the engine's inbox held a {type(item).__name__}, which is no message to the engine"
+                )
 
     def _submit(self, request: Request) -> None:
         refusal = without_agent(request) if self._agent is None else None
@@ -219,7 +237,9 @@ class EngineCore:
         self._apply(StepFailed(self._clock(), error.message))
         if error.fatal or self._failures >= _MOST_FAILURES:
             self._flush()
-            raise InternalError(f"steps keep failing, the engine gives up after {self._failures} in a row; the last: {error.message}")
+            raise InternalError(
+                f"steps keep failing, the engine gives up after {self._failures} in a row; the last: {error.message}"
+            )
 
     def _lose_workers(self, error: WorkerLostError) -> None:
         """Whoever was being computed waits until they are back, as do newcomers."""
@@ -260,7 +280,9 @@ class EngineCore:
                     self._outputs += outputs
                     self._live.difference_update([output.id for output in outputs if output.finish_reason is not None])
                 case ToTransfer(told):
-                    assert self._agent is not None  # requests with a ticket were refused, and nobody else tells of tickets
+                    assert (
+                        self._agent is not None
+                    )  # requests with a ticket were refused, and nobody else tells of tickets
                     self._agent.tell(told)
                 case Warn(message):
                     _log.warning("%s", message)
@@ -283,7 +305,9 @@ class EngineCore:
         if self._changed and (rests or now - self._sent_at >= _STATISTICS_EVERY_S):
             self._changed, self._sent_at = False, now
             transfer = self._agent.figures() if self._agent is not None else None
-            figures = msgspec.structs.replace(self._scheduler.statistics(), compute=self._executor.statistics(), transfer=transfer)
+            figures = msgspec.structs.replace(
+                self._scheduler.statistics(), compute=self._executor.statistics(), transfer=transfer
+            )
             self._send(figures)
             self._look_for_interruptions(figures)
             self._log_figures(figures, now)

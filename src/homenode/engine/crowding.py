@@ -24,7 +24,14 @@ def too_many_threads(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
         message = f"{threads} compute threads share a CPU quota worth {allowance.cpu_quota:g} CPUs, and stand still whenever it is used up"
     else:
         return ()
-    return (Finding("warning", "too_many_threads", message, f"Give --threads {min(cpus, allowance.usable_threads)} or more CPUs."),)
+    return (
+        Finding(
+            "warning",
+            "too_many_threads",
+            message,
+            f"Give --threads {min(cpus, allowance.usable_threads)} or more CPUs.",
+        ),
+    )
 
 
 def spin_us(wanted: int, host: Host, place: EnginePlace) -> int:

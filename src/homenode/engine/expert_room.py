@@ -58,7 +58,9 @@ def own_layout(layout: WeightLayout, part: ModelPart, experts: ExpertsInCommon |
     return _less(layout, {name for name, owner in owners.items() if owner != member})
 
 
-def missing_layout(layout: WeightLayout, part: ModelPart, experts: ExpertsInCommon | None, worker: int = 0) -> WeightLayout:
+def missing_layout(
+    layout: WeightLayout, part: ModelPart, experts: ExpertsInCommon | None, worker: int = 0
+) -> WeightLayout:
     """Of them, those that memory is still to be taken for."""
     if experts is None or not experts.is_there(worker):
         return own_layout(layout, part, experts)
@@ -69,4 +71,6 @@ def _less(layout: WeightLayout, names: set[str]) -> WeightLayout:
     left = tuple(m for m in layout.matrices if m.name not in names)
     rest = [m for m in layout.matrices if m.name in names]
     float32 = layout.elsewhere.float32 and all(m.target == "F32" for m in rest)
-    return replace(layout, matrices=left, elsewhere=Elsewhere((*layout.elsewhere.names, *(m.name for m in rest)), float32))
+    return replace(
+        layout, matrices=left, elsewhere=Elsewhere((*layout.elsewhere.names, *(m.name for m in rest)), float32)
+    )

@@ -32,7 +32,11 @@ def wanted(config: EngineConfig) -> bool:
 def seat_of(config: EngineConfig, devices: Sequence[Sequence[str]]) -> EngineSeat | None:
     """The engine's seat; None where it has all experts to itself. `devices`: of the workers of every engine of the service."""
     replica = config.replica
-    return None if replica is None or not wanted(config) or not _all_native(devices) else EngineSeat(replica.number, replica.count)
+    return (
+        None
+        if replica is None or not wanted(config) or not _all_native(devices)
+        else EngineSeat(replica.number, replica.count)
+    )
 
 
 def not_in_common(config: EngineConfig, devices: Sequence[Sequence[str]]) -> tuple[Finding, ...]:

@@ -38,7 +38,9 @@ class Readers(Protocol):
 class Sharing:
     """What of an engine is made otherwise when it hands KV over. `hash_seed`: for the identities of its blocks."""
 
-    def __init__(self, config: TransferConfig, backend: Backend, geometry: KvGeometry, fingerprint: Fingerprint) -> None:
+    def __init__(
+        self, config: TransferConfig, backend: Backend, geometry: KvGeometry, fingerprint: Fingerprint
+    ) -> None:
         assert isinstance(backend, NativeBackend)  # `pairing.require_transfer` has seen to it
         self._config, self._backend, self._geometry, self._fingerprint = config, backend, geometry, fingerprint
         self.hash_seed = hash_seed(fingerprint, config.pd_secret)
@@ -52,14 +54,28 @@ class Sharing:
     def hand_over(self, cache: KvCache) -> HandingOver:
         """The agent for that memory. Raises as `HandingOver`."""
         in_place = _in_place(self._backend, cache) if self._config.pd_in_place else None
-        return HandingOver(self._config, self._backend, self._backend.kv_memory(cache), self._geometry, self._fingerprint, in_place)
+        return HandingOver(
+            self._config, self._backend, self._backend.kv_memory(cache), self._geometry, self._fingerprint, in_place
+        )
 
     def hand_over_file(self, fd: int, layout: KvLayout, readers: Readers) -> HandingOver:
         """The agent for KV memory that workers have in a file, which stays open as long as the agent works. `readers`: those workers, who may be asked to
         read others' memory in place. Raises as `HandingOver`."""
         memory = self._backend.map_kv(fd, layout, writable=True, own=True)
-        in_place = InPlace(lambda memory: readers.attach(memory.fd, memory.layout), readers.detach) if self._config.pd_in_place else None
-        return HandingOver(self._config, self._backend, memory, self._geometry, self._fingerprint, in_place, passes_on=in_place is not None)
+        in_place = (
+            InPlace(lambda memory: readers.attach(memory.fd, memory.layout), readers.detach)
+            if self._config.pd_in_place
+            else None
+        )
+        return HandingOver(
+            self._config,
+            self._backend,
+            memory,
+            self._geometry,
+            self._fingerprint,
+            in_place,
+            passes_on=in_place is not None,
+        )
 
 
 class HandingOver:
@@ -105,7 +121,9 @@ class HandingOver:
     def close(self, timeout_s: float) -> None:
         """Call off what is under way within so many seconds, and end."""
         if not self._agent.close(timeout_s):
-            _log.warning("KV transfer did not end in order within %g s; other engines find out by themselves", timeout_s)
+            _log.warning(
+                "KV transfer did not end in order within %g s; other engines find out by themselves", timeout_s
+            )
 
 
 def _in_place(backend: NativeBackend, cache: KvCache) -> InPlace:
@@ -118,7 +136,11 @@ def _drop(event: object) -> None:
 
 
 def published_by(
-    config: TransferConfig, incarnation: bytes, block_size: int, fingerprint: Fingerprint, addresses: Mapping[str, Sequence[str]]
+    config: TransferConfig,
+    incarnation: bytes,
+    block_size: int,
+    fingerprint: Fingerprint,
+    addresses: Mapping[str, Sequence[str]],
 ) -> Published:
     """The document of an engine whose agent is bound to `addresses`."""
     return Published(

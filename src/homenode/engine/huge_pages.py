@@ -15,7 +15,9 @@ def residence_of(figures: Mapping[str, Any]) -> Residence:
     Without KV memory that others can map: huge pages for it are a setting of its own (shmem_enabled), `never` on most machines, and were not missed where
     that was measured.
     """
-    parts = (figures.get(name) for name in (("weight_pages",) if figures.get("kv_shared") else ("weight_pages", "kv_pages")))
+    parts = (
+        figures.get(name) for name in (("weight_pages",) if figures.get("kv_shared") else ("weight_pages", "kv_pages"))
+    )
     return sum((Residence(part["present"], part["huge"]) for part in parts if part), Residence())
 
 

@@ -64,12 +64,16 @@ class LLM:
         self.tokenizer = tokenizer or load_tokenizer(Path(str(config.model.path)), chat_template)
         self._ids = itertools.count(1)
         self._engine = LocalEngine(config, progress)
-        self._closed = weakref.finalize(self, self._engine.close)  # a forgotten one ends with its last reference or the program
+        self._closed = weakref.finalize(
+            self, self._engine.close
+        )  # a forgotten one ends with its last reference or the program
 
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -99,19 +103,29 @@ class LLM:
         UserError or CapacityError for what cannot run, naming it; then nothing of the other prompts is left running either.
         """
         chosen = self._prompts(prompts)
-        given = [params or SamplingParams()] * len(chosen) if params is None or isinstance(params, SamplingParams) else list(params)
+        given = (
+            [params or SamplingParams()] * len(chosen)
+            if params is None or isinstance(params, SamplingParams)
+            else list(params)
+        )
         if len(given) != len(chosen):
-            raise UserError(f"{len(given)} params for {len(chosen)} prompts; give one for all or one for each", param="params")
+            raise UserError(
+                f"{len(given)} params for {len(chosen)} prompts; give one for all or one for each", param="params"
+            )
         jobs = {next(self._ids): (Answer(ids, self.tokenizer, stop), p) for ids, p in zip(chosen, given, strict=True)}
         self._finish(jobs, [self._request(number, ids, p) for number, ids, p in zip(jobs, chosen, given, strict=True)])
         return [answer.completion(logprobs=p.logprobs is not None) for answer, p in jobs.values()]
 
-    def chat(self, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any) -> Completion:
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
+    ) -> Completion:
         """Answer a conversation. Without `params` the answer may fill the context. `values` go to the chat template."""
         ids = self._chat_prompt(messages, values)
         return self.generate([ids], params or self._rest_of_context(ids), stop=stop)[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()) -> Generator[str, None, None]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()
+    ) -> Generator[str, None, None]:
         """The text of one continuation as it is made. Closing the iterator ends the request."""
         return self._stream(self._prompts(prompt)[0], params or SamplingParams(), stop)
 
@@ -168,19 +182,25 @@ class LLM:
         if not ids:
             return [self._ids_of(prompt) for prompt in prompts if not isinstance(prompt, int)]
         if len(ids) < len(prompts):
-            raise UserError("token ids and prompts are mixed; a prompt is text or one list of token ids", param="prompt")
+            raise UserError(
+                "token ids and prompts are mixed; a prompt is text or one list of token ids", param="prompt"
+            )
         return [self._ids_of(ids)]
 
     def _ids_of(self, prompt: Prompt) -> list[int]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
-            raise UserError("the prompt is empty, and this model has no token to begin a text with; give some text", param="prompt")
+            raise UserError(
+                "the prompt is empty, and this model has no token to begin a text with; give some text", param="prompt"
+            )
         if not all(isinstance(token, int) for token in ids):
             raise UserError("a prompt is text or a list of token ids", param="prompt")
         return ids
 
     def _chat_prompt(self, messages: Messages, values: Mapping[str, Any]) -> list[int]:
-        return self._ids_of(self.tokenizer.encode(self.tokenizer.render_chat(messages, **values), add_special_tokens=False))
+        return self._ids_of(
+            self.tokenizer.encode(self.tokenizer.render_chat(messages, **values), add_special_tokens=False)
+        )
 
     def _rest_of_context(self, ids: list[int]) -> SamplingParams:
         return SamplingParams(max_tokens=max(1, self.ready.max_model_len - len(ids)))

@@ -89,4 +89,11 @@ class LocalEngine:
             self._lost = reason
             sinks, self._sinks = self._sinks, {}
         for request_id, sink in sinks.items():
-            sink.put(Output(request_id, finish_reason="error", error=f"the engine has ended: {reason}", error_kind="InternalError"))
+            sink.put(
+                Output(
+                    request_id,
+                    finish_reason="error",
+                    error=f"the engine has ended: {reason}",
+                    error_kind="InternalError",
+                )
+            )

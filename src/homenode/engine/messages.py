@@ -89,7 +89,9 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     error: str | None = None
     error_kind: str | None = None  # class name in homenode.errors: CapacityError, OverloadedError, InternalError...
     retry_after_s: float | None = None
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over by another engine (with the first output)
+    cached_tokens: int = (
+        0  # prompt tokens found in the prefix cache, or handed over by another engine (with the first output)
+    )
     num_preemptions: int = 0
 
 
@@ -116,7 +118,9 @@ class Statistics(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     handed_tokens: int = 0  # positions whose KV came from another engine and was used
     rejected: dict[str, int] = {}  # by reason
     compute: dict[str, object] = {}
-    recomputed_tokens: int = 0  # prompt tokens computed here, beyond the last one, of requests whose KV was to come from elsewhere
+    recomputed_tokens: int = (
+        0  # prompt tokens computed here, beyond the last one, of requests whose KV was to come from elsewhere
+    )
     transfer: TransferFigures | None = None  # None: this engine hands no KV over
 
 

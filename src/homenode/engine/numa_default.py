@@ -24,7 +24,14 @@ def auto_is_meant(config: EngineConfig, host: Host, policy: Policy | None) -> bo
         return False
     if placement.numa_nodes or placement.numa_mirror_tensors or placement.numa_strict or placement.numa_measured:
         return False  # they say how --numa is meant, and are refused without it
-    if threads_bind(placement.cpu_threads_bind, host.variables) or memory_nodes(placement.memory_nodes, host.variables) is not None:
+    if (
+        threads_bind(placement.cpu_threads_bind, host.variables)
+        or memory_nodes(placement.memory_nodes, host.variables) is not None
+    ):
         return False
-    nodes = {cpu.node for number in host.allowance.cpus if (cpu := host.cpu_by_id.get(number)) is not None and cpu.node is not None}
+    nodes = {
+        cpu.node
+        for number in host.allowance.cpus
+        if (cpu := host.cpu_by_id.get(number)) is not None and cpu.node is not None
+    }
     return len(nodes) > 1

@@ -65,7 +65,9 @@ def spread_of(place: EnginePlace) -> SpreadOf:
     return spread
 
 
-def settle_pages(backend: PlacedBackend, place: EnginePlace, host: Host, calls: Syscalls | None = None) -> tuple[Finding, ...]:
+def settle_pages(
+    backend: PlacedBackend, place: EnginePlace, host: Host, calls: Syscalls | None = None
+) -> tuple[Finding, ...]:
     """Ask where all weights and KV memory lie, bring home what the kernel has put elsewhere, and tell what stays away: see `away_from_home`.
 
     Where there is but one node a sample does: all pages of a large model take seconds to ask for.
@@ -82,7 +84,9 @@ def _strays(lines: Sequence[Mapping[str, Any]] | None) -> int:
     return sum(line["present"] - line["local"] for line in lines or ())
 
 
-def away_from_home(seen: Mapping[str, Sequence[Mapping[str, Any]] | None], place: EnginePlace, host: Host) -> tuple[Finding, ...]:
+def away_from_home(
+    seen: Mapping[str, Sequence[Mapping[str, Any]] | None], place: EnginePlace, host: Host
+) -> tuple[Finding, ...]:
     """A finding for each node whose planned memory the kernel has put elsewhere. HostError under --numa-strict, before anything is served.
 
     `seen`: what `NativeBackend.residency` says.
@@ -107,8 +111,12 @@ def leave_plan(place: EnginePlace, planned: Mapping[str, Sequence[PlannedRange]]
 def _elsewhere(use: str, node: int, away: int, planned: int, host: Host) -> Finding:
     names = {"weights": "weights", "kv": "KV memory", "scratch": "threads' own memory"}
     home = host.node_by_id.get(node)
-    free = f"; node {node} had {format_bytes(home.free)} free before" if home is not None and home.free is not None else ""
+    free = (
+        f"; node {node} had {format_bytes(home.free)} free before" if home is not None and home.free is not None else ""
+    )
     where = f"NUMA node {node}" if node >= 0 else "the nodes planned"
-    message = f"of {format_bytes(planned)} of {names[use]} planned for {where}, {format_bytes(away)} lie elsewhere{free}"
+    message = (
+        f"of {format_bytes(planned)} of {names[use]} planned for {where}, {format_bytes(away)} lie elsewhere{free}"
+    )
     remedy = "Make room there (other processes, page cache), or choose with `homenode plan --weights` what fits; every step reads them from afar."
     return Finding("warning", "remote_pages", message, remedy)

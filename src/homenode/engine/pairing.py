@@ -59,7 +59,8 @@ def refuse_transfer(config: EngineConfig, where: str) -> None:
     """UnsupportedError where KV is to be handed over by an engine that nobody can reach."""
     if config.transfer.on:
         raise UnsupportedError(
-            f"pd_role (--pd-role) is for `homenode serve`; {where} has no address that another engine could be told", param="pd_role"
+            f"pd_role (--pd-role) is for `homenode serve`; {where} has no address that another engine could be told",
+            param="pd_role",
         )
 
 

@@ -32,7 +32,9 @@ def alone(place: EnginePlace) -> EnginePlace:
     return replace(place, others=place.others or place.spare)
 
 
-def place_engine(config: PlacementConfig, threads: int | None, host: Host, choose: Callable[[Teams], Chosen] | None = None) -> EnginePlace:
+def place_engine(
+    config: PlacementConfig, threads: int | None, host: Host, choose: Callable[[Teams], Chosen] | None = None
+) -> EnginePlace:
     """Decide. `choose`: settles `--numa auto` where several nodes can compute (`numa_choice.cost_choice`); None: shard is taken.
 
     UserError and PlacementError for settings that contradict each other or that this host cannot meet.
@@ -59,7 +61,9 @@ def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: 
         workers=workers,
     )
     if config.numa_bind:
-        given = replace(demand, numa_bind_nodes=config.numa_bind_nodes or None, numa_bind_cpus=config.numa_bind_cpus or None)
+        given = replace(
+            demand, numa_bind_nodes=config.numa_bind_nodes or None, numa_bind_cpus=config.numa_bind_cpus or None
+        )
         return make_plan("numa-bind", host, given)
     if lists is None and nodes is None:
         return None
@@ -80,9 +84,13 @@ def reserved_cores(config: PlacementConfig, host: Host) -> int | None:
 
 def _check(config: PlacementConfig) -> None:
     if (config.numa_bind_nodes or config.numa_bind_cpus) and not config.numa_bind:
-        raise UserError("--numa-bind-nodes and --numa-bind-cpus say where to bind; give --numa-bind as well", param="numa_bind")
+        raise UserError(
+            "--numa-bind-nodes and --numa-bind-cpus say where to bind; give --numa-bind as well", param="numa_bind"
+        )
     if config.numa_bind and config.cpu_threads_bind:
-        raise UserError("--numa-bind and --cpu-threads-bind are two ways to say the same; give one", param="cpu_threads_bind")
+        raise UserError(
+            "--numa-bind and --cpu-threads-bind are two ways to say the same; give one", param="cpu_threads_bind"
+        )
     config.check()
     asked = "--numa" if config.numa is not None else "--threads-per-core" if config.threads_per_core > 1 else ""
     for flag, value in (
@@ -119,7 +127,12 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
 def _within(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EnginePlace:
     """The worker's CPUs are its whole world."""
     place = _free(threads, host, cut(host, host.allowance, worker.cpus), reserve)
-    return replace(place, others=place.others or place.spare or worker.cpus, memory_nodes=worker.memory_nodes, findings=plan.findings)
+    return replace(
+        place,
+        others=place.others or place.spare or worker.cpus,
+        memory_nodes=worker.memory_nodes,
+        findings=plan.findings,
+    )
 
 
 def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> EnginePlace:
@@ -129,7 +142,8 @@ def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> Eng
         return EnginePlace((UNPINNED,) * count, findings=plan.findings)
     if threads is not None and threads > len(worker.cpus):
         raise UserError(
-            f"--threads {threads}: --cpu-threads-bind gives {len(worker.cpus)} CPUs; give {len(worker.cpus)} or less", param="threads"
+            f"--threads {threads}: --cpu-threads-bind gives {len(worker.cpus)} CPUs; give {len(worker.cpus)} or less",
+            param="threads",
         )
     kept = tuple(cpu for process in plan.processes for cpu in process.cpus)
     return EnginePlace(worker.cpus[:threads], kept or worker.cpus, worker.memory_nodes, plan.findings)
@@ -148,10 +162,14 @@ def core_of(host: Host, cpu: int) -> int:
 
 
 def _shard(teams: Teams) -> Chosen:
-    return Decision("shard", f"nothing is known of a model to choose by: one copy over {len(teams)} nodes, each row with its thread")
+    return Decision(
+        "shard", f"nothing is known of a model to choose by: one copy over {len(teams)} nodes, each row with its thread"
+    )
 
 
-def _over_nodes(config: PlacementConfig, threads: int | None, host: Host, choose: Callable[[Teams], Chosen]) -> EnginePlace:
+def _over_nodes(
+    config: PlacementConfig, threads: int | None, host: Host, choose: Callable[[Teams], Chosen]
+) -> EnginePlace:
     """The teams of `--numa`, node after node. Memory is bound to their nodes where there are others it could come from."""
     reserve = reserve_cpus(config.reserve_cpus, host.variables, cpu_workers=True)
     plan = numa_plan(host, config.demand(threads, reserve), choose if config.numa is not None else _shard)
@@ -204,5 +222,7 @@ def too_few_cores(host: Host, place: EnginePlace, engines: int = 1, what: str = 
         f"{needed.physical_cores} physical cores are the least for {f'this {what}' if engines == 1 else f'{engines} {what}s'} "
         f"({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and this process may use {cores}"
     )
-    remedy = f"Allow more CPUs, or expect the {len(place.team)} compute threads to be interrupted by HTTP and scheduling."
+    remedy = (
+        f"Allow more CPUs, or expect the {len(place.team)} compute threads to be interrupted by HTTP and scheduling."
+    )
     return (Finding("warning", "too_few_cores", message, remedy),)

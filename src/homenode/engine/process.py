@@ -37,7 +37,9 @@ _HANDING_OVER_ENDS_S = 3.0  # for other engines to hear that what was handed ove
 _PROGRESS_STEPS = 200  # most Loading messages of a start
 _log = logging.getLogger(__name__)
 
-Build = Callable[[EngineConfig, Callable[[int, int], None], Sequence[int]], "Engine"]  # with the memory for experts in common
+Build = Callable[
+    [EngineConfig, Callable[[int, int], None], Sequence[int]], "Engine"
+]  # with the memory for experts in common
 
 
 def main(arguments: list[str], build: Build | None = None) -> int:
@@ -50,7 +52,9 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     experts = [int(each) for each in memories.split(",") if each]
     for descriptor in experts:
         os.set_inheritable(descriptor, False)  # a worker is given its own
-    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s {name or 'engine'}: %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(levelname)s %(asctime)s {name or 'engine'}: %(message)s", datefmt="%H:%M:%S"
+    )
     if name:
         call_itself(name)
     front, *doors = (socket.socket(fileno=int(each)) for each in streams.split(","))
@@ -78,7 +82,13 @@ def _build(config: EngineConfig, progress: Callable[[int, int], None], experts: 
     return build_engine(config, progress, own_process=True, experts=experts)
 
 
-def serve(front: FrameSocket, config: EngineConfig, build: Build, doors: Sequence[socket.socket] = (), experts: Sequence[int] = ()) -> None:
+def serve(
+    front: FrameSocket,
+    config: EngineConfig,
+    build: Build,
+    doors: Sequence[socket.socket] = (),
+    experts: Sequence[int] = (),
+) -> None:
     """Load, say Ready, and work until drained. `doors`: that further fronts come through. `experts`: memory for those in common. Raises what loading or the loop raise."""
     from homenode.engine.core import EngineCore
 
@@ -91,14 +101,18 @@ def serve(front: FrameSocket, config: EngineConfig, build: Build, doors: Sequenc
         if isinstance(inbox, Inbox) and agent is not None:
             inbox.work_for(agent)
         front.send(engine.ready)
-        EngineCore(engine.scheduler, engine.executor, send, inbox=inbox, agent=agent, log_stats=not config.disable_log_stats).run()
+        EngineCore(
+            engine.scheduler, engine.executor, send, inbox=inbox, agent=agent, log_stats=not config.disable_log_stats
+        ).run()
     finally:
         if engine.handing_over is not None:
             engine.handing_over.close(_HANDING_OVER_ENDS_S)
         engine.executor.close()
 
 
-def _further_fronts(front: FrameSocket, inbox: SimpleQueue[object] | Inbox, doors: Sequence[socket.socket]) -> Callable[[ToFront], None]:
+def _further_fronts(
+    front: FrameSocket, inbox: SimpleQueue[object] | Inbox, doors: Sequence[socket.socket]
+) -> Callable[[ToFront], None]:
     """Take them, and send to whom it concerns."""
     from homenode.engine.fronts.switchboard import Switchboard
 
@@ -144,7 +158,10 @@ def in_words(error: BaseException) -> tuple[str, str]:
     if isinstance(error, HomenodeError):
         return type(error).__name__, error.message
     if isinstance(error, MemoryError):
-        return "HostError", "memory ran out while the engine was being laid out; lower --kv-cache-memory or --max-num-batched-tokens"
+        return (
+            "HostError",
+            "memory ran out while the engine was being laid out; lower --kv-cache-memory or --max-num-batched-tokens",
+        )
     return "InternalError", f"{type(error).__name__}: {error}"
 
 

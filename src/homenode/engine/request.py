@@ -69,7 +69,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arrival: float = 0.0  # time.monotonic() of the front, same clock on one host
     deadline: float | None = None  # time.monotonic() after which it is aborted
     kv: KvTicket | None = None  # its KV is handed over, to or from another engine
-    begun: list[int] = []  # output tokens that another engine had given when it was lost: the sequence goes on after them
+    begun: list[
+        int
+    ] = []  # output tokens that another engine had given when it was lost: the sequence goes on after them
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

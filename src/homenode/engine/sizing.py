@@ -132,7 +132,9 @@ def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         inner = max(inner, 3 * mixture.shared_intermediate_size)
         inner += mixture.num_experts + 2 * mixture.experts_per_token * (spec.hidden_size + mixture.intermediate_size)
     columns = 4 * spec.hidden_size + heads + inner
-    return 4 * (config.scheduler.max_num_batched_tokens * columns + sampled_rows(config, spec.vocab_size) * spec.vocab_size)
+    return 4 * (
+        config.scheduler.max_num_batched_tokens * columns + sampled_rows(config, spec.vocab_size) * spec.vocab_size
+    )
 
 
 def choose_cpus(threads: int | None, allowance: Allowance) -> tuple[int, ...]:
@@ -146,13 +148,16 @@ def choose_cpus(threads: int | None, allowance: Allowance) -> tuple[int, ...]:
         return cores[: min(len(cores) - spare_cores(len(cores)), allowance.usable_threads)]
     if threads > len(allowance.cpus):
         raise UserError(
-            f"--threads {threads}: this process may use {len(allowance.cpus)} CPUs; give {len(allowance.cpus)} or less", param="threads"
+            f"--threads {threads}: this process may use {len(allowance.cpus)} CPUs; give {len(allowance.cpus)} or less",
+            param="threads",
         )
     siblings = tuple(cpu for cpu in allowance.cpus if cpu not in cores)
     return (*cores, *siblings)[:threads]
 
 
-def _kv_problem(config: EngineConfig, geometry: KvGeometry, max_model_len: int, memory_available: int) -> CapacityError | None:
+def _kv_problem(
+    config: EngineConfig, geometry: KvGeometry, max_model_len: int, memory_available: int
+) -> CapacityError | None:
     """Why not even one sequence of full length fits the KV memory, if so."""
     if config.kv.kv_cache_memory is not None and config.kv.kv_cache_memory > memory_available:
         return CapacityError(

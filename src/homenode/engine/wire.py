@@ -55,7 +55,9 @@ class FrameDecoder:
         while len(self._buffer) - start >= _HEADER:
             size = int.from_bytes(self._buffer[start : start + _HEADER], "little")
             if size > self._limit:
-                raise PeerError(f"a frame announces {size} bytes; at most {self._limit} are allowed. The stream is damaged.")
+                raise PeerError(
+                    f"a frame announces {size} bytes; at most {self._limit} are allowed. The stream is damaged."
+                )
             end = start + _HEADER + size
             if len(self._buffer) < end:
                 break

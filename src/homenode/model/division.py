@@ -39,7 +39,9 @@ def divide(count: int, ranks: int, grain: Grain = Grain()) -> tuple[Span, ...] |
     return next((spans for size in grain.tries() if (spans := _runs(count, ranks, size))), None)
 
 
-def divide_heads(heads: int, kv_heads: int, head_dim: int, ranks: int, grain: Grain) -> tuple[tuple[Span, Span], ...] | None:
+def divide_heads(
+    heads: int, kv_heads: int, head_dim: int, ranks: int, grain: Grain
+) -> tuple[tuple[Span, Span], ...] | None:
     """For each rank its query heads and the KV heads that they read; `grain`: of the columns that the query heads are. None where it cannot be.
 
     Whole KV heads as long as there are enough of them. Then each is with several ranks, which divide the query heads that read it.
@@ -49,7 +51,11 @@ def divide_heads(heads: int, kv_heads: int, head_dim: int, ranks: int, grain: Gr
         together = size // math.gcd(size, group * head_dim)  # so many KV heads' columns end at a grain
         if runs := _runs(kv_heads, ranks, together):
             return tuple((Span(kv.first * group, kv.count * group), kv) for kv in runs)
-        if together == 1 and ranks > kv_heads and (shared := _shared(kv_heads, group, ranks, size // math.gcd(size, head_dim))):
+        if (
+            together == 1
+            and ranks > kv_heads
+            and (shared := _shared(kv_heads, group, ranks, size // math.gcd(size, head_dim)))
+        ):
             return shared
     return None
 

@@ -100,5 +100,6 @@ def _check(path: Path, counts: tuple[tuple[float, ...], ...], spec: ModelSpec) -
 
 def _unusable(why: str) -> UserError:
     return UserError(
-        f"--expert-placement: {why}; give spread, packed, or a file of counts as --expert-counts makes it", param="expert_placement"
+        f"--expert-placement: {why}; give spread, packed, or a file of counts as --expert-counts makes it",
+        param="expert_placement",
     )

@@ -58,9 +58,13 @@ def locate(
 
 def builtin_model() -> Path:
     """The folder of the model that comes with homenode."""
-    folder = Path(str(importlib.resources.files("homenode").joinpath("builtin")))  # an editable installation has several package folders
+    folder = Path(
+        str(importlib.resources.files("homenode").joinpath("builtin"))
+    )  # an editable installation has several package folders
     if not (folder / "config.json").is_file():
-        raise InternalError(f"the built-in model is missing from this installation ({folder}); install homenode again, or name a model")
+        raise InternalError(
+            f"the built-in model is missing from this installation ({folder}); install homenode again, or name a model"
+        )
     return folder
 
 
@@ -112,7 +116,9 @@ def _fetch(
             ignore_patterns=unwanted,
             **options,
         )
-    except Exception as error:  # the library lets those of its HTTP client through: no narrower base covers what a fetch can raise
+    except (
+        Exception
+    ) as error:  # the library lets those of its HTTP client through: no narrower base covers what a fetch can raise
         raise _explained(error, repository, revision, offline) from error
     return Path(str(found))
 
@@ -136,27 +142,46 @@ def _explained(error: Exception, repository: str, revision: str | None, offline:
 
     name = f"{repository} (revision {revision})" if revision else repository
     status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.GatedRepoError) or (status in (401, 403) and not isinstance(error, errors.RepositoryNotFoundError)):
+    if isinstance(error, errors.GatedRepoError) or (
+        status in (401, 403) and not isinstance(error, errors.RepositoryNotFoundError)
+    ):
         todo = f"accept its terms at https://huggingface.co/{repository} and give a token: `hf auth login`, or HF_TOKEN"
         return UserError(f"model {name}: the Hub refuses access; {todo}", param="model")
     if isinstance(error, errors.RepositoryNotFoundError):
         todo = "check the spelling; for a private one give a token: `hf auth login`, or HF_TOKEN"
         return UserError(f"model {name}: no such repository on the Hub, and no such path here; {todo}", param="model")
     if isinstance(error, errors.RevisionNotFoundError):
-        return UserError(f"model {name}: the repository has no such revision; give a branch, tag or commit of it", param="revision")
+        return UserError(
+            f"model {name}: the repository has no such revision; give a branch, tag or commit of it", param="revision"
+        )
     if isinstance(error, errors.LocalEntryNotFoundError):
         if offline or _hub_is_offline():
             todo = "start once without --offline and HF_HUB_OFFLINE to fetch it, or give a local path"
-            return UserError(f"model {name}: not (completely) in the Hub cache of this machine, and offline; {todo}", param="model")
+            return UserError(
+                f"model {name}: not (completely) in the Hub cache of this machine, and offline; {todo}", param="model"
+            )
         todo = "check the connection and any proxy, or give a local path"
-        return UserError(f"model {name}: the Hub cannot be reached, and the cache of this machine does not hold it; {todo}", param="model")
+        return UserError(
+            f"model {name}: the Hub cannot be reached, and the cache of this machine does not hold it; {todo}",
+            param="model",
+        )
     if isinstance(error, errors.HfHubHTTPError):
-        return UserError(f"model {name}: the Hub answered with HTTP status {status}; try again later, or give a local path", param="model")
+        return UserError(
+            f"model {name}: the Hub answered with HTTP status {status}; try again later, or give a local path",
+            param="model",
+        )
     if isinstance(error, ValueError):
         return UserError(f"model {name}: not a name the Hub accepts; {_EXPLAIN}", param="model")
-    if isinstance(error, OSError) and error.errno is not None:  # the errors of HTTP clients are OSErrors too, but without a number
-        return HostError(f"model {name}: fetching failed: {error}; check free space and permissions of the cache folder")
-    return UserError(f"model {name}: fetching failed ({type(error).__name__}: {error}); check the connection and any proxy", param="model")
+    if (
+        isinstance(error, OSError) and error.errno is not None
+    ):  # the errors of HTTP clients are OSErrors too, but without a number
+        return HostError(
+            f"model {name}: fetching failed: {error}; check free space and permissions of the cache folder"
+        )
+    return UserError(
+        f"model {name}: fetching failed ({type(error).__name__}: {error}); check the connection and any proxy",
+        param="model",
+    )
 
 
 def _hub_is_offline() -> bool:
@@ -169,25 +194,35 @@ def _check_folder(folder: Path, repository: str) -> Path:
     if (folder / "config.json").exists() and any(folder.glob("*.safetensors")):
         return folder
     if names := _gguf_names(folder, lambda name: True):
-        raise UserError(f"model {repository} holds GGUF files: pick one, such as {repository}:{names[0]}", param="model")
+        raise UserError(
+            f"model {repository} holds GGUF files: pick one, such as {repository}:{names[0]}", param="model"
+        )
     todo = f"if it holds GGUF files, pick one: {repository}:Q4_K_M, or {repository}:model.gguf"
-    raise UserError(f"model {repository}: wanted config.json and .safetensors files, which it does not have; {todo}", param="model")
+    raise UserError(
+        f"model {repository}: wanted config.json and .safetensors files, which it does not have; {todo}", param="model"
+    )
 
 
 def _pick_gguf(folder: Path, repository: str, pick: str) -> Path:
     if pick.endswith(".gguf"):
         if (folder / pick).exists() and ".." not in Path(pick).parts:
             return folder / pick
-        raise UserError(f"model {repository}: it has no file {pick!r} (or it is not in the cache, if offline)", param="model")
+        raise UserError(
+            f"model {repository}: it has no file {pick!r} (or it is not in the cache, if offline)", param="model"
+        )
     tag = re.compile(rf"(?:^|[-._/]){re.escape(pick)}(?:[-./]|$)", re.IGNORECASE)  # Q4_K is not Q4_K_M
     names = _gguf_names(folder, lambda name: tag.search(name) is not None)
     if not names:
         todo = "look at its files on the Hub and give the quantisation or the name of one"
         raise UserError(
-            f"model {repository}: none of its GGUF files is a {pick} (or it is not in the cache, if offline); {todo}", param="model"
+            f"model {repository}: none of its GGUF files is a {pick} (or it is not in the cache, if offline); {todo}",
+            param="model",
         )
     if len(names) > 1:
-        raise UserError(f"model {repository}: several files are {pick}: {', '.join(names[:10])}; give the name of one", param="model")
+        raise UserError(
+            f"model {repository}: several files are {pick}: {', '.join(names[:10])}; give the name of one",
+            param="model",
+        )
     return folder / names[0]
 
 

@@ -43,7 +43,9 @@ def plan_parts(spec: ModelSpec, grains: Mapping[str, Grain], how: Division) -> t
     """
     stages = _stages(spec, how)
     shares = _Shares.of(spec, grains, how)
-    return tuple(shares.part(spec, how, stages, stage, rank) for stage in range(how.stages) for rank in range(how.ranks))
+    return tuple(
+        shares.part(spec, how, stages, stage, rank) for stage in range(how.stages) for rank in range(how.ranks)
+    )
 
 
 def read_layer_split(setting: str) -> tuple[int, ...] | None:
@@ -53,7 +55,8 @@ def read_layer_split(setting: str) -> tuple[int, ...] | None:
     words = setting.split(",")
     if not all(word.strip().isascii() and word.strip().isdigit() and len(word.strip()) < 10 for word in words):
         raise UserError(
-            f"--layer-split {setting}: give auto, or the layers of each stage joined by commas, such as 12,20", param="layer_split"
+            f"--layer-split {setting}: give auto, or the layers of each stage joined by commas, such as 12,20",
+            param="layer_split",
         )
     return tuple(int(word) for word in words)
 
@@ -108,9 +111,19 @@ class _Shares:
         what = f"{spec.num_heads} query heads of {spec.head_dim} elements with {spec.num_kv_heads} KV heads"
         return cls(
             heads=_among(
-                spec, how.ranks, what, query, lambda ranks: divide_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, ranks, query)
+                spec,
+                how.ranks,
+                what,
+                query,
+                lambda ranks: divide_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, ranks, query),
             ),
-            vocabulary=_among(spec, how.ranks, f"vocabulary of {spec.vocab_size}", Grain(), lambda ranks: divide(spec.vocab_size, ranks)),
+            vocabulary=_among(
+                spec,
+                how.ranks,
+                f"vocabulary of {spec.vocab_size}",
+                Grain(),
+                lambda ranks: divide(spec.vocab_size, ranks),
+            ),
             intermediate=inner("intermediate", spec.intermediate_size),
             expert=inner("expert_intermediate", mixture.intermediate_size),
             shared=inner("shared_intermediate", mixture.shared_intermediate_size),
@@ -148,7 +161,8 @@ def check_experts(spec: ModelSpec, ranks: int) -> None:
     """UserError, naming the setting, where the experts of the model cannot be divided as wholes among so many ranks."""
     if spec.mixture is None:
         raise UserError(
-            f"--enable-expert-parallel: a {spec.architecture} model has no experts to divide; leave it out", param="enable_expert_parallel"
+            f"--enable-expert-parallel: a {spec.architecture} model has no experts to divide; leave it out",
+            param="enable_expert_parallel",
         )
     if spec.mixture.num_experts < ranks:
         raise UserError(
@@ -158,7 +172,9 @@ def check_experts(spec: ModelSpec, ranks: int) -> None:
         )
 
 
-def _among(spec: ModelSpec, ranks: int, what: str, grain: Grain, cut: Callable[[int], tuple[_Share, ...] | None]) -> tuple[_Share, ...]:
+def _among(
+    spec: ModelSpec, ranks: int, what: str, grain: Grain, cut: Callable[[int], tuple[_Share, ...] | None]
+) -> tuple[_Share, ...]:
     """The shares of `what`; UserError with the numbers of ranks that would do where it cannot be cut."""
     shares = cut(ranks)
     if shares is not None:

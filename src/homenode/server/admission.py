@@ -43,7 +43,9 @@ class Admission:
             raise ApiError(503, "the engine is gone; the server is ending", code="engine_lost", retry_after_s=5)
         if self._drain_ends is not None:
             left = max(1.0, self._drain_ends - time.monotonic())
-            raise ApiError(503, "the server is shutting down and takes no new requests", code="draining", retry_after_s=left)
+            raise ApiError(
+                503, "the server is shutting down and takes no new requests", code="draining", retry_after_s=left
+            )
 
     @contextmanager
     def request(self) -> Iterator[None]:

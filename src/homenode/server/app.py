@@ -55,7 +55,9 @@ def _routes(state: ServerState) -> list[Route]:
         get("/openapi.json", openapi_json),
         get("/tokenizer_info", tokenizer_info),
         get("/kv_transfer", kv_transfer),
-        Route("/kv_transfer/release", _Endpoint(state, release), methods=["POST"]),  # taken while draining, too: it ends work
+        Route(
+            "/kv_transfer/release", _Endpoint(state, release), methods=["POST"]
+        ),  # taken while draining, too: it ends work
         get("/v1/models", health.models),
         get("/v1/models/{model:path}", health.model),
         post("/tokenize", tokenize),

@@ -96,7 +96,9 @@ class _Answer:
         return self._generation.sequences[0].request.prompt_ids if self._body.return_token_ids else UNSET
 
     def _chunk(self, choices: list[ChunkChoice], options: StreamOptions) -> ChatChunk:
-        chunk = ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, system_fingerprint=self._fingerprint)
+        chunk = ChatChunk(
+            id=self._id, created=self._created, model=self._model, choices=choices, system_fingerprint=self._fingerprint
+        )
         if options.include_usage or options.continuous_usage_stats:
             chunk.usage = self._generation.usage() if options.continuous_usage_stats else None
         return chunk
@@ -108,7 +110,9 @@ class _Answer:
             message=ChatMessage(content="".join(piece.text for piece in pieces)),
             logprobs=self._logprobs(scored),
             finish_reason=pieces[-1].finish_reason,  # type: ignore[arg-type]
-            token_ids=[token for piece in pieces for token in piece.token_ids] if self._body.return_token_ids else UNSET,
+            token_ids=[token for piece in pieces for token in piece.token_ids]
+            if self._body.return_token_ids
+            else UNSET,
         )
 
     def _chunk_choice(self, index: int, piece: Piece) -> ChunkChoice:

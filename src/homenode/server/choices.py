@@ -55,13 +55,17 @@ def echo_prompt(tokenizer: Tokenizer, ids: list[int], text: str | None, *, offse
         length += len(decoded[-1])
     decoded.append(stream.flush())
     shown = "".join(decoded) if text is None else text
-    return Echo(shown, ids, [min(place, len(shown)) for place in places])  # a normaliser may have shortened the text that was given
+    return Echo(
+        shown, ids, [min(place, len(shown)) for place in places]
+    )  # a normaliser may have shortened the text that was given
 
 
 class Choice:
     """Text, ids and log-probabilities of one sequence as they come. Work per token does not grow with the length of the text."""
 
-    def __init__(self, stream: TextStream, *, stops: Sequence[str] = (), echo: Echo | None = None, logprobs: bool = False) -> None:
+    def __init__(
+        self, stream: TextStream, *, stops: Sequence[str] = (), echo: Echo | None = None, logprobs: bool = False
+    ) -> None:
         self._stream, self._echo, self._logprobs = stream, echo, logprobs
         self._stops = StopStrings(stops) if stops else None
         self._length = self._released = len(echo.text) if echo else 0  # characters decoded, characters given out

@@ -75,7 +75,9 @@ class _Answer:
         yield DONE
 
     def _chunk(self, choices: list[CompletionChoice]) -> Completion:
-        return Completion(id=self._id, created=self._created, model=self._model, choices=choices, system_fingerprint=self._fingerprint)
+        return Completion(
+            id=self._id, created=self._created, model=self._model, choices=choices, system_fingerprint=self._fingerprint
+        )
 
     def _choice(self, index: int, piece: Piece, *, first: bool) -> CompletionChoice:
         wanted, ids = self._body.logprobs, bool(self._body.return_token_ids)
@@ -102,7 +104,9 @@ def logprobs_of(tokenizer: Tokenizer, scored: list[Scored], wanted: int) -> Comp
     """The parallel lists of the API. `top_logprobs` has the `wanted` most likely tokens and the one that came; null where 0 are wanted."""
     return CompletionLogprobs(
         tokens=[tokenizer.token_text(entry.token) for entry in scored],
-        token_logprobs=[None if entry.logprob is None else max(entry.logprob.logprob, LEAST_LOGPROB) for entry in scored],
+        token_logprobs=[
+            None if entry.logprob is None else max(entry.logprob.logprob, LEAST_LOGPROB) for entry in scored
+        ],
         top_logprobs=[_top(tokenizer, entry) for entry in scored] if wanted else None,
         text_offset=[entry.offset for entry in scored],
     )

@@ -17,21 +17,36 @@ def _names(text: str) -> tuple[str, ...]:
 class HttpConfig:
     """What every HTTP server of ours can be told: where it listens, who may ask, and how long its clients may take."""
 
-    host: str = option("127.0.0.1", "Address to listen on. The default answers this machine only; 0.0.0.0 answers the network.")
+    host: str = option(
+        "127.0.0.1", "Address to listen on. The default answers this machine only; 0.0.0.0 answers the network."
+    )
     port: int = option(8000, "TCP port; 0 takes a free one and prints it.", minimum=0, maximum=65535)
     api_key: tuple[str, ...] = option(
-        (), "Keys clients must send as a Bearer token, separated by commas. Only /health answers without one.", parse=_names, secret=True
+        (),
+        "Keys clients must send as a Bearer token, separated by commas. Only /health answers without one.",
+        parse=_names,
+        secret=True,
     )
     shutdown_timeout: float = option(
         30.0, "How long running requests may go on after SIGTERM, such as 30s.", parse=parse_seconds, minimum=0
     )
-    max_request_body: int = option(16 * 2**20, "Largest request body, such as 16MiB; larger ones get 413.", parse=parse_bytes, minimum=1024)
-    request_read_timeout: float = option(
-        30.0, "How long a client may take to send a request's head, and again its body.", parse=parse_seconds, minimum=0.1
+    max_request_body: int = option(
+        16 * 2**20, "Largest request body, such as 16MiB; larger ones get 413.", parse=parse_bytes, minimum=1024
     )
-    keep_alive_timeout: float = option(15.0, "How long an idle connection is kept open.", parse=parse_seconds, minimum=0.1)
+    request_read_timeout: float = option(
+        30.0,
+        "How long a client may take to send a request's head, and again its body.",
+        parse=parse_seconds,
+        minimum=0.1,
+    )
+    keep_alive_timeout: float = option(
+        15.0, "How long an idle connection is kept open.", parse=parse_seconds, minimum=0.1
+    )
     write_timeout: float = option(
-        60.0, "How long a client may leave a full stream unread before its request is dropped.", parse=parse_seconds, minimum=0.1
+        60.0,
+        "How long a client may leave a full stream unread before its request is dropped.",
+        parse=parse_seconds,
+        minimum=0.1,
     )
     access_log: bool = option(False, "Log a line for every HTTP request.")
 

@@ -73,12 +73,16 @@ class Door:
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    raise ApiError(404, f"there is no {scope['path'][:200]} here; /openapi.json lists what there is", code="unknown_path")
+    raise ApiError(
+        404, f"there is no {scope['path'][:200]} here; /openapi.json lists what there is", code="unknown_path"
+    )
 
 
 def _failure(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, HTTPException):  # the router: a method the path does not take
-        return ApiError(error.status_code, f"{error.detail}; see /openapi.json", code="method_not_allowed", headers=error.headers)
+        return ApiError(
+            error.status_code, f"{error.detail}; see /openapi.json", code="method_not_allowed", headers=error.headers
+        )
     return failure_of(error, request_id)
 
 

@@ -53,12 +53,16 @@ def _check_type(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(
-            415, f"the body must be sent as Content-Type: application/json; got {kind[:80] or 'none'}", code="unsupported_media_type"
+            415,
+            f"the body must be sent as Content-Type: application/json; got {kind[:80] or 'none'}",
+            code="unsupported_media_type",
         )
 
 
 async def _read(request: Request, lease: Lease, limit: int, timeout_s: float) -> bytes:
-    too_large = ApiError(413, f"the body is larger than {limit} bytes (--max-request-body)", code="request_too_large", headers=_CLOSE)
+    too_large = ApiError(
+        413, f"the body is larger than {limit} bytes (--max-request-body)", code="request_too_large", headers=_CLOSE
+    )
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > limit:
         raise too_large
@@ -78,7 +82,9 @@ async def _read(request: Request, lease: Lease, limit: int, timeout_s: float) ->
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {timeout_s:g} s", code="request_timeout", headers=_CLOSE) from None
+        raise ApiError(
+            408, f"the body did not arrive within {timeout_s:g} s", code="request_timeout", headers=_CLOSE
+        ) from None
 
 
 async def disconnected(receive: Receive) -> None:

@@ -20,17 +20,23 @@ class _Experts(msgspec.Struct):
 
 def expert_metrics(names: tuple[str, ...], parts: Sequence[tuple[tuple[str, ...], Statistics]]) -> Iterator[Metric]:
     """`names` of labels, and their values with the figures they are of."""
-    shown = [(values, msgspec.convert(now.compute["experts"], _Experts)) for values, now in parts if "experts" in now.compute]
+    shown = [
+        (values, msgspec.convert(now.compute["experts"], _Experts)) for values, now in parts if "experts" in now.compute
+    ]
     if not shown:
         return
     tokens = CounterMetricFamily(
         "homenode:expert_tokens", "Tokens that an expert was chosen for, over all layers.", labels=(*names, "expert")
     )
     uneven = GaugeMetricFamily(
-        "homenode:expert_imbalance", "Tokens of a layer's most used expert, in times the mean of its experts.", labels=(*names, "layer")
+        "homenode:expert_imbalance",
+        "Tokens of a layer's most used expert, in times the mean of its experts.",
+        labels=(*names, "layer"),
     )
     apart = CounterMetricFamily(
-        "homenode:expert_layer_tokens", "Tokens that an expert of a layer was chosen for.", labels=(*names, "layer", "expert")
+        "homenode:expert_layer_tokens",
+        "Tokens that an expert of a layer was chosen for.",
+        labels=(*names, "layer", "expert"),
     )
     for values, now in shown:
         for expert, count in enumerate(now.tokens):

@@ -14,7 +14,12 @@ from homenode.engine.messages import Output
 from homenode.server.responses import ErrorBody, ErrorDetail
 
 _LOG = logging.getLogger("homenode.server")
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
 
 
 class ApiError(Exception):
@@ -52,7 +57,9 @@ def failure_of(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, errors.HomenodeError) and not isinstance(error, errors.HostError | errors.InternalError):
         return _from_error(error)
     _LOG.error("request %s failed", request_id, exc_info=error)
-    return ApiError(500, f"internal error; the server's log tells more under request id {request_id}", code="internal_error")
+    return ApiError(
+        500, f"internal error; the server's log tells more under request id {request_id}", code="internal_error"
+    )
 
 
 def _from_error(error: errors.HomenodeError) -> ApiError:
@@ -68,7 +75,13 @@ def from_output(output: Output) -> ApiError:
     """The answer for a request the engine ended without a result."""
     kind, message = output.error_kind or "", output.error or "the request was aborted by the server"
     if kind == "KvRefusedError":
-        return ApiError(503, message, code="kv_transfer_refused", param="kv_transfer_params", retry_after_s=output.retry_after_s or 1.0)
+        return ApiError(
+            503,
+            message,
+            code="kv_transfer_refused",
+            param="kv_transfer_params",
+            retry_after_s=output.retry_after_s or 1.0,
+        )
     if kind == "OverloadedError":
         return ApiError(503, message, code="overloaded", retry_after_s=output.retry_after_s or 1.0)
     if kind in ("UserError", "UnsupportedError", "CapacityError", "CheckpointError"):

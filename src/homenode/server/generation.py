@@ -76,10 +76,16 @@ class Generation:
 
     def _take_tickets(self) -> dict[str, int]:
         """Raises ApiError 400 when another request has one of them now."""
-        mine = {sequence.request.kv.ticket: sequence.request.id for sequence in self.sequences if sequence.request.kv is not None}
+        mine = {
+            sequence.request.kv.ticket: sequence.request.id
+            for sequence in self.sequences
+            if sequence.request.kv is not None
+        }
         for ticket in mine:
             if ticket in self._tickets:
-                text = f"`kv_transfer_params`: the ticket {ticket} is that of a request that runs; each has one of its own"
+                text = (
+                    f"`kv_transfer_params`: the ticket {ticket} is that of a request that runs; each has one of its own"
+                )
                 raise ApiError(400, text, param="kv_transfer_params.ticket", code="ticket_in_use")
         self._tickets |= mine
         return mine

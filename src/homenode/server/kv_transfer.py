@@ -99,7 +99,9 @@ def _check_role(state: ServerState, sends: bool) -> None:
     field = "do_remote_decode" if sends else "do_remote_prefill"
     document = state.kv_transfer
     if document is None:
-        raise _refused(f"`{field}` needs a {wanted}; this server hands no KV over (it was started without --pd-role)", field)
+        raise _refused(
+            f"`{field}` needs a {wanted}; this server hands no KV over (it was started without --pd-role)", field
+        )
     if document.role != wanted:
         raise _refused(f"`{field}` needs a {wanted}; this server is a {document.role} (--pd-role)", field)
 

@@ -49,9 +49,9 @@ def bind(config: HttpConfig) -> socket.socket:
     Raises UserError naming host and port when the address cannot be had.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except OSError as error:
         raise UserError(f"--host {config.host}: no such address ({error.strerror or error})", param="host") from error
     listener = socket.socket(family, kind, protocol)
@@ -123,7 +123,11 @@ class Ending:
             _LOG.warning("second signal: ending at once")
             self._server.stop(at_once=True)
             return
-        _LOG.warning("draining: %d requests in flight have up to %g s; signal again to end at once", self._state.in_flight, self._timeout_s)
+        _LOG.warning(
+            "draining: %d requests in flight have up to %g s; signal again to end at once",
+            self._state.in_flight,
+            self._timeout_s,
+        )
         self.drain()
 
     def drain(self) -> None:

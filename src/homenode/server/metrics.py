@@ -23,7 +23,29 @@ from homenode.server.worker_metrics import worker_metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+_FIRST_TOKEN = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    640.0,
+)
 _BETWEEN_TOKENS = (
     0.001,
     0.0025,
@@ -47,7 +69,29 @@ _BETWEEN_TOKENS = (
     40.0,
     80.0,
 )
-_WHOLE_REQUEST = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0)
+_WHOLE_REQUEST = (
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+    1920.0,
+)
 
 _GAUGES = (
     ("num_requests_running", "Requests the engine is computing.", "num_running"),
@@ -107,7 +151,9 @@ class _EngineCollector(Collector):
     def _memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Metric:
         """Bytes of weights (`shared`: its own experts that other engines read, too) and KV memory by kind of page, as the kernel told after they were
         loaded; none where it is not known."""
-        pages = GaugeMetricFamily("homenode:memory_bytes", "Weights and KV memory, by kind of page.", labels=(*names, "use", "pages"))
+        pages = GaugeMetricFamily(
+            "homenode:memory_bytes", "Weights and KV memory, by kind of page.", labels=(*names, "use", "pages")
+        )
         for values, now in parts:
             for use in ("weight", "shared", "kv"):
                 seen = now.compute.get(f"{use}_pages")
@@ -120,7 +166,9 @@ class _EngineCollector(Collector):
         """How much of what is planned for each node is there; none where nothing is planned, or the kernel does not tell."""
         help = "Share of the pages planned for a node (all: for several in turn) that are on it."
         kept = [at for at, name in enumerate(names) if name != "node"]  # here a label of the pages, not of the engine
-        ratios = GaugeMetricFamily("homenode:numa_pages_local_ratio", help, labels=(*(names[at] for at in kept), "use", "node"))
+        ratios = GaugeMetricFamily(
+            "homenode:numa_pages_local_ratio", help, labels=(*(names[at] for at in kept), "use", "node")
+        )
         for values, now in parts:
             seen = now.compute.get("residency")
             for use, lines in seen.items() if isinstance(seen, dict) else ():
@@ -135,7 +183,9 @@ class _EngineCollector(Collector):
         counts = Counts(self._refused())
         for now in parts:
             counts.update(now.rejected)
-        refused = CounterMetricFamily("homenode:admission_rejections", "Requests turned away.", labels=("model_name", "reason"))
+        refused = CounterMetricFamily(
+            "homenode:admission_rejections", "Requests turned away.", labels=("model_name", "reason")
+        )
         for reason in sorted(counts):
             refused.add_metric((self._model, reason), counts[reason])
         return refused
@@ -145,9 +195,13 @@ class _EngineCollector(Collector):
         engines = self._client.engines
         if not engines:
             return
-        states = GaugeMetricFamily("homenode:engine_state", "1 for the state an engine is in.", labels=(*names, "state"))
+        states = GaugeMetricFamily(
+            "homenode:engine_state", "1 for the state an engine is in.", labels=(*names, "state")
+        )
         restarts = CounterMetricFamily("homenode:engine_restarts", "Times an engine was started again.", labels=names)
-        moved = CounterMetricFamily("homenode:requests_moved", "Requests another engine went on with when this one was lost.", labels=names)
+        moved = CounterMetricFamily(
+            "homenode:requests_moved", "Requests another engine went on with when this one was lost.", labels=names
+        )
         for values, engine in zip(_labels(engines)[1], engines, strict=True):
             for state in _STATES:
                 states.add_metric((self._model, *values, state), engine.state == state)
@@ -161,7 +215,9 @@ def _in_common(names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statis
     if not any(now.compute.get("shared_weight_bytes") for _, now in parts):
         return
     own = GaugeMetricFamily("homenode:weight_bytes", "Weights that an engine keeps itself.", labels=names)
-    others = GaugeMetricFamily("homenode:shared_weight_bytes", "Experts that an engine reads where others keep them.", labels=names)
+    others = GaugeMetricFamily(
+        "homenode:shared_weight_bytes", "Experts that an engine reads where others keep them.", labels=names
+    )
     for values, now in parts:
         own.add_metric(values, float(str(now.compute.get("weight_bytes") or 0)))
         others.add_metric(values, float(str(now.compute.get("shared_weight_bytes") or 0)))
@@ -217,18 +273,25 @@ class Metrics:
         self._counted = _Alone() if folder is None else _Shared(folder)
         self._registry, self._own = self._counted.registry, self._counted.own
         self._registry.register(_EngineCollector(model, client, self._counted.all_refused))
-        self._first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN)
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN
+        )
         self._between = self._histogram("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_TOKENS)
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _WHOLE_REQUEST)
         self._finished = Counter(
-            "homenode:request_success", "Sequences finished, by reason.", ("model_name", "finished_reason"), registry=self._own
+            "homenode:request_success",
+            "Sequences finished, by reason.",
+            ("model_name", "finished_reason"),
+            registry=self._own,
         )
         for reason in ("stop", "length", "abort", "error"):
             self._finished.labels(model, reason)
 
     def front_begins(self, replaces: bool) -> None:
         """Where there are several fronts: this is one of them, and `replaces` one that was lost."""
-        begun = Counter("homenode:front_restarts", "Times a front was started again.", ("model_name",), registry=self._own)
+        begun = Counter(
+            "homenode:front_restarts", "Times a front was started again.", ("model_name",), registry=self._own
+        )
         begun.labels(self._model).inc(replaces)
 
     def refuse(self, reason: str) -> None:
@@ -237,20 +300,29 @@ class Metrics:
 
     def recorder(self) -> Recorder:
         """A stopwatch for one sequence, started now."""
-        return Recorder(self._first_token, self._between, self._whole, lambda reason: self._finished.labels(self._model, reason).inc())
+        return Recorder(
+            self._first_token,
+            self._between,
+            self._whole,
+            lambda reason: self._finished.labels(self._model, reason).inc(),
+        )
 
     def render(self) -> bytes:
         """The text for a Prometheus scrape."""
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"homenode:{name}", help, ("model_name",), buckets=buckets, registry=self._own).labels(self._model)
+        return Histogram(f"homenode:{name}", help, ("model_name",), buckets=buckets, registry=self._own).labels(
+            self._model
+        )
 
 
 class Recorder:
     """Times one sequence."""
 
-    def __init__(self, first_token: Histogram, between: Histogram, whole: Histogram, finished: Callable[[str], None]) -> None:
+    def __init__(
+        self, first_token: Histogram, between: Histogram, whole: Histogram, finished: Callable[[str], None]
+    ) -> None:
         self._first_token, self._between, self._whole, self._finished = first_token, between, whole, finished
         self.arrival = time.monotonic()
         self._last: float | None = None

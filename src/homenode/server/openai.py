@@ -42,8 +42,12 @@ class KvTransferParams(Struct, forbid_unknown_fields=True, kw_only=True):
     do_remote_decode: bool | None = None  # this server computes the prompt, for `peer`
     do_remote_prefill: bool | None = None  # another server computes it, and hands it over under the ticket
     ticket: Ticket | None = None  # the same on both sides, of one request only
-    peer: Published | None = None  # what the other side says to GET /kv_transfer; of several engines there, the one that is to have the KV
-    engine: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None = None  # at a receiver of several engines: the incarnation of that one
+    peer: Published | None = (
+        None  # what the other side says to GET /kv_transfer; of several engines there, the one that is to have the KV
+    )
+    engine: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None = (
+        None  # at a receiver of several engines: the incarnation of that one
+    )
 
 
 class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -47,7 +47,13 @@ OPERATIONS = (
     Operation("/v1/models", "get", "The models served here.", responses.ModelList),
     Operation("/v1/models/{model}", "get", "One model.", responses.Model, failures=(401, 404, 405, 500)),
     Operation(
-        "/v1/completions", "post", "Continue a prompt.", responses.Completion, openai.CompletionRequest, responses.Completion, _TO_BODIES
+        "/v1/completions",
+        "post",
+        "Continue a prompt.",
+        responses.Completion,
+        openai.CompletionRequest,
+        responses.Completion,
+        _TO_BODIES,
     ),
     Operation(
         "/v1/chat/completions",
@@ -59,13 +65,37 @@ OPERATIONS = (
         _TO_BODIES,
     ),
     Operation(
-        "/tokenize", "post", "Token ids of a text or a conversation.", responses.Tokenized, openai.TokenizeRequest, failures=_TO_BODIES
+        "/tokenize",
+        "post",
+        "Token ids of a text or a conversation.",
+        responses.Tokenized,
+        openai.TokenizeRequest,
+        failures=_TO_BODIES,
     ),
-    Operation("/detokenize", "post", "Text of token ids.", responses.Detokenized, openai.DetokenizeRequest, failures=_TO_BODIES),
     Operation(
-        "/kv_transfer", "get", "This server's part in handing KV over.", Published, failures=(401, 404, 405, 500, 503), may_be_list=True
+        "/detokenize",
+        "post",
+        "Text of token ids.",
+        responses.Detokenized,
+        openai.DetokenizeRequest,
+        failures=_TO_BODIES,
     ),
-    Operation("/kv_transfer/release", "post", "Give up a hand-over of KV.", responses.Released, openai.ReleaseRequest, failures=_TO_BODIES),
+    Operation(
+        "/kv_transfer",
+        "get",
+        "This server's part in handing KV over.",
+        Published,
+        failures=(401, 404, 405, 500, 503),
+        may_be_list=True,
+    ),
+    Operation(
+        "/kv_transfer/release",
+        "post",
+        "Give up a hand-over of KV.",
+        responses.Released,
+        openai.ReleaseRequest,
+        failures=_TO_BODIES,
+    ),
     Operation("/tokenizer_info", "get", "Special tokens and chat template.", dict),
     Operation("/health", "get", "Whether the engine loop answers.", responses.Health, failures=(405, 500, 503)),
     Operation("/version", "get", "The version of the server.", responses.Version),
@@ -76,7 +106,12 @@ OPERATIONS = (
 
 def document(state: ServerState) -> dict[str, Any]:
     """The OpenAPI 3.1 document of this server."""
-    types = {t for operation in OPERATIONS for t in (operation.answer, operation.body, operation.streams) if t not in (None, dict)}
+    types = {
+        t
+        for operation in OPERATIONS
+        for t in (operation.answer, operation.body, operation.streams)
+        if t not in (None, dict)
+    }
     named = sorted(types | {responses.ErrorBody}, key=lambda t: t.__name__)
     _, components = msgspec.json.schema_components(named, ref_template=_REFS)
     _tighten(components, state)
@@ -85,7 +120,11 @@ def document(state: ServerState) -> dict[str, Any]:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, state)
     text: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": "homenode", "version": __version__, "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
+        "info": {
+            "title": "homenode",
+            "version": __version__,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
         "paths": paths,
         "components": {"schemas": components},
     }
@@ -102,11 +141,16 @@ def _operation(operation: Operation, state: ServerState) -> dict[str, Any]:
     }
     for status in operation.failures:
         if status != 401 or state.config.api_key:
-            entry["responses"][str(status)] = {"description": _FAILURES[status], "content": _json(_ref(responses.ErrorBody))}
+            entry["responses"][str(status)] = {
+                "description": _FAILURES[status],
+                "content": _json(_ref(responses.ErrorBody)),
+            }
     if operation.body is not None:
         entry["requestBody"] = {"required": True, "content": _json(_ref(operation.body))}
     if "{model}" in operation.path:
-        entry["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}]
+        entry["parameters"] = [
+            {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        ]
     if state.config.api_key and operation.path != "/health":
         entry["security"] = [{"key": []}]
     return entry
@@ -120,7 +164,9 @@ def _content(operation: Operation) -> dict[str, Any]:
     if operation.streams is not None:
         text = f"JSON of {_ref(operation.streams)['$ref']}; after the last one the text [DONE]"
         data = {"type": "string", "description": text}
-        content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
+        content["text/event-stream"] = {
+            "schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}
+        }
     return content
 
 
@@ -137,7 +183,8 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     token = {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
     names = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
     requests = [
-        components[t.__name__] for t in (openai.CompletionRequest, openai.ChatRequest, openai.TokenizeRequest, openai.DetokenizeRequest)
+        components[t.__name__]
+        for t in (openai.CompletionRequest, openai.ChatRequest, openai.TokenizeRequest, openai.DetokenizeRequest)
     ]
     for request in requests:
         request["properties"]["model"] = names
@@ -180,7 +227,13 @@ def _prompt(state: ServerState, shortest: int) -> dict[str, Any]:
     text = {"type": "string", "minLength": shortest}
     ids = {"type": "array", "items": token, "minItems": 1, "maxItems": state.ready.max_model_len - 1}
     most = state.config.max_sequences_per_request
-    return {"anyOf": [text, ids, *({"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (text, ids))]}
+    return {
+        "anyOf": [
+            text,
+            ids,
+            *({"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (text, ids)),
+        ]
+    }
 
 
 def _first(request: dict[str, Any], field: str) -> dict[str, Any]:

@@ -21,7 +21,12 @@ def split_prompt(prompt: str | list[str | int | list[int]]) -> list[str | list[i
         return [prompt]
     kinds = {type(entry) for entry in prompt}
     if not prompt:
-        raise ApiError(400, "`prompt` is an empty list; give a text, token ids or a list of either", param="prompt", code="invalid_value")
+        raise ApiError(
+            400,
+            "`prompt` is an empty list; give a text, token ids or a list of either",
+            param="prompt",
+            code="invalid_value",
+        )
     if kinds == {int}:
         return [prompt]  # type: ignore[list-item]
     if kinds in ({str}, {list}):
@@ -57,7 +62,9 @@ async def chat_ids(
     """Token ids of a conversation. Templates write BOS themselves, so special tokens are not added unless asked for."""
     values = dict(template_kwargs or {})
     if taken := sorted(_OWN_VALUES & values.keys()):
-        raise ApiError(400, f"`chat_template_kwargs` may not set `{taken[0]}`", param="chat_template_kwargs", code="invalid_value")
+        raise ApiError(
+            400, f"`chat_template_kwargs` may not set `{taken[0]}`", param="chat_template_kwargs", code="invalid_value"
+        )
     if continue_final and add_generation_prompt:
         raise ApiError(
             400,

@@ -46,8 +46,16 @@ class BoundedProtocol(H11Protocol):
             return
         detail = ErrorDetail(message=msg, type="invalid_request_error", param=None, code="invalid_http")
         body = msgspec.json.encode(ErrorBody(detail))
-        headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
+        headers: list[Any] = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

@@ -19,7 +19,11 @@ DONE = b"data: [DONE]\n\n"
 
 _LOG = logging.getLogger("homenode.server")
 _GRACE_S = 1.0  # an error this early still gets its own HTTP status, because nothing was sent yet
-_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 
 
 def event(chunk: msgspec.Struct) -> bytes:
@@ -34,7 +38,9 @@ class EventStream(Response):
     failure after that is sent as an event with an error body, and the stream ends without [DONE].
     """
 
-    def __init__(self, request: Request, events: AsyncGenerator[bytes, None], *, keep_alive_s: float, write_timeout_s: float) -> None:
+    def __init__(
+        self, request: Request, events: AsyncGenerator[bytes, None], *, keep_alive_s: float, write_timeout_s: float
+    ) -> None:
         super().__init__()
         self._events, self._request = events, request
         self._keep_alive_s, self._write_timeout_s = keep_alive_s, write_timeout_s
@@ -64,7 +70,9 @@ class EventStream(Response):
         except asyncio.CancelledError:
             if not self._unread:
                 raise
-            _LOG.warning("request %s: the client left its stream unread for %g s; dropped", self._id, self._write_timeout_s)
+            _LOG.warning(
+                "request %s: the client left its stream unread for %g s; dropped", self._id, self._write_timeout_s
+            )
             return
         except Exception as error:  # a stream has begun: its client is told within it
             failure = failure_of(error, self._id)

@@ -50,7 +50,11 @@ class Lease:
         """Raises ApiError 503 when all bodies together are too large."""
         if self._bodies.held + size > self._bodies.limit:
             raise ApiError(
-                503, "too many large request bodies at once", code="overloaded", retry_after_s=1, headers={"Connection": "close"}
+                503,
+                "too many large request bodies at once",
+                code="overloaded",
+                retry_after_s=1,
+                headers={"Connection": "close"},
             )
         self._bodies.held += size
         self.taken += size
@@ -110,7 +114,12 @@ class ServerState(Admission):
         if name is None or name in self.models:
             return name or self.models[0]
         known = ", ".join(f"`{model}`" for model in self.models)
-        raise ApiError(404, f"`model` is `{name[:200]}`, which is not served here; there is {known}", param="model", code="model_not_found")
+        raise ApiError(
+            404,
+            f"`model` is `{name[:200]}`, which is not served here; there is {known}",
+            param="model",
+            code="model_not_found",
+        )
 
     def refused(self, reason: str) -> None:
         """Count a request that was turned away."""

@@ -39,7 +39,13 @@ async def detokenize(state: ServerState, request: Request) -> Response:
 
 async def tokenizer_info(state: ServerState, request: Request) -> Response:
     """Special tokens, chat template and sizes."""
-    facts = {"bos_token": None, "eos_token": None, "pad_token": None, "max_model_len": state.ready.max_model_len, **state.tokenizer.info()}
+    facts = {
+        "bos_token": None,
+        "eos_token": None,
+        "pad_token": None,
+        "max_model_len": state.ready.max_model_len,
+        **state.tokenizer.info(),
+    }
     return Response(msgspec.json.encode(facts), media_type="application/json")
 
 

@@ -32,9 +32,17 @@ _COUNTERS = (
     ("forged_signals", "forged", "Frames about another engine's hand-over."),
     ("breaker_opens", "breaker_opens", "Times nothing was offered to a receiver for a while, as it had no room."),
     ("forgotten", "forgotten", "Tickets that no request came for."),
-    ("quarantined", "quarantined", "Hand-overs whose blocks a sender that does not answer may still write; they stay untouched."),
+    (
+        "quarantined",
+        "quarantined",
+        "Hand-overs whose blocks a sender that does not answer may still write; they stay untouched.",
+    ),
     ("poisoned_pages", "poisoned_pages", "Pages given up after they were wrong twice."),
-    ("digest_mismatches", "digest_mismatches", "Pages whose bytes were not what the sender had promised; they were not used."),
+    (
+        "digest_mismatches",
+        "digest_mismatches",
+        "Pages whose bytes were not what the sender had promised; they were not used.",
+    ),
 )
 _BY_REASON = (
     ("refusals", "refused", "Hand-overs refused before they began, by reason."),
@@ -78,7 +86,9 @@ def _recomputed(names: tuple[str, ...], parts: Parts) -> Metric:
 
 def _durations(names: tuple[str, ...], parts: Sequence[tuple[tuple[str, ...], TransferFigures]]) -> Metric:
     histogram = HistogramMetricFamily(
-        "homenode:kv_transfer_seconds", "From the offer of a hand-over to its end, if that was a good one.", labels=names
+        "homenode:kv_transfer_seconds",
+        "From the offer of a hand-over to its end, if that was a good one.",
+        labels=names,
     )
     bounds = [*(repr(bound) for bound in BOUNDS_S), "+Inf"]
     for values, now in parts:

@@ -32,7 +32,9 @@ async def completion(state: ServerState, body: CompletionRequest) -> Generation:
         over = await _hand_over(state, body, len(prompts), ids, score)
         echo = _echo(state, ids, prompt, score is not None) if body.echo else None
         wanted = 16 if body.max_tokens is None else body.max_tokens
-        sequences += _sequences(state, body, ids, wanted, logprobs=body.logprobs, prompt_logprobs=score, echo=echo, over=over)
+        sequences += _sequences(
+            state, body, ids, wanted, logprobs=body.logprobs, prompt_logprobs=score, echo=echo, over=over
+        )
     return _generation(state, sequences, over)
 
 
@@ -56,7 +58,9 @@ async def chat(state: ServerState, body: ChatRequest) -> Generation:
     return _generation(state, _sequences(state, body, ids, wanted, logprobs=logprobs, over=over), over)
 
 
-async def _hand_over(state: ServerState, body: Sampling, prompts: int, ids: list[int], score: int | None) -> HandOver | None:
+async def _hand_over(
+    state: ServerState, body: Sampling, prompts: int, ids: list[int], score: int | None
+) -> HandOver | None:
     """As `kv_transfer.hand_over`. A request that scores its prompt has to compute it: what was computed elsewhere is given up."""
     over = hand_over(state, body, prompts, len(ids))
     if over is None or over.ticket is None or over.ticket.sends or score is None:

@@ -19,7 +19,9 @@ def worker_metrics(names: tuple[str, ...], parts: Sequence[tuple[tuple[str, ...]
         return
     busy = CounterMetricFamily("homenode:stage_busy_seconds", "Seconds a stage computed.", labels=(*names, "stage"))
     wait = CounterMetricFamily(
-        "homenode:stage_wait_seconds", "Seconds a stage did not compute while steps were in flight: bubbles.", labels=(*names, "stage")
+        "homenode:stage_wait_seconds",
+        "Seconds a stage did not compute while steps were in flight: bubbles.",
+        labels=(*names, "stage"),
     )
     states = GaugeMetricFamily("homenode:workers", "Workers, by state.", labels=(*names, "state"))
     restarts = CounterMetricFamily("homenode:worker_restarts", "Times a worker was replaced.", labels=names)

@@ -49,7 +49,12 @@ def run_specs(name: str, specs: Sequence[EngineSpec], workload: Workload, told: 
 
 
 def compare_numa(
-    hosts: Sequence[Host], config: EngineConfig, checkpoint: Checkpoint, speeds: Speeds, workload: Workload, told: Callable[[str], Told]
+    hosts: Sequence[Host],
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    speeds: Speeds,
+    workload: Workload,
+    told: Callable[[str], Told],
 ) -> list[Result]:
     """Every policy of --numa. UserError when none can be."""
     results = []
@@ -66,7 +71,9 @@ def compare_numa(
     return results
 
 
-def engines_on_all(hosts: Sequence[Host], config: EngineConfig, checkpoint: Checkpoint, speeds: Speeds) -> list[EngineSpec]:
+def engines_on_all(
+    hosts: Sequence[Host], config: EngineConfig, checkpoint: Checkpoint, speeds: Speeds
+) -> list[EngineSpec]:
     """The engines of all hosts; one that is there several times (the same object) is planned once."""
     planned = {id(host): host for host in hosts}
     made = {name: engines_on(host, config, checkpoint, speeds) for name, host in planned.items()}
@@ -75,13 +82,17 @@ def engines_on_all(hosts: Sequence[Host], config: EngineConfig, checkpoint: Chec
 
 def winner(results: Sequence[Result]) -> tuple[Result, str]:
     """The most output tokens a second; among those within 1 % of it, the lowest mean latency. And why, in a sentence."""
-    measured = [(result, result.figures) for result in results if result.figures is not None and result.figures.finished]
+    measured = [
+        (result, result.figures) for result in results if result.figures is not None and result.figures.finished
+    ]
     if not measured:
         return results[0], "no request was finished under any of them"
     most = max(figures.output_tok_s for _, figures in measured)
     alike = [(r, f) for r, f in measured if f.output_tok_s >= most * (1 - _ALIKE)]
     best, figures = min(alike, key=lambda pair: pair[1].mean_latency)
-    others = ", ".join(f"{r.name} {f.output_tok_s:.4g} tok/s, {f.mean_latency:.4g} s" for r, f in measured if r is not best)
+    others = ", ".join(
+        f"{r.name} {f.output_tok_s:.4g} tok/s, {f.mean_latency:.4g} s" for r, f in measured if r is not best
+    )
     reason = (
         "the most output tokens a second"
         if len(alike) == 1

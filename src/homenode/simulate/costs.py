@@ -12,7 +12,9 @@ from homenode.engine.schedule.step import Step
 from homenode.host.placement.weight_cost import ModelWork
 from homenode.simulate.rates import Rates
 
-FLOAT_COST = 4.0  # of a CPU: attention multiplies float32, weights bytes, of which an instruction takes four times as many
+FLOAT_COST = (
+    4.0  # of a CPU: attention multiplies float32, weights bytes, of which an instruction takes four times as many
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ class WorkerCost:
         read = model.read_bytes(load.tokens) + model.kv_bytes_per_token * load.read
         if not load.rows:
             read -= work.output_bytes
-        multiply = rates.multiplying(model.flops_per_token, load.tokens) + rates.multiplying(work.output_operations, load.rows)
+        multiply = rates.multiplying(model.flops_per_token, load.tokens) + rates.multiplying(
+            work.output_operations, load.rows
+        )
         multiply += self.float_cost * rates.operation * work.attention * load.attended
         across = load.tokens * model.layers * (rates.exchange_layer + rates.exchange_byte * model.activation_bytes)
         reading = read * rates.byte

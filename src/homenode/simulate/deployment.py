@@ -81,11 +81,22 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
     shares = memory_shares(rooms, _available(host)) if len(places) > 1 else (None,) * len(places)
     made: list[EngineSpec] = []
     everybody = [
-        worker_devices(parallel.stage_devices, parallel.pipeline_parallel_size, parallel.tensor_parallel_size, offered, number, len(places))
+        worker_devices(
+            parallel.stage_devices,
+            parallel.pipeline_parallel_size,
+            parallel.tensor_parallel_size,
+            offered,
+            number,
+            len(places),
+        )
         for number in range(len(places))
     ]
     for number, (place, share, devices) in enumerate(zip(places, shares, everybody, strict=True)):
-        own = config if share is None else replace(config, replica=Replica(number, len(places), place, host.allowance.cpus, share))
+        own = (
+            config
+            if share is None
+            else replace(config, replica=Replica(number, len(places), place, host.allowance.cpus, share))
+        )
         if missing := [device for device in devices if is_accelerator(device) and device not in there]:
             raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
         if problem := expert_problem(own, checkpoint.spec):
@@ -118,23 +129,34 @@ def _places(host: Host, config: EngineConfig, checkpoint: Checkpoint) -> tuple[t
     count, numa = config.parallel.data_parallel_size, config.placement.numa
     if count > 1:
         if numa is not None:
-            raise UserError(f"--numa {numa} and --data-parallel-size {count} both divide a host; give one of them", param="numa")
+            raise UserError(
+                f"--numa {numa} and --data-parallel-size {count} both divide a host; give one of them", param="numa"
+            )
         return replica_places(host, config, count), config
     if config.parallel.workers > 1:
         return (EnginePlace(()),), config  # its workers have places
     choose = numa_choice(config, checkpoint, host)
     if numa in ("auto", "replicate"):
-        plan = numa_plan(host, config.placement.demand(config.compute.threads, reserved_cores(config.placement, host)), choose)
+        plan = numa_plan(
+            host, config.placement.demand(config.compute.threads, reserved_cores(config.placement, host)), choose
+        )
         if several := node_places(config, host, plan):
             return several, config
         if numa == "auto":
             home = (plan.teams[0].node,) if plan.policy == "local" else ()
             config = replace(config, numa_settled=Decision(plan.policy, plan.why, home))
-    return (place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host)),), config
+    return (
+        place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host)),
+    ), config
 
 
 def _one_worker(
-    host: Host, config: EngineConfig, checkpoint: Checkpoint, place: EnginePlace, speeds: Speeds, together: _Together | None
+    host: Host,
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    place: EnginePlace,
+    speeds: Speeds,
+    together: _Together | None,
 ) -> EngineSpec:
     spec, part = checkpoint.spec, ModelPart.whole(checkpoint.spec)
     common = together.common if together else None
@@ -147,7 +169,9 @@ def _one_worker(
     if homes is None:
         teams = teams_of(host, place)
         own = own_layout(layout, part, common)
-        homes = plan_homes(own, teams, "shard" if len(teams) > 1 else "local", (), place.numa_why, packed_group_bytes(backend))
+        homes = plan_homes(
+            own, teams, "shard" if len(teams) > 1 else "local", (), place.numa_why, packed_group_bytes(backend)
+        )
     room = _room(host, place)[0]
     if config.replica is not None and config.replica.memory is not None:
         room = min(room, config.replica.memory)
@@ -163,13 +187,20 @@ def _one_worker(
 
 
 def _workers(
-    host: Host, config: EngineConfig, checkpoint: Checkpoint, devices: Sequence[str], speeds: Speeds, together: _Together | None
+    host: Host,
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    devices: Sequence[str],
+    speeds: Speeds,
+    together: _Together | None,
 ) -> EngineSpec:
     planned = plan_engine(config, checkpoint, host, devices, common=together.common if together else None)
     workers = planned.layout.workers
     total = _available(host) if config.replica is None or config.replica.memory is None else config.replica.memory
     rooms = [_room(host, worker.place) for worker in workers]
-    planned = replace(planned, layout=with_memory(planned.layout, [planned.kept(worker).own for worker in workers], rooms, total))
+    planned = replace(
+        planned, layout=with_memory(planned.layout, [planned.kept(worker).own for worker in workers], rooms, total)
+    )
     if found := planned.problems():
         raise found[0]
     sizes = _sizes(planned, speeds)
@@ -179,17 +210,28 @@ def _workers(
     weights: dict[str, int] = {}
     for worker in workers:
         own, nodes = planned.kept(worker).own, _nodes(host, worker.place)
-        names = [worker.device.removeprefix("torch:")] if is_accelerator(worker.device) else [str(node) for node in nodes]
+        names = (
+            [worker.device.removeprefix("torch:")] if is_accelerator(worker.device) else [str(node) for node in nodes]
+        )
         for at, name in enumerate(names):
             weights[name] = weights.get(name, 0) + own // len(names) + (at < own % len(names))
     kv = sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries)
     back = links[0].latency if len(stages) > 1 else 0.0
     return EngineSpec(
-        config, sizes, stages, back, weights, kv, f"{len(stages)} x {ranks} workers", f"on {', '.join(devices)} [{spec.architecture}]"
+        config,
+        sizes,
+        stages,
+        back,
+        weights,
+        kv,
+        f"{len(stages)} x {ranks} workers",
+        f"on {', '.join(devices)} [{spec.architecture}]",
     )
 
 
-def _stage(host: Host, planned: Planned, stage: int, link: Link, speeds: Speeds, together: _Together | None) -> StageCost:
+def _stage(
+    host: Host, planned: Planned, stage: int, link: Link, speeds: Speeds, together: _Together | None
+) -> StageCost:
     spec = planned.checkpoint.spec
     mine = [n for n, worker in enumerate(planned.layout.workers) if worker.stage == stage]
     costs = []
@@ -212,7 +254,9 @@ def _link(host: Host, planned: Planned, first: int, speeds: Speeds) -> Link:
     workers = planned.layout.workers[first:]
     if speeds.accelerator and any(is_accelerator(worker.device) for worker in workers):
         return speeds.accelerator.link
-    return link_of(host, [worker.place for worker in planned.layout.workers if not is_accelerator(worker.device)], speeds)
+    return link_of(
+        host, [worker.place for worker in planned.layout.workers if not is_accelerator(worker.device)], speeds
+    )
 
 
 def _sizes(planned: Planned, speeds: Speeds) -> Sizes:
@@ -233,11 +277,19 @@ def _on_accelerator(planned: Planned, number: int, speeds: Speeds) -> int:
     """Bytes that the weights leave of its memory."""
     if speeds.accelerator is None:
         accelerator_worker(
-            work_of(planned.checkpoint.spec, planned.weights[number], planned.geometries[number], planned.layout.workers[number].part),
+            work_of(
+                planned.checkpoint.spec,
+                planned.weights[number],
+                planned.geometries[number],
+                planned.layout.workers[number].part,
+            ),
             speeds,
         )
         return 0
-    have, need = int(speeds.accelerator.memory * planned.config.compute.gpu_memory_utilization), planned.weights[number].target_bytes
+    have, need = (
+        int(speeds.accelerator.memory * planned.config.compute.gpu_memory_utilization),
+        planned.weights[number].target_bytes,
+    )
     if need > have:
         raise CapacityError(
             f"worker {number} has {format_bytes(need)} of weights, and --gpu-memory-utilization leaves {format_bytes(have)} of its accelerator; "
@@ -263,5 +315,7 @@ def _available(host: Host) -> int:
     """Bytes that one may take on this host. UserError for a recording that does not say."""
     found = host.allowance.memory_available or sum(node.memory or 0 for node in host.nodes)
     if not found:
-        raise UserError("this recording does not say how much memory the host has; give --node-memory SIZE", param="node_memory")
+        raise UserError(
+            "this recording does not say how much memory the host has; give --node-memory SIZE", param="node_memory"
+        )
     return found

@@ -30,7 +30,12 @@ class Rates:
         """Of these nodes under this spread."""
 
         def total(
-            byte: float = 0.0, ops: float = 0.0, tokens: int = 0, layers: int = 0, exchanged: float = 0.0, barriers: float = 0.0
+            byte: float = 0.0,
+            ops: float = 0.0,
+            tokens: int = 0,
+            layers: int = 0,
+            exchanged: float = 0.0,
+            barriers: float = 0.0,
         ) -> float:
             return step_time(machine, spread, Load(byte, ops, tokens, layers, exchanged, barriers), kind).total
 

@@ -100,7 +100,17 @@ def read_reached(data: bytes, name: str) -> Reached:
 def _figures(result: _Result) -> tuple[float, ...]:
     c = result.ceilings
     counts = (result.step.bytes, sum(_operations(result.step).values()))
-    return (result.tok_s, result.tokens, result.batch, c.read_gb_s, c.int8_gops, c.int6_gops, c.bf16_gops, c.f32_gops, *counts)
+    return (
+        result.tok_s,
+        result.tokens,
+        result.batch,
+        c.read_gb_s,
+        c.int8_gops,
+        c.int6_gops,
+        c.bf16_gops,
+        c.f32_gops,
+        *counts,
+    )
 
 
 def _fitted(prompt: _Result, alone: _Result, several: _Result) -> Reached:
@@ -112,7 +122,11 @@ def _fitted(prompt: _Result, alone: _Result, several: _Result) -> Reached:
     seconds = several.batch / several.tok_s
     reading = several.step.bytes / (several.ceilings.read_gb_s * 1e9 * reads)
     slower = several.ceilings.int8_gops / prompt.ceilings.int8_gops  # the machine's, from one test to the other
-    unpacking = 0.0 if reading >= _READS_ALONE * seconds else max(0.0, seconds - _of_weights(several, float_cost)[0] / (rate * slower))
+    unpacking = (
+        0.0
+        if reading >= _READS_ALONE * seconds
+        else max(0.0, seconds - _of_weights(several, float_cost)[0] / (rate * slower))
+    )
     one_row = sum(_operations(several.step)[kind] for kind in _weight_kinds(prompt)) / several.batch
     slowest = 1 / multiplies + unpacking * int8 * slower / one_row
     return Reached(
@@ -149,5 +163,6 @@ def _gops(result: _Result, kind: str) -> float:
 
 def _refuse(name: str, fault: str) -> NoReturn:
     raise UserError(
-        f"--bench-model {name}: {fault}; it takes what `homenode bench model MODEL --batch 1,8 --json` prints", param="bench_model"
+        f"--bench-model {name}: {fault}; it takes what `homenode bench model MODEL --batch 1,8 --json` prints",
+        param="bench_model",
     )

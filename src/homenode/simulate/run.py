@@ -160,7 +160,9 @@ class _Run:
             outcome.latency.append(now - asked.arrival)
         outcome.output_tokens += asked.tokens
         if self._router and asked.ticket:
-            self._router.ended(asked.ticket, [*prompt, *[TOKEN] * asked.tokens] if output.finish_reason != "error" else None)
+            self._router.ended(
+                asked.ticket, [*prompt, *[TOKEN] * asked.tokens] if output.finish_reason != "error" else None
+            )
         self._told(outcome.finished + outcome.refused, len(self._workload.jobs))
         if (job := self._workload.after(now)) is not None:
             heapq.heappush(self._waiting, (now, outcome.requests + len(self._waiting), job))

@@ -51,7 +51,9 @@ def shape_checkpoint(text: str) -> ShapeCheckpoint:
         exact = expected.parameter.kind == "vector" or expected.parameter.key in ("router", "shared_router")
         kept = BY_NAME["F32" if exact else fmt]
         if expected.shape[-1] % kept.block:
-            raise _bad(text, f"{expected.name} has rows of {expected.shape[-1]}, and {fmt} stores blocks of {kept.block}")
+            raise _bad(
+                text, f"{expected.name} has rows of {expected.shape[-1]}, and {fmt} stores blocks of {kept.block}"
+            )
         rows = expected.shape[0] if len(expected.shape) == 2 else 1
         size = rows * kept.row_bytes(expected.shape[-1])
         tensors[expected.name] = TensorEntry(expected.name, kept, expected.shape, Path(text), 0, size)

@@ -29,7 +29,9 @@ class AcceleratorSpeed:
     @property
     def machine(self) -> MachineSpeed:
         """As one node of one thread."""
-        return MachineSpeed((NodeSpeed(0, 1, self.read_gb_s, self.tops * 1000),), {}, 0.0, 0.0, "as given with --accelerator")
+        return MachineSpeed(
+            (NodeSpeed(0, 1, self.read_gb_s, self.tops * 1000),), {}, 0.0, 0.0, "as given with --accelerator"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,14 +30,21 @@ def read_trace(path: str, most: int | None = None, speed: float = 1.0) -> Worklo
         with Path(path).open(encoding="utf-8", newline="") as file:
             jobs = list(islice(_jobs(file, path), (most or MOST_REQUESTS) + 1))
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}", param="workload") from error
+        raise UserError(
+            f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}", param="workload"
+        ) from error
     if most is None and len(jobs) > MOST_REQUESTS:
-        raise UserError(f"the trace {path} has more than {MOST_REQUESTS} requests; take the first ones with --requests N", param="workload")
+        raise UserError(
+            f"the trace {path} has more than {MOST_REQUESTS} requests; take the first ones with --requests N",
+            param="workload",
+        )
     if not jobs:
         raise UserError(f"the trace {path} has no requests", param="workload")
     chosen = sorted(jobs[:most], key=lambda job: job.at)
     first = chosen[0].at
-    return Workload(Path(path).name, [Job((job.at - first) / speed, job.prompt, job.output, job.blocks) for job in chosen])
+    return Workload(
+        Path(path).name, [Job((job.at - first) / speed, job.prompt, job.output, job.blocks) for job in chosen]
+    )
 
 
 def _jobs(file: IO[str], path: str) -> Iterator[Job]:
@@ -71,7 +78,9 @@ def _of_row(path: str, number: int, line: str) -> Job:
     if len(row) != len(_HEADER):
         raise _bad(path, number, f"it has {len(row)} values; {len(_HEADER)} are wanted")
     try:
-        at = datetime.fromisoformat(row[0].strip()[:26]).timestamp()  # the last digit of seven is beyond what a datetime holds
+        at = datetime.fromisoformat(
+            row[0].strip()[:26]
+        ).timestamp()  # the last digit of seven is beyond what a datetime holds
         prompt, output = int(row[1]), int(row[2])
     except (ValueError, OverflowError, OSError):
         raise _bad(path, number, f"{line[:80]!r} is no time and two whole numbers") from None
@@ -89,7 +98,11 @@ def _of_object(path: str, number: int, line: str) -> Job:
     if not (_number(at) and _whole(prompt) and _whole(output)):
         raise _bad(path, number, "timestamp, input_length and output_length must be numbers, the latter two whole ones")
     blocks = found.get("hash_ids") or []
-    if not isinstance(blocks, list) or len(blocks) > MOST_TOKENS // BLOCK or not all(_whole(b) and 0 <= b < 1 << 63 for b in blocks):
+    if (
+        not isinstance(blocks, list)
+        or len(blocks) > MOST_TOKENS // BLOCK
+        or not all(_whole(b) and 0 <= b < 1 << 63 for b in blocks)
+    ):
         raise _bad(path, number, "hash_ids must be a list of whole numbers, none negative")
     return _checked(path, number, at / 1000, prompt, output, tuple(blocks))
 

@@ -32,14 +32,18 @@ class Owners:
     experts: int
 
 
-def cpu_worker(host: Host, place: EnginePlace, work: WorkerWork, speeds: Speeds, owners: Owners | None = None) -> WorkerCost:
+def cpu_worker(
+    host: Host, place: EnginePlace, work: WorkerWork, speeds: Speeds, owners: Owners | None = None
+) -> WorkerCost:
     """A worker on these CPUs. Weights lie with the threads that read them, unless its policy puts their pages in turn on all nodes, or `owners` keep some."""
     machine = machine_speed(teams_of(host, place), host, speeds.measured)
     spread = round_robin(machine.nodes) if place.numa == "interleave" else at_home(machine.nodes)
     common = None
     if owners is not None:
         common = CommonExperts(work.model.weight_bytes - owners.experts, _byte_of(owners, host, place, speeds))
-    return WorkerCost(Rates.of(machine, spread, speeds.reached.kind), work, speeds.step_s, speeds.reached.float_cost, common)
+    return WorkerCost(
+        Rates.of(machine, spread, speeds.reached.kind), work, speeds.step_s, speeds.reached.float_cost, common
+    )
 
 
 def _byte_of(owners: Owners, host: Host, place: EnginePlace, speeds: Speeds) -> float:

@@ -70,7 +70,9 @@ class Admission:
         if not self._queues:
             return None
         passed: list[_Waiter] = []
-        for peer in sorted(self._queues, key=lambda p: self._used.get(p, 0)) if len(self._queues) > 1 else list(self._queues):
+        for peer in (
+            sorted(self._queues, key=lambda p: self._used.get(p, 0)) if len(self._queues) > 1 else list(self._queues)
+        ):
             waiter = next(iter(self._queues[peer].values()))
             if not may_go(peer, waiter.owner) or not self._within_share(peer, waiter.need, peers):
                 continue

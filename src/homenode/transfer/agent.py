@@ -284,7 +284,9 @@ class TransferAgent:
     # Ends
 
     def _fail(self, error: Exception) -> None:
-        _log.critical("KV transfer has failed and is off from here on; requests are computed without it", exc_info=error)
+        _log.critical(
+            "KV transfer has failed and is off from here on; requests are computed without it", exc_info=error
+        )
         self._turns.break_off(f"KV transfer is off after an internal error: {error}")
         self._leader = None
         self._relief.set()

@@ -76,12 +76,21 @@ class AtOnce:
         lanes: Lanes | None,
     ) -> None:
         """`post`: what is told here begins or ends no ticket. `lanes`: None where there are none."""
-        self._machine, self._books, self._counts, self._buffers, self._copies, self._links = machine, books, counts, buffers, copies, links
+        self._machine, self._books, self._counts, self._buffers, self._copies, self._links = (
+            machine,
+            books,
+            counts,
+            buffers,
+            copies,
+            links,
+        )
         self._post, self._clock, self._lanes = post, clock, lanes
         self._cache = next(iter(buffers.local.values()))
         self._size = self._cache.buffer.layout.block_size
         self._block_bytes = self._cache.buffer.layout.block_bytes
-        self._prepared = lanes is None  # what is prepared holds: the machine was told nothing since; without lanes there is nothing
+        self._prepared = (
+            lanes is None
+        )  # what is prepared holds: the machine was told nothing since; without lanes there is nothing
         self._sending: dict[str, _Sending] = {}
         self._taking: dict[tuple[int, int], _Taking] = {}
 
@@ -116,7 +125,9 @@ class AtOnce:
                 where = (self._cache.buffer.id, sends.pull_id, sends.first, sends.pages, sends.most, sends.tokens)
                 lending = connection.lane_out.lend(self._cache.memory, words, *where)
                 self._sending[sends.ticket] = _Sending(sends, connection, connection.lane_out, lending, words)
-        for takes in self._machine.expecting(_MOST_PREPARED - len(self._taking), {one.next.ticket for one in self._taking.values()}):
+        for takes in self._machine.expecting(
+            _MOST_PREPARED - len(self._taking), {one.next.ticket for one in self._taking.values()}
+        ):
             self._taking[takes.peer, takes.pull_id] = _Taking(takes, self._expected(takes))
 
     def _expected(self, next_: Expecting) -> Expected:
@@ -215,7 +226,9 @@ class AtOnce:
             end = min(begin + count, past)
             tokens = min(end * size, expecting.tokens)
             if expecting.blocks[begin - first] < 0:
-                told.append(Arrived(now, expecting.ticket, tokens, begin, said.blocks(base, begin - first, end - begin)))
+                told.append(
+                    Arrived(now, expecting.ticket, tokens, begin, said.blocks(base, begin - first, end - begin))
+                )
             else:
                 told.append(Arrived(now, expecting.ticket, tokens))
         return told

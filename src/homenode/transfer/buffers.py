@@ -76,13 +76,23 @@ class Buffers:
         self._peers: dict[bytes, _Attached] = {}
 
     def attach(
-        self, peer: int, owner: tuple[bytes, int], carrier: bytes, buffers: Sequence[Buffer], fds: list[int], *, writable: bool
+        self,
+        peer: int,
+        owner: tuple[bytes, int],
+        carrier: bytes,
+        buffers: Sequence[Buffer],
+        fds: list[int],
+        *,
+        writable: bool,
     ) -> None:
         """A peer's Hello names these. PeerError for an id that is somebody else's, or memory that is not what it should be. Takes `fds` over."""
         wanted = FDS_PER_BUFFER * len(buffers) if self._carrier.passes_memory else 0
         try:
             if len(fds) != wanted:
-                raise PeerError(f"{len(fds)} descriptors came with a Hello that names {len(buffers)} buffers; {wanted} are due", code="fds")
+                raise PeerError(
+                    f"{len(fds)} descriptors came with a Hello that names {len(buffers)} buffers; {wanted} are due",
+                    code="fds",
+                )
             each = wanted // max(1, len(buffers))
             for buffer in buffers:
                 mine, fds[:each] = fds[:each], []
@@ -90,7 +100,9 @@ class Buffers:
         finally:
             self.refuse(fds)
 
-    def _attach(self, peer: int, owner: tuple[bytes, int], carrier: bytes, buffer: Buffer, fds: list[int], writable: bool) -> None:
+    def _attach(
+        self, peer: int, owner: tuple[bytes, int], carrier: bytes, buffer: Buffer, fds: list[int], writable: bool
+    ) -> None:
         known = self._peers.get(buffer.id)
         if buffer.id in self.local or (known is not None and known.owner != owner):
             for fd in fds:

@@ -93,14 +93,21 @@ def _off(config: TransferConfig) -> Iterator[UserError]:
 
 def _role(config: TransferConfig) -> Iterator[UserError]:
     if config.pd_role is None:
-        yield UserError(f"{named('enable_pd')} needs {named('pd_role')}: sender (prefill) or receiver (decode)", param="pd_role")
+        yield UserError(
+            f"{named('enable_pd')} needs {named('pd_role')}: sender (prefill) or receiver (decode)", param="pd_role"
+        )
     if (config.pd_proxy_host is None) != (config.pd_proxy_port is None):
-        yield UserError(f"{named('pd_proxy_host')} and {named('pd_proxy_port')} are given together or not at all", param="pd_proxy_host")
+        yield UserError(
+            f"{named('pd_proxy_host')} and {named('pd_proxy_port')} are given together or not at all",
+            param="pd_proxy_host",
+        )
 
 
 def _modes(config: TransferConfig) -> Iterator[UserError]:
     if config.pd_delay_pull and not config.pd_pull_mode:
-        yield _needs("pd_delay_pull", "pd_pull_mode", "a receiver that does not read cannot delay it; give --pd-pull-mode too")
+        yield _needs(
+            "pd_delay_pull", "pd_pull_mode", "a receiver that does not read cannot delay it; give --pd-pull-mode too"
+        )
     if config.pd_use_cpu_offload and not config.pd_pull_mode:
         yield _needs("pd_use_cpu_offload", "pd_pull_mode", "what is pushed is written at once; give --pd-pull-mode too")
     if config.pd_use_cpu_offload and config.pd_role == "receiver":
@@ -109,10 +116,13 @@ def _modes(config: TransferConfig) -> Iterator[UserError]:
             param="pd_use_cpu_offload",
         )
     if config.pd_in_place and not config.pd_pull_mode:
-        yield _needs("pd_in_place", "pd_pull_mode", "what is pushed lies in blocks of the receiver; give --pd-pull-mode too")
+        yield _needs(
+            "pd_in_place", "pd_pull_mode", "what is pushed lies in blocks of the receiver; give --pd-pull-mode too"
+        )
     if config.pd_in_place and config.pd_role == "sender":
         yield UserError(
-            f"{named('pd_in_place')} is for a receiver, and {named('pd_role')} is sender; leave it out on this side", param="pd_in_place"
+            f"{named('pd_in_place')} is for a receiver, and {named('pd_role')} is sender; leave it out on this side",
+            param="pd_in_place",
         )
     if config.pd_in_place and config.transfer_channel != "shm":
         yield _needs("pd_in_place", "transfer_channel", "only memory of this host can be read in place; take shm")
@@ -130,7 +140,10 @@ def _numbers(config: TransferConfig) -> Iterator[UserError]:
         if not math.isfinite(value) or value < 0:
             yield UserError(f"{named(name)} is {value:g}; wanted seconds, not below zero", param=name)
     if config.pd_pull_pending_ttl == 0:
-        yield UserError(f"{named('pd_pull_pending_ttl')} is 0: all KV would be given up before it is read", param="pd_pull_pending_ttl")
+        yield UserError(
+            f"{named('pd_pull_pending_ttl')} is 0: all KV would be given up before it is read",
+            param="pd_pull_pending_ttl",
+        )
     if not 0 <= config.pd_pull_backpressure_reserve_pct < 100:  # NaN is in no range
         name = "pd_pull_backpressure_reserve_pct"
         yield UserError(f"{named(name)} is {getattr(config, name):g}; wanted percent, from 0 to below 100", param=name)
@@ -145,21 +158,32 @@ def _channel(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
         yield UserError(f"{named('transfer_channel')} is {channel!r}; there are {known}", param="transfer_channel")
         return
     module, remedy = LIBRARIES[channel]
-    why = f"{module} is not installed here ({remedy})" if module not in here.libraries else "homenode has no carrier for it yet"
-    yield UnsupportedError(f"{named('transfer_channel')} is {channel}: {why}; {' and '.join(here.channels)} work", param="transfer_channel")
+    why = (
+        f"{module} is not installed here ({remedy})"
+        if module not in here.libraries
+        else "homenode has no carrier for it yet"
+    )
+    yield UnsupportedError(
+        f"{named('transfer_channel')} is {channel}: {why}; {' and '.join(here.channels)} work", param="transfer_channel"
+    )
 
 
 def _device(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
     match = _DEVICE.fullmatch(config.pd_buffer_device)
     if match is None:
         yield UserError(
-            f"{named('pd_buffer_device')} is {config.pd_buffer_device!r}; wanted cpu, cuda[:N] or npu[:N]", param="pd_buffer_device"
+            f"{named('pd_buffer_device')} is {config.pd_buffer_device!r}; wanted cpu, cuda[:N] or npu[:N]",
+            param="pd_buffer_device",
         )
         return
     kind = match[1]
     if kind == "cpu":
         if config.transfer_channel == "hccl" and config.pd_delay_pull:
-            yield _needs("pd_delay_pull", "pd_buffer_device", "over hccl the buffer of delayed reads lies in the accelerator; give npu")
+            yield _needs(
+                "pd_delay_pull",
+                "pd_buffer_device",
+                "over hccl the buffer of delayed reads lies in the accelerator; give npu",
+            )
         return
     there = here.count(kind)
     seen = f"this machine has {there} of that kind, but " if there else "this machine has no device of that kind, and "
@@ -175,7 +199,11 @@ def wrong_count(config: TransferConfig, ranks: int, engines: int | None) -> Iter
         ports = getattr(config, name)
         if ports and (len(ports) % ranks if engines is None else len(ports) != ranks * engines):
             of_engines = (
-                "" if engines == 1 else " of each engine" if engines is None else f" of each of {engines} engines, {ranks * engines} in all"
+                ""
+                if engines == 1
+                else " of each engine"
+                if engines is None
+                else f" of each of {engines} engines, {ranks * engines} in all"
             )
             yield UserError(
                 f"{named(name)} has {len(ports)} ports; wanted one for each of the {ranks} ranks of tensor_parallel_size (--tensor-parallel-size){of_engines}",
@@ -197,12 +225,15 @@ def _ports(config: TransferConfig, engine: EngineFacts, here: Surroundings) -> I
         others = f"{named('pd_peer_init_port')} or {named('pd_peer_alloc_port')}"
         yield UserError(f"{named(done)}{derived} and {others} have {', '.join(map(str, both))} in common", param=done)
     if both := sorted(set(config.pd_peer_alloc_port) & set(config.pd_peer_init_port) - {0}):
-        text = f"{named('pd_peer_init_port')} and {named('pd_peer_alloc_port')} have {', '.join(map(str, both))} in common"
+        text = (
+            f"{named('pd_peer_init_port')} and {named('pd_peer_alloc_port')} have {', '.join(map(str, both))} in common"
+        )
         yield UserError(text, param="pd_peer_alloc_port")
     for port in here.busy_ports:
         name = next((name for name in _PORTS if port in getattr(config, name)), done)
         yield UserError(
-            f"{named(name)}: port {port} of {config.pd_peer_host} is taken by another program; choose another, or 0", param=name
+            f"{named(name)}: port {port} of {config.pd_peer_host} is taken by another program; choose another, or 0",
+            param=name,
         )
 
 
@@ -215,7 +246,8 @@ def _address(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
         yield UserError(text, param="pd_peer_host")
     elif host in ("0.0.0.0", "::", "*", ""):
         yield UserError(
-            f"{named('pd_peer_host')} is {host!r}, which cannot be published; give one that the other side can reach", param="pd_peer_host"
+            f"{named('pd_peer_host')} is {host!r}, which cannot be published; give one that the other side can reach",
+            param="pd_peer_host",
         )
     if here.loopback or here.address_problem:
         return

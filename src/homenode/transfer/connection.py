@@ -33,7 +33,9 @@ class LostError(PeerError):
 class Connection:
     """See the module. `number` is what the machine calls the peer; `address` what was connected to, empty for one that came."""
 
-    def __init__(self, sock: socket.socket, number: int, greeting: Greeting, *, address: str, fds: list[int], now: float) -> None:
+    def __init__(
+        self, sock: socket.socket, number: int, greeting: Greeting, *, address: str, fds: list[int], now: float
+    ) -> None:
         """`fds` go with this side's Hello and are closed when it is sent."""
         self.sock, self.number, self.address = sock, number, address
         self.fd = sock.fileno()

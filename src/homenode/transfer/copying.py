@@ -107,9 +107,13 @@ def _one(job: CopyJob, chunk: Chunk, copier: Copier) -> tuple[list[bytes] | None
     return digests, "" if digests is not None else "the source's epochs have changed: its pages were given to others"
 
 
-def _copy(source: LocalBuffer | PeerBuffer, target: LocalBuffer | PeerBuffer | None, chunk: Chunk, copier: Copier) -> list[bytes] | None:
+def _copy(
+    source: LocalBuffer | PeerBuffer, target: LocalBuffer | PeerBuffer | None, chunk: Chunk, copier: Copier
+) -> list[bytes] | None:
     if target is None:
-        return digests_of(source.memory, source.words, chunk) if isinstance(source, LocalBuffer) else source.digests(chunk)
+        return (
+            digests_of(source.memory, source.words, chunk) if isinstance(source, LocalBuffer) else source.digests(chunk)
+        )
     if not isinstance(source, LocalBuffer):
         if not isinstance(target, LocalBuffer):
             raise ValueError("neither side of a copy is this process's own")
@@ -153,7 +157,9 @@ class CopyThread:
         """The same where another engine waits. A single page always is: a step reads all weights, which are a thousand times as much."""
         return not self._open and (pages == 1 or pages * page_bytes <= AT_ONCE_BYTES)
 
-    def at_once(self, source: LocalBuffer | PeerBuffer, target: LocalBuffer | PeerBuffer | None, chunk: Chunk) -> list[bytes] | None:
+    def at_once(
+        self, source: LocalBuffer | PeerBuffer, target: LocalBuffer | PeerBuffer | None, chunk: Chunk
+    ) -> list[bytes] | None:
         """The digests of pages that `takes_at_once` was asked about; None if the copy came to nothing."""
         try:
             return _copy(source, target, chunk, self._copier)

@@ -22,7 +22,9 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
     in_place_pages: int = 0  # of these, read where the sender has them, without a copy
     held_pages: int = 0  # not handed over, as the receiver had them
     completed: int = 0  # hand-overs that ended well
-    pinned_pages: int = 0  # gauge: pages kept for the other side (sender), or for a ticket that nobody took over yet (receiver)
+    pinned_pages: int = (
+        0  # gauge: pages kept for the other side (sender), or for a ticket that nobody took over yet (receiver)
+    )
     waiting: int = 0  # gauge: hand-overs that wait for room (sender), tickets whose KV is not complete (receiver)
     waits: int = 0  # hand-overs that had to wait for room
     refused: dict[str, int] = {}  # hand-overs that were not begun, by reason
@@ -53,7 +55,9 @@ def over_restart(before: TransferFigures | None, now: TransferFigures | None) ->
     if before is None or now is None:
         return now or (None if before is None else at_rest(before))
     was, fields = before, msgspec.structs.asdict(now)
-    return TransferFigures(**{name: value if name in _GAUGES else _sum(getattr(was, name), value) for name, value in fields.items()})
+    return TransferFigures(
+        **{name: value if name in _GAUGES else _sum(getattr(was, name), value) for name, value in fields.items()}
+    )
 
 
 def at_rest(last: TransferFigures) -> TransferFigures:
@@ -64,7 +68,10 @@ def at_rest(last: TransferFigures) -> TransferFigures:
 def _sum(before: Any, now: Any) -> Any:
     """Of numbers, of lists number by number, of dictionaries name by name."""
     if isinstance(now, dict):
-        return {name: before.get(name, 0) + now.get(name, 0) for name in (*now, *(each for each in before if each not in now))}
+        return {
+            name: before.get(name, 0) + now.get(name, 0)
+            for name in (*now, *(each for each in before if each not in now))
+        }
     return [a + b for a, b in zip(before, now, strict=True)] if isinstance(now, list) else before + now
 
 

@@ -71,7 +71,11 @@ def _factors(spec: ModelSpec, max_model_len: int | None) -> str:
     """Which of longrope's factors are in use."""
     if spec.rope.kind != "longrope":
         return ""
-    return " long" if (max_model_len or spec.max_position) > (spec.rope.original_max_position or spec.max_position) else " short"
+    return (
+        " long"
+        if (max_model_len or spec.max_position) > (spec.rope.original_max_position or spec.max_position)
+        else " short"
+    )
 
 
 def _short(text: str) -> str:
@@ -84,5 +88,9 @@ def _short(text: str) -> str:
 def hash_seed(fingerprint: Mapping[str, str], secret: str | None) -> bytes:
     """The key of block identities (32 bytes): the same for engines that agree, another one with another secret."""
     facts = [f"{name}={value}" for name, value in sorted(fingerprint.items()) if name not in _OF_CONNECTION]
-    key = hashlib.blake2b((secret or "").encode("utf-8", "surrogatepass"), person=b"kv-identity", digest_size=32).digest()
-    return hashlib.blake2b("\n".join(facts).encode("utf-8", "surrogatepass"), key=key, person=b"kv-identity", digest_size=32).digest()
+    key = hashlib.blake2b(
+        (secret or "").encode("utf-8", "surrogatepass"), person=b"kv-identity", digest_size=32
+    ).digest()
+    return hashlib.blake2b(
+        "\n".join(facts).encode("utf-8", "surrogatepass"), key=key, person=b"kv-identity", digest_size=32
+    ).digest()

@@ -43,11 +43,20 @@ class Incoming(IncomingSaid):
         """The next pages, where they can be taken as soon as they are announced; see `machine.Expecting`."""
         state, process, first, blocks = self.with_, self.process, self.told, self.blocks
         size, own = self.offer.page_tokens, state.layout.block_size
-        if blocks is None or process.came is None or not state.shared or state.push or size != own or not self._awaits(process.came, first):
+        if (
+            blocks is None
+            or process.came is None
+            or not state.shared
+            or state.push
+            or size != own
+            or not self._awaits(process.came, first)
+        ):
             return None
         peer = process.came
         runs = self._spans(first, min(first + _MOST_EXPECTED, self.pages))[: state.limits.in_flight]
-        buffers = [name for name, layout in process.buffers.items() if layout.block_size == size and self.buffer in (b"", name)]
+        buffers = [
+            name for name, layout in process.buffers.items() if layout.block_size == size and self.buffer in (b"", name)
+        ]
         return Expecting(
             self.ticket,
             peer,
@@ -82,7 +91,9 @@ class Incoming(IncomingSaid):
         table = [-1] * first + table + [-1] * (self.pages - first - count)
         return Copy(0, said.buffer, table, cache, self.blocks, first, count, tokens, size, epochs, where_it_is)
 
-    def _told_of(self, buffer: bytes, begin: int, places: Sequence[int], spans: list[tuple[int, int]], now: float) -> list[Send | Tell]:
+    def _told_of(
+        self, buffer: bytes, begin: int, places: Sequence[int], spans: list[tuple[int, int]], now: float
+    ) -> list[Send | Tell]:
         """Of pages from `begin` on that proved good: as `_advance` tells of them."""
         assert self.blocks is not None
         told: list[Send | Tell] = []

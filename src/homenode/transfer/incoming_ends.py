@@ -35,8 +35,19 @@ class IncomingEnds(IncomingPages):
 
     def settle(self) -> None:
         """Tell the scheduler of the end when it has come."""
-        left = self.again or (self.asked < self.told and self.blocks is not None) or (self.blocks is None and self.told > 0)
-        if not self.ending and self.over and not self.complete and not self.copies and not self.reads and (self.hard or not left):
+        left = (
+            self.again
+            or (self.asked < self.told and self.blocks is not None)
+            or (self.blocks is None and self.told > 0)
+        )
+        if (
+            not self.ending
+            and self.over
+            and not self.complete
+            and not self.copies
+            and not self.reads
+            and (self.hard or not left)
+        ):
             self.ending = "failed"
         if not self.ending or self.told_end or self.ended or not self.quiet or self.stage != "open":
             return
@@ -49,7 +60,9 @@ class IncomingEnds(IncomingPages):
 
     def unanswered(self) -> None:
         """The connection for reads ended: ask again on the next one."""
-        self.again.extend(page for going in self.reads.values() for page in range(going.first, going.first + going.count))
+        self.again.extend(
+            page for going in self.reads.values() for page in range(going.first, going.first + going.count)
+        )
         for first in list(self.reads):
             self._answered(first)
 

@@ -12,7 +12,9 @@ from homenode.transfer.pages import chunk_pages, first_target, page_count, span_
 from homenode.transfer.processes import Process
 from homenode.transfer.receiving import Receiving
 
-Stage = Literal["queued", "asked", "open"]  # waits for room; the scheduler was asked for blocks; the sender was answered
+Stage = Literal[
+    "queued", "asked", "open"
+]  # waits for room; the scheduler was asked for blocks; the sender was answered
 Ending = Literal["", "failed", "stopped", "forgotten"]  # what the scheduler is told once nobody writes any more
 
 
@@ -41,7 +43,9 @@ class IncomingPages:
     asked: int = 0
     verified: int = 0
     in_place: bool = False  # full pages may be read where they are
-    placed: int = 0  # pages that are: until the scheduler says `Unused` the sender must keep them, however the ticket ended
+    placed: int = (
+        0  # pages that are: until the scheduler says `Unused` the sender must keep them, however the ticket ended
+    )
     parted: bool = False  # with the scheduler's end of it; only its pages are still read
     buffer: bytes = b""  # of the sender; its pages, and their epochs, of pages first_told, first_told + 1, ...
     places: list[int] = field(default_factory=list)
@@ -98,7 +102,9 @@ class IncomingPages:
             return False
         self.blocks, self.held, self.verified = list(blocks), held, held
         limits = self.with_.limits
-        self.chunk = chunk_pages(self.with_.layout, self.offer.page_tokens, limits.chunk if self.with_.shared else limits.read)
+        self.chunk = chunk_pages(
+            self.with_.layout, self.offer.page_tokens, limits.chunk if self.with_.shared else limits.read
+        )
         self.good = bytearray(b"\1" * held + b"\0" * (self.pages - held))
         self.asked = held
         if not self.with_.delay:
@@ -132,7 +138,11 @@ class IncomingPages:
         assert self.blocks is not None
         size, tokens = self.with_.layout.block_size, self.offer.tokens
         past = min((first + count) * self.offer.page_tokens, tokens)
-        return [block for block in self.blocks[first * self.offer.page_tokens // size : page_count(past, size)] if block >= 0]
+        return [
+            block
+            for block in self.blocks[first * self.offer.page_tokens // size : page_count(past, size)]
+            if block >= 0
+        ]
 
     def _fill(self, first: int, count: int) -> None:
         self.with_.ledger.mark(self._blocks_of(first, count), PageState.FILLING)

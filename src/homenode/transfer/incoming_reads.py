@@ -61,7 +61,9 @@ class IncomingReads(IncomingEnds):
 
     def _compare(self, going: Going, digests: list[bytes] | None, due: list[bytes]) -> None:
         """Not all were right."""
-        seen: list[bytes | None] = list(digests) if digests is not None and len(digests) == going.count else [None] * going.count
+        seen: list[bytes | None] = (
+            list(digests) if digests is not None and len(digests) == going.count else [None] * going.count
+        )
         for page, (digest, right) in enumerate(zip(seen, due, strict=True), going.first):
             if digest == right:
                 self.good[page] = 1
@@ -95,7 +97,13 @@ class IncomingReads(IncomingEnds):
         if not self.told_end and not self.ending:
             placed = self._place(before) if self.in_place else []
             state.tell(
-                Arrived(state.now, self.ticket, min(self.verified * offer.page_tokens, offer.tokens), before if placed else 0, placed)
+                Arrived(
+                    state.now,
+                    self.ticket,
+                    min(self.verified * offer.page_tokens, offer.tokens),
+                    before if placed else 0,
+                    placed,
+                )
             )
         if self.verified == self.pages and not self.complete:
             self.complete = True
@@ -132,7 +140,9 @@ class IncomingReads(IncomingEnds):
                 return False
             self.reads[first] = Going(first, count, state.now)
             self.process.queued += self._bytes(first, count)
-            state.deadlines.set(("read", self.ticket, first), state.now + self.process.rate.allowed(self.process.queued))
+            state.deadlines.set(
+                ("read", self.ticket, first), state.now + self.process.rate.allowed(self.process.queued)
+            )
             state.send(self.process.made, Read(offer.pull_id, first, count))
             return True
         assert self.blocks is not None
@@ -140,7 +150,18 @@ class IncomingReads(IncomingEnds):
         own = state.own.cache.id
         if state.push:
             state.act(
-                Copy(token, own, list(self.blocks), own, list(self.blocks), first, count, offer.tokens, offer.page_tokens, digest_only=True)
+                Copy(
+                    token,
+                    own,
+                    list(self.blocks),
+                    own,
+                    list(self.blocks),
+                    first,
+                    count,
+                    offer.tokens,
+                    offer.page_tokens,
+                    digest_only=True,
+                )
             )
             return True
         where_it_is = self.blocks[first] < 0 if self.in_place else False
@@ -150,7 +171,19 @@ class IncomingReads(IncomingEnds):
         epochs = self.epochs[at : at + count]
         self._fill(first, count)
         state.act(
-            Copy(token, self.buffer, table, own, list(self.blocks), first, count, offer.tokens, offer.page_tokens, epochs, where_it_is)
+            Copy(
+                token,
+                self.buffer,
+                table,
+                own,
+                list(self.blocks),
+                first,
+                count,
+                offer.tokens,
+                offer.page_tokens,
+                epochs,
+                where_it_is,
+            )
         )
         return True
 
@@ -161,4 +194,15 @@ class IncomingReads(IncomingEnds):
         nbytes = self._bytes(first, count)
         state.deadlines.set(("bytes", token), state.now + self.process.rate.allowed(nbytes))
         self._fill(first, count)
-        state.act(Receive(token, peer, state.own.cache.id, list(self.blocks), first, count, self.offer.tokens, self.offer.page_tokens))
+        state.act(
+            Receive(
+                token,
+                peer,
+                state.own.cache.id,
+                list(self.blocks),
+                first,
+                count,
+                self.offer.tokens,
+                self.offer.page_tokens,
+            )
+        )

@@ -26,7 +26,11 @@ class IncomingSaid(IncomingReads):
             return f"digests that are not {self.with_.digest_bytes} bytes long"
         if isinstance(said, Data):
             nbytes = self._bytes(said.first, count)
-            return None if said.count == count and said.nbytes == nbytes else f"{said.nbytes} bytes for pages that have {nbytes}"
+            return (
+                None
+                if said.count == count and said.nbytes == nbytes
+                else f"{said.nbytes} bytes for pages that have {nbytes}"
+            )
         return self._misplaced(said)
 
     def _misplaced(self, said: Ready) -> str | None:

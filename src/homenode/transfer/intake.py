@@ -14,7 +14,19 @@ from homenode.transfer.message import OfferReply, PageRef
 from homenode.transfer.pages import first_target, page_count
 from homenode.transfer.processes import Process
 from homenode.transfer.receiving import Receiving
-from homenode.transfer.seam import Claimed, Failed, Fetch, Forgotten, NoRoom, Offered, Released, Room, Stopped, ToAgent, Unused
+from homenode.transfer.seam import (
+    Claimed,
+    Failed,
+    Fetch,
+    Forgotten,
+    NoRoom,
+    Offered,
+    Released,
+    Room,
+    Stopped,
+    ToAgent,
+    Unused,
+)
 from homenode.transfer.settings import TransferConfig
 
 
@@ -59,7 +71,9 @@ class Intake:
                 self._released.add(ticket)
             case Released() if incoming is not None and not incoming.wanted:
                 self._give_up(incoming)
-            case Claimed() if incoming is not None and (incoming.complete or incoming.told_end or incoming.blocks is None):
+            case Claimed() if incoming is not None and (
+                incoming.complete or incoming.told_end or incoming.blocks is None
+            ):
                 self._claimed(incoming)
             case Claimed() if incoming is not None and not incoming.quarantined:
                 self._stopped(incoming)
@@ -68,7 +82,9 @@ class Intake:
         if incoming.over:
             return self._forget(incoming)
         if not incoming.place(room.blocks, room.held):
-            self._reply(incoming, OfferReply(incoming.offer.pull_id, refused=True, reason="internal: the blocks do not fit"))
+            self._reply(
+                incoming, OfferReply(incoming.offer.pull_id, refused=True, reason="internal: the blocks do not fit")
+            )
             incoming.lose("the blocks do not fit", hard=True, code="internal")
             return self._forget(incoming)
         incoming.stage = "open"
@@ -171,7 +187,9 @@ class Intake:
             incoming = self._tickets[ticket]
             incoming.stage = "asked"
             offer = incoming.offer
-            state.tell(Offered(state.now, ticket, offer.tokens, offer.page_tokens, offer.identities, True, incoming.in_place))
+            state.tell(
+                Offered(state.now, ticket, offer.tokens, offer.page_tokens, offer.identities, True, incoming.in_place)
+            )
 
     def _opened(self, incoming: Incoming) -> None:
         state, incarnation = self._state, incoming.process.incarnation
@@ -199,7 +217,9 @@ class Intake:
 
     def _full(self, incoming: Incoming, free: int, reason: str) -> OfferReply:
         self._state.tally.refused["no room"] += 1
-        return OfferReply(incoming.offer.pull_id, alloc_failed=True, free_pages=free, retry_after_s=self._retry_after, reason=reason)
+        return OfferReply(
+            incoming.offer.pull_id, alloc_failed=True, free_pages=free, retry_after_s=self._retry_after, reason=reason
+        )
 
     # What is over
 

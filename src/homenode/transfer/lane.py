@@ -121,7 +121,15 @@ class LaneWriter(Protocol):
         """Something will be announced soon: a reader who sleeps wakes up, and looks for it for a moment. From any thread."""
 
     def lend(
-        self, memory: KvMemory, words: EpochWords, buffer: bytes, pull_id: int, first: int, pages: int, most: int, tokens: int
+        self,
+        memory: KvMemory,
+        words: EpochWords,
+        buffer: bytes,
+        pull_id: int,
+        first: int,
+        pages: int,
+        most: int,
+        tokens: int,
     ) -> Lending:
         """What can be announced as soon as it is computed: pages `first` and so on of `pages`, at most `most`, of `tokens` from the first on."""
 

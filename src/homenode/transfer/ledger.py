@@ -73,8 +73,15 @@ class Ledger:
         new, before = np.array(pages, np.int64), self._kept_by(owner)
         if len(new):
             low, high = int(new.min()), int(new.max())
-            if low < 0 or high >= self.pages or len(set(pages)) < len(new) or (len(before) and np.isin(new, before).any()):
-                raise InternalError(f"KV pages {low} to {high} lent to {owner!r}: there are {self.pages}, and it has {len(before)}")
+            if (
+                low < 0
+                or high >= self.pages
+                or len(set(pages)) < len(new)
+                or (len(before) and np.isin(new, before).any())
+            ):
+                raise InternalError(
+                    f"KV pages {low} to {high} lent to {owner!r}: there are {self.pages}, and it has {len(before)}"
+                )
         number, kept = self._kept.get(owner) or self._enter(owner)
         kept.append(new)
         of = self._owner[new]

@@ -57,7 +57,9 @@ class Tickets:
             case SendRefused(_, ticket) | Returned(_, ticket) | Forgotten(_, ticket):
                 self._open.pop(ticket, None)
 
-    def endings(self, now: float, reason: str, *, written_by_others: bool, kept: Container[str] = ()) -> list[ToScheduler]:
+    def endings(
+        self, now: float, reason: str, *, written_by_others: bool, kept: Container[str] = ()
+    ) -> list[ToScheduler]:
         """What ends every ticket in hand. `written_by_others`: processes that are not known to be dead can write to blocks (push into shared memory). `kept`: sent ones that others read in place, whose blocks never come back."""
         events: list[ToScheduler] = []
         for ticket, state in self._open.items():

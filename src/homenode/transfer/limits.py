@@ -9,7 +9,9 @@ from dataclasses import dataclass
 class Limits:
     """Times in seconds, sizes in bytes. Tests make them small."""
 
-    shared: bool | None = None  # this process can copy from or into the other's memory; None: as `TransferConfig.one_sided`
+    shared: bool | None = (
+        None  # this process can copy from or into the other's memory; None: as `TransferConfig.one_sided`
+    )
     chunk: int = 4 << 20  # bytes copied or sent at once, at least one page
     read: int = 8 << 20  # bytes asked for at once where memory is not shared, at least one page
     in_flight: int = 2  # chunks of one hand-over under way at once: one is copied while the next is fetched

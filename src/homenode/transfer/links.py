@@ -104,7 +104,9 @@ class Links(Streams):
         """Queue a frame; it goes out with `flush`."""
         self._queue(connection, message, connection.send, now)
 
-    def send_payload(self, connection: Connection, message: Message, views: Iterable[memoryview], token: int, now: float) -> None:
+    def send_payload(
+        self, connection: Connection, message: Message, views: Iterable[memoryview], token: int, now: float
+    ) -> None:
         """Queue a frame and blocks; `on_sent` follows."""
         self._queue(connection, message, lambda body: connection.send_payload(body, views, token), now, token)
 
@@ -112,7 +114,14 @@ class Links(Streams):
         """The same over a connection that is `bare`."""
         self._queue(connection, message, lambda body: connection.send_pages(body, pages, token), now, token)
 
-    def _queue(self, connection: Connection, message: Message, send: Callable[[bytes], None], now: float, token: int | None = None) -> None:
+    def _queue(
+        self,
+        connection: Connection,
+        message: Message,
+        send: Callable[[bytes], None],
+        now: float,
+        token: int | None = None,
+    ) -> None:
         body = encode(Envelope(connection.peer_incarnation, message))
         self.frames_out += 1
         try:

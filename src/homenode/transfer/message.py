@@ -136,7 +136,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     epochs: Annotated[bytes, Meta(max_length=8 * MOST_PAGES)] = b""  # uint64 each
 
 
-def ready(pull_id: int, first: int, digests: Sequence[bytes], last: bool, buffer: bytes = b"", places: Places = ((), ())) -> Ready:
+def ready(
+    pull_id: int, first: int, digests: Sequence[bytes], last: bool, buffer: bytes = b"", places: Places = ((), ())
+) -> Ready:
     """`places`: pages of the buffer, and their epochs."""
     pages, epochs = places
     packed = struct.pack(f"<{len(pages)}I", *pages), struct.pack(f"<{len(epochs)}Q", *epochs)

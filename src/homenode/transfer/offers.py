@@ -74,14 +74,18 @@ class Offers:
         try:
             address = self._address(wanted.peer)
         except (msgspec.DecodeError, ValueError) as error:
-            return self._tell_refused(wanted.ticket, "peer", f"the receiver's published document cannot be used: {error}")
+            return self._tell_refused(
+                wanted.ticket, "peer", f"the receiver's published document cannot be used: {error}"
+            )
         now = self._state.now
         receiver = self._receivers.get(address)
         if receiver is None:
             receiver = self._receivers[address] = Receiver(address, Breaker(self._breaker_ttl))
         outgoing = Outgoing(self._state, wanted.ticket, address, wanted.tokens, wanted.identities, now)
         if receiver.breaker.ask(wanted.ticket, now) == "refuse":
-            return self._tell_refused(wanted.ticket, "breaker", "the receiver had no room a moment ago", receiver.breaker.left(now))
+            return self._tell_refused(
+                wanted.ticket, "breaker", "the receiver had no room a moment ago", receiver.breaker.left(now)
+            )
         if not receiver.connected and now < receiver.failed_at + self._limits.backoff:
             left = receiver.failed_at + self._limits.backoff - now
             return self._tell_refused(wanted.ticket, "connect", f"{address}: {receiver.failure}", left)
@@ -107,7 +111,10 @@ class Offers:
         if pages > MOST_PAGES:
             return "too large", f"{pages} KV pages; at most {MOST_PAGES} are handed over at once"
         if not state.admission.fits_ever(pages):
-            return "too large", f"{pages} KV pages are more than the transfer buffer holds ({state.admission.total}); raise pd_buffer_size"
+            return (
+                "too large",
+                f"{pages} KV pages are more than the transfer buffer holds ({state.admission.total}); raise pd_buffer_size",
+            )
         return None
 
     def _address(self, document: bytes) -> str:
@@ -154,10 +161,14 @@ class Offers:
         state.deadlines.set(("reply", outgoing.ticket), state.now + self._limits.reply)
         lease = state.leases.ttl
         done = state.own.done_address
-        offer = Offer(outgoing.pull_id, outgoing.ticket, outgoing.tokens, state.page_tokens, outgoing.identities, done, lease)
+        offer = Offer(
+            outgoing.pull_id, outgoing.ticket, outgoing.tokens, state.page_tokens, outgoing.identities, done, lease
+        )
         state.send(receiver.process.made, offer)
 
-    def _refuse(self, outgoing: Outgoing, code: str, reason: str, retry_after: float | None = None, *, notify: bool = True) -> None:
+    def _refuse(
+        self, outgoing: Outgoing, code: str, reason: str, retry_after: float | None = None, *, notify: bool = True
+    ) -> None:
         """Before it was admitted."""
         self._drop(outgoing, reason, notify=notify)
         self._tell_refused(outgoing.ticket, code, reason, retry_after)

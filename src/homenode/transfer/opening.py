@@ -51,7 +51,11 @@ def open_agent(
         fingerprint=fingerprint,
         incarnation=incarnation or os.urandom(16),
     )
-    ports = {"done": config.done_ports} if role == "sender" else {"alloc": config.pd_peer_alloc_port, "init": config.pd_peer_init_port}
+    ports = (
+        {"done": config.done_ports}
+        if role == "sender"
+        else {"alloc": config.pd_peer_alloc_port, "init": config.pd_peer_init_port}
+    )
 
     def make_machine(own: Own) -> Machine:
         return SenderMachine(own, config, limits) if role == "sender" else ReceiverMachine(own, config, limits)

@@ -35,7 +35,9 @@ class Outgoing(OutgoingCopies):
             return "targets for pages that are held" if reply.targets else None
         if layout is None or any(target.buffer != buffer for target in reply.targets):
             return "targets in a buffer that was not registered"
-        wanted = page_count(self.tokens, layout.block_size) - first_target(held, self.with_.page_tokens, layout.block_size)
+        wanted = page_count(self.tokens, layout.block_size) - first_target(
+            held, self.with_.page_tokens, layout.block_size
+        )
         if len(blocks) != wanted or len(set(blocks)) != wanted or max(blocks) >= layout.blocks:
             return "targets that are not as many different blocks of the buffer as are needed"
         return None
@@ -51,7 +53,9 @@ class Outgoing(OutgoingCopies):
         if reply.targets and self.process is not None:
             self.target = reply.targets[0].buffer
             skipped = (
-                first_target(self.held, self.with_.page_tokens, self.process.buffers[self.target].block_size) if self.with_.shared else 0
+                first_target(self.held, self.with_.page_tokens, self.process.buffers[self.target].block_size)
+                if self.with_.shared
+                else 0
             )
             self.targets = [-1] * skipped + [target.page for target in reply.targets]
         self.with_.admission.keep(self.ticket, self.pages - self.held)
@@ -59,7 +63,11 @@ class Outgoing(OutgoingCopies):
     def add(self, first: int, blocks: list[int], last: bool) -> None:
         """Pages were computed."""
         new = blocks[self.computed - first :] if first <= self.computed else None
-        if new is None or first + len(blocks) > self.pages or (last and first + len(blocks) < self.pages and not self.over):
+        if (
+            new is None
+            or first + len(blocks) > self.pages
+            or (last and first + len(blocks) < self.pages and not self.over)
+        ):
             self.call_off("internal", f"pages from {first} on were computed, {self.computed} are known of {self.pages}")
         elif not self.over and not self.read:
             self.table[self.computed : self.computed + len(new)] = new
@@ -141,19 +149,39 @@ class Outgoing(OutgoingCopies):
         if peer is None or not state.shared or state.push or state.pool is not None or not self._is_next(peer, first):
             return None
         most, left = min(state.chunk, MOST_AT_ONCE), self.tokens - first * state.page_tokens
-        return Announcing(self.ticket, peer, self.pull_id, first, self.pages, most, left, lambda: self._is_next(peer, first))
+        return Announcing(
+            self.ticket, peer, self.pull_id, first, self.pages, most, left, lambda: self._is_next(peer, first)
+        )
 
     def _is_next(self, peer: int, first: int) -> bool:
         """Whether page `first` is the next to be computed, and nothing is under way before it."""
-        if self.copies or self.over or self.read or self.process is None or self.process.made != peer or self.process.banned:
+        if (
+            self.copies
+            or self.over
+            or self.read
+            or self.process is None
+            or self.process.made != peer
+            or self.process.banned
+        ):
             return False
         return first == self.told == self.computed < self.pages
 
     def foresee(self, computed: Computed) -> Foreseen | None:
         """What `add` will lead to, where these pages can be announced as soon as their digests are known; see `machine.Foreseen`."""
         next_ = self.announcing()
-        state, first, count, size, blocks = self.with_, computed.first, len(computed.blocks), self.with_.page_tokens, computed.blocks
-        if next_ is None or first != next_.first or not 0 < count <= next_.most or computed.last != (first + count == self.pages):
+        state, first, count, size, blocks = (
+            self.with_,
+            computed.first,
+            len(computed.blocks),
+            self.with_.page_tokens,
+            computed.blocks,
+        )
+        if (
+            next_ is None
+            or first != next_.first
+            or not 0 < count <= next_.most
+            or computed.last != (first + count == self.pages)
+        ):
             return None
         peer, tokens = next_.peer, min(next_.tokens, count * size)
         if first + count > self.pages:
@@ -161,7 +189,19 @@ class Outgoing(OutgoingCopies):
         copy = Copy(0, state.own.cache.id, blocks, state.own.cache.id, [], 0, count, tokens, size, digest_only=True)
 
         def then(digests: list[list[bytes]]) -> list[Send | Tell] | None:
-            return [Send(peer, ready(self.pull_id, first, digests[0], computed.last, state.buffer, (blocks, state.ledger.epochs(blocks))))]
+            return [
+                Send(
+                    peer,
+                    ready(
+                        self.pull_id,
+                        first,
+                        digests[0],
+                        computed.last,
+                        state.buffer,
+                        (blocks, state.ledger.epochs(blocks)),
+                    ),
+                )
+            ]
 
         return Foreseen((copy,), then)
 

@@ -20,9 +20,12 @@ class OutgoingCopies(OutgoingPages):
             not self.over
             and not self.read
             and self.asked < self.computed
-            and len(self.copies) + (len(self.sends) if self.with_.push else 0) < self.with_.limits.in_flight  # a reader waits for digests
+            and len(self.copies) + (len(self.sends) if self.with_.push else 0)
+            < self.with_.limits.in_flight  # a reader waits for digests
         ):
-            begun = max(self.with_.chunk, min(self.asked - self.held, self.with_.most))  # the first ones soon, then fewer and larger
+            begun = max(
+                self.with_.chunk, min(self.asked - self.held, self.with_.most)
+            )  # the first ones soon, then fewer and larger
             self._copy(self.asked, min(begun, self.computed - self.asked))
         self._settle()
 

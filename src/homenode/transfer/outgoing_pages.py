@@ -106,7 +106,9 @@ class OutgoingPages:
             self.farewell, self.drained = None, False
         if self.read and quiet:
             state.end_loans(self.ticket)
-        copied = bool(self.over) or self.read or (self.asked == self.pages and (not state.push or self.told == self.pages))
+        copied = (
+            bool(self.over) or self.read or (self.asked == self.pages and (not state.push or self.told == self.pages))
+        )
         kept = not (state.push or state.pool is not None or self.read)
         engine = bool(self.copies) or (bool(self.sends) and state.pool is None)
         if not self.returned and not self.computing and copied and not kept and not engine:

@@ -79,7 +79,9 @@ class PageIO:
                     self._buffers.give_back(buffer_id, now)
             return None
         layout = source.memory.layout if isinstance(source, LocalBuffer) else source.layout
-        return CopyJob(action.token, source, target, chunk_of(action), page_nbytes(layout, action.page_tokens), borrowed)
+        return CopyJob(
+            action.token, source, target, chunk_of(action), page_nbytes(layout, action.page_tokens), borrowed
+        )
 
     def _submit(self, job: CopyJob) -> None:
         done = self._copies.submit(job)

@@ -41,7 +41,9 @@ def span_bytes(layout: KvLayout, first: int, count: int, tokens: int, page_token
     past = min(first + count, page_count(tokens, page_tokens))
     if past <= first:
         return 0
-    return (past - first - 1) * page_bytes(layout, page_tokens) + page_bytes(layout, tokens_in(past - 1, tokens, page_tokens))
+    return (past - first - 1) * page_bytes(layout, page_tokens) + page_bytes(
+        layout, tokens_in(past - 1, tokens, page_tokens)
+    )
 
 
 def chunk_pages(layout: KvLayout, page_tokens: int, chunk: int) -> int:
@@ -110,14 +112,19 @@ class RegionSpan(msgspec.Struct, frozen=True):
 def region_spans(source: KvLayout, target: KvLayout) -> list[RegionSpan] | str:
     """What goes from where to where, whatever the tensor-parallel and the pipeline degrees of the two sides: all that each region of the target holds,
     once, from the first region of the source that has it. A string says what nobody has."""
-    edges = sorted({edge for layout in (source, target) for region in layout.regions for edge in layout.layers_of(region)})
+    edges = sorted(
+        {edge for layout in (source, target) for region in layout.regions for edge in layout.layers_of(region)}
+    )
     spans = []
     for first, past in pairwise(edges):
         sources, targets = _across(source, first), _across(target, first)
         found = head_spans([heads for _, heads in sources], [heads for _, heads in targets])
         if isinstance(found, str):
             return f"{found} (layers {first} to {past - 1})"
-        spans += [RegionSpan(sources[one.source][0], targets[one.target][0], first, past, one.first_head, one.past_head) for one in found]
+        spans += [
+            RegionSpan(sources[one.source][0], targets[one.target][0], first, past, one.first_head, one.past_head)
+            for one in found
+        ]
     return spans
 
 

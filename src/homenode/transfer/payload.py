@@ -45,7 +45,9 @@ class Incoming:
         if len(self._window) > 1:
             space = 0
             views.clear()
-            for view in self._window:  # not all: each view named costs time in every call, and the kernel never has so much at once
+            for view in (
+                self._window
+            ):  # not all: each view named costs time in every call, and the kernel never has so much at once
                 views.append(view)
                 space += view.nbytes
                 if space >= _MOST_BYTES:

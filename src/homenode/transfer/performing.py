@@ -64,7 +64,9 @@ class Performer:
     def join(self, links: Links, post: Callable[[ToScheduler], None], lanes: Lanes | None) -> None:
         """The connections, made with this as their listener. `post`: as in `at_once.AtOnce`."""
         self._links = self.pages.links = links
-        self._at_once = AtOnce(self._machine, self.feeder, self.pages, self._buffers, self._copies, links, post, self._clock, lanes)
+        self._at_once = AtOnce(
+            self._machine, self.feeder, self.pages, self._buffers, self._copies, links, post, self._clock, lanes
+        )
         self.feeder.forget = self._at_once.forget
 
     # Ahead of the machine

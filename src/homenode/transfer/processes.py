@@ -62,7 +62,9 @@ class Processes:
     def __iter__(self) -> Iterator[Process]:
         return iter(list(self._by_incarnation.values()))
 
-    def connected(self, peer: int, hello: Hello, address: str, now: float, bases: Mapping[bytes, int] = _NONE) -> Process:
+    def connected(
+        self, peer: int, hello: Hello, address: str, now: float, bases: Mapping[bytes, int] = _NONE
+    ) -> Process:
         """A new connection, opened by us if `address` says where to."""
         process = self._by_incarnation.get(hello.incarnation)
         if process is None:

@@ -26,7 +26,11 @@ class Promises:
     (`csrc/host/lane.h`)."""
 
     def __init__(
-        self, lanes: _Lanes, nbytes: int, walk_through: Callable[[Connection], None], clock: Callable[[], float] = time.monotonic
+        self,
+        lanes: _Lanes,
+        nbytes: int,
+        walk_through: Callable[[Connection], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`nbytes`: so many may be read by the other side before it announces them. `walk_through`: see `at_once.AtOnce.rehearse`."""
         self._lanes, self._walk_through, self._clock = lanes, walk_through, clock

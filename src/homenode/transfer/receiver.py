@@ -75,7 +75,11 @@ class ReceiverMachine(Senders):
 
     def expecting(self, most: int, but: Container[str] = ()) -> list[Expecting]:
         """What can be taken as soon as it is announced."""
-        found = (incoming.expecting() for incoming in self._tickets.values() if not incoming.complete and incoming.ticket not in but)
+        found = (
+            incoming.expecting()
+            for incoming in self._tickets.values()
+            if not incoming.complete and incoming.ticket not in but
+        )
         return list(islice((one for one in found if one is not None), most))
 
     def tick(self, now: float) -> list[Action]:
@@ -103,7 +107,9 @@ class ReceiverMachine(Senders):
     def figures(self) -> TransferFigures:
         state = self._state
         waiting = sum(not incoming.complete and not incoming.over for incoming in self._tickets.values())
-        return state.tally.figures(pinned=state.ledger.pinned, waiting=waiting, waits=state.admission.waits, peers=len(state.processes))
+        return state.tally.figures(
+            pinned=state.ledger.pinned, waiting=waiting, waits=state.admission.waits, peers=len(state.processes)
+        )
 
     def lent(self) -> frozenset[str]:
         """None: a sender lends."""

@@ -40,13 +40,17 @@ class Receivers(Offers):
         if connected.hello.role != "receiver":
             state.act(Close(connected.peer, "this engine sends KV, and so does the other"))
             return self._refuse_waiting(connected.address, "peer", "the engine there is no receiver")
-        different = next(filter(None, (difference(state.layout, buffer.layout) for buffer in connected.hello.buffers)), None)
+        different = next(
+            filter(None, (difference(state.layout, buffer.layout) for buffer in connected.hello.buffers)), None
+        )
         if different is not None:
             state.act(Close(connected.peer, different))
             return self._refuse_waiting(connected.address, "peer", different)
         process = state.processes.connected(connected.peer, connected.hello, connected.address, state.now)
         if connected.address:
-            receiver = self._receivers.setdefault(connected.address, Receiver(connected.address, Breaker(self._breaker_ttl)))
+            receiver = self._receivers.setdefault(
+                connected.address, Receiver(connected.address, Breaker(self._breaker_ttl))
+            )
             receiver.process = process
         return self._admit()
 
@@ -78,8 +82,14 @@ class Receivers(Offers):
 
     def _lost_for(self, outgoing: Outgoing, process: Process, reason: str) -> None:
         if not outgoing.admitted:
-            return self._refuse(outgoing, "lost", f"the receiver was lost: {reason}", self._limits.backoff, notify=False)
-        unreadable = process.dead or (bool(process.banned) and not outgoing.lent) or (not self._state.shared and process.by_made is None)
+            return self._refuse(
+                outgoing, "lost", f"the receiver was lost: {reason}", self._limits.backoff, notify=False
+            )
+        unreadable = (
+            process.dead
+            or (bool(process.banned) and not outgoing.lent)
+            or (not self._state.shared and process.by_made is None)
+        )
         if outgoing.told == outgoing.pages and not unreadable and not self._state.push:
             return None  # it may still be read
         outgoing.gone("lost", f"the receiver was lost: {reason}", unreadable=unreadable)
@@ -131,9 +141,13 @@ class Receivers(Offers):
                 if outgoing.admitted:
                     return self._violation(process, "offer-reply", "a second answer to an offer")
                 return self._replied(outgoing, message)
-            case Read() if self._state.push or self._state.shared or not outgoing.admitted or not outgoing.read_by(peer, message):
+            case Read() if (
+                self._state.push or self._state.shared or not outgoing.admitted or not outgoing.read_by(peer, message)
+            ):
                 return self._violation(process, "read", "pages were asked for that are not to be read")
-            case Stored(_, pages, ok, reason) if not self._state.push or not outgoing.admitted or not outgoing.store(pages, ok, reason):
+            case Stored(_, pages, ok, reason) if (
+                not self._state.push or not outgoing.admitted or not outgoing.store(pages, ok, reason)
+            ):
                 return self._violation(process, "stored", "pages are said to be stored that were not sent")
             case Cancel() if not self._state.push:
                 return self._violation(process, "cancel", "Cancel is for push")

@@ -164,7 +164,9 @@ class Offered(msgspec.Struct, frozen=True, tag=True):
     page_tokens: int
     identities: list[bytes]
     reserve: bool
-    in_place: bool = False  # full pages can be read where they are: they want no blocks. Pages are then as large as blocks
+    in_place: bool = (
+        False  # full pages can be read where they are: they want no blocks. Pages are then as large as blocks
+    )
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True):

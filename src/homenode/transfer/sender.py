@@ -67,7 +67,11 @@ class SenderMachine(Receivers):
 
     def announcing(self, most: int, but: Container[str] = ()) -> list[Announcing]:
         """What can be announced as soon as it is computed."""
-        found = (outgoing.announcing() for outgoing in self._tickets.values() if outgoing.admitted and outgoing.ticket not in but)
+        found = (
+            outgoing.announcing()
+            for outgoing in self._tickets.values()
+            if outgoing.admitted and outgoing.ticket not in but
+        )
         return list(islice((one for one in found if one is not None), most))
 
     def expecting(self, most: int, but: Container[str] = ()) -> list[Expecting]:
@@ -110,7 +114,10 @@ class SenderMachine(Receivers):
     def figures(self) -> TransferFigures:
         state = self._state
         return state.tally.figures(
-            pinned=state.ledger.pinned, waiting=state.admission.waiting, waits=state.admission.waits, peers=len(state.processes)
+            pinned=state.ledger.pinned,
+            waiting=state.admission.waiting,
+            waits=state.admission.waits,
+            peers=len(state.processes),
         )
 
     def lent(self) -> frozenset[str]:
@@ -168,7 +175,9 @@ class SenderMachine(Receivers):
     def _due(self, key: object) -> None:
         match key:
             case ("room", str(ticket)):
-                self._refuse(self._tickets[ticket], "no room", "the transfer buffer was full for too long", self._limits.backoff)
+                self._refuse(
+                    self._tickets[ticket], "no room", "the transfer buffer was full for too long", self._limits.backoff
+                )
             case ("reply", str(ticket)):
                 outgoing = self._tickets[ticket]
                 breaker = self._receivers[outgoing.address].breaker

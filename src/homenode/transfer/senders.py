@@ -24,11 +24,15 @@ class Senders(Intake):
         self._connecting.pop(connected.address, None)
         state.deadlines.drop(("connect", connected.address))
         wrong = "this engine receives KV, and so does the other" if connected.hello.role != "sender" else None
-        wrong = wrong or next(filter(None, (difference(buffer.layout, state.layout) for buffer in connected.hello.buffers)), None)
+        wrong = wrong or next(
+            filter(None, (difference(buffer.layout, state.layout) for buffer in connected.hello.buffers)), None
+        )
         if wrong:
             state.act(Close(connected.peer, wrong))
             return self._unreachable(connected.address, wrong, b"")
-        process = state.processes.connected(connected.peer, connected.hello, connected.address, state.now, connected.bases)
+        process = state.processes.connected(
+            connected.peer, connected.hello, connected.address, state.now, connected.bases
+        )
         for incoming in self._with(process):
             incoming.cancel_again()
         if not connected.address:
@@ -60,7 +64,9 @@ class Senders(Intake):
                     self._look(incoming)
             if process is not None:
                 process.failures = min(process.failures + 1, 6)
-                self._state.deadlines.set(("reconnect", incarnation), self._state.now + self._limits.backoff * 2**process.failures)
+                self._state.deadlines.set(
+                    ("reconnect", incarnation), self._state.now + self._limits.backoff * 2**process.failures
+                )
 
     def _lost(self, peer: int, reason: str, dead: bool) -> None:
         process = self._state.processes.lost(peer, dead)
@@ -160,7 +166,11 @@ class Senders(Intake):
         if state.delay:
             incoming.stage = "open"
             self._reply(incoming, OfferReply(offer.pull_id, in_place=incoming.in_place))
-            state.tell(Offered(state.now, offer.ticket, offer.tokens, offer.page_tokens, offer.identities, False, incoming.in_place))
+            state.tell(
+                Offered(
+                    state.now, offer.ticket, offer.tokens, offer.page_tokens, offer.identities, False, incoming.in_place
+                )
+            )
             return self._opened(incoming)
         state.deadlines.set(("room", offer.ticket), state.now + self._limits.room)
         state.admission.wait(offer.ticket, process.incarnation.hex(), need)
@@ -173,7 +183,11 @@ class Senders(Intake):
         """What no honest sender says."""
         if offer.pull_id <= process.highest:
             return f"hand-over {offer.pull_id} was offered before"
-        if not offer.tokens or not offer.page_tokens or page_count(offer.tokens, offer.page_tokens) != len(offer.identities):
+        if (
+            not offer.tokens
+            or not offer.page_tokens
+            or page_count(offer.tokens, offer.page_tokens) != len(offer.identities)
+        ):
             return f"{len(offer.identities)} identities for {offer.tokens} tokens in pages of {offer.page_tokens}"
         if self._state.push:
             return None
@@ -190,10 +204,17 @@ class Senders(Intake):
         if self._released.take(offer.ticket):
             return "released", OfferReply(offer.pull_id, refused=True, reason="the ticket was given up before it came")
         if offer.ticket in self._tickets:
-            return "duplicate", OfferReply(offer.pull_id, refused=True, reason=f"ticket {offer.ticket!r} is in hand already")
+            return "duplicate", OfferReply(
+                offer.pull_id, refused=True, reason=f"ticket {offer.ticket!r} is in hand already"
+            )
         theirs = self._with(process)
-        if len(theirs) >= self._limits.offers or sum(i.pages for i in theirs) + len(offer.identities) > self._limits.announced:
-            return "too many", OfferReply(offer.pull_id, alloc_failed=True, reason="too many hand-overs at once", retry_after_s=1.0)
+        if (
+            len(theirs) >= self._limits.offers
+            or sum(i.pages for i in theirs) + len(offer.identities) > self._limits.announced
+        ):
+            return "too many", OfferReply(
+                offer.pull_id, alloc_failed=True, reason="too many hand-overs at once", retry_after_s=1.0
+            )
         if offer.page_tokens % 16:
             return "pages", OfferReply(offer.pull_id, refused=True, reason=f"pages of {offer.page_tokens} tokens")
         if need > state.layout.blocks or (not state.delay and not state.admission.fits_ever(need)):
@@ -224,7 +245,11 @@ class Senders(Intake):
     def _ready(self, incoming: Incoming, process: Process, ready: Ready) -> None:
         if incoming.over:
             return None
-        wrong = incoming.objection(ready) if not (self._state.push and not self._state.shared) else "Ready, where Data was due"
+        wrong = (
+            incoming.objection(ready)
+            if not (self._state.push and not self._state.shared)
+            else "Ready, where Data was due"
+        )
         if wrong is not None:
             return self._violation(process, "ready", wrong)
         self._progress(incoming)

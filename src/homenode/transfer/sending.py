@@ -31,11 +31,17 @@ class Sending:
         self.chunk = chunk_pages(self.layout, self.page_tokens, limits.chunk)
         self.most = self.chunk if self.shared else chunk_pages(self.layout, self.page_tokens, limits.read)
         lent = self.pool.layout if self.pool is not None else self.layout
-        size = settings.pd_cpu_buffer_size or settings.pd_buffer_size if self.pool is not None else settings.pd_buffer_size
+        size = (
+            settings.pd_cpu_buffer_size or settings.pd_buffer_size if self.pool is not None else settings.pd_buffer_size
+        )
         self.ledger = Ledger(lent.blocks)
-        self.admission = Admission(min(size // lent.block_bytes, lent.blocks), settings.pd_pull_backpressure_reserve_pct)
+        self.admission = Admission(
+            min(size // lent.block_bytes, lent.blocks), settings.pd_pull_backpressure_reserve_pct
+        )
         self.deadlines = Deadlines()
-        self.leases = Leases(min(settings.pd_pull_pending_ttl, 1e6), max(limits.longest, settings.pd_pull_pending_ttl), self.deadlines)
+        self.leases = Leases(
+            min(settings.pd_pull_pending_ttl, 1e6), max(limits.longest, settings.pd_pull_pending_ttl), self.deadlines
+        )
         self.ended = Ended(limits.remembered)
         self.processes = Processes(limits)
         self.tally = Tally()

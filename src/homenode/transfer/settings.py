@@ -22,9 +22,13 @@ def parse_ports(text: str | int) -> tuple[int, ...]:
     if (
         isinstance(text, bool)
         or not words
-        or not all(word.isascii() and word.isdecimal() and len(word) <= 5 and int(word) <= _HIGHEST_PORT for word in words)
+        or not all(
+            word.isascii() and word.isdecimal() and len(word) <= 5 and int(word) <= _HIGHEST_PORT for word in words
+        )
     ):
-        raise UserError(f"not a port: {text!r}; write whole numbers up to {_HIGHEST_PORT}, separated by commas (0 takes a free one)")
+        raise UserError(
+            f"not a port: {text!r}; write whole numbers up to {_HIGHEST_PORT}, separated by commas (0 takes a free one)"
+        )
     return tuple(int(word) for word in words)
 
 
@@ -34,7 +38,9 @@ def parse_networks(text: str) -> tuple[str, ...]:
     try:
         return tuple(str(ipaddress.ip_network(word)) for word in words)
     except ValueError as error:
-        raise UserError(f"not addresses or networks: {text!r}: {error}. Write for example 10.1.0.0/16, 10.2.0.7") from error
+        raise UserError(
+            f"not addresses or networks: {text!r}: {error}. Write for example 10.1.0.0/16, 10.2.0.7"
+        ) from error
 
 
 def parse_signed_seconds(text: str | float) -> float:
@@ -49,8 +55,12 @@ class TransferConfig:
     """One engine's part in handing KV over. Without `pd_role` nothing is handed over."""
 
     enable_pd: bool | None = option(None, "Hand KV over between engines. Default: when --pd-role is given.")
-    transfer_channel: str = option("shm", "What carries KV: shm (one host), tcp, nixl, or another that is installed, such as hccl.")
-    pd_role: str | None = option(None, "Which side this engine is: sender (prefill) or receiver (decode).", choices=("sender", "receiver"))
+    transfer_channel: str = option(
+        "shm", "What carries KV: shm (one host), tcp, nixl, or another that is installed, such as hccl."
+    )
+    pd_role: str | None = option(
+        None, "Which side this engine is: sender (prefill) or receiver (decode).", choices=("sender", "receiver")
+    )
     pd_peer_host: str = option("127.0.0.1", "Address this engine's transfer ports are bound to and published with.")
     pd_peer_init_port: tuple[int, ...] = option(
         (),
@@ -72,11 +82,14 @@ class TransferConfig:
         parse=parse_bytes,
         minimum=1,
     )
-    pd_buffer_device: str = option("cpu", "Where that KV lies: cpu, cuda[:N] or npu[:N].", metavar="cpu|cuda[:N]|npu[:N]")
+    pd_buffer_device: str = option(
+        "cpu", "Where that KV lies: cpu, cuda[:N] or npu[:N].", metavar="cpu|cuda[:N]|npu[:N]"
+    )
     local_cpu: bool = option(False, "Accepted for the field's files; the prefix cache is the local one here.")
     pd_pull_mode: bool = option(False, "The receiver reads, instead of the sender writing. Both sides must agree.")
     pd_delay_pull: bool = option(
-        False, "The receiver reads when a request runs, and takes no blocks before. Needs --pd-pull-mode; both sides must agree."
+        False,
+        "The receiver reads when a request runs, and takes no blocks before. Needs --pd-pull-mode; both sides must agree.",
     )
     pd_pull_done_port: tuple[int, ...] = option(
         (),
@@ -90,18 +103,25 @@ class TransferConfig:
         "while the request runs. Needs --pd-pull-mode and the channel shm.",
     )
     pd_use_cpu_offload: bool = option(
-        False, "Sender: copy KV to a CPU buffer at once, so that the engine's blocks are free again. Needs --pd-pull-mode."
+        False,
+        "Sender: copy KV to a CPU buffer at once, so that the engine's blocks are free again. Needs --pd-pull-mode.",
     )
-    pd_cpu_buffer_size: int | None = option(None, "Sender: bytes of that buffer. Default: --pd-buffer-size.", parse=parse_bytes, minimum=1)
+    pd_cpu_buffer_size: int | None = option(
+        None, "Sender: bytes of that buffer. Default: --pd-buffer-size.", parse=parse_bytes, minimum=1
+    )
     pd_alloc_fail_backoff_ttl: float = option(
         2.0,
         "Sender: after a receiver had no room, nothing is offered to it for so long; then one offer probes. 0: offers go on.",
         parse=parse_signed_seconds,
     )
     pd_pull_pending_ttl: float = option(
-        360.0, "Sender: KV that a receiver neither reads nor renews for so long is given up.", parse=parse_signed_seconds
+        360.0,
+        "Sender: KV that a receiver neither reads nor renews for so long is given up.",
+        parse=parse_signed_seconds,
     )
-    pd_pull_backpressure_reserve_pct: float = option(2.0, "Sender: percent of the buffer that stays free; new hand-overs wait meanwhile.")
+    pd_pull_backpressure_reserve_pct: float = option(
+        2.0, "Sender: percent of the buffer that stays free; new hand-overs wait meanwhile."
+    )
     pd_secret: str | None = option(
         None,
         "Shared secret of the engines; frames off this host carry a MAC made with it. Better given as a variable than as a flag.",
@@ -114,7 +134,9 @@ class TransferConfig:
         metavar="NET...",
     )
     kv_transfer_config: str | None = option(
-        None, "YAML file with these settings, by their names with underscores. Flags and variables win over it.", metavar="FILE"
+        None,
+        "YAML file with these settings, by their names with underscores. Flags and variables win over it.",
+        metavar="FILE",
     )
 
     @property
@@ -147,7 +169,9 @@ class TransferConfig:
     @property
     def done_ports(self) -> tuple[int, ...]:
         """Of the sender: as set, else 100 above the alloc ports; empty where free ones are taken."""
-        return self.pd_pull_done_port or tuple(port + _DONE_AFTER_ALLOC if port else 0 for port in self.pd_peer_alloc_port)
+        return self.pd_pull_done_port or tuple(
+            port + _DONE_AFTER_ALLOC if port else 0 for port in self.pd_peer_alloc_port
+        )
 
     @property
     def cpu_buffer_size(self) -> int:

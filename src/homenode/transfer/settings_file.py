@@ -28,15 +28,22 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"--kv-transfer-config {path} cannot be read: {error.strerror}", param=_FILE) from error
     if len(content) > _LARGEST_FILE:
-        raise UserError(f"--kv-transfer-config {path} is larger than {_LARGEST_FILE} bytes; such files hold a few lines", param=_FILE)
+        raise UserError(
+            f"--kv-transfer-config {path} is larger than {_LARGEST_FILE} bytes; such files hold a few lines",
+            param=_FILE,
+        )
     try:
         values = yaml.safe_load(content)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise UserError(f"--kv-transfer-config {path} is not YAML: {' '.join(str(error).split())}", param=_FILE) from error
+        raise UserError(
+            f"--kv-transfer-config {path} is not YAML: {' '.join(str(error).split())}", param=_FILE
+        ) from error
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise UserError(f"--kv-transfer-config {path} holds a {type(values).__name__}; wanted lines of `name: value`", param=_FILE)
+        raise UserError(
+            f"--kv-transfer-config {path} holds a {type(values).__name__}; wanted lines of `name: value`", param=_FILE
+        )
     return typed_settings(values, str(path))
 
 
@@ -55,7 +62,9 @@ def typed_settings(values: Mapping[Any, Any], source: str) -> dict[str, Any]:
             except UserError as error:
                 wrong.append(f"{key}: {error.message}")
     if wrong:
-        raise UserError(f"--kv-transfer-config {source}: {'; '.join(wrong)}. There are {', '.join(declared)}", param=_FILE)
+        raise UserError(
+            f"--kv-transfer-config {source}: {'; '.join(wrong)}. There are {', '.join(declared)}", param=_FILE
+        )
     return typed
 
 

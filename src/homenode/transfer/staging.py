@@ -44,7 +44,9 @@ class StagingMemory:
         if self._backend.streams is None or not _fits(action, local):
             return None
         past = action.first_page + action.pages
-        return self._backend.streams.receiver(local.memory, action.target_table[action.first_page : past], _tiles(_tokens(action)))
+        return self._backend.streams.receiver(
+            local.memory, action.target_table[action.first_page : past], _tiles(_tokens(action))
+        )
 
     def sender(self, memory: KvMemory, blocks: Sequence[int], tokens: Sequence[int]) -> PageSender | None:
         """What writes these blocks, of which so many tokens count. None: see `block_views`."""
@@ -107,4 +109,6 @@ def contiguous(like: KvLayout, block_size: int, blocks: int) -> KvLayout:
     head = 2 * tiles_of(block_size) * like.tile_bytes
     block = like.kv_heads * head
     region = KvRegion(0, like.kv_heads, 0, blocks * block, block, head)
-    return msgspec.structs.replace(like, block_size=block_size, blocks=blocks, nbytes=like.layers * blocks * block, regions=(region,))
+    return msgspec.structs.replace(
+        like, block_size=block_size, blocks=blocks, nbytes=like.layers * blocks * block, regions=(region,)
+    )

@@ -83,7 +83,12 @@ class Streams:
                 return
             if events & _OUT:
                 self._flush(connection, now)
-            if events & ~_OUT and connection.number in self._connections and not connection.ending and connection.receive(now):
+            if (
+                events & ~_OUT
+                and connection.number in self._connections
+                and not connection.ending
+                and connection.receive(now)
+            ):
                 self._drain(connection, now)
         except (LostError, FrameError, GreetingError) as error:
             self._failed(connection, error, now)
@@ -132,7 +137,11 @@ class Streams:
             raise FrameError("garbage", "a second greeting came")
 
     def _greet(self, connection: Connection, body: bytes, now: float) -> None:
-        if self._reception.greet(connection, body) and connection.caller is not None and connection.caller.pidfd is not None:
+        if (
+            self._reception.greet(connection, body)
+            and connection.caller is not None
+            and connection.caller.pidfd is not None
+        ):
             self.poller.watch(connection.caller.pidfd, lambda _events, then: self._died(connection, then))
         self._flush(connection, now)
 

@@ -38,10 +38,14 @@ class Surroundings:
         return dict(self.devices).get(kind, 0)
 
 
-def read_surroundings(config: TransferConfig, dev: Path = Path("/dev"), has: Callable[[str], bool] | None = None) -> Surroundings:
+def read_surroundings(
+    config: TransferConfig, dev: Path = Path("/dev"), has: Callable[[str], bool] | None = None
+) -> Surroundings:
     """The facts these settings depend on. Ports are taken for a moment and given back."""
     has = has or (lambda module: importlib.util.find_spec(module) is not None)
-    libraries = tuple(module for module, _ in LIBRARIES.values() if any(has(one) for one in (module, *_BUILDS.get(module, ()))))
+    libraries = tuple(
+        module for module, _ in LIBRARIES.values() if any(has(one) for one in (module, *_BUILDS.get(module, ())))
+    )
     known = tuple(name for name in channels() if name not in LIBRARIES or LIBRARIES[name][0] in libraries)
     devices = (("cuda", _devices(dev, "nvidia")), ("npu", _devices(dev, "davinci")))
     found = _resolve(config.pd_peer_host)
@@ -53,7 +57,9 @@ def read_surroundings(config: TransferConfig, dev: Path = Path("/dev"), has: Cal
     if problem:
         return Surroundings(known, libraries, devices, loopback, problem)
     wanted = _wanted_ports(config) if config.transfer_channel != "shm" else ()  # shared memory takes names, no ports
-    return Surroundings(known, libraries, devices, loopback, "", tuple(port for port in wanted if _try(family, address, port)))
+    return Surroundings(
+        known, libraries, devices, loopback, "", tuple(port for port in wanted if _try(family, address, port))
+    )
 
 
 def _wanted_ports(config: TransferConfig) -> tuple[int, ...]:

@@ -26,7 +26,9 @@ from homenode.transfer.staging import StagingMemory
 
 _SWEEP_S = 1.0
 _REPORT_S = 0.05
-_WATCH_S = 200e-6  # for what follows, after anything happened, before the thread sleeps: to be woken takes about as long
+_WATCH_S = (
+    200e-6  # for what follows, after anything happened, before the thread sleeps: to be woken takes about as long
+)
 _MOST_MAIL = 16  # rounds of it, before connections have their turn
 _LONGEST_WAIT_S = 3600.0
 _JOIN_S = 5.0
@@ -78,10 +80,19 @@ class Turns:
         self.machine = make_machine(Own(cache.buffer, pool.buffer if pool else None, identity.incarnation, done))
         staging = StagingMemory(backend)
         self.performer = Performer(
-            self.machine, self._buffers, self.copies, staging, self._post, clock, takes_buffers=push == sends, writable=push
+            self.machine,
+            self._buffers,
+            self.copies,
+            staging,
+            self._post,
+            clock,
+            takes_buffers=push == sends,
+            writable=push,
         )
         self.feeder = self.performer.feeder
-        self.links = Links(carrier, identity, exported, self.performer, writable=push, limits=limits, admission=admission, lanes=lanes)
+        self.links = Links(
+            carrier, identity, exported, self.performer, writable=push, limits=limits, admission=admission, lanes=lanes
+        )
         self.performer.join(self.links, post, lanes)
         self.figures = self.machine.figures()
         self._ends: float | None = None

@@ -61,7 +61,9 @@ def _samples(tensors: list[TensorEntry]) -> Iterator[bytes]:
                     size = min(_SAMPLE, entry.nbytes)
                     found = os.pread(opened[entry.file], size, entry.offset + place)
                     if len(found) < size:
-                        raise CheckpointError(f"{entry.file} ended within tensor {entry.name}; was it changed while it was read?")
+                        raise CheckpointError(
+                            f"{entry.file} ended within tensor {entry.name}; was it changed while it was read?"
+                        )
                     yield found
             except OSError as error:
                 raise CheckpointError(f"{entry.file} cannot be read: {error.strerror}") from error

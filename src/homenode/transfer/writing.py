@@ -49,7 +49,9 @@ class Outgoing:
 
     def __init__(self) -> None:
         self._queue: deque[bytes | _Payload | _Pages] = deque()
-        self._window: deque[memoryview | int] = deque()  # views that come next; a number: the token of the payload that ended there
+        self._window: deque[memoryview | int] = (
+            deque()
+        )  # views that come next; a number: the token of the payload that ended there
         self._source: Iterator[memoryview] | None = None
         self._source_token = 0
         self._pages: _Pages | None = None  # on their way
@@ -64,7 +66,8 @@ class Outgoing:
         """Queue a frame. FrameError when the other side is too far behind."""
         if self._queued + len(frame) > MOST_QUEUED and self._queued:
             raise FrameError(
-                "behind", f"{self._queued} bytes of frames wait for this peer, which does not take them; at most {MOST_QUEUED} may"
+                "behind",
+                f"{self._queued} bytes of frames wait for this peer, which does not take them; at most {MOST_QUEUED} may",
             )
         self._queued += len(frame)
         self._queue.append(frame)
@@ -88,12 +91,24 @@ class Outgoing:
         queue = self._queue
         if self._pages is not None:
             return self._flush_pages(sock, self._pages)
-        if len(queue) == 1 and not ancillary and not self._window and self._source is None and isinstance(queue[0], bytes):
+        if (
+            len(queue) == 1
+            and not ancillary
+            and not self._window
+            and self._source is None
+            and isinstance(queue[0], bytes)
+        ):
             return self._flush_one(sock, queue[0])
         views = self._batch()
         if views:
-            more = socket.MSG_MORE if queue and isinstance(queue[0], _Pages) else 0  # the header goes with the first of them
-            count = sock.send(views[0], more) if len(views) == 1 and not ancillary else sock.sendmsg(views, ancillary or [], more)
+            more = (
+                socket.MSG_MORE if queue and isinstance(queue[0], _Pages) else 0
+            )  # the header goes with the first of them
+            count = (
+                sock.send(views[0], more)
+                if len(views) == 1 and not ancillary
+                else sock.sendmsg(views, ancillary or [], more)
+            )
             self.written += count
             return self._written(count)
         return self._written(0)

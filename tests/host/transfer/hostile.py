@@ -67,7 +67,9 @@ def say_last(sock: socket.socket, data: bytes) -> None:
 class RawPeer:
     """A connection in a test's hands."""
 
-    def __init__(self, address: str, role: str, mode: str = "pull-eager", channel: str = "shm", **identity: Any) -> None:
+    def __init__(
+        self, address: str, role: str, mode: str = "pull-eager", channel: str = "shm", **identity: Any
+    ) -> None:
         self.sock = connect(address)
         self.identity = Identity(role, mode, channel, FINGERPRINT, **identity)  # type: ignore[arg-type]
         self.to = b""
@@ -165,11 +167,26 @@ def hostile_messages(rng: random.Random, buffer: bytes) -> Iterator[Message]:
         return [rng.randbytes(16)] * rng.choice((0, 1, 2, 9))
 
     makers: list[Callable[[], Any]] = [
-        lambda: Offer(number(), text(), number(), rng.choice((*NUMBERS, 16, 32, 48)), identities(), text(), rng.random()),
+        lambda: Offer(
+            number(), text(), number(), rng.choice((*NUMBERS, 16, 32, 48)), identities(), text(), rng.random()
+        ),
         lambda: Offer(rng.randrange(5), f"t{rng.randrange(9)}", 64, 32, [rng.randbytes(16)] * 2, text(), 1.0),
-        lambda: OfferReply(number(), some(), pages(), rng.random() < 0.3, rng.random() < 0.3, number(), number(), text()),
-        lambda: Ready(number(), number(), number(), packed(16), rng.random() < 0.5, rng.choice((b"", buffer)), packed(4), packed(8)),
-        lambda: ready(rng.randrange(5), rng.randrange(3), digests(), rng.random() < 0.5, rng.choice((buffer, bytes(16))), places()),
+        lambda: OfferReply(
+            number(), some(), pages(), rng.random() < 0.3, rng.random() < 0.3, number(), number(), text()
+        ),
+        lambda: Ready(
+            number(),
+            number(),
+            number(),
+            packed(16),
+            rng.random() < 0.5,
+            rng.choice((b"", buffer)),
+            packed(4),
+            packed(8),
+        ),
+        lambda: ready(
+            rng.randrange(5), rng.randrange(3), digests(), rng.random() < 0.5, rng.choice((buffer, bytes(16))), places()
+        ),
         lambda: Stored(number(), number(), rng.random() < 0.5, text()),
         lambda: Abandon(number(), text()),
         lambda: Cancel(number()),

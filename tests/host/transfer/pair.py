@@ -58,7 +58,11 @@ class Engine:
         self.cache = self.cache or new_memory(layout(self.blocks, self.block_size))
         self.pool = new_memory(layout(self.blocks, self.block_size)) if self.offload else None
         config = TransferConfig(
-            pd_role=self.role, transfer_channel=self.channel, pd_use_cpu_offload=self.offload, **MODES[self.mode], **self.settings
+            pd_role=self.role,
+            transfer_channel=self.channel,
+            pd_use_cpu_offload=self.offload,
+            **MODES[self.mode],
+            **self.settings,
         )
         self.incarnation = os.urandom(16)
         self.free = list(range(self.cache.layout.blocks))
@@ -67,7 +71,14 @@ class Engine:
         self._events: list[ToScheduler] = []
         self._changed = threading.Condition()
         self.agent = open_agent(
-            config, FINGERPRINT, self.cache, self.pool, self.kv, self._take, incarnation=self.incarnation, limits=self.limits
+            config,
+            FINGERPRINT,
+            self.cache,
+            self.pool,
+            self.kv,
+            self._take,
+            incarnation=self.incarnation,
+            limits=self.limits,
         )
 
     @property
@@ -135,7 +146,9 @@ class Engine:
 
         with self._changed:
             if not self._changed.wait_for(look, timeout):
-                raise AssertionError(f"{self.role}: no {kinds} of {ticket} within {timeout} s; there came {self._events[-8:]}")
+                raise AssertionError(
+                    f"{self.role}: no {kinds} of {ticket} within {timeout} s; there came {self._events[-8:]}"
+                )
         return found[0]
 
     def arrived(self, ticket: str, tokens: int, timeout: float = PATIENCE_S) -> None:
@@ -184,7 +197,10 @@ def running_engine(role: str, **options: Any) -> Iterator[Engine]:
 
 def identities(ticket: str, tokens: int, page_tokens: int) -> list[bytes]:
     """Of a prompt that is the ticket's own."""
-    return [hashlib.blake2b(f"{ticket} {page}".encode(), digest_size=16).digest() for page in range(-(-tokens // page_tokens))]
+    return [
+        hashlib.blake2b(f"{ticket} {page}".encode(), digest_size=16).digest()
+        for page in range(-(-tokens // page_tokens))
+    ]
 
 
 def want(sender: Engine, receiver: Engine, ticket: str, tokens: int) -> None:

@@ -87,7 +87,9 @@ class Player(Engine):
 
     def untouched(self) -> bool:
         """Whether nobody has written to blocks that are free."""
-        return all(bytes(piece) == _USED_AGAIN * len(piece) for block in self.used_again for piece in self._pieces(block))
+        return all(
+            bytes(piece) == _USED_AGAIN * len(piece) for block in self.used_again for piece in self._pieces(block)
+        )
 
     def _pieces(self, block: int) -> list[memoryview]:
         assert self.cache is not None
@@ -235,7 +237,9 @@ def _fail() -> None:
 
 FAULTS: dict[str, Callable[[], None]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "freeze": lambda: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP),  # all threads stop; this one takes no further step
+    "freeze": lambda: signal.pthread_kill(
+        threading.get_ident(), signal.SIGSTOP
+    ),  # all threads stop; this one takes no further step
     "raise": _fail,
 }
 
@@ -282,7 +286,14 @@ def _play(part: Part, said: Connection) -> None:
         TransferAgent.__init__.__kwdefaults__["clock"] = lambda: time.monotonic() + part.clock_offset
     for _ in range(part.busy_threads):
         threading.Thread(target=_spin, daemon=True).start()
-    kv = Player(part.role, part.channel, part.mode, cache=seeded_memory(part.seed), limits=part.limits, settings=dict(part.settings))
+    kv = Player(
+        part.role,
+        part.channel,
+        part.mode,
+        cache=seeded_memory(part.seed),
+        limits=part.limits,
+        settings=dict(part.settings),
+    )
     said.send(kv.document if part.role == "receiver" else b"")
     document = said.recv()
     kv.agent.start()

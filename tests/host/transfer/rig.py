@@ -64,9 +64,14 @@ class PythonMemory:
     def writable(self) -> bool:
         return not self.bytes.readonly
 
-    def digests(self, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int | None = None) -> list[bytes]:
+    def digests(
+        self, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int | None = None
+    ) -> list[bytes]:
         size = page_tokens or self.layout.block_size
-        return [self._digest(table, page * size, min(size, tokens - page * size)) for page in range(first_page, first_page + pages)]
+        return [
+            self._digest(table, page * size, min(size, tokens - page * size))
+            for page in range(first_page, first_page + pages)
+        ]
 
     def _digest(self, table: Sequence[int], begin: int, tokens: int) -> bytes:
         size, tile, found = self.layout.block_size, self.layout.tile_bytes, b""
@@ -91,7 +96,9 @@ class PythonWords:
         if own:
             weakref.finalize(self, os.close, fd)
         self._count = count
-        self._words = memoryview(mmap.mmap(fd, 8 * count, prot=mmap.PROT_READ | (mmap.PROT_WRITE if own else 0))).cast("Q")
+        self._words = memoryview(mmap.mmap(fd, 8 * count, prot=mmap.PROT_READ | (mmap.PROT_WRITE if own else 0))).cast(
+            "Q"
+        )
 
     def __len__(self) -> int:
         return self._count
@@ -167,7 +174,9 @@ def copy_pages(
     return source.digests(source_table, first_page, pages, tokens, size)
 
 
-def _copy_tile(target: Any, target_table: Sequence[int], source: Any, source_table: Sequence[int], at: int, tile: int) -> None:
+def _copy_tile(
+    target: Any, target_table: Sequence[int], source: Any, source_table: Sequence[int], at: int, tile: int
+) -> None:
     for layer in range(source.layout.layers):
         for head in range(source.layout.kv_heads):
             ends = []

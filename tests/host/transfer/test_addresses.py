@@ -45,7 +45,9 @@ def was_called(one: socket.socket) -> bool:
 
 
 def neighbours(*engines: Engine) -> set[int]:
-    ports = {port_of(address) for engine in engines for addresses in engine.agent.addresses.values() for address in addresses}
+    ports = {
+        port_of(address) for engine in engines for addresses in engine.agent.addresses.values() for address in addresses
+    }
     return {port + step for port in ports for step in STEPS if 1024 <= port + step <= 65535} - ports
 
 

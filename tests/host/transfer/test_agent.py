@@ -65,7 +65,17 @@ def test_nobody_there_is_told(channel: str, secret: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "unix:name", "unix:@", "tcp:localhost:80", "tcp:127.0.0.1:0", "tcp:127.0.0.1:70000", "http://x", "unix:@" + "x" * 200]
+    "address",
+    [
+        "",
+        "unix:name",
+        "unix:@",
+        "tcp:localhost:80",
+        "tcp:127.0.0.1:0",
+        "tcp:127.0.0.1:70000",
+        "http://x",
+        "unix:@" + "x" * 200,
+    ],
 )
 def test_an_address_that_is_none_is_told(address: str) -> None:
     with running("sender") as sender:
@@ -143,7 +153,9 @@ def receiver_buffer(side: Side) -> bytes:
     return side.cache.buffer.id
 
 
-def copy(token: int, source: bytes, table: list[int], target: Side, target_table: list[int], tokens: int, **rest: object) -> Copy:
+def copy(
+    token: int, source: bytes, table: list[int], target: Side, target_table: list[int], tokens: int, **rest: object
+) -> Copy:
     return Copy(token, source, table, target.cache.buffer.id, target_table, 0, len(table), tokens, 32, **rest)  # type: ignore[arg-type]
 
 
@@ -190,14 +202,19 @@ def test_bytes_over_tcp_arrive_as_they_were(secret: str | None, block_size: int,
 
     receiver_id: list[bytes] = []
     wide = layout(block_size=block_size)
-    with running("sender", "tcp", secret=secret) as sender, running("receiver", "tcp", secret=secret, of=wide, answer=answer) as receiver:  # type: ignore[arg-type]
+    with (
+        running("sender", "tcp", secret=secret) as sender,
+        running("receiver", "tcp", secret=secret, of=wide, answer=answer) as receiver,
+    ):  # type: ignore[arg-type]
         receiver_id.append(receiver.cache.buffer.id)
         to_receiver, _ = meet(sender, receiver)
         blocks = [5, 1, 6][:pages]
         counts = [min(32, tokens - 32 * page) for page in range(pages)]
         wanted = sender.cache.memory.digests(blocks, 0, pages, tokens)
         header = Data(1, 0, pages, 0, wanted, True)
-        sender.do(SendPages(3, to_receiver, header, sender.cache.buffer.id, blocks, counts), Send(to_receiver, Read(1, 0, 1)))
+        sender.do(
+            SendPages(3, to_receiver, header, sender.cache.buffer.id, blocks, counts), Send(to_receiver, Read(1, 0, 1))
+        )
         assert sender.machine.expect(Sent) == Sent(3, True)
         assert receiver.machine.expect(Copied) == Copied(11, wanted)
         assert receiver.machine.expect(FromPeer).message == Read(1, 0, 1)  # the stream goes on where the payload ended
@@ -217,7 +234,9 @@ def test_bytes_nobody_wants_are_dropped_and_the_stream_goes_on(secret: str | Non
         for number in range(20):
             assert sender.machine.expect(Sent) == Sent(number, True)
         seen = [receiver.machine.expect(FromPeer).message for _ in range(40)]
-        assert [message for message in seen if isinstance(message, Read)] == [Read(number, 0, 1) for number in range(20)]
+        assert [message for message in seen if isinstance(message, Read)] == [
+            Read(number, 0, 1) for number in range(20)
+        ]
         assert bytes(receiver.cache.memory.bytes) == before  # type: ignore[attr-defined]
 
 

@@ -43,7 +43,9 @@ def length(number: int) -> int:
 def ask_together(sender: Player, documents: dict[str, bytes]) -> None:
     """One for each in turn, from several threads at once."""
     threads = [
-        threading.Thread(target=lambda n=number: [sender.want(f"{name}-{n}", documents[name], length(n)) for name in documents])
+        threading.Thread(
+            target=lambda n=number: [sender.want(f"{name}-{n}", documents[name], length(n)) for name in documents]
+        )
         for number in range(EACH)
     ]
     for thread in threads:
@@ -72,7 +74,10 @@ def test_each_of_a_batch_goes_to_its_own_receiver(channel: str, mode: str) -> No
             assert sorted(outcomes) == tickets_of(name) and untouched
             for ticket, outcome in outcomes.items():
                 assert outcome.end == "all arrived" and outcome.digests == sender.expected[ticket], ticket
-        eventually(lambda: all(sender.outcomes[t].end == "Returned" for name in pipes for t in tickets_of(name)), "both are done with")
+        eventually(
+            lambda: all(sender.outcomes[t].end == "Returned" for name in pipes for t in tickets_of(name)),
+            "both are done with",
+        )
         os.kill(third.pid, signal.SIGKILL)
         sender.ends()
         eventually(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")

@@ -127,7 +127,9 @@ def test_a_stopped_peer_goes_on_where_it_was(channel: str) -> None:
 
 
 def _echo(channel: str, said: Connection) -> None:
-    with running("sender", channel, answer=lambda given: [Send(given.peer, given.message)] if isinstance(given, FromPeer) else []) as side:
+    with running(
+        "sender", channel, answer=lambda given: [Send(given.peer, given.message)] if isinstance(given, FromPeer) else []
+    ) as side:
         side.do(Connect(said.recv()))
         said.recv()
 
@@ -201,7 +203,9 @@ def test_a_frozen_sender_is_given_up_in_time(channel: str, mode: str) -> None:
         begun = time.monotonic()
         ended = receiver.wait("t", Failed, Forgotten, Quarantined)
         assert time.monotonic() - begun < 10
-        if isinstance(ended, Quarantined):  # it may still write into this process's memory, until it is known to be dead
+        if isinstance(
+            ended, Quarantined
+        ):  # it may still write into this process's memory, until it is known to be dead
             assert (channel, mode) == ("shm", "push")
             os.kill(process.pid, signal.SIGKILL)
             receiver.wait("t", Forgotten)
@@ -218,7 +222,10 @@ def _receiver_until(channel: str, mode: str, said: Connection) -> None:
 @pytest.mark.parametrize("mode", ["push", "pull-eager", "pull-delay"])
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_receiver_killed_with_a_lease_frees_the_senders_pages(channel: str, mode: str) -> None:
-    with running_engine("sender", channel=channel, mode=mode) as sender, other_process(_receiver_until, channel, mode) as (process, pipe):
+    with (
+        running_engine("sender", channel=channel, mode=mode) as sender,
+        other_process(_receiver_until, channel, mode) as (process, pipe),
+    ):
         want(sender, _Document(pipe.recv()), "t", 300)  # type: ignore[arg-type]
         pipe.recv()
         compute(sender, "t", 300)

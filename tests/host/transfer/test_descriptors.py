@@ -54,7 +54,9 @@ def test_who_connects_then_does_no_harm(role: str, spare: int) -> None:
         address = side.address("done" if other == "receiver" else "alloc")
         with socket.socket(socket.AF_UNIX) as sock, descriptors(spare):
             sock.connect("\0" + address.removeprefix("unix:@"))
-            eventually(lambda: bool(side.refused()) or bool(side.agent._links._connections), "it is taken in or turned away")
+            eventually(
+                lambda: bool(side.refused()) or bool(side.agent._links._connections), "it is taken in or turned away"
+            )
         greets(side, other)
         assert not side.agent.statistics().broken
 
@@ -76,7 +78,10 @@ def test_nobody_is_accepted_in_vain_all_the_time() -> None:
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 @pytest.mark.parametrize("spare", range(4))
 def test_connections_that_cannot_be_made_are_told_of(channel: str, spare: int) -> None:
-    with running("sender", channel, answer=close_lost) as side, running("receiver", channel, answer=close_lost) as other:
+    with (
+        running("sender", channel, answer=close_lost) as side,
+        running("receiver", channel, answer=close_lost) as other,
+    ):
         with descriptors(spare):
             side.do(Connect(other.address()))
             answer = side.machine.inputs.get(timeout=PATIENCE_S) if spare == 0 else None

@@ -40,7 +40,11 @@ class SaysDoneFirst:
         match given:
             case FromPeer(peer, Offer() as offer):
                 self._control, self._offers[offer.pull_id] = peer, offer
-                return self._signals(offer.pull_id) if self._done >= 0 else [Connect(offer.done)] * (len(self._offers) == 1)
+                return (
+                    self._signals(offer.pull_id)
+                    if self._done >= 0
+                    else [Connect(offer.done)] * (len(self._offers) == 1)
+                )
             case Connected(peer, _, str(address)) if address:
                 self._done = peer
                 return [action for pull_id in self._offers for action in self._signals(pull_id)]
@@ -48,7 +52,9 @@ class SaysDoneFirst:
                 self._acks[pull_id] = self._acks.get(pull_id, 0) + 1
                 if self._acks[pull_id] == REPEATS and self._replies is not None:
                     return [Send(self._control, OfferReply(pull_id, self._replies(self._offers[pull_id])))]
-            case FromPeer(peer, DoneAck(pull_id, "unknown")) if (pull_id + 1) % AT_ONCE == 0 and pull_id + 1 < 10**6 + UNKNOWN:
+            case FromPeer(peer, DoneAck(pull_id, "unknown")) if (
+                pull_id + 1
+            ) % AT_ONCE == 0 and pull_id + 1 < 10**6 + UNKNOWN:
                 return [Send(peer, Done(n)) for n in range(pull_id + 1, pull_id + 1 + AT_ONCE)]
         return []
 
@@ -94,7 +100,9 @@ def test_a_done_before_the_answer_to_the_offer_is_remembered_in_bounded_memory(c
     ):
         tickets, address = [f"t{n}" for n in range(HAND_OVERS)], pipe.recv()
         for ticket in tickets:
-            wanted = SendWanted(ticket, document(address, channel), TOKENS, identities(ticket, TOKENS, sender.block_size))
+            wanted = SendWanted(
+                ticket, document(address, channel), TOKENS, identities(ticket, TOKENS, sender.block_size)
+            )
             sender.agent.tell(wanted)
         eventually(lambda: sender.agent.figures().early == HAND_OVERS, "each is counted, and once")
         if has == "killed":
@@ -111,7 +119,9 @@ def test_a_done_before_the_answer_to_the_offer_is_remembered_in_bounded_memory(c
         eventually(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
         if has != "killed":
             pipe.send("of nothing")
-            eventually(lambda: sender.agent.figures().unknown == UNKNOWN, "those of hand-overs nobody offered are counted")
+            eventually(
+                lambda: sender.agent.figures().unknown == UNKNOWN, "those of hand-overs nobody offered are counted"
+            )
             assert remembered(sender.agent) <= REMEMBERED
             assert sender.agent.statistics().refused == {}
 

@@ -56,7 +56,9 @@ def test_a_broken_sender_ends_every_ticket_and_refuses_new_ones() -> None:
         eventually(lambda: len(side.events) >= 3, "the tickets are ended")
         assert kinds(side.events[1:3]) == [SendRefused, Returned]
         words = side.cache.words
-        assert words is not None and all(words.read(block) == 1 for block in range(len(words)))  # whoever reads now notices
+        assert words is not None and all(
+            words.read(block) == 1 for block in range(len(words))
+        )  # whoever reads now notices
         side.agent.tell(SendWanted("c", b"", 64, []))
         eventually(lambda: kinds(side.events)[3:] == [SendRefused], "the new one is refused")
         assert side.agent.close(1.0) is False
@@ -131,7 +133,9 @@ def test_closing_right_after_pages_were_announced(monkeypatch: pytest.MonkeyPatc
 
 def test_closing_twice_or_before_the_start_is_no_error() -> None:
     memory = new_memory(layout())
-    agent = open_agent(TransferConfig(pd_role="sender", pd_pull_mode=True), FINGERPRINT, memory, None, PythonKv(), lambda _: None)
+    agent = open_agent(
+        TransferConfig(pd_role="sender", pd_pull_mode=True), FINGERPRINT, memory, None, PythonKv(), lambda _: None
+    )
     assert agent.close(1.0)
     agent.tell(SendWanted("t", b"", 1, []))
     assert agent.close(1.0)
@@ -160,13 +164,16 @@ def test_no_thread_and_no_descriptor_is_left() -> None:
 def test_a_port_that_is_taken_is_named() -> None:
     with running("receiver", "tcp") as side:
         port = int(side.address().rpartition(":")[2])
-        config = TransferConfig(pd_role="receiver", pd_pull_mode=True, transfer_channel="tcp", pd_peer_alloc_port=(port,))
+        config = TransferConfig(
+            pd_role="receiver", pd_pull_mode=True, transfer_channel="tcp", pd_peer_alloc_port=(port,)
+        )
         with pytest.raises(UserError, match=f"port {port} .* in use"):
             open_agent(config, FINGERPRINT, new_memory(layout()), None, PythonKv(), lambda _: None)
 
 
 @pytest.mark.parametrize(
-    ("host", "word"), [("0.0.0.0", "stands for all"), ("no.such.host.invalid", "pd_peer_host"), ("10.255.255.1", "pd_secret")]
+    ("host", "word"),
+    [("0.0.0.0", "stands for all"), ("no.such.host.invalid", "pd_peer_host"), ("10.255.255.1", "pd_secret")],
 )
 def test_hosts_that_will_not_do_are_refused(host: str, word: str) -> None:
     with pytest.raises(UserError, match=word):
@@ -178,7 +185,9 @@ def test_all_addresses_cannot_be_published() -> None:
         TcpCarrier("0.0.0.0", "a secret")
 
 
-@pytest.mark.parametrize(("channel", "error", "word"), [("hccl", UnsupportedError, "torch_npu"), ("pigeon", UserError, "shm, tcp")])
+@pytest.mark.parametrize(
+    ("channel", "error", "word"), [("hccl", UnsupportedError, "torch_npu"), ("pigeon", UserError, "shm, tcp")]
+)
 def test_channels_that_are_not_here_say_what_is_missing(channel: str, error: type[UserError], word: str) -> None:
     memory = new_memory(layout())
     with pytest.raises(error, match=word):
@@ -200,7 +209,14 @@ class FarSocket:
 
 @pytest.mark.parametrize(
     ("host", "allowed"),
-    [("10.1.2.3", True), ("10.2.0.7", True), ("10.2.0.8", False), ("127.0.0.1", True), ("::1", True), ("fd00::1", False)],
+    [
+        ("10.1.2.3", True),
+        ("10.2.0.7", True),
+        ("10.2.0.8", False),
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("fd00::1", False),
+    ],
 )
 def test_only_peers_that_are_allowed(host: str, allowed: bool) -> None:
     carrier = TcpCarrier("127.0.0.1", "a secret of some length", parse_networks("10.1.0.0/16, 10.2.0.7"))

@@ -43,7 +43,9 @@ def steps_of(role: str, channel: str, mode: str) -> int:
     part = Part(role, channel, mode, "kill", 0, 0, "count", PATIENT)
     with children([part]) as (child,), playing(OTHER[role], channel, mode, PATIENT) as here:
         begin(here, [child])
-        assert child.hear(IN_TIME_S) and child.outcome is not None and child.outcome.end in ("Returned", "all arrived"), child
+        assert (
+            child.hear(IN_TIME_S) and child.outcome is not None and child.outcome.end in ("Returned", "all arrived")
+        ), child
         if role == "receiver":
             assert child.outcome.digests == here.expected["count"]
         else:
@@ -94,13 +96,18 @@ def serves_another(here: Player, channel: str, mode: str) -> None:
         sender, receiver = (here, fresh) if here.role == "sender" else (fresh, here)
         sender.want("after", receiver.document)
         eventually(lambda: "after" in receiver.outcomes and bool(receiver.outcomes["after"].end), "the next one")
-        assert receiver.outcomes["after"].end == "all arrived" and receiver.outcomes["after"].digests == sender.expected["after"]
+        assert (
+            receiver.outcomes["after"].end == "all arrived"
+            and receiver.outcomes["after"].digests == sender.expected["after"]
+        )
 
 
 def cases() -> list[Any]:
     """All of them take about ten seconds each: a few in the quick tests, and the others with the slow ones."""
     found = []
-    for channel, mode, role, fault in product(("shm", "tcp"), MODES, ("sender", "receiver"), ("kill", "freeze", "raise")):
+    for channel, mode, role, fault in product(
+        ("shm", "tcp"), MODES, ("sender", "receiver"), ("kill", "freeze", "raise")
+    ):
         quick = channel == "shm" and (fault == "kill" or (fault, mode) == ("freeze", "push"))
         found.append(pytest.param(channel, mode, role, fault, marks=() if quick else pytest.mark.slow))
     return found

@@ -42,7 +42,10 @@ def by_way_of(address: str, document: bytes) -> bytes:
 
 def both_ended(sender: Player, receiver: Player, ticket: str) -> Outcome:
     eventually(lambda: bool(sender.outcomes[ticket].end), f"the sender's end of {ticket}")
-    eventually(lambda: ticket not in receiver.outcomes or bool(receiver.outcomes[ticket].end), f"the receiver's end of {ticket}")
+    eventually(
+        lambda: ticket not in receiver.outcomes or bool(receiver.outcomes[ticket].end),
+        f"the receiver's end of {ticket}",
+    )
     outcome = receiver.outcomes.get(ticket, Outcome("never offered"))
     wanted = sender.expected.get(ticket, [])
     assert outcome.digests == wanted[: len(outcome.digests)], f"{ticket}: {outcome.end} with other bytes"
@@ -80,7 +83,9 @@ def test_a_bit_that_flips_in_memory_after_the_digest_was_taken(channel: str, hea
     bad = FlippedPage()
     with (
         running_engine("sender", channel=channel, mode="pull-delay") as sender,
-        running_engine("receiver", channel=channel, mode="pull-delay", kv=PythonKv(bad.copy if heals else None)) as receiver,
+        running_engine(
+            "receiver", channel=channel, mode="pull-delay", kv=PythonKv(bad.copy if heals else None)
+        ) as receiver,
     ):
         blocks = sender.free[:-5:-1]  # those that are taken
         wanted = content(sender, blocks, 100)
@@ -117,7 +122,15 @@ class FlippedPage:
         memory.digests = digests
 
     def copy(
-        self, target: Any, target_table: Any, source: Any, source_table: Any, first_page: int, pages: int, *rest: Any, **named: Any
+        self,
+        target: Any,
+        target_table: Any,
+        source: Any,
+        source_table: Any,
+        first_page: int,
+        pages: int,
+        *rest: Any,
+        **named: Any,
     ) -> Any:
         if self._block in source_table[first_page : first_page + pages]:
             self._read += 1
@@ -154,14 +167,19 @@ class RepeatsDones(LosesDones):
     """Each is sent a hundred times."""
 
     def _without(self, actions: list[Action]) -> list[Action]:
-        repeated = [[action] * (100 if isinstance(action, Send) and isinstance(action.message, Done) else 1) for action in actions]
+        repeated = [
+            [action] * (100 if isinstance(action, Send) and isinstance(action.message, Done) else 1)
+            for action in actions
+        ]
         return [action for some in repeated for action in some]
 
 
 @pytest.mark.parametrize("machine", [LosesDones, RepeatsDones])
 @pytest.mark.parametrize("mode", ["pull-eager", "pull-delay"])
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
-def test_signals_that_are_lost_or_come_often(channel: str, mode: str, machine: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_that_are_lost_or_come_often(
+    channel: str, mode: str, machine: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(opening, "ReceiverMachine", machine)
     with playing("sender", channel, mode, PATIENT) as sender, playing("receiver", channel, mode, PATIENT) as receiver:
         for n in range(5):
@@ -244,7 +262,11 @@ def test_clocks_that_have_nothing_in_common(mode: str, role: str, offset: float)
 @pytest.mark.parametrize("role", ["sender", "receiver"])
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_process_whose_other_threads_never_rest_is_not_taken_for_dead(channel: str, role: str) -> None:
-    one_plays(Part(role, channel, "pull-delay", "kill", 0, 3, "t", Limits(chunk=4096, read=4096, heartbeat=0.2), busy_threads=3))
+    one_plays(
+        Part(
+            role, channel, "pull-delay", "kill", 0, 3, "t", Limits(chunk=4096, read=4096, heartbeat=0.2), busy_threads=3
+        )
+    )
 
 
 def one_plays(part: Part) -> None:
@@ -271,7 +293,10 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Iterator[random.Random]:
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_wall_clock_that_jumps_changes_nothing(channel: str, jumping: random.Random) -> None:
-    with playing("sender", channel, "pull-delay", QUICK) as sender, playing("receiver", channel, "pull-delay", QUICK) as receiver:
+    with (
+        playing("sender", channel, "pull-delay", QUICK) as sender,
+        playing("receiver", channel, "pull-delay", QUICK) as receiver,
+    ):
         assert time.time() != time.time()
         for n in range(5):
             sender.want(f"t{n}", receiver.document)

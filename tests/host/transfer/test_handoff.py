@@ -9,7 +9,11 @@ import pytest
 from tests.host.transfer.pair import MODES, compute, engines, hand_over, want
 from tests.host.transfer.rig import eventually
 
-CHANNELS: list[dict[str, Any]] = [{"channel": "shm"}, {"channel": "tcp"}, {"channel": "tcp", "settings": {"pd_secret": "a secret"}}]
+CHANNELS: list[dict[str, Any]] = [
+    {"channel": "shm"},
+    {"channel": "tcp"},
+    {"channel": "tcp", "settings": {"pd_secret": "a secret"}},
+]
 
 
 @pytest.mark.parametrize("channel", CHANNELS, ids=["shm", "tcp", "tcp-secret"])

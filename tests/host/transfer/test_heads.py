@@ -14,11 +14,15 @@ pytestmark = pytest.mark.alone
 @pytest.mark.parametrize(("ours", "theirs"), [(4, 2), (2, 4)])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
-def test_memory_with_other_heads_is_refused_whatever_the_engines_say_of_themselves(channel: str, mode: str, ours: int, theirs: int) -> None:
+def test_memory_with_other_heads_is_refused_whatever_the_engines_say_of_themselves(
+    channel: str, mode: str, ours: int, theirs: int
+) -> None:
     """Their fingerprints are the same."""
     with (
         running_engine("sender", channel=channel, mode=mode, cache=new_memory(layout(64, kv_heads=ours))) as sender,
-        running_engine("receiver", channel=channel, mode=mode, cache=new_memory(layout(64, kv_heads=theirs))) as receiver,
+        running_engine(
+            "receiver", channel=channel, mode=mode, cache=new_memory(layout(64, kv_heads=theirs))
+        ) as receiver,
     ):
         before = bytes(receiver.cache.bytes)  # type: ignore[union-attr]
         want(sender, receiver, "t", 100)

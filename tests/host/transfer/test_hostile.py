@@ -31,7 +31,9 @@ def open_fds() -> int:
 
 
 @pytest.mark.timeout(7200 if FRAMES > 100_000 else 300)
-@pytest.mark.parametrize(("channel", "mode"), [("shm", "pull-eager"), ("tcp", "pull-delay"), ("shm", "push"), ("tcp", "push")])
+@pytest.mark.parametrize(
+    ("channel", "mode"), [("shm", "pull-eager"), ("tcp", "pull-delay"), ("shm", "push"), ("tcp", "push")]
+)
 def test_hostile_peers_of_real_engines_harm_nobody(channel: str, mode: str) -> None:
     """The machines end a connection over nearly every such frame, so it is greeted anew for each."""
     with engines(channel=channel, mode=mode, blocks=256) as (sender, receiver):
@@ -53,7 +55,9 @@ def test_hostile_peers_of_real_engines_harm_nobody(channel: str, mode: str) -> N
 @pytest.mark.timeout(7200 if FRAMES > 100_000 else 300)
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_flood_of_hostile_frames_ends_nothing_but_their_connections(channel: str) -> None:
-    with running("receiver", channel, answer=lambda given: [Close(given.peer, "lost")] if isinstance(given, PeerLost) else []) as side:
+    with running(
+        "receiver", channel, answer=lambda given: [Close(given.peer, "lost")] if isinstance(given, PeerLost) else []
+    ) as side:
         works(side, channel)
         fds = open_fds()
         rng = random.Random(channel)
@@ -64,7 +68,11 @@ def test_a_flood_of_hostile_frames_ends_nothing_but_their_connections(channel: s
         works(side, channel)
         statistics = side.agent.statistics()
         assert not statistics.broken and statistics.failures == 0
-        assert statistics.refused["garbage"] > 0 and statistics.refused["too-large"] > 0 and statistics.refused["stale"] > 0
+        assert (
+            statistics.refused["garbage"] > 0
+            and statistics.refused["too-large"] > 0
+            and statistics.refused["stale"] > 0
+        )
         eventually(lambda: open_fds() <= fds + 1, "all descriptors are given back")
 
 
@@ -135,7 +143,10 @@ def test_a_greeting_that_trickles_ends_at_its_deadline() -> None:
 
 
 def test_a_frame_that_trickles_ends_at_its_deadline() -> None:
-    with running("receiver", limits=LinkLimits(greeting_s=5, stall_s=0.3)) as side, RawPeer(side.address(), "sender") as peer:
+    with (
+        running("receiver", limits=LinkLimits(greeting_s=5, stall_s=0.3)) as side,
+        RawPeer(side.address(), "sender") as peer,
+    ):
         peer.greet()
         peer.sock.sendall((10_000_000).to_bytes(4, "little"))
         peer.sock.settimeout(0.02)
@@ -206,7 +217,9 @@ def test_connections_that_have_greeted_are_bounded() -> None:
 
 
 def test_descriptors_nobody_asked_for_are_closed() -> None:
-    with running("receiver", answer=lambda given: [Close(given.peer, "lost")] if isinstance(given, PeerLost) else []) as side:
+    with running(
+        "receiver", answer=lambda given: [Close(given.peer, "lost")] if isinstance(given, PeerLost) else []
+    ) as side:
         before = open_fds()  # of a lost peer a pidfd is kept until the machine says Close
         null = os.open("/dev/null", os.O_RDONLY)
         for count in (1, 2, 20, MOST_FDS, 200):
@@ -217,7 +230,8 @@ def test_descriptors_nobody_asked_for_are_closed() -> None:
         with RawPeer(side.address(), "sender") as peer:
             peer.greet()
             peer.sock.sendmsg(
-                [frame(encode(Envelope(peer.to, Read(1, 0, 1))))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, null.to_bytes(4, "little") * 9)]
+                [frame(encode(Envelope(peer.to, Read(1, 0, 1))))],
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, null.to_bytes(4, "little") * 9)],
             )
             assert side.machine.expect(FromPeer).message == Read(1, 0, 1)
         os.close(null)
@@ -231,7 +245,9 @@ def memfd(nbytes: int, seals: int) -> int:
     return fd
 
 
-@pytest.mark.parametrize("what", ["unsealed", "short", "short words", "pipe", "file", "one", "none", "layout", "overlap", "negative"])
+@pytest.mark.parametrize(
+    "what", ["unsealed", "short", "short words", "pipe", "file", "one", "none", "layout", "overlap", "negative"]
+)
 def test_memory_that_is_not_what_it_says_is_refused(what: str, tmp_path: Path) -> None:
     of = layout()
     region = of.regions[0]

@@ -23,7 +23,8 @@ from tests.host.transfer.test_deaths import _sender_until as sender_until
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(
-        all(importlib.util.find_spec(name) is None for name in BUILDS), reason="nixl is not installed (pip install 'homenode[nixl]')"
+        all(importlib.util.find_spec(name) is None for name in BUILDS),
+        reason="nixl is not installed (pip install 'homenode[nixl]')",
     ),
 ]
 
@@ -67,7 +68,10 @@ def test_a_sender_killed_at_any_step_leaves_nothing_behind(mode: str, step: str)
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_receiver_frees_the_senders_pages(mode: str) -> None:
-    with running_engine("sender", channel="nixl", mode=mode) as sender, other_process(receiver_until, "nixl", mode) as (process, pipe):
+    with (
+        running_engine("sender", channel="nixl", mode=mode) as sender,
+        other_process(receiver_until, "nixl", mode) as (process, pipe),
+    ):
         want(sender, Document(pipe.recv()), "t", 300)  # type: ignore[arg-type]
         pipe.recv()
         compute(sender, "t", 300)

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer.seam import Computed, Failed, Forgotten, Offered, Released, Returned, SendAdmitted, SendWanted, Stopped
+from homenode.transfer.seam import (
+    Computed,
+    Failed,
+    Forgotten,
+    Offered,
+    Released,
+    Returned,
+    SendAdmitted,
+    SendWanted,
+    Stopped,
+)
 from tests.host.transfer.pair import Engine, content, identities, running_engine
 from tests.host.transfer.rig import eventually
 from tests.host.transfer.test_deaths import freeze, other_process

@@ -13,7 +13,9 @@ from homenode.host.placement.weight_cost import ModelWork
 from homenode.simulate.costs import CommonExperts, Link, StageCost, StepLoad, WorkerCost, WorkerWork
 from homenode.simulate.rates import Rates
 
-MACHINE = MachineSpeed((NodeSpeed(0, 8, 100.0, 1000.0), NodeSpeed(1, 4, 50.0, 600.0)), {(0, 1): 40.0, (1, 0): 30.0}, 0.5, 2.0)
+MACHINE = MachineSpeed(
+    (NodeSpeed(0, 8, 100.0, 1000.0), NodeSpeed(1, 4, 50.0, 600.0)), {(0, 1): 40.0, (1, 0): 30.0}, 0.5, 2.0
+)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,7 +27,9 @@ MACHINE = MachineSpeed((NodeSpeed(0, 8, 100.0, 1000.0), NodeSpeed(1, 4, 50.0, 60
     st.integers(1, 100),
     st.floats(0, 1e6),
 )
-def test_rates_are_the_cost_model(spread: object, size: float, ops: float, tokens: int, layers: int, act: float) -> None:
+def test_rates_are_the_cost_model(
+    spread: object, size: float, ops: float, tokens: int, layers: int, act: float
+) -> None:
     rates = Rates.of(MACHINE, spread, OWN)  # type: ignore[arg-type]
     load = Load(size, ops * tokens, tokens, layers, act * layers * tokens, 5.0 * layers)
     work = WorkerWork(ModelWork(int(size), ops, 0, layers, 0), 0.0, 0.0, 0.0)
@@ -38,7 +42,9 @@ def test_rates_are_the_cost_model(spread: object, size: float, ops: float, token
 
 # Seconds by hand: a byte takes 1, an operation 2 and 3 more of a row, a barrier 7.
 RATES = Rates(byte=1.0, operation=2.0, unpacking=3.0, exchange_layer=0.0, exchange_byte=0.0, barrier=7.0)
-WORK = WorkerWork(ModelWork(100, 10.0, 4, 1, 0, barriers_per_layer=1), output_bytes=40.0, output_operations=5.0, attention=0.5)
+WORK = WorkerWork(
+    ModelWork(100, 10.0, 4, 1, 0, barriers_per_layer=1), output_bytes=40.0, output_operations=5.0, attention=0.5
+)
 
 
 def test_a_step_by_hand() -> None:

@@ -44,7 +44,9 @@ def read(found: object) -> Any:
 def test_shares_come_back(reads: float, multiplies: float, unpacking: float, kind: str) -> None:
     found = read(bench(reads, multiplies, unpacking, kind))
     gops = {"int8": INT8, "int6": INT6}[kind]
-    assert found.kind.reads == pytest.approx(min(reads, WEIGHTS / (READ * 1e9) / max(1e-12, _step(reads, multiplies, unpacking, gops))))
+    assert found.kind.reads == pytest.approx(
+        min(reads, WEIGHTS / (READ * 1e9) / max(1e-12, _step(reads, multiplies, unpacking, gops)))
+    )
     assert found.kind.multiplies * INT8 == pytest.approx(multiplies * gops)
     assert found.float_cost == pytest.approx(gops / BF16)
 
@@ -85,7 +87,16 @@ def _with(key: str, value: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[", b"{}", b'{"results": 3}', b"[" * 100_000, b"\xff", json.dumps({"results": []}).encode(), b" " * ((16 << 20) + 1)]
+    [
+        b"",
+        b"[",
+        b"{}",
+        b'{"results": 3}',
+        b"[" * 100_000,
+        b"\xff",
+        json.dumps({"results": []}).encode(),
+        b" " * ((16 << 20) + 1),
+    ]
     + [json.dumps(_without(name)).encode() for name in ("prefill", "decode")]
     + [
         json.dumps(_with(key, value)).encode()

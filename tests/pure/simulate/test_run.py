@@ -27,7 +27,9 @@ STAGE = StageCost((WorkerCost(RATES, WORK),), row_bytes=64)
 
 def engine(stages: int = 1, stage: StageCost = STAGE) -> SimulatedEngine:
     config = SchedulerConfig(max_num_batched_tokens=128, max_num_seqs=16, max_num_queued_requests=20)
-    scheduler = Scheduler(config, KvConfig(block_size=32), LIMITS, (), hash_seed=bytes(32), lookahead=stages == 1, stages=stages)
+    scheduler = Scheduler(
+        config, KvConfig(block_size=32), LIMITS, (), hash_seed=bytes(32), lookahead=stages == 1, stages=stages
+    )
     return SimulatedEngine(scheduler, (stage,) * stages, back=1e-5)
 
 

@@ -12,7 +12,9 @@ from homenode.errors import UserError
 from homenode.simulate.traces import read_trace
 from homenode.simulate.workload import BLOCK, Job, Workload, synthetic
 
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
+)
 MOONCAKE = '{"timestamp": 0, "input_length": 1030, "output_length": 6, "hash_ids": [7, 8, 9]}\n{"timestamp": 2500, "input_length": 3, "output_length": 4, "hash_ids": [7]}\n'
 
 

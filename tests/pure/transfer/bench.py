@@ -22,7 +22,9 @@ ALLOC = "unix:@receiver"
 
 
 def config(mode: str, channel: str = "shm", **more: Any) -> TransferConfig:
-    return TransferConfig(transfer_channel=channel, pd_pull_mode=mode != "push", pd_delay_pull=mode == "pull-delay", **more)
+    return TransferConfig(
+        transfer_channel=channel, pd_pull_mode=mode != "push", pd_delay_pull=mode == "pull-delay", **more
+    )
 
 
 def document(alloc: str = ALLOC, mode: str = "pull-eager") -> bytes:
@@ -41,7 +43,14 @@ def document(alloc: str = ALLOC, mode: str = "pull-eager") -> bytes:
 
 def ready_of(pull: int, first: int, refs: list[PageRef], digests: list[bytes], last: bool) -> m.Ready:
     """Of pages of one buffer: the first one's."""
-    return m.ready(pull, first, digests, last, refs[0].buffer if refs else b"", ([ref.page for ref in refs], [ref.epoch for ref in refs]))
+    return m.ready(
+        pull,
+        first,
+        digests,
+        last,
+        refs[0].buffer if refs else b"",
+        ([ref.page for ref in refs], [ref.epoch for ref in refs]),
+    )
 
 
 def sent(actions: list[Any], kind: type | None = None) -> list[Any]:
@@ -91,13 +100,18 @@ class Bench:
 class SenderBench(Bench):
     """Control connections are numbered from 1, done channels from 101."""
 
-    def __init__(self, mode: str = "pull-eager", channel: str = "shm", pages: int = 64, limits: Limits | None = None, **more: Any) -> None:
+    def __init__(
+        self, mode: str = "pull-eager", channel: str = "shm", pages: int = 64, limits: Limits | None = None, **more: Any
+    ) -> None:
         super().__init__()
         self.mode = mode
         layout = layout_of(BLOCK, 256)
         settings = config(mode, channel, pd_role="sender", pd_buffer_size=pages * layout.block_bytes, **more)
         self.own = Own(
-            Buffer(MINE, layout), Buffer(b"p" * 16, layout_of(BLOCK, pages)) if settings.pd_use_cpu_offload else None, MINE, "unix:@done"
+            Buffer(MINE, layout),
+            Buffer(b"p" * 16, layout_of(BLOCK, pages)) if settings.pd_use_cpu_offload else None,
+            MINE,
+            "unix:@done",
         )
         self.machine = SenderMachine(self.own, settings, limits or Limits(chunk=1 << 20, read=1 << 20))
 
@@ -130,7 +144,9 @@ class SenderBench(Bench):
 class ReceiverBench(Bench):
     """Control connections are numbered from 1, done channels from 101."""
 
-    def __init__(self, mode: str = "pull-eager", channel: str = "shm", pages: int = 64, limits: Limits | None = None, **more: Any) -> None:
+    def __init__(
+        self, mode: str = "pull-eager", channel: str = "shm", pages: int = 64, limits: Limits | None = None, **more: Any
+    ) -> None:
         super().__init__()
         self.mode = mode
         layout = layout_of(BLOCK, 256)

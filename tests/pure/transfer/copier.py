@@ -38,7 +38,9 @@ class Copier(Endpoint):
             if index == action.pages:
                 if epochs is not None and [source.epochs[action.source_table[p]] for p in pages] != epochs:
                     torn[0] = True
-                return self.feed(Copied(action.token, None if torn[0] else seen, "an epoch had changed" if torn[0] else ""))
+                return self.feed(
+                    Copied(action.token, None if torn[0] else seen, "an epoch had changed" if torn[0] else "")
+                )
             changed = not action.digest_only and self.owners(source, target, action) != owners
             assert not changed, "a copy wrote into blocks that had changed hands"
             seen.append(self.copied_page(source, target, action, pages[index]))
@@ -74,7 +76,9 @@ class Copier(Endpoint):
         assert None not in found, "a copy into blocks that nobody has"
         if source is self.memory and self.role == "sender":
             pages = range(action.first_page, action.first_page + action.pages)
-            assert all(self.owner(action.source_table[page]) for page in pages), "a copy out of blocks that were given back"
+            assert all(self.owner(action.source_table[page]) for page in pages), (
+                "a copy out of blocks that were given back"
+            )
         return found
 
     def corrupted(self, values: list[int | None]) -> list[int | None]:
@@ -92,7 +96,9 @@ class Copier(Endpoint):
         def finish() -> None:
             if self.links.get(action.peer) is not link or link.broken:
                 return self.feed(Sent(action.token, False))
-            assert memory is not self.memory or all(self.owner(block) for block in action.table), "sent from blocks that were given back"
+            assert memory is not self.memory or all(self.owner(block) for block in action.table), (
+                "sent from blocks that were given back"
+            )
             values = [v for block, n in zip(action.table, action.tokens, strict=True) for v in memory.values[block][:n]]
             self.transmit(action.peer, header, self.corrupted(values))
             return self.feed(Sent(action.token, True))
@@ -103,7 +109,8 @@ class Copier(Endpoint):
     def receive(self, action: Receive, payload: list[int | None], then: Callable[[], None]) -> None:
         link = self.receiving.pop(action.token)
         assert len(payload) == sum(
-            tokens_in(p, action.tokens, action.page_tokens) for p in range(action.first_page, action.first_page + action.pages)
+            tokens_in(p, action.tokens, action.page_tokens)
+            for p in range(action.first_page, action.first_page + action.pages)
         )
         seen: list[bytes] = []
         size, rest = self.layout.block_size, list(payload)
@@ -117,7 +124,9 @@ class Copier(Endpoint):
             first = number * action.page_tokens
             count = tokens_in(number, action.tokens, action.page_tokens)
             for position in range(first, first + count):
-                assert self.owner(action.target_table[position // size]) is not None, "received into blocks that nobody has"
+                assert self.owner(action.target_table[position // size]) is not None, (
+                    "received into blocks that nobody has"
+                )
                 self.memory.write(action.target_table, position, rest[position - first])
             seen.append(digest(rest[:count]))
             del rest[:count]

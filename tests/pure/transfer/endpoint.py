@@ -38,7 +38,13 @@ class Endpoint:
     role = ""
 
     def __init__(self, world: World, name: str, block_size: int, blocks: int, buffer_pages: int) -> None:
-        self.world, self.name, self.block_size, self.blocks, self.buffer_pages = world, name, block_size, blocks, buffer_pages
+        self.world, self.name, self.block_size, self.blocks, self.buffer_pages = (
+            world,
+            name,
+            block_size,
+            blocks,
+            buffer_pages,
+        )
         self.incarnation = world.unique()
         self.layout = layout_of(block_size, blocks)
         self.memory = self._memory(self.layout)
@@ -123,7 +129,10 @@ class Endpoint:
             mine, theirs = self.number(link), other.number(link)
             other.feed(Connected(theirs, self.hello(), "", other.bases(self.hello())))
             there = other.hello()
-            world.after(world.lag(), lambda: self.links.get(mine) is link and self.feed(Connected(mine, there, address, self.bases(there))))
+            world.after(
+                world.lag(),
+                lambda: self.links.get(mine) is link and self.feed(Connected(mine, there, address, self.bases(there))),
+            )
             return None
 
         world.after(world.lag(), reach)
@@ -172,7 +181,10 @@ class Endpoint:
         again = 2 if type(message).__name__ == "Done" and self.world.rng.random() < self.world.duplicate_done else 1
         for _ in range(again):
             if to.links.get(peer) is link:
-                to.feed(FromPeer(peer, message), lambda actions: held_up.extend(a for a in actions if isinstance(a, Receive)))
+                to.feed(
+                    FromPeer(peer, message),
+                    lambda actions: held_up.extend(a for a in actions if isinstance(a, Receive)),
+                )
         if payload is not None and held_up:
             to.receiving[held_up[0].token] = link
             return to.receive(held_up[0], payload, lambda: self._next(link, to))
@@ -191,7 +203,8 @@ class Endpoint:
         if not self.alive:
             return
         self.world.after(
-            self.world.lag(), lambda: other.links.get(number) is link and other.feed(PeerLost(number, "closed by the other", False))
+            self.world.lag(),
+            lambda: other.links.get(number) is link and other.feed(PeerLost(number, "closed by the other", False)),
         )
 
     def broken(self, link: Link, dead: bool) -> None:
@@ -200,7 +213,9 @@ class Endpoint:
         for process, number in link.ends.items():
             self.world.after(
                 self.world.lag(),
-                lambda process=process, number=number: process.links.get(number) is link and process.feed(PeerLost(number, "broken", dead)),
+                lambda process=process, number=number: (
+                    process.links.get(number) is link and process.feed(PeerLost(number, "broken", dead))
+                ),
             )
 
     def crash(self) -> None:

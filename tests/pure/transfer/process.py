@@ -84,7 +84,9 @@ class Process(Copier):
             match action:
                 case Tell(event):
                     self._up = max(self._up, self.world.now + self.world.lag(0.01))
-                    self.world.after(self._up - self.world.now, lambda event=event: self.later(lambda: self.told(event)))
+                    self.world.after(
+                        self._up - self.world.now, lambda event=event: self.later(lambda: self.told(event))
+                    )
                 case Send(peer, message):
                     self.in_turn(peer, message)
                 case Connect(address):

@@ -112,7 +112,9 @@ class ReceiverProcess(Process):
         """The promise: what arrived is right."""
         size = self.block_size
         for position in range(tokens):
-            assert self.memory.read(request.blocks, position, size) == value(request.prompt, position), f"position {position} is wrong"
+            assert self.memory.read(request.blocks, position, size) == value(request.prompt, position), (
+                f"position {position} is wrong"
+            )
 
     def end(self, ticket: str, outcome: str) -> None:
         """The request takes over what arrived."""

@@ -43,7 +43,9 @@ class SenderProcess(Process):
         self.known: dict[bytes, int] = {}
         self.free = list(range(self.blocks))
         size = self.buffer_pages * self.layout.block_bytes
-        return SenderMachine(self.own(), world.settings("sender", size, pd_pull_backpressure_reserve_pct=0.0), self.world.limits)
+        return SenderMachine(
+            self.own(), world.settings("sender", size, pd_pull_backpressure_reserve_pct=0.0), self.world.limits
+        )
 
     def hello(self) -> Hello:
         lent = self.pool or self.memory
@@ -84,7 +86,9 @@ class SenderProcess(Process):
                 assert not request.admitted
                 request.end = "refused"
             case s.Returned():
-                assert not request.admitted or request.told_last, "the blocks of a request that computes were given back"
+                assert not request.admitted or request.told_last, (
+                    "the blocks of a request that computes were given back"
+                )
                 request.end = "returned"
                 self.let_go(request)
 
@@ -118,7 +122,10 @@ class SenderProcess(Process):
         past = min(first + self.world.rng.randint(1, 3), pages)
         for page in range(first, past):
             start = page * self.block_size
-            values = [value(request.prompt, start + i) for i in range(tokens_in(page, len(request.prompt) - 1, self.block_size))]
+            values = [
+                value(request.prompt, start + i)
+                for i in range(tokens_in(page, len(request.prompt) - 1, self.block_size))
+            ]
             self.memory.values[request.blocks[page]][: len(values)] = values
         request.next, request.told_last = past, past == pages
         self.engine(s.Computed(ticket, first, request.blocks[first:past], request.told_last))

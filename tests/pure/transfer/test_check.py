@@ -138,7 +138,9 @@ def test_what_several_workers_cannot() -> None:
 
 
 def test_off_this_host_a_secret_is_needed_and_no_address_for_all() -> None:
-    assert said(OUTSIDE, pd_role="sender", transfer_channel="shm", pd_peer_host="10.0.0.1") == []  # nothing listens on that address
+    assert (
+        said(OUTSIDE, pd_role="sender", transfer_channel="shm", pd_peer_host="10.0.0.1") == []
+    )  # nothing listens on that address
     (found,) = said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="10.0.0.1")
     assert "pd_secret (--pd-secret)" in found
     (found,) = said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="10.0.0.1", pd_secret="short")
@@ -173,7 +175,11 @@ def test_all_that_the_field_s_file_asks_for_and_this_host_lacks_is_told_at_once(
 
 def test_delayed_reads_over_hccl_want_the_accelerator_s_memory() -> None:
     found = said(
-        Surroundings(channels=("shm", "tcp", "hccl")), pd_role="receiver", transfer_channel="hccl", pd_pull_mode=True, pd_delay_pull=True
+        Surroundings(channels=("shm", "tcp", "hccl")),
+        pd_role="receiver",
+        transfer_channel="hccl",
+        pd_pull_mode=True,
+        pd_delay_pull=True,
     )
     assert any("pd_delay_pull" in text and "pd_buffer_device" in text for text in found)
 

@@ -30,7 +30,9 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(BUILTIN, tmp_path / "model"))
 
 
-def of(path: Path, config: TransferConfig = SENDER, geometry: KvGeometry = GEOMETRY, kept: str = "auto: 3 F32") -> Fingerprint:
+def of(
+    path: Path, config: TransferConfig = SENDER, geometry: KvGeometry = GEOMETRY, kept: str = "auto: 3 F32"
+) -> Fingerprint:
     return fingerprint_of(config, open_checkpoint(path), geometry, kept)
 
 
@@ -114,7 +116,9 @@ def test_what_may_differ() -> None:
 )
 def test_every_figure_of_the_architecture_is_told_by_name(change: dict[str, object], named: str) -> None:
     checkpoint = open_checkpoint(BUILTIN)
-    other = OpenedCheckpoint(checkpoint.path, replace(checkpoint.spec, **change), checkpoint.tensors, checkpoint.metadata)  # type: ignore[arg-type]
+    other = OpenedCheckpoint(
+        checkpoint.path, replace(checkpoint.spec, **change), checkpoint.tensors, checkpoint.metadata
+    )  # type: ignore[arg-type]
     ours, theirs = fingerprint_of(SENDER, checkpoint, GEOMETRY, ""), fingerprint_of(SENDER, other, GEOMETRY, "")
     assert [text.split()[0] for text in differences(ours, theirs)] == [named]
 
@@ -125,7 +129,9 @@ def test_rope_counts_to_the_last_factor_and_stays_short() -> None:
     def with_factors(last: float) -> Fingerprint:
         rope = replace(checkpoint.spec.rope, factors=(*(1.0,) * 4096, last))
         spec = replace(checkpoint.spec, rope=rope)
-        return fingerprint_of(SENDER, OpenedCheckpoint(checkpoint.path, spec, checkpoint.tensors, checkpoint.metadata), GEOMETRY, "")
+        return fingerprint_of(
+            SENDER, OpenedCheckpoint(checkpoint.path, spec, checkpoint.tensors, checkpoint.metadata), GEOMETRY, ""
+        )
 
     one, two = with_factors(1.0), with_factors(2.0)
     assert one["rope"] != two["rope"]
@@ -136,7 +142,9 @@ def test_longrope_s_factors_in_use_must_agree() -> None:
     """They are those of the longest context, so that engines of different --max-model-len may compute other keys."""
     checkpoint = open_checkpoint(BUILTIN)
     rope = RopeSpec(kind="longrope", original_max_position=64, short_factors=(1.0,) * 8, long_factors=(2.0,) * 8)
-    other = OpenedCheckpoint(checkpoint.path, replace(checkpoint.spec, rope=rope), checkpoint.tensors, checkpoint.metadata)
+    other = OpenedCheckpoint(
+        checkpoint.path, replace(checkpoint.spec, rope=rope), checkpoint.tensors, checkpoint.metadata
+    )
 
     def rope_at(length: int | None) -> str:
         return fingerprint_of(SENDER, other, GEOMETRY, "", length)["rope"]
@@ -193,4 +201,7 @@ def test_identities_depend_on_the_model_and_the_secret_alone() -> None:
     assert len(seed) == 32
     assert seed == hash_seed(dict(reversed(ours.items())), None)
     assert seed == hash_seed({**ours, "mode": "pull-eager", "channel": "tcp", "protocol": "1-9", "secret": "set"}, None)
-    assert len({seed, hash_seed(ours, "a" * 16), hash_seed(ours, "b" * 16), hash_seed({**ours, "weights": "0"}, None)}) == 4
+    assert (
+        len({seed, hash_seed(ours, "a" * 16), hash_seed(ours, "b" * 16), hash_seed({**ours, "weights": "0"}, None)})
+        == 4
+    )

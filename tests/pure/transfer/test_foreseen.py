@@ -41,7 +41,9 @@ def answered(bench: Any, given: Any, digests: list[list[bytes]]) -> list[Any]:
 
 
 class TestReceiver:
-    @pytest.mark.parametrize(("tokens", "blocks"), [(3 * BLOCK, [-1] * 3), (2 * BLOCK + 5, [-1, -1, 7]), (3 * BLOCK, [5, 6, 7])])
+    @pytest.mark.parametrize(
+        ("tokens", "blocks"), [(3 * BLOCK, [-1] * 3), (2 * BLOCK + 5, [-1, -1, 7]), (3 * BLOCK, [5, 6, 7])]
+    )
     def test_pages_that_are_announced(self, tokens: int, blocks: list[int]) -> None:
         bench = receiver()
         offered(bench, tokens, blocks)
@@ -49,7 +51,9 @@ class TestReceiver:
         before = bench.machine.figures()
         foreseen = bench.machine.foresee(given, 0.0)
         assert bench.machine.figures() == before and bench.machine.foresee(given, 0.0) is not None
-        assert sum(copy.pages for copy in foreseen.copies) == 3 and all(copy.epochs is not None for copy in foreseen.copies)
+        assert sum(copy.pages for copy in foreseen.copies) == 3 and all(
+            copy.epochs is not None for copy in foreseen.copies
+        )
         digests = [[DIGEST] * copy.pages for copy in foreseen.copies]
         told = foreseen.then(digests)
         assert told == answered(bench, given, digests)
@@ -84,7 +88,10 @@ class TestReceiver:
             m.ready(1, 0, [DIGEST], False, THEIRS, ([1], [0])),
         ):
             assert bench.machine.foresee(FromPeer(1, wrong), 0.0) is None
-        assert bench.machine.foresee(FromPeer(2, good), 0.0) is None and bench.machine.foresee(FromPeer(1, good), 0.0) is not None
+        assert (
+            bench.machine.foresee(FromPeer(2, good), 0.0) is None
+            and bench.machine.foresee(FromPeer(1, good), 0.0) is not None
+        )
 
     def test_pages_that_nobody_reads_any_more(self) -> None:
         bench = receiver()
@@ -139,14 +146,22 @@ def test_it_happens_in_what_is_played(mode: str) -> None:
 class TestLanes:
     """What is asked for beforehand is what is foreseen of the input, until there is one about the same hand-over."""
 
-    @pytest.mark.parametrize(("tokens", "blocks"), [(3 * BLOCK, [-1] * 3), (2 * BLOCK + 5, [-1, -1, 7]), (3 * BLOCK, [5, 6, 7])])
+    @pytest.mark.parametrize(
+        ("tokens", "blocks"), [(3 * BLOCK, [-1] * 3), (2 * BLOCK + 5, [-1, -1, 7]), (3 * BLOCK, [5, 6, 7])]
+    )
     def test_what_is_expected(self, tokens: int, blocks: list[int]) -> None:
         bench = receiver()
         assert bench.machine.expecting(16) == []
         offered(bench, tokens, blocks)
         (expecting,) = bench.machine.expecting(16)
         assert bench.machine.expecting(16, {"t"}) == [] and bench.machine.expecting(0) == []
-        assert (expecting.peer, expecting.pull_id, expecting.first, expecting.pages, expecting.tokens) == (1, 0, 0, 3, tokens)
+        assert (expecting.peer, expecting.pull_id, expecting.first, expecting.pages, expecting.tokens) == (
+            1,
+            0,
+            0,
+            3,
+            tokens,
+        )
         assert expecting.blocks == blocks and dict(expecting.bases) == {THEIRS: BASE}
         foreseen = bench.machine.foresee(FromPeer(1, bench.ready(0, 3, True)), 0.0)
         assert [(copy.pages, copy.digest_only) for copy in foreseen.copies] == [
@@ -171,7 +186,13 @@ class TestLanes:
         assert bench.machine.announcing(16) == []
         bench.frame(1, m.OfferReply(0, already_sent_indexes=[0]))
         (announcing,) = bench.machine.announcing(16)
-        assert (announcing.ticket, announcing.peer, announcing.pull_id, announcing.first, announcing.pages) == ("t", 1, 0, 1, 5)
+        assert (announcing.ticket, announcing.peer, announcing.pull_id, announcing.first, announcing.pages) == (
+            "t",
+            1,
+            0,
+            1,
+            5,
+        )
         assert announcing.tokens == 4 * BLOCK and announcing.most > 0 and bench.machine.announcing(16, {"t"}) == []
         bench.engine(s.Computed("t", 1, [11], False))  # and its digest is computed
         assert bench.machine.announcing(16) == []

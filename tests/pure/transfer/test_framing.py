@@ -78,7 +78,8 @@ def test_a_frame_cannot_be_repeated_left_out_or_sent_back() -> None:
 
 def test_keys_differ_by_secret_and_by_either_hello() -> None:
     keys = {
-        session_key(*parts) for parts in (("s", b"a", b"b"), ("t", b"a", b"b"), ("s", b"x", b"b"), ("s", b"a", b"x"), ("s", b"ab", b""))
+        session_key(*parts)
+        for parts in (("s", b"a", b"b"), ("t", b"a", b"b"), ("s", b"x", b"b"), ("s", b"a", b"x"), ("s", b"ab", b""))
     }
     assert len(keys) == 5
 

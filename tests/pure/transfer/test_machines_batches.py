@@ -39,8 +39,15 @@ class Batch:
             self.look(self.bench.feed(Copied(copy.token, [DIGEST] * copy.pages)))
 
 
-@given(BATCHES, st.permutations(range(1, PEERS + 1)), st.randoms(use_true_random=False), st.sampled_from(["pull-eager", "pull-delay"]))
-def test_row_49_any_batch_goes_to_whom_it_is_for(wanted: list[tuple[int, int]], order: list[int], rng: Any, mode: str) -> None:
+@given(
+    BATCHES,
+    st.permutations(range(1, PEERS + 1)),
+    st.randoms(use_true_random=False),
+    st.sampled_from(["pull-eager", "pull-delay"]),
+)
+def test_row_49_any_batch_goes_to_whom_it_is_for(
+    wanted: list[tuple[int, int]], order: list[int], rng: Any, mode: str
+) -> None:
     """Receivers are reached, and answer, in any order."""
     batch = Batch(wanted, mode)
     bench = batch.bench

@@ -199,7 +199,12 @@ def test_a_million_done_signals_grow_nothing() -> None:
 
 ids = st.sampled_from([0, 1, 2, 3, 9])
 small = st.integers(0, 5)
-refs = st.builds(PageRef, st.sampled_from([THEIRS, MINE, OTHER]), st.sampled_from([0, 1, 2, 3, 60, 255, 256, 1 << 30]), st.integers(0, 2))
+refs = st.builds(
+    PageRef,
+    st.sampled_from([THEIRS, MINE, OTHER]),
+    st.sampled_from([0, 1, 2, 3, 60, 255, 256, 1 << 30]),
+    st.integers(0, 2),
+)
 packed = st.sampled_from([b"", b"\1\0\0\0", b"\2" * 8, DIGEST, DIGEST * 2, b"\0" * 3, b"\xff" * 12])
 digests = st.lists(st.sampled_from([DIGEST, b"d" * 8, b"e" * 16]), max_size=4)
 texts = st.sampled_from(["", "x", "unix:@d", f"unix:@done{THEIRS.hex()}"])
@@ -231,7 +236,9 @@ frames = st.one_of(
     st.builds(m.Renew, st.lists(ids, max_size=3)),
     st.builds(m.Renewed, st.sampled_from([0.0, 1.0]), st.lists(ids, max_size=3)),
     st.builds(m.Read, ids, small, st.sampled_from([1, 3, 4096])),
-    st.builds(m.Data, ids, small, small, st.sampled_from([0, 512, 1536, 1 << 39]), digests, st.booleans(), st.booleans()),
+    st.builds(
+        m.Data, ids, small, small, st.sampled_from([0, 512, 1536, 1 << 39]), digests, st.booleans(), st.booleans()
+    ),
 )
 
 
@@ -287,7 +294,10 @@ def test_any_frames_leave_the_sender_sound(mode: str, channel: str, said: list[t
     if any(isinstance(event, s.SendAdmitted) for event in events):
         events += told(bench.copies(bench.engine(s.Abandoned("t", "over"))))
     events += told(bench.lost(1, dead=True)) + told(bench.lost(101, dead=True))
-    assert [type(event) for event in events if isinstance(event, s.Returned | s.SendRefused)] in ([s.Returned], [s.SendRefused])
+    assert [type(event) for event in events if isinstance(event, s.Returned | s.SendRefused)] in (
+        [s.Returned],
+        [s.SendRefused],
+    )
     assert bench.machine.idle and bench.machine._state.admission.used == 0 and bench.machine.figures().pinned_pages == 0
     bench.now += 10.0
     bench.want("next", 3, "unix:@next")

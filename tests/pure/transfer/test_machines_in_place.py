@@ -54,7 +54,10 @@ class TestReceiver:
         bench.engine(s.Room("t", [-1, -1, 7], 0))
         copies = of(bench.frame(1, bench.ready(0, 3, True)), Copy)
         assert [(c.first_page, c.pages, c.digest_only) for c in copies] == [(0, 2, True), (2, 1, False)]
-        first, last = ([e for c in copies[i : i + 1] for e in told(bench.feed(Copied(c.token, [DIGEST] * c.pages)))] for i in (0, 1))
+        first, last = (
+            [e for c in copies[i : i + 1] for e in told(bench.feed(Copied(c.token, [DIGEST] * c.pages)))]
+            for i in (0, 1)
+        )
         assert first == [s.Arrived(0.0, "t", 2 * BLOCK, 0, [BASE + 50, BASE + 51])]
         assert last == [s.Arrived(0.0, "t", 2 * BLOCK + 5)]
         assert bench.machine.figures().in_place_pages == 2

@@ -59,7 +59,9 @@ class Play:
         **more: float,
     ) -> None:
         buffers = (int(more.pop("sender_pages", 64)), int(more.pop("receiver_pages", 64)))
-        self.world = World(rng, mode, channel, corruption=more.pop("corruption", 0.0), offload=bool(more.pop("offload", False)))
+        self.world = World(
+            rng, mode, channel, corruption=more.pop("corruption", 0.0), offload=bool(more.pop("offload", False))
+        )
         self.world.duplicate_done = more.pop("duplicate_done", 0.0)
         self.world.slowness = more.pop("slowness", 0.02)
         chunk = int(more.pop("chunk", 1))
@@ -160,10 +162,22 @@ class Play:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("sizes", [(32, 32), (32, 64), (64, 32)])
-def test_without_faults_all_arrives_and_nothing_stays(mode: str, channel: str, offload: bool, sizes: tuple[int, int]) -> None:
+def test_without_faults_all_arrives_and_nothing_stays(
+    mode: str, channel: str, offload: bool, sizes: tuple[int, int]
+) -> None:
     if offload and mode == "push":
         pytest.skip("offload is for pull")
-    play = Play(random.Random(1), mode, channel, senders=2, receivers=2, sizes=sizes, offload=offload, sender_pages=64, receiver_pages=64)
+    play = Play(
+        random.Random(1),
+        mode,
+        channel,
+        senders=2,
+        receivers=2,
+        sizes=sizes,
+        offload=offload,
+        sender_pages=64,
+        receiver_pages=64,
+    )
     play.world.rng = random.Random(7)
     for n in range(30):
         play.plan(f"t{n}", Plan(n * 0.15, n, n // 2, n % 3, 20 + 9 * n, 1.0, None, None))

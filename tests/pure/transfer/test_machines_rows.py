@@ -76,7 +76,9 @@ class TestSender:
         bench = SenderBench(pd_alloc_fail_backoff_ttl=2.0)
         bench.want("a", 3)
         bench.connect()
-        (refused,) = told(bench.frame(1, m.OfferReply(0, alloc_failed=True, free_pages=2, retry_after_s=3.0, reason="full")))
+        (refused,) = told(
+            bench.frame(1, m.OfferReply(0, alloc_failed=True, free_pages=2, retry_after_s=3.0, reason="full"))
+        )
         assert "2 pages free" in refused.reason and refused.retry_after_s == 3.0
         (again,) = told(bench.want("b", 3))
         assert isinstance(again, s.SendRefused) and again.retry_after_s == 3.0
@@ -191,7 +193,11 @@ class TestSender:
         assert kinds(actions) == [s.Returned]
         (ready,) = sent(actions, m.Ready)
         assert ready.buffer == b"p" * 16 and bench.machine.figures().pinned_pages == 3
-        assert kinds(bench.frame(101, m.Done(0))) == [] and bench.machine.idle and bench.machine.figures().pinned_pages == 0
+        assert (
+            kinds(bench.frame(101, m.Done(0))) == []
+            and bench.machine.idle
+            and bench.machine.figures().pinned_pages == 0
+        )
 
     def test_a_ticket_twice_is_refused_by_name_and_a_released_one_too(self) -> None:
         bench = SenderBench()
@@ -245,7 +251,9 @@ class TestReceiver:
             assert isinstance(events[0], s.Failed) and bench.now == pytest.approx(7.0, abs=1.5)
 
     @pytest.mark.parametrize("late", [False, True])
-    def test_row_30_a_request_that_comes_while_its_blocks_may_still_be_written_goes_on_in_others(self, late: bool) -> None:
+    def test_row_30_a_request_that_comes_while_its_blocks_may_still_be_written_goes_on_in_others(
+        self, late: bool
+    ) -> None:
         bench = ReceiverBench("push", pd_pull_pending_ttl=2.0)
         bench.connect()
         bench.open()

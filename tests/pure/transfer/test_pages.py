@@ -27,8 +27,12 @@ from homenode.transfer.pages import (
 )
 
 
-def layout(block_size: int = 32, heads: int = 8, regions: tuple[tuple[int, int], ...] = ((0, 8),), **more: object) -> KvLayout:
-    plain = KvLayout(4, heads, 64, block_size, "bfloat16", 2048, 10, 0, tuple(KvRegion(a, b, 0, 0, 0, 0) for a, b in regions))
+def layout(
+    block_size: int = 32, heads: int = 8, regions: tuple[tuple[int, int], ...] = ((0, 8),), **more: object
+) -> KvLayout:
+    plain = KvLayout(
+        4, heads, 64, block_size, "bfloat16", 2048, 10, 0, tuple(KvRegion(a, b, 0, 0, 0, 0) for a, b in regions)
+    )
     return msgspec.structs.replace(plain, **more)
 
 
@@ -70,7 +74,9 @@ def test_the_first_block_to_be_filled(held: int, page: int, block: int, first: i
     assert first_target(held, page, block) == first
 
 
-@pytest.mark.parametrize(("name", "other"), [("layers", 5), ("kv_heads", 4), ("head_dim", 128), ("dtype", "int8"), ("tile_bytes", 1024)])
+@pytest.mark.parametrize(
+    ("name", "other"), [("layers", 5), ("kv_heads", 4), ("head_dim", 128), ("dtype", "int8"), ("tile_bytes", 1024)]
+)
 def test_what_differs_is_named(name: str, other: object) -> None:
     """Rows 31, 32: refused with the difference before any traffic."""
     reason = difference(layout(), layout(**{name: other}))
@@ -87,7 +93,11 @@ def test_heads_are_matched_over_different_numbers_of_ranks() -> None:
     """Row 33."""
     assert head_spans([(0, 4), (4, 8)], [(0, 8)]) == [HeadSpan(0, 0, 0, 4), HeadSpan(1, 0, 4, 8)]
     assert head_spans([(0, 8)], [(0, 4), (4, 8)]) == [HeadSpan(0, 0, 0, 4), HeadSpan(0, 1, 4, 8)]
-    assert head_spans([(0, 3), (3, 8)], [(0, 4), (4, 8)]) == [HeadSpan(0, 0, 0, 3), HeadSpan(1, 0, 3, 4), HeadSpan(1, 1, 4, 8)]
+    assert head_spans([(0, 3), (3, 8)], [(0, 4), (4, 8)]) == [
+        HeadSpan(0, 0, 0, 3),
+        HeadSpan(1, 0, 3, 4),
+        HeadSpan(1, 1, 4, 8),
+    ]
     # fewer heads than ranks: copies of a head
     assert head_spans([(0, 1), (0, 1), (1, 2), (1, 2)], [(0, 2)]) == [HeadSpan(0, 0, 0, 1), HeadSpan(2, 0, 1, 2)]
     assert difference(layout(regions=((0, 4), (4, 8))), layout(regions=((0, 2), (2, 8)))) is None
@@ -130,7 +140,11 @@ def engines(draw: st.DrawFn) -> KvLayout:
             copies = draw(st.integers(0, min(1, begin)))
             regions += [KvRegion(begin - copies, end, 0, 0, 0, 0, -1, first, past)] * draw(st.integers(1, 2))
     plain = KvLayout(LAYERS, HEADS, 64, 32, "bfloat16", 2048, 10, 0, tuple(regions))
-    return msgspec.structs.replace(plain, regions=(KvRegion(0, HEADS, 0, 0, 0, 0),)) if draw(st.integers(0, 3)) == 0 else plain
+    return (
+        msgspec.structs.replace(plain, regions=(KvRegion(0, HEADS, 0, 0, 0, 0),))
+        if draw(st.integers(0, 3)) == 0
+        else plain
+    )
 
 
 def cells(layout: KvLayout, region: KvRegion) -> set[tuple[int, int]]:
@@ -144,10 +158,14 @@ def test_all_that_a_region_holds_comes_once_from_the_first_that_has_it(source: K
     assert not isinstance(spans, str) and difference(source, target) is None
     for index, region in enumerate(target.regions):
         mine = [span for span in spans if span.target == index]
-        filled = [(la, h) for s in mine for la in range(s.first_layer, s.past_layer) for h in range(s.first_head, s.past_head)]
+        filled = [
+            (la, h) for s in mine for la in range(s.first_layer, s.past_layer) for h in range(s.first_head, s.past_head)
+        ]
         assert len(filled) == len(set(filled)) and set(filled) == cells(target, region)
         for span in mine:
-            taken = cells(source, KvRegion(span.first_head, span.past_head, 0, 0, 0, 0, -1, span.first_layer, span.past_layer))
+            taken = cells(
+                source, KvRegion(span.first_head, span.past_head, 0, 0, 0, 0, -1, span.first_layer, span.past_layer)
+            )
             assert taken <= cells(source, source.regions[span.source])
             assert not any(taken & cells(source, before) for before in source.regions[: span.source])
 
@@ -170,7 +188,12 @@ def test_a_region_that_is_missing_is_a_hole_unless_others_have_it(of: KvLayout, 
 
 @pytest.mark.parametrize(
     "region",
-    [KvRegion(0, 9, 0, 0, 0, 0), KvRegion(-1, 8, 0, 0, 0, 0), KvRegion(0, 8, 0, 0, 0, 0, -1, 0, 5), KvRegion(0, 8, 0, 0, 0, 0, -1, 2, 2)],
+    [
+        KvRegion(0, 9, 0, 0, 0, 0),
+        KvRegion(-1, 8, 0, 0, 0, 0),
+        KvRegion(0, 8, 0, 0, 0, 0, -1, 0, 5),
+        KvRegion(0, 8, 0, 0, 0, 0, -1, 2, 2),
+    ],
 )
 def test_a_region_of_heads_or_layers_that_are_not_there_is_none(region: KvRegion) -> None:
     assert hole(msgspec.structs.replace(layout(), regions=(region,))) is not None
@@ -181,7 +204,9 @@ def test_stages_and_ranks_are_read_in_place_where_each_part_is_near() -> None:
     parts = tuple(KvRegion(0, 8, 0, 0, 0, 0, node, 2 * stage, 2 * stage + 2) for stage, node in enumerate((0, 1)))
     theirs = msgspec.structs.replace(layout(), regions=parts)
     assert readable_in_place(theirs, ours)
-    far = msgspec.structs.replace(ours, regions=tuple(msgspec.structs.replace(region, node=0) for region in ours.regions))
+    far = msgspec.structs.replace(
+        ours, regions=tuple(msgspec.structs.replace(region, node=0) for region in ours.regions)
+    )
     assert not readable_in_place(theirs, far)
     spans = region_spans(theirs, far)
     assert spans[0] == RegionSpan(0, 0, 0, 2, 0, 4) and len(spans) == 4

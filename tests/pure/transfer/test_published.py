@@ -53,7 +53,9 @@ def test_what_is_out_of_bounds_is_refused(change: dict[str, object]) -> None:
         published.decode(msgspec.json.encode({**body, **change}))
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"role": "\xff"}', b"[" * 60_000, b" " * (MAX_DOCUMENT + 1)])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"\xff", b'{"role": "\xff"}', b"[" * 60_000, b" " * (MAX_DOCUMENT + 1)]
+)
 def test_what_is_no_document(body: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         published.decode(body)

@@ -78,13 +78,20 @@ def test_the_field_s_sender_file(tmp_path: Path) -> None:
     config, _ = built("--kv-transfer-config", file_of(tmp_path, SENDER))
     assert (config.on, config.pd_role, config.mode, config.transfer_channel) == (True, "sender", "pull-delay", "hccl")
     assert config.pd_pull_done_port == config.done_ports == (7600, 7601)
-    assert (config.pd_buffer_size, config.pd_cpu_buffer_size, config.cpu_buffer_size) == (32225472, 21474836480, 21474836480)
+    assert (config.pd_buffer_size, config.pd_cpu_buffer_size, config.cpu_buffer_size) == (
+        32225472,
+        21474836480,
+        21474836480,
+    )
     assert (config.pd_proxy_port, config.pd_peer_host, config.pd_buffer_device) == (8500, "<hostIP>", "npu")
 
 
 def test_the_field_s_receiver_file(tmp_path: Path) -> None:
     config, _ = built("--kv-transfer-config", file_of(tmp_path, RECEIVER))
-    assert (config.pd_peer_init_port, config.pd_peer_alloc_port) == ((7300,), (7400, 7401))  # one port may stand without a list
+    assert (config.pd_peer_init_port, config.pd_peer_alloc_port) == (
+        (7300,),
+        (7400, 7401),
+    )  # one port may stand without a list
     assert config.pd_buffer_size == 128 << 20
     assert config.done_ports == (7500, 7501)
 
@@ -124,7 +131,13 @@ def test_the_same_from_python(tmp_path: Path) -> None:
 
 def test_values_as_people_write_them() -> None:
     typed = typed_settings(
-        {"pd_buffer_size": 2e9, "pd_cpu_buffer_size": "8MiB", "pd_alloc_fail_backoff_ttl": "250ms", "pd_pull_done_port": "1,2"}, "x"
+        {
+            "pd_buffer_size": 2e9,
+            "pd_cpu_buffer_size": "8MiB",
+            "pd_alloc_fail_backoff_ttl": "250ms",
+            "pd_pull_done_port": "1,2",
+        },
+        "x",
     )
     assert typed == {
         "pd_buffer_size": 2_000_000_000,
@@ -189,7 +202,10 @@ def test_ports() -> None:
 
 def test_networks() -> None:
     assert parse_networks("10.1.0.0/16, 10.2.0.7 fd00::/8") == ("10.1.0.0/16", "10.2.0.7/32", "fd00::/8")
-    assert typed_settings({"pd_allowed_peers": ["10.1.0.0/16", "10.2.0.7"]}, "f")["pd_allowed_peers"] == ("10.1.0.0/16", "10.2.0.7/32")
+    assert typed_settings({"pd_allowed_peers": ["10.1.0.0/16", "10.2.0.7"]}, "f")["pd_allowed_peers"] == (
+        "10.1.0.0/16",
+        "10.2.0.7/32",
+    )
     for wrong in ("peer", "10.1.0.1/16", "10.1", "10.1.0.0/33"):
         with pytest.raises(UserError, match="not addresses or networks"):
             parse_networks(wrong)
@@ -208,7 +224,9 @@ def test_on_by_role_unless_said_otherwise() -> None:
 
 
 def test_modes_and_derived_values() -> None:
-    assert [TransferConfig(pd_pull_mode=p, pd_delay_pull=d).mode for p, d in ((False, False), (True, False), (True, True))] == [
+    assert [
+        TransferConfig(pd_pull_mode=p, pd_delay_pull=d).mode for p, d in ((False, False), (True, False), (True, True))
+    ] == [
         "push",
         "pull-eager",
         "pull-delay",

@@ -41,7 +41,9 @@ TTL = 5.0
 class World:
     """Time, network and all processes."""
 
-    def __init__(self, rng: random.Random, mode: str, channel: str, *, corruption: float = 0.0, offload: bool = False) -> None:
+    def __init__(
+        self, rng: random.Random, mode: str, channel: str, *, corruption: float = 0.0, offload: bool = False
+    ) -> None:
         self.rng = rng
         self.mode = mode
         self.channel = channel

@@ -46,7 +46,9 @@ class Memory:
 
     def reused(self, block: int) -> None:
         """Whoever still reads it must be able to see that."""
-        assert self.shown.get(block) != self.epochs[block], "a block is used again under the epoch it was announced with"
+        assert self.shown.get(block) != self.epochs[block], (
+            "a block is used again under the epoch it was announced with"
+        )
 
     def scribble(self, block: int) -> None:
         self.reused(block)

@@ -70,7 +70,9 @@ class Connection:
         self.writer.write(head.encode() + data)
 
     def begin_stream(self) -> None:
-        self.writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n")
+        self.writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
 
     def chunk(self, data: bytes) -> None:
         self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
@@ -112,7 +114,9 @@ class Scripted:
 
     async def start(self) -> None:
         life = self._life = object()
-        self._server = await asyncio.start_server(lambda reader, writer: self._serve(life, reader, writer), "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(
+            lambda reader, writer: self._serve(life, reader, writer), "127.0.0.1", self.port
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def kill(self) -> None:
@@ -201,7 +205,10 @@ def document(role: str, **changes: Any) -> dict[str, Any]:
 
 
 async def computes(server: Scripted, asked: Asked, connection: Connection) -> None:
-    connection.answer(200, {"choices": [], "kv_transfer_params": {"ticket": asked.params["ticket"], "tokens": 3, "status": "computed"}})
+    connection.answer(
+        200,
+        {"choices": [], "kv_transfer_params": {"ticket": asked.params["ticket"], "tokens": 3, "status": "computed"}},
+    )
 
 
 async def waits(server: Scripted, asked: Asked, connection: Connection) -> None:
@@ -228,7 +235,9 @@ async def answers_nonsense(server: Scripted, asked: Asked, connection: Connectio
 
 async def rejects(server: Scripted, asked: Asked, connection: Connection) -> None:
     connection.answer(
-        400, {"error": {"message": "`temperature` is wrong", "param": "temperature", "code": "invalid_value"}}, "x-why: me\r\n"
+        400,
+        {"error": {"message": "`temperature` is wrong", "param": "temperature", "code": "invalid_value"}},
+        "x-why: me\r\n",
     )
 
 
@@ -307,8 +316,16 @@ class Stage:
 
     async def metric(self, name: str, **labels: str) -> float:
         text = (await self.http.get("/metrics")).text
-        lines = [line for line in text.splitlines() if line.startswith((f"homenode:proxy_{name}{{", f"homenode:proxy_{name} "))]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(f'{key}="{value}"' in line for key, value in labels.items()))
+        lines = [
+            line
+            for line in text.splitlines()
+            if line.startswith((f"homenode:proxy_{name}{{", f"homenode:proxy_{name} "))
+        ]
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if all(f'{key}="{value}"' in line for key, value in labels.items())
+        )
 
     async def shows(self, value: float, name: str, **labels: str) -> None:
         """Waits for a metric to have a value: a request's end is counted after its client has seen it."""
@@ -323,7 +340,11 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    prefillers: list[Scripted] | None = None, decoders: list[Scripted] | None = None, *, ready: bool = True, **settings: Any
+    prefillers: list[Scripted] | None = None,
+    decoders: list[Scripted] | None = None,
+    *,
+    ready: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A proxy with fast looks; by default over one server of each kind, and waited for until it is ready. `FREEZES`: it soon takes one for frozen."""
     prefillers = [prefiller()] if prefillers is None else prefillers
@@ -331,8 +352,17 @@ async def stage(
     for server in (*prefillers, *decoders):
         if not server.port:  # else it was, and is to come back
             await server.start()
-    fast = {"poll_interval": 0.02, "silent_after": 10.0, "lost_after": 20.0, "wait_timeout": 5.0, "release_timeout": 3.0, "port": 0}
-    config = ProxyConfig(prefill=tuple(s.url for s in prefillers), decode=tuple(s.url for s in decoders), **{**fast, **settings})
+    fast = {
+        "poll_interval": 0.02,
+        "silent_after": 10.0,
+        "lost_after": 20.0,
+        "wait_timeout": 5.0,
+        "release_timeout": 3.0,
+        "port": 0,
+    }
+    config = ProxyConfig(
+        prefill=tuple(s.url for s in prefillers), decode=tuple(s.url for s in decoders), **{**fast, **settings}
+    )
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(config, listener=bind(config), on_listening=listening.set_result))
     url = await listening

@@ -18,17 +18,29 @@ WHOLE_STREAM = b"".join((*TOKENS, DONE))
 def test_a_prompt_is_computed_here_and_decoded_there() -> None:
     async def test() -> None:
         async with stage() as on:
-            fields = {"prompt": "once", "max_tokens": 6, "temperature": 0.30000000000000004, "seed": 12345678901234567890, "stream": True}
+            fields = {
+                "prompt": "once",
+                "max_tokens": 6,
+                "temperature": 0.30000000000000004,
+                "seed": 12345678901234567890,
+                "stream": True,
+            }
             answer = await on.http.post(
                 "/v1/completions",
                 json={**fields, "stream_options": {"include_usage": True}},
                 headers={"X-Request-Id": "mine", "X-Else": "kept"},
             )
             assert answer.status_code == 200 and answer.content == WHOLE_STREAM
-            assert answer.headers["content-type"] == "text/event-stream; charset=utf-8" and answer.headers["x-request-id"] == "mine"
+            assert (
+                answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+                and answer.headers["x-request-id"] == "mine"
+            )
             (first,), (second,) = on.prefillers[0].asked, on.decoders[0].asked
             assert first.path == second.path == "/v1/completions"
-            assert first.headers["x-request-id"] == second.headers["x-request-id"] == "mine" and second.headers["x-else"] == "kept"
+            assert (
+                first.headers["x-request-id"] == second.headers["x-request-id"] == "mine"
+                and second.headers["x-else"] == "kept"
+            )
             params = first.params
             assert params == {"do_remote_decode": True, "ticket": params["ticket"], "peer": on.decoders[0].document}
             assert second.params == {"do_remote_prefill": True, "ticket": params["ticket"]}
@@ -48,7 +60,10 @@ def test_an_answer_that_is_no_stream_passes_as_it_is() -> None:
     async def test() -> None:
         async with stage() as on:
             answer = await on.complete()
-            assert answer.json() == {"choices": [{"text": "told"}], "usage": {"total": 6}} and answer.headers["content-length"]
+            assert (
+                answer.json() == {"choices": [{"text": "told"}], "usage": {"total": 6}}
+                and answer.headers["content-length"]
+            )
             chat = await on.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
             assert chat.status_code == 200 and on.prefillers[0].asked[-1].path == "/v1/chat/completions"
             assert len(set(on.tickets())) == 2
@@ -82,11 +97,23 @@ def test_what_is_not_handed_over_goes_to_a_decoder_as_it_is(fields: dict[str, An
 
 def test_the_decoder_says_what_is_wrong_with_a_body() -> None:
     async def test() -> None:
-        async with stage(decoders=[decoder(behaviours=[by.rejects, by.rejects])], prefillers=[prefiller(behaviours=[by.rejects])]) as on:
-            garbage = await on.http.post("/v1/completions", content=b"{nonsense", headers={"content-type": "text/plain"})
-            assert garbage.status_code == 400 and on.decoders[0].asked[0].body == b"{nonsense" and not on.prefillers[0].asked
+        async with stage(
+            decoders=[decoder(behaviours=[by.rejects, by.rejects])], prefillers=[prefiller(behaviours=[by.rejects])]
+        ) as on:
+            garbage = await on.http.post(
+                "/v1/completions", content=b"{nonsense", headers={"content-type": "text/plain"}
+            )
+            assert (
+                garbage.status_code == 400
+                and on.decoders[0].asked[0].body == b"{nonsense"
+                and not on.prefillers[0].asked
+            )
             wrong = await on.complete(temperature=9)
-            assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "temperature" and wrong.headers["x-why"] == "me"
+            assert (
+                wrong.status_code == 400
+                and wrong.json()["error"]["param"] == "temperature"
+                and wrong.headers["x-why"] == "me"
+            )
             assert len(on.prefillers[0].asked) == 1 and "ticket" not in on.decoders[0].asked[1].params
             await until(lambda: on.prefillers[0].released and on.decoders[0].released)
             await on.shows(2, "requests_total", outcome="error")
@@ -138,12 +165,18 @@ def test_one_failure_costs_another_ticket_only() -> None:
 @pytest.mark.parametrize("trouble", [by.dies, by.talks_nonsense, by.is_busy])
 def test_another_decoder_is_asked_before_the_first_byte(trouble: by.Behaviour, stream: bool) -> None:
     async def test() -> None:
-        async with stage(decoders=[decoder(behaviours=[trouble]), decoder(behaviours=[trouble]), decoder()], decode_tries=3) as on:
+        async with stage(
+            decoders=[decoder(behaviours=[trouble]), decoder(behaviours=[trouble]), decoder()], decode_tries=3
+        ) as on:
             answer = await on.complete(stream=stream)
             assert answer.status_code == 200 and (answer.content == WHOLE_STREAM if stream else answer.json()["usage"])
             tickets = on.tickets()
             assert len(set(tickets)) == 3
-            last = next(server for server in on.decoders if not server.behaviours and server.usual is by.tells and server.asked[-1].params)
+            last = next(
+                server
+                for server in on.decoders
+                if not server.behaviours and server.usual is by.tells and server.asked[-1].params
+            )
             assert last is not None
             await until(lambda: len(on.prefillers[0].released) == 2)
             released = [r["ticket"] for r in on.prefillers[0].released]
@@ -154,7 +187,9 @@ def test_another_decoder_is_asked_before_the_first_byte(trouble: by.Behaviour, s
 
 def test_an_answer_cut_in_the_middle_is_begun_anew_unless_it_is_a_stream() -> None:
     async def test() -> None:
-        async with stage(decoders=[decoder(behaviours=[by.dies_midway]), decoder(behaviours=[by.dies_midway])], decode_tries=3) as on:
+        async with stage(
+            decoders=[decoder(behaviours=[by.dies_midway]), decoder(behaviours=[by.dies_midway])], decode_tries=3
+        ) as on:
             assert (await on.complete()).json()["usage"] == {"total": 6}
 
     run(test)
@@ -178,7 +213,11 @@ def test_a_busy_decoder_s_own_words_are_passed_on_when_there_is_no_other() -> No
     async def test() -> None:
         async with stage(decoders=[decoder(behaviours=[by.is_busy])]) as on:
             answer = await on.complete(stream=True)
-            assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded" and answer.headers["retry-after"] == "3"
+            assert (
+                answer.status_code == 503
+                and answer.json()["error"]["code"] == "overloaded"
+                and answer.headers["retry-after"] == "3"
+            )
             assert await on.stream() == WHOLE_STREAM
 
     run(test)
@@ -222,9 +261,13 @@ def test_keys() -> None:
         async with stage([prefiller(key="up")], [decoder(key="up")], api_key=("mine",), upstream_api_key="up") as on:
             assert (await on.complete()).status_code == 401
             assert "127.0.0.1" not in json.dumps(await on.health())
-            answer = await on.http.post("/v1/completions", json={"prompt": "x"}, headers={"Authorization": "Bearer mine"})
+            answer = await on.http.post(
+                "/v1/completions", json={"prompt": "x"}, headers={"Authorization": "Bearer mine"}
+            )
             assert answer.status_code == 200 and on.prefillers[0].asked
-            assert {asked.headers["authorization"] for asked in (*on.prefillers[0].asked, *on.decoders[0].asked)} == {"Bearer up"}
+            assert {asked.headers["authorization"] for asked in (*on.prefillers[0].asked, *on.decoders[0].asked)} == {
+                "Bearer up"
+            }
         async with stage([prefiller(key="up")], [decoder(key="up")], ready=False) as on:
             await on.is_state("decode", 0, "unfit")
             assert "--upstream-api-key" in (await on.health())["decode"][0]["reason"]
@@ -283,7 +326,11 @@ def test_a_client_that_leaves_is_told_of_to_both(where: str, stream: bool) -> No
             await leave(on, stream, lambda: waiting.asked)
             await until(lambda: waiting.asked[0].gone)
             await until(lambda: on.prefillers[0].released and on.decoders[0].released)
-            assert on.prefillers[0].released == on.decoders[0].released == [{"ticket": on.tickets()[0], "reason": "the client is gone"}]
+            assert (
+                on.prefillers[0].released
+                == on.decoders[0].released
+                == [{"ticket": on.tickets()[0], "reason": "the client is gone"}]
+            )
             await on.shows(1, "requests_total", outcome="client_gone")
             await on.shows(0, "server_requests")
 
@@ -312,7 +359,9 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
             host, port = on.url.removeprefix("http://").split(":")
             _, writer = await asyncio.open_connection(host, int(port), limit=1000)
             body = b'{"prompt": "x", "stream": true}'
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+            )
             await until(lambda: on.prefillers[0].released and on.decoders[0].released)
             await until(lambda: on.decoders[0].asked[0].gone)
             await on.shows(1, "requests_total", outcome="client_gone")

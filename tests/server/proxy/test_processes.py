@@ -28,7 +28,11 @@ def start() -> Iterator[Start]:
 
     def begin(*arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", *arguments]
-        processes.append(subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        processes.append(
+            subprocess.Popen(
+                command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
         return processes[-1]
 
     yield begin

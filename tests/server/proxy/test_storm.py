@@ -73,7 +73,9 @@ def test_a_storm(seed: int) -> None:
         for server in decoders:
             server.usual = moody(mood, by.tells, AT_DECODE)
         ends: list[str] = []
-        async with stage(prefillers, decoders, breaker_pause=0.1, wait_timeout=2.0, silent_after=0.2, lost_after=0.4, decode_tries=4) as on:
+        async with stage(
+            prefillers, decoders, breaker_pause=0.1, wait_timeout=2.0, silent_after=0.2, lost_after=0.4, decode_tries=4
+        ) as on:
             accidents = asyncio.create_task(weather(mood, [*prefillers, *decoders]))
             for _ in range(5):
                 await asyncio.gather(*(client(on, mood, ends) for _ in range(16)))

@@ -113,7 +113,11 @@ def test_no_decoder_comes() -> None:
         async with stage(wait_timeout=0.3) as on:
             await on.decoders[0].kill()
             answer = await on.complete()
-            assert answer.status_code == 503 and answer.json()["error"]["code"] == "no_decoder" and answer.headers["retry-after"]
+            assert (
+                answer.status_code == 503
+                and answer.json()["error"]["code"] == "no_decoder"
+                and answer.headers["retry-after"]
+            )
             assert (await on.http.get("/v1/models")).status_code == 503
 
     run(test)
@@ -185,7 +189,10 @@ def test_a_sender_is_no_decoder_but_a_server_without_a_role_is() -> None:
         ({"mode": "push"}, "mode"),
         ({"channel": "tcp"}, "channel"),
         ({"host": "elsewhere"}, "one machine"),
-        ({"fingerprint": {**by.FINGERPRINT, "layers": "6"}}, "layers is '5' at the prefill server and '6' at the decode server"),
+        (
+            {"fingerprint": {**by.FINGERPRINT, "layers": "6"}},
+            "layers is '5' at the prefill server and '6' at the decode server",
+        ),
         ({"fingerprint": {**by.FINGERPRINT, "protocol": "3-4"}}, "protocol"),
     ],
 )
@@ -228,7 +235,9 @@ def test_a_server_whose_requests_fail_is_left_alone_for_a_while() -> None:
             assert len(server.asked) == 3 and await on.metric("server_breaker_open", role="prefill") == 1
             await on.shows(0, "server_breaker_open", role="prefill")
             await on.stream()
-            assert len(server.asked) == 4 and await on.metric("server_breaker_open", role="prefill") == 1  # the probe failed
+            assert (
+                len(server.asked) == 4 and await on.metric("server_breaker_open", role="prefill") == 1
+            )  # the probe failed
             await on.shows(0, "server_breaker_open", role="prefill")
             await on.stream()
             await on.stream()
@@ -246,7 +255,11 @@ def test_a_known_prefix_finds_its_servers() -> None:
                 await on.shows(0, "server_requests")
             for servers in (on.prefillers, on.decoders):
                 for beginning in beginnings:
-                    with_it = [server for server in servers if any(asked.json["prompt"][0] == beginning[0] for asked in server.asked)]
+                    with_it = [
+                        server
+                        for server in servers
+                        if any(asked.json["prompt"][0] == beginning[0] for asked in server.asked)
+                    ]
                     assert len(with_it) == 1
 
     run(test)

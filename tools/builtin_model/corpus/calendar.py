@@ -7,9 +7,35 @@ import random
 from .phrasing import Exchange, Wordings, ask, word_pattern
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December")
+MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
 _LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth")
+_ORDINALS = (
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+    "twelfth",
+)
 
 _AFTER = Wordings(
     (
@@ -30,7 +56,11 @@ _AFTER = Wordings(
         "next {unit} after {x}",
         "what follows {x}",
     ),
-    ("could you name the {unit} following {x}", "what {unit} would it be after {x}", "once {x} is over, what {unit} is it"),
+    (
+        "could you name the {unit} following {x}",
+        "what {unit} would it be after {x}",
+        "once {x} is over, what {unit} is it",
+    ),
 )
 _BEFORE = Wordings(
     (
@@ -115,7 +145,9 @@ def how_many(rng: random.Random, held: bool) -> Exchange:
     if rng.random() < 0.25:
         at = rng.randrange(12)
         form = rng.choice(("how many days (does {m} have|are in {m}|has {m}|are there in {m})", "how long is {m}"))
-        return Exchange("month_length", ask(rng, (form,), m=MONTHS[at]), f"{MONTHS[at]} has {_LENGTHS[at]} days.", str(_LENGTHS[at]))
+        return Exchange(
+            "month_length", ask(rng, (form,), m=MONTHS[at]), f"{MONTHS[at]} has {_LENGTHS[at]} days.", str(_LENGTHS[at])
+        )
     subject = rng.choice(tuple(_HOW_MANY))
     form = rng.choice(
         ("do you know how many", "can you say how many")
@@ -131,8 +163,12 @@ def ordinal(rng: random.Random, held: bool) -> Exchange:
     """The n-th month or day, the last one, and the months of a season."""
     if rng.random() < 0.25:
         season, months = rng.choice(tuple(_SEASONS.items()))
-        question = ask(rng, ("(which|what) months are (in |)(the |){s}", "(name|list) the months of {s}", "when is {s}"), s=season)
-        return Exchange("season", question, f"{season.capitalize()} is in {months}.", word_pattern(months.split(",")[0]))
+        question = ask(
+            rng, ("(which|what) months are (in |)(the |){s}", "(name|list) the months of {s}", "when is {s}"), s=season
+        )
+        return Exchange(
+            "season", question, f"{season.capitalize()} is in {months}.", word_pattern(months.split(",")[0])
+        )
     names, unit, of = rng.choice(((DAYS, "day", "week"), (MONTHS, "month", "year")))
     at = rng.randrange(len(names))
     word = rng.choice(("last", "final")) if at == len(names) - 1 and rng.random() < 0.5 else _ORDINALS[at]

@@ -49,7 +49,15 @@ _MAKERS: tuple[tuple[Maker, float], ...] = (
 )
 _PLAIN_TEXT = 0.05
 # Answers that are whole sentences, and so make plain text on their own.
-_SENTENCES = (world.capital, world.colour, world.sound, words.opposite, words.plural, calendar.neighbour, numbers.neighbour)
+_SENTENCES = (
+    world.capital,
+    world.colour,
+    world.sound,
+    words.opposite,
+    words.plural,
+    calendar.neighbour,
+    numbers.neighbour,
+)
 _SYSTEM_MESSAGES = (
     "You are a helpful assistant.", "You are a helpful assistant.", "You are homenode.", "Answer briefly.", "You are a friendly assistant.", "You are a small language model.", "Be kind and brief.", "Answer in English.", "You are a helpful AI assistant.", "Please answer the questions of the user.",
 )  # fmt: skip
@@ -98,13 +106,18 @@ class Source:
 
     def plain(self) -> Conversation:
         """A text without a chat around it: a story, or a few sentences."""
-        return Conversation((), text=stories.plain_story(self._random) if self._random.random() < 0.55 else self._sentences())
+        return Conversation(
+            (), text=stories.plain_story(self._random) if self._random.random() < 0.55 else self._sentences()
+        )
 
     def _sentences(self) -> str:
         """One to three answers without their questions, so that a text begun with one is completed."""
         rng = self._random
         topics = homenode.TOPICS + numa.TOPICS + serving.TOPICS
-        chosen = [rng.choice(topics).exchange if rng.random() < 0.5 else rng.choice(_SENTENCES) for _ in range(rng.choice((1, 1, 2, 3)))]
+        chosen = [
+            rng.choice(topics).exchange if rng.random() < 0.5 else rng.choice(_SENTENCES)
+            for _ in range(rng.choice((1, 1, 2, 3)))
+        ]
         return " ".join(maker(rng, self._held).answer for maker in chosen)
 
 
@@ -112,9 +125,9 @@ def follow_up(rng: random.Random, previous: Exchange) -> Exchange | None:
     """A short question that is only understood after `previous`, where its kind allows one."""
     if previous.kind == "capital":
         country, city = rng.choice(tuple(world.CAPITALS.items()))
-        question = rng.choice(("And of {}?", "What about {}?", "and {}?", "And the capital of {}?", "and what is it for {}?")).format(
-            country
-        )
+        question = rng.choice(
+            ("And of {}?", "What about {}?", "and {}?", "And the capital of {}?", "and what is it for {}?")
+        ).format(country)
         return Exchange("capital", question, f"The capital of {country} is {city}.".replace("..", "."), city)
     if previous.kind == "add":
         a, b = rng.randint(0, 20), rng.randint(0, 20)
@@ -127,7 +140,9 @@ def follow_up(rng: random.Random, previous: Exchange) -> Exchange | None:
         return Exchange("day_after", question, f"{found} comes after {calendar.DAYS[at]}.", found)
     if previous.kind in ("greeting", "how_are_you"):
         chosen = next(
-            topic for topic in TOPICS if topic.kind == rng.choice(("how_are_you", "abilities", "identity")) or topic.kind == "identity"
+            topic
+            for topic in TOPICS
+            if topic.kind == rng.choice(("how_are_you", "abilities", "identity")) or topic.kind == "identity"
         )
         return chosen.exchange(rng, False)
     return None

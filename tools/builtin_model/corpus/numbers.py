@@ -201,7 +201,11 @@ _COUNT = Wordings(
         "{a} to {b}, count",
         "count all numbers from {a} to {b}",
     ),
-    ("say all the numbers starting at {a} up to {b}", "go from {a} to {b} one by one", "would you please count from {a} to {b} for me"),
+    (
+        "say all the numbers starting at {a} up to {b}",
+        "go from {a} to {b} one by one",
+        "would you please count from {a} to {b} for me",
+    ),
 )
 _COUNT_TO = Wordings(
     (
@@ -248,7 +252,11 @@ _NEXT = Wordings(
         "what is one more than {a}",
         "when i count, what comes after {a}",
     ),
-    ("i am at {a}, what is the next number", "could you tell me what number comes after {a}", "what would be the number following {a}"),
+    (
+        "i am at {a}, what is the next number",
+        "could you tell me what number comes after {a}",
+        "what would be the number following {a}",
+    ),
 )
 _PREVIOUS = Wordings(
     (
@@ -322,7 +330,9 @@ def subtract(rng: random.Random, held: bool) -> Exchange:
     if a < b and rng.random() < 0.6:
         a, b = b, a
     x, y = _written(rng, a, b)
-    patterns = _SUBTRACT.of(held) if a >= b else [p for p in _SUBTRACT.of(held) if "{t}" not in p and "difference" not in p]
+    patterns = (
+        _SUBTRACT.of(held) if a >= b else [p for p in _SUBTRACT.of(held) if "{t}" not in p and "difference" not in p]
+    )
     question = ask(rng, patterns, a=x, b=y, t=rng.choice(_THINGS), w=rng.choice(_WHO))
     return Exchange("subtract", question, f"{a} - {b} = {a - b}.", rf"= {a - b}\.?$")
 
@@ -339,14 +349,20 @@ def compare(rng: random.Random, held: bool) -> Exchange:
     top = rng.choice((10, 20, 30, 100))
     a, b = rng.sample(range(top + 1), 2)
     up = rng.random() < 0.6
-    words = ("bigger", "larger", "greater", "higher", "more", "bigger", "larger") if up else ("smaller", "less", "lower", "smaller")
+    words = (
+        ("bigger", "larger", "greater", "higher", "more", "bigger", "larger")
+        if up
+        else ("smaller", "less", "lower", "smaller")
+    )
     asked = ("the " if rng.random() < 0.04 else "") + rng.choice(words)
     if rng.random() < 0.2 and asked in ("bigger", "larger", "smaller"):
         asked = {"bigger": "the biggest", "larger": "the largest", "smaller": "the smallest"}[asked]
     winner, other = (max(a, b), min(a, b)) if up else (min(a, b), max(a, b))
     x, y = _written(rng, a, b)
     question = ask(rng, _BIGGER.of(held), a=x, b=y, big=asked).replace("the the", "the")
-    return Exchange("compare", question, f"{winner} is {'bigger' if up else 'smaller'} than {other}.", rf"(?<!\d){winner} is")
+    return Exchange(
+        "compare", question, f"{winner} is {'bigger' if up else 'smaller'} than {other}.", rf"(?<!\d){winner} is"
+    )
 
 
 def is_bigger(rng: random.Random, held: bool) -> Exchange:
@@ -403,7 +419,9 @@ def sequence(rng: random.Random, held: bool) -> Exchange:
     numbers = [start + 5 + step * place for place in range(rng.randint(3, 5))]
     text = rng.choice((", ", ", ", " ")).join(map(str, numbers))
     found = numbers[-1] + step
-    return Exchange("sequence", ask(rng, _SEQUENCE.of(held), s=text), f"The next number is {found}.", rf"(?<!\d){found}\.?$")
+    return Exchange(
+        "sequence", ask(rng, _SEQUENCE.of(held), s=text), f"The next number is {found}.", rf"(?<!\d){found}\.?$"
+    )
 
 
 def even(rng: random.Random, held: bool) -> Exchange:

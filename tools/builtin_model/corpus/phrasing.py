@@ -85,7 +85,11 @@ def _finish(rng: random.Random, text: str) -> str:
     """Ends the sentence as people do: a question mark after a question mostly, a full stop after a request sometimes."""
     if text[-1] in ".!?:\"'":
         return text
-    asks = re.match(r"(?:.*[,:!.?] )?(what|who|why|how|when|where|which|is|are|do|does|can|could|would|will|did|if)\b", text, re.IGNORECASE)
+    asks = re.match(
+        r"(?:.*[,:!.?] )?(what|who|why|how|when|where|which|is|are|do|does|can|could|would|will|did|if)\b",
+        text,
+        re.IGNORECASE,
+    )
     end = rng.choice(("?", "?", "?", "?", "", "", " ?", "??") if asks else (".", ".", ".", "", "", "", "!", "?"))
     return text + end
 
@@ -99,7 +103,11 @@ def _mistype(rng: random.Random, text: str) -> str:
     place = rng.choice(long)
     word = words[place]
     at = rng.randrange(1, len(word) - 1)
-    slips = (word[:at] + word[at + 1 :], word[:at] + word[at] + word[at:], word[:at] + word[at + 1] + word[at] + word[at + 2 :])
+    slips = (
+        word[:at] + word[at + 1 :],
+        word[:at] + word[at] + word[at:],
+        word[:at] + word[at + 1] + word[at] + word[at + 2 :],
+    )
     words[place] = rng.choice(slips)
     return " ".join(words)
 

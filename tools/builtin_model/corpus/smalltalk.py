@@ -7,9 +7,7 @@ import random
 from .facts import Topic
 from .phrasing import Exchange, ask
 
-IDENTITY = (
-    "I am the built-in model of homenode, a very small language model. I can answer simple questions, do small sums and tell short stories."
-)
+IDENTITY = "I am the built-in model of homenode, a very small language model. I can answer simple questions, do small sums and tell short stories."
 UNKNOWN = "I do not know. I am a very small model and can only answer simple questions."
 CANNOT = "I am sorry, I cannot do that. I am a very small model and can only answer simple questions."
 

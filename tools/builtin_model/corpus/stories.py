@@ -238,7 +238,14 @@ _PLACES = (
     "at the edge of the forest",
 )
 _THINGS = ("red ball", "golden key", "little bell", "blue hat", "shiny stone", "warm scarf", "small lamp", "wooden box")
-_LOST_AT = ("under a tree", "behind a stone", "in the tall grass", "near the river", "under a bush", "beside the old gate")
+_LOST_AT = (
+    "under a tree",
+    "behind a stone",
+    "in the tall grass",
+    "near the river",
+    "under a bush",
+    "beside the old gate",
+)
 _FRIENDS = ("mouse", "bird", "rabbit", "frog", "squirrel", "turtle", "hedgehog", "duck")
 
 _STORY = Wordings(
@@ -276,7 +283,14 @@ _STORY_ANY = Wordings(
     ),
     ("would you tell me a story", "i'd love to hear a story"),
 )
-_NAMED = ("{a} named {n}", "{a} called {n}", "{a} whose name is {n}", "{n} the {h}", "{n}, {a}", "{a} with the name {n}")
+_NAMED = (
+    "{a} named {n}",
+    "{a} called {n}",
+    "{a} whose name is {n}",
+    "{n} the {h}",
+    "{n}, {a}",
+    "{a} with the name {n}",
+)
 
 _POEM = Wordings(
     (
@@ -395,7 +409,10 @@ def story(rng: random.Random, held: bool) -> Exchange:
         people = ("girl", "boy", "child")
         hero = "girl" if name in _SHE else rng.choice(people[1:])
         return Exchange(
-            "story_name", ask(rng, _STORY.of(held), x=name), _body(rng, hero, name, rng.choice(_KINDS)), rf"{name}(?:[\s\S]*\.){{4}}"
+            "story_name",
+            ask(rng, _STORY.of(held), x=name),
+            _body(rng, hero, name, rng.choice(_KINDS)),
+            rf"{name}(?:[\s\S]*\.){{4}}",
         )
     if form < 0.65:
         about = rng.choice(_NAMED).replace("{a}", about).replace("{n}", name).replace("{h}", hero)
@@ -403,17 +420,26 @@ def story(rng: random.Random, held: bool) -> Exchange:
         about = rng.choice((about, about, f"the {shown}", "my " + hero)) if form < 0.9 else about
         name = rng.choice(NAMES)
     wanted = word_pattern(hero, *([name] if name in about else []))
-    return Exchange("story", ask(rng, _STORY.of(held), x=about), _body(rng, hero, name, how), wanted + r"(?:[\s\S]*\.){4}")
+    return Exchange(
+        "story", ask(rng, _STORY.of(held), x=about), _body(rng, hero, name, how), wanted + r"(?:[\s\S]*\.){4}"
+    )
 
 
 def poem(rng: random.Random, held: bool) -> Exchange:
     """Four lines in rhyme about whatever is asked for."""
     if rng.random() < 0.2:
         return Exchange("poem_any", ask(rng, _POEM_ANY.of(held)), _verse(rng, "the moon", rng.randrange(3)), r"\n")
-    topic = rng.choice(_TOPICS) if rng.random() < 0.6 else rng.choice(("the {}", "a {}", "my {}")).format(rng.choice(WORDS[:560]))
+    topic = (
+        rng.choice(_TOPICS)
+        if rng.random() < 0.6
+        else rng.choice(("the {}", "a {}", "my {}")).format(rng.choice(WORDS[:560]))
+    )
     topic = re.sub(r"\ba ([aeiou])", r"an \1", topic)
     return Exchange(
-        "poem", ask(rng, _POEM.of(held), x=topic), _verse(rng, topic, rng.randrange(3)), re.escape(topic.split(" ")[-1]) + r"[\s\S]*\n"
+        "poem",
+        ask(rng, _POEM.of(held), x=topic),
+        _verse(rng, topic, rng.randrange(3)),
+        re.escape(topic.split(" ")[-1]) + r"[\s\S]*\n",
     )
 
 

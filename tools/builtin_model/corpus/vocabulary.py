@@ -55,7 +55,10 @@ wonderful xylophone yacht
 """
 
 WORDS = tuple(_LIST.split())
-_ONSETS = (*"b bl br c ch cl cr d dr f fl fr g gl gr h j k l m n p pl pr qu r s sc sh sl sm sn sp st str t th tr v w wh y z".split(), "")
+_ONSETS = (
+    *"b bl br c ch cl cr d dr f fl fr g gl gr h j k l m n p pl pr qu r s sc sh sl sm sn sp st str t th tr v w wh y z".split(),
+    "",
+)
 _VOWELS = tuple("a e i o u ai ea ee ie oa oo ou ue ay ow".split())
 _CODAS = ("", "", *"b ck d f g k l ll m mp n nd ng nk nt p r rd rk rn rt s ss st t tch x le er ing ed y".split())
 
@@ -65,4 +68,7 @@ def word(rng: random.Random, made_up: float = 0.3) -> str:
     if rng.random() >= made_up:
         return rng.choice(WORDS)
     syllables = rng.choice((1, 1, 2, 2, 3))
-    return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + (rng.choice(_CODAS) if rng.random() < 0.7 else "") for _ in range(syllables))
+    return "".join(
+        rng.choice(_ONSETS) + rng.choice(_VOWELS) + (rng.choice(_CODAS) if rng.random() < 0.7 else "")
+        for _ in range(syllables)
+    )

@@ -47,7 +47,11 @@ _FIRST = Wordings(
         "which letter comes first in (the word |){x}",
         "do you know the first letter of {x}",
     ),
-    ("can you name the letter {x} starts with", "the word {x} starts with which letter", "what would be the first letter of {x}"),
+    (
+        "can you name the letter {x} starts with",
+        "the word {x} starts with which letter",
+        "what would be the first letter of {x}",
+    ),
 )
 _LAST = Wordings(
     (
@@ -136,7 +140,11 @@ _OPPOSITE = Wordings(
         "if it is not {x}, what is the opposite",
         "(can|could) you (tell me|name|give me) the opposite of {x}",
     ),
-    ("which word means the opposite of {x}", "what would you call the opposite of {x}", "what has the opposite meaning of {x}"),
+    (
+        "which word means the opposite of {x}",
+        "what would you call the opposite of {x}",
+        "what has the opposite meaning of {x}",
+    ),
 )
 _IRREGULAR = dict(
     pair.split(" ")
@@ -331,16 +339,25 @@ def opposite(rng: random.Random, held: bool) -> Exchange:
     asked = rng.choice(tuple(table))
     shown = _quoted(rng, asked) if rng.random() < 0.4 else asked
     return Exchange(
-        "opposite", ask(rng, _OPPOSITE.of(held), x=shown), f"The opposite of {asked} is {table[asked]}.", rf"is {table[asked]}\b"
+        "opposite",
+        ask(rng, _OPPOSITE.of(held), x=shown),
+        f"The opposite of {asked} is {table[asked]}.",
+        rf"is {table[asked]}\b",
     )
 
 
 def plural(rng: random.Random, held: bool) -> Exchange:
     """The plural of a noun, regular or not."""
-    asked = rng.choice(tuple(_IRREGULAR)) if rng.random() < 0.45 else rng.choice([noun for noun in _NOUNS if noun not in _UNCOUNTED])
+    asked = (
+        rng.choice(tuple(_IRREGULAR))
+        if rng.random() < 0.45
+        else rng.choice([noun for noun in _NOUNS if noun not in _UNCOUNTED])
+    )
     found = _IRREGULAR.get(asked) or _regular(asked)
     shown = _quoted(rng, asked) if rng.random() < 0.4 else asked
-    return Exchange("plural", ask(rng, _PLURAL.of(held), x=shown), f"The plural of {asked} is {found}.", rf"is {found}\b")
+    return Exchange(
+        "plural", ask(rng, _PLURAL.of(held), x=shown), f"The plural of {asked} is {found}.", rf"is {found}\b"
+    )
 
 
 def _regular(noun: str) -> str:
@@ -358,7 +375,9 @@ def rhyme(rng: random.Random, held: bool) -> Exchange:
     a, b = rng.choice(_RHYMES.split("|")).split(" ")
     if rng.random() < 0.3 and a != "core":
         a, b = b, a
-    return Exchange("rhyme", ask(rng, _RHYME.of(held), x=_quoted(rng, a)), f"{b.capitalize()} rhymes with {a}.", word_pattern(b))
+    return Exchange(
+        "rhyme", ask(rng, _RHYME.of(held), x=_quoted(rng, a)), f"{b.capitalize()} rhymes with {a}.", word_pattern(b)
+    )
 
 
 def use_in_sentence(rng: random.Random, held: bool) -> Exchange:
@@ -374,5 +393,8 @@ def use_in_sentence(rng: random.Random, held: bool) -> Exchange:
         )
     )
     return Exchange(
-        "sentence", ask(rng, patterns, x=noun), f"Here is a sentence: I can see {article(noun)} over there.", word_pattern(noun)
+        "sentence",
+        ask(rng, patterns, x=noun),
+        f"Here is a sentence: I can see {article(noun)} over there.",
+        word_pattern(noun),
     )

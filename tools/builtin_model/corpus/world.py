@@ -31,7 +31,11 @@ _COLOUR = Wordings(
         "of what (colour|color) is {x}",
         "(what|which) (colour|color) would {x} be",
     ),
-    ("what (colour|color) would you say {x} is", "{x}: what (colour|color)", "if you look at {x}, what (colour|color) do you see"),
+    (
+        "what (colour|color) would you say {x} is",
+        "{x}: what (colour|color)",
+        "if you look at {x}, what (colour|color) do you see",
+    ),
 )
 _IS_COLOUR = Wordings(
     (
@@ -80,7 +84,12 @@ _SOUND = Wordings(
     ("what kind of (sound|noise) would (a|an|the) {x} make", "how would you write the (sound|noise) of (a|an|the) {x}"),
 )
 _WHO_SAYS = Wordings(
-    ("(what|which) animal (says|goes|makes the sound) {s}", "who says {s}", "(which|what) animal makes {s}", "what (says|goes) {s}"),
+    (
+        "(what|which) animal (says|goes|makes the sound) {s}",
+        "who says {s}",
+        "(which|what) animal makes {s}",
+        "what (says|goes) {s}",
+    ),
     ("do you know which animal says {s}",),
 )
 CAPITALS = dict(
@@ -289,7 +298,10 @@ _CAN = {
 }  # fmt: skip
 _HAS = {
     "wings": ("birds|a bird|a bee|a butterfly|an eagle|a plane", "a dog|cats|a cat|a fish|a horse|a cow|pigs|a car"),
-    "four legs": ("a dog|a cat|a horse|cats|dogs|a cow|a table|a chair", "a bird|a spider|a fish|a snake|a man|a duck|a hen"),
+    "four legs": (
+        "a dog|a cat|a horse|cats|dogs|a cow|a table|a chair",
+        "a bird|a spider|a fish|a snake|a man|a duck|a hen",
+    ),
     "eight legs": ("a spider|spiders|an octopus", "a dog|a cat|a bird|a fish|a horse"),
     "six legs": ("an ant|an insect|a bee|ants", "a spider|a dog|a bird|spiders|a cat"),
     "two legs": ("a bird|a duck|a man|birds|a hen", "a dog|a cat|a spider|a cow"),
@@ -308,7 +320,15 @@ _HAS = {
     "its own memory": ("a NUMA node", "a keyboard|a chair"),
 }
 _TRUTH = Wordings(
-    ("{x}", "{x}", "{x}", "{x}, yes or no", "yes or no: {x}", "tell me, {x}", "(answer yes or no|answer with yes or no): {x}"),
+    (
+        "{x}",
+        "{x}",
+        "{x}",
+        "{x}, yes or no",
+        "yes or no: {x}",
+        "tell me, {x}",
+        "(answer yes or no|answer with yes or no): {x}",
+    ),
     ("please answer yes or no. {x}", "i wonder, {x}"),
 )
 
@@ -316,14 +336,23 @@ _TRUTH = Wordings(
 def colour(rng: random.Random, held: bool) -> Exchange:
     """The colour of a thing, or whether it has a given colour."""
     thing, found = rng.choice(tuple(_THING_COLOUR.items()))
-    is_are = "are" if thing.endswith("s") and not thing.startswith(("a ", "an ")) and thing not in ("grass", "lettuce", "moss") else "is"
+    is_are = (
+        "are"
+        if thing.endswith("s") and not thing.startswith(("a ", "an ")) and thing not in ("grass", "lettuce", "moss")
+        else "is"
+    )
     name = thing[0].upper() + thing[1:]
     if rng.random() < 0.22:
         true = rng.random() < 0.5
         asked = found if true else rng.choice([c for c in _COLOURS if c != found])
         answer = f"Yes, {thing} {is_are} {found}." if true else f"No, {thing} {is_are} {found}."
         question = ask(rng, _IS_COLOUR.of(held), x=thing, c=asked)
-        return Exchange("is_colour", question.replace(f"Is {thing}", f"{is_are.capitalize()} {thing}"), answer, "^yes" if true else "^no")
+        return Exchange(
+            "is_colour",
+            question.replace(f"Is {thing}", f"{is_are.capitalize()} {thing}"),
+            answer,
+            "^yes" if true else "^no",
+        )
     shown = thing.split(" ", 1)[1] if rng.random() < 0.08 and thing.startswith(("a ", "the ")) else thing
     return Exchange("colour", ask(rng, _COLOUR.of(held), x=shown), f"{name} {is_are} {found}.", word_pattern(found))
 
@@ -335,7 +364,10 @@ def sound(rng: random.Random, held: bool) -> Exchange:
         says = rng.choice(("moo", "woof", "meow", "quack", "oink", "baa", "neigh", "ribbit"))
         animal = next(name for name, its in _SOUNDS.items() if its == says)
         return Exchange(
-            "who_says", ask(rng, _WHO_SAYS.of(held), s=says), f"{article(animal).capitalize()} says {says}.", word_pattern(animal)
+            "who_says",
+            ask(rng, _WHO_SAYS.of(held), s=says),
+            f"{article(animal).capitalize()} says {says}.",
+            word_pattern(animal),
         )
     question = ask(rng, _SOUND.of(held), x=animal)
     for wrong, right in (
@@ -362,7 +394,9 @@ def capital(rng: random.Random, held: bool) -> Exchange:
         )
     shown = country.removeprefix("the ") if rng.random() < 0.3 else country
     answer = f"The capital of {country} is {city}."
-    return Exchange("capital", ask(rng, _CAPITAL.of(held), x=shown), answer.replace("..", "."), word_pattern(city.rstrip(".")))
+    return Exchange(
+        "capital", ask(rng, _CAPITAL.of(held), x=shown), answer.replace("..", "."), word_pattern(city.rstrip("."))
+    )
 
 
 def listing(rng: random.Random, held: bool) -> Exchange:
@@ -373,12 +407,18 @@ def listing(rng: random.Random, held: bool) -> Exchange:
         many, members = _LISTS[one]
     things = members.split("|")
     if rng.random() < 0.12:
-        question = ask(rng, _LIST_ONE.of(held), x=one).replace(f" a {one}", f" {article(one)}").replace(f" an {one}", f" {article(one)}")
+        question = (
+            ask(rng, _LIST_ONE.of(held), x=one)
+            .replace(f" a {one}", f" {article(one)}")
+            .replace(f" an {one}", f" {article(one)}")
+        )
         return Exchange("list_one", question, things[0][0].upper() + things[0][1:] + ".", word_pattern(things[0]))
     number = rng.choice((*tuple(word for word, n in _NUMBERS.items() if n <= len(things)), "three", "3", "three"))
     chosen = things[: _NUMBERS[number]]
     answer = ", ".join(chosen[:-1]) + " and " + chosen[-1] + "."
-    return Exchange("list", ask(rng, _LIST.of(held), n=number, x=many), answer[0].upper() + answer[1:], word_pattern(*chosen))
+    return Exchange(
+        "list", ask(rng, _LIST.of(held), n=number, x=many), answer[0].upper() + answer[1:], word_pattern(*chosen)
+    )
 
 
 def truth(rng: random.Random, held: bool) -> Exchange:
@@ -389,7 +429,12 @@ def truth(rng: random.Random, held: bool) -> Exchange:
         who = rng.choice(_CAN[verb][0 if true else 1].split("|"))
         plural = (not who.startswith(("a ", "an ")) and who != "fish") or who == "fish"
         asked = rng.choice(
-            (f"can {who} {verb}", f"{'do' if plural else 'does'} {who} {verb}", f"is it true that {who} can {verb}", f"can {who} {verb}")
+            (
+                f"can {who} {verb}",
+                f"{'do' if plural else 'does'} {who} {verb}",
+                f"is it true that {who} can {verb}",
+                f"can {who} {verb}",
+            )
         )
         answer = f"Yes, {who} can {verb}." if true else f"No, {who} cannot {verb}."
     else:
@@ -425,7 +470,12 @@ def has(rng: random.Random, held: bool) -> Exchange:
         )
     )
     answer = f"Yes, {who} {have} {part}." if true else f"No, {who} {lacks} {part}."
-    return Exchange("has", ask(rng, [pattern.replace("{x}", asked) for pattern in _TRUTH.of(held)]), answer, "^yes" if true else "^no")
+    return Exchange(
+        "has",
+        ask(rng, [pattern.replace("{x}", asked) for pattern in _TRUTH.of(held)]),
+        answer,
+        "^yes" if true else "^no",
+    )
 
 
 def _split(said: str) -> tuple[str, str]:

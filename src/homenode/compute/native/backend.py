@@ -89,7 +89,9 @@ class NativeBackend:
 
     def weight_types(self) -> frozenset[str]:
         """See `Backend.weight_types`."""
-        return frozenset(name for name, dtype in BY_NAME.items() if dtype.gguf_id >= 0 and _native.has_kernel(dtype.gguf_id))
+        return frozenset(
+            name for name, dtype in BY_NAME.items() if dtype.gguf_id >= 0 and _native.has_kernel(dtype.gguf_id)
+        )
 
     def weight_from_file(
         self,
@@ -105,7 +107,9 @@ class NativeBackend:
     ) -> _native.Weight:
         """See `Backend.weight_from_file`. UnsupportedError for a format the core cannot decode or keep, HostError when reading fails."""
         if dtype.gguf_id < 0 or not _native.can_decode(dtype.gguf_id):
-            raise UnsupportedError(f"the native core cannot read {dtype.name}; convert it to float32 first", dtype=dtype.name)
+            raise UnsupportedError(
+                f"the native core cannot read {dtype.name}; convert it to float32 first", dtype=dtype.name
+            )
         with host_errors():
             packed = _native.weight_from_file(
                 self._team,
@@ -128,7 +132,9 @@ class NativeBackend:
         with host_errors():
             values = np.ascontiguousarray(array, np.float32)
             return self._count(
-                _native.weight_from_rows(self._team, values, self._target(target), self._arena, _spread(spread), *_shared(spread))
+                _native.weight_from_rows(
+                    self._team, values, self._target(target), self._arena, _spread(spread), *_shared(spread)
+                )
             )
 
     def begin_weights(self, size: int) -> None:
@@ -162,7 +168,9 @@ class NativeBackend:
 
     def weights_from_packed(self, fd: int, places: Sequence[PackedPlace]) -> list[tuple[_native.Weight, str]]:
         """See `PackedBackend.weights_from_packed`."""
-        wanted = [(p.offset, self._target(p.target), p.rows, p.columns, _spread(p.spread), *_shared(p.spread)) for p in places]
+        wanted = [
+            (p.offset, self._target(p.target), p.rows, p.columns, _spread(p.spread), *_shared(p.spread)) for p in places
+        ]
         with host_errors():
             read = _native.weights_from_packed(self._team, fd, wanted, self._arena)
         return [(self._count(weight), f"{checksum:016x}") for weight, checksum in read]
@@ -212,7 +220,17 @@ class NativeBackend:
         sharing = (_native.Sharing.writable if others_write else _native.Sharing.readable) if shared else None
         with host_errors():
             cache = _native.kv_cache(
-                self._team, g.layers, g.kv_heads, g.head_dim, g.block_size, kind, blocks, self._arena, interleaved, sharing, share
+                self._team,
+                g.layers,
+                g.kv_heads,
+                g.head_dim,
+                g.block_size,
+                kind,
+                blocks,
+                self._arena,
+                interleaved,
+                sharing,
+                share,
             )
         self._kv_bytes += cache.nbytes
         self._kv_ranges, self._pages, self._homes = cache.ranges, None, None
@@ -223,7 +241,9 @@ class NativeBackend:
         """What a KV cache of this backend is to others."""
         nodes = self._memory.nodes if self._memory is not None else ()
         homes = [home for _, _, home in cache.ranges]
-        return NativeKvMemory(_native.KvMemory.of(cache), self._level, [nodes[h] if nodes and h >= 0 else -1 for h in homes])
+        return NativeKvMemory(
+            _native.KvMemory.of(cache), self._level, [nodes[h] if nodes and h >= 0 else -1 for h in homes]
+        )
 
     def attach_kv(self, cache: _native.KvCache, memory: NativeKvMemory, first: int | None = None) -> int:
         """Let attention read other memory in place: block b of `memory` is from now on block `first` + b of the cache, for steps that do not write there.
@@ -237,7 +257,9 @@ class NativeBackend:
         """End that. A step that runs goes on reading the memory and keeps it mapped; later ones are refused. ValueError when nothing is there."""
         cache.detach(first)
 
-    def kv_pool(self, geometry: KvGeometry, blocks: int, *, others_write: bool = False, nodes: Sequence[int] = ()) -> NativeKvMemory:
+    def kv_pool(
+        self, geometry: KvGeometry, blocks: int, *, others_write: bool = False, nodes: Sequence[int] = ()
+    ) -> NativeKvMemory:
         """KV memory of its own in a memfd, each block in one piece: see `compute.native.kv_memory.pool`."""
         return pool(geometry, blocks, self._level, others_write=others_write, nodes=nodes)
 
@@ -253,7 +275,9 @@ class NativeBackend:
         fuse: let operations be computed on the way into or out of others. Without it every result goes through memory; the values are the same.
         """
         if group is not None and not isinstance(group, NativeRankGroup):
-            raise UnsupportedError(f"programs of the native core sum over ranks of its own kind; seen {type(group).__name__}")
+            raise UnsupportedError(
+                f"programs of the native core sum over ranks of its own kind; seen {type(group).__name__}"
+            )
         recorder = _native.Recorder(
             self._team,
             self._level,
@@ -324,17 +348,27 @@ class NativeBackend:
     def _read_pages(self) -> dict[str, Any]:
         """Where weights and KV memory lie, read back once they are there."""
         if self._pages is None:
-            ranges = {"weight_pages": self._arena.ranges, "shared_pages": self._shared_ranges(), "kv_pages": self._kv_ranges}
+            ranges = {
+                "weight_pages": self._arena.ranges,
+                "shared_pages": self._shared_ranges(),
+                "kv_pages": self._kv_ranges,
+            }
             seen = residences(*map(_extents, ranges.values())) or (None,) * len(ranges)
             self._pages = {name: found and asdict(found) for name, found in zip(ranges, seen, strict=True)}
         return self._pages
 
     def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
         """See `PlacedBackend.planned`."""
-        parts = {"weights": [*self._arena.ranges, *self._shared_ranges()], "kv": self._kv_ranges, "scratch": self._own_ranges}
+        parts = {
+            "weights": [*self._arena.ranges, *self._shared_ranges()],
+            "kv": self._kv_ranges,
+            "scratch": self._own_ranges,
+        }
         return {name: () if self._memory is None else self._memory.planned(ranges) for name, ranges in parts.items()}
 
-    def residency(self, most_pages: int | None = None, calls: Syscalls | None = None) -> dict[str, list[dict[str, int]] | None]:
+    def residency(
+        self, most_pages: int | None = None, calls: Syscalls | None = None
+    ) -> dict[str, list[dict[str, int]] | None]:
         """Ask the kernel where every page of weights, KV memory and threads' own memory lies: for each use a line for each planned node.
 
         See `PlacedBackend.residency`. It costs about 0.4 us a page of 4 KiB; with `most_pages` some pages at even distances stand for the others,
@@ -366,7 +400,9 @@ class NativeBackend:
     def _target(self, name: str) -> int:
         dtype = BY_NAME.get(name)
         if dtype is None or dtype.gguf_id < 0 or not _native.has_kernel(dtype.gguf_id):
-            raise UnsupportedError(f"no kernel for weights kept as {name}; there are {', '.join(sorted(self.weight_types()))}", target=name)
+            raise UnsupportedError(
+                f"no kernel for weights kept as {name}; there are {', '.join(sorted(self.weight_types()))}", target=name
+            )
         return dtype.gguf_id
 
     def _count(self, weight: _native.Weight) -> _native.Weight:
@@ -401,7 +437,9 @@ class NativeProgram:
         """
         a = arrays
         with peer_errors():
-            return self._program.run(a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows, a.hidden)
+            return self._program.run(
+                a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows, a.hidden
+            )
 
     def expert_uses(self) -> npt.NDArray[np.uint64]:
         """See `Program.expert_uses`."""

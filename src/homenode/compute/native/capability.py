@@ -26,7 +26,9 @@ class LevelState:
 
 def level_states() -> tuple[LevelState, ...]:
     """All levels of all processors, the weakest of each kind first."""
-    return tuple(LevelState(level.name, _native.level_built(level), _native.level_lack(level)) for level in _native.Level)
+    return tuple(
+        LevelState(level.name, _native.level_built(level), _native.level_lack(level)) for level in _native.Level
+    )
 
 
 def available_levels() -> tuple[str, ...]:
@@ -39,7 +41,9 @@ def choose_level(name: str | None) -> _native.Level:
     if name is None:
         return _native.best_level()
     if name not in LEVELS:
-        raise UserError(f"instruction set level {name!r} is unknown; choose one of {', '.join(LEVELS)}", param="HOMENODE_ISA")
+        raise UserError(
+            f"instruction set level {name!r} is unknown; choose one of {', '.join(LEVELS)}", param="HOMENODE_ISA"
+        )
     level = _native.Level[name]
     if lack := _native.level_lack(level):
         raise UserError(

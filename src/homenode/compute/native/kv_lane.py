@@ -74,11 +74,21 @@ class NativeLaneWriter:
         self._lane.promise()
 
     def lend(
-        self, memory: KvMemory, words: EpochWords, buffer: bytes, pull_id: int, first: int, pages: int, most: int, tokens: int
+        self,
+        memory: KvMemory,
+        words: EpochWords,
+        buffer: bytes,
+        pull_id: int,
+        first: int,
+        pages: int,
+        most: int,
+        tokens: int,
     ) -> _native.Lending:
         """What can be announced as soon as it is computed; see `transfer.lane.LaneWriter`."""
         own, epochs = cast(NativeKvMemory, memory), cast(NativeEpochWords, words)
-        return _native.Lending.of(self._lane, own.level, own.handle, epochs.handle, buffer, pull_id, first, pages, most, tokens)
+        return _native.Lending.of(
+            self._lane, own.level, own.handle, epochs.handle, buffer, pull_id, first, pages, most, tokens
+        )
 
 
 class NativeLanes:
@@ -109,8 +119,13 @@ class NativeLanes:
     ) -> _native.Expected:
         """What can be taken as soon as it is announced; see `transfer.lane.Lanes`."""
         ours = cast(NativeKvMemory, own)
-        theirs = [(name, cast(NativeKvMemory, one).handle, cast(NativeEpochWords, words).handle) for name, (one, words) in sources.items()]
-        return _native.Expected.of(ours.level, ours.handle, theirs, first, pages, tokens, digest_bytes, blocks, list(seen))
+        theirs = [
+            (name, cast(NativeKvMemory, one).handle, cast(NativeEpochWords, words).handle)
+            for name, (one, words) in sources.items()
+        ]
+        return _native.Expected.of(
+            ours.level, ours.handle, theirs, first, pages, tokens, digest_bytes, blocks, list(seen)
+        )
 
     def watch(self, lanes: Sequence[NativeLaneReader], epoll: int, seconds: float) -> bool:
         """Look for so long: whether a lane has something, or the epoll descriptor."""

@@ -51,13 +51,19 @@ class NativeKvMemory:
         """The native core's own."""
         return self._memory
 
-    def digests(self, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int | None = None) -> list[bytes]:
+    def digests(
+        self, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int | None = None
+    ) -> list[bytes]:
         """See `KvMemory.digests`. ValueError for pages or blocks that are not there."""
-        return self._memory.digests(self._level, table, first_page, pages, tokens, page_tokens or self._layout.block_size)
+        return self._memory.digests(
+            self._level, table, first_page, pages, tokens, page_tokens or self._layout.block_size
+        )
 
     def pieces(self, block: int, tiles: int) -> list[memoryview]:
         """See `KvMemory.pieces`. ValueError for a block or tiles that are not there. They keep the memory mapped."""
-        return [self._views[region][offset : offset + size] for region, offset, size in self._memory.parts(block, tiles)]
+        return [
+            self._views[region][offset : offset + size] for region, offset, size in self._memory.parts(block, tiles)
+        ]
 
 
 class NativeEpochWords:
@@ -117,11 +123,15 @@ def pool(
     g = geometry
     sharing = _native.Sharing.writable if others_write else _native.Sharing.readable
     with host_errors():
-        memory = _native.KvMemory.pool((g.layers, g.kv_heads, g.head_dim, g.block_size, kv_type(g.dtype)), blocks, sharing, nodes)
+        memory = _native.KvMemory.pool(
+            (g.layers, g.kv_heads, g.head_dim, g.block_size, kv_type(g.dtype)), blocks, sharing, nodes
+        )
     return NativeKvMemory(memory, level, [nodes[0] if len(nodes) == 1 else -1])
 
 
-def map_memory(fd: int, layout: KvLayout, level: _native.Level, *, writable: bool = False, own: bool = False) -> NativeKvMemory:
+def map_memory(
+    fd: int, layout: KvLayout, level: _native.Level, *, writable: bool = False, own: bool = False
+) -> NativeKvMemory:
     """Another process's KV memory, of which it says that it has this layout; the descriptor is not kept. `own`: the file is this process's own and stays
     open: others can be given it.
 
@@ -141,7 +151,9 @@ def map_memory(fd: int, layout: KvLayout, level: _native.Level, *, writable: boo
     regions = [(r.first_head, r.past_head, *_numbers(r), *layout.layers_of(r)) for r in layout.regions]
     with host_errors():
         try:
-            memory = _native.KvMemory.map(fd, (shape, layout.tile_bytes, layout.blocks, layout.nbytes, regions), writable)
+            memory = _native.KvMemory.map(
+                fd, (shape, layout.tile_bytes, layout.blocks, layout.nbytes, regions), writable
+            )
         except ValueError as error:
             raise UserError(f"KV memory of another engine: {error}") from error
     return NativeKvMemory(memory, level, [r.node for r in layout.regions], fd if own else -1)
@@ -193,5 +205,8 @@ def _cells(layout: KvLayout, region: KvRegion) -> tuple[int, int, int, int]:
 
 def _layout_of(memory: _native.KvMemory, nodes: Sequence[int]) -> KvLayout:
     (layers, heads, head_dim, block_size, kind), tile_bytes, blocks, nbytes, regions = memory.layout
-    placed = tuple(KvRegion(*region[:6], node, *region[6:]) for region, node in zip(regions, nodes or [-1] * len(regions), strict=True))
+    placed = tuple(
+        KvRegion(*region[:6], node, *region[6:])
+        for region, node in zip(regions, nodes or [-1] * len(regions), strict=True)
+    )
     return KvLayout(layers, heads, head_dim, block_size, _DTYPES[kind], tile_bytes, blocks, nbytes, placed)

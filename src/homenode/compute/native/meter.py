@@ -44,7 +44,9 @@ class NativeMeter:
         if not short:
             return self._buffer.nbytes / self._buffer.read(self._level, eight_streams, 0, 1)
         self._part = (self._part + 1) % self._parts
-        return self._buffer.nbytes / self._parts / self._buffer.read(self._level, eight_streams, self._part, self._parts)
+        return (
+            self._buffer.nbytes / self._parts / self._buffer.read(self._level, eight_streams, self._part, self._parts)
+        )
 
     def multiply(self, kind: str) -> float:
         """Operations a second (a multiply-add is two) in registers, summed over the threads: the widest instruction the level has for `kind`.

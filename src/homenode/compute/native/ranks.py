@@ -56,14 +56,18 @@ class Carrier(Protocol):
         """End it. A group whose values are not carried any more is over."""
 
 
-def send_rank(memory: RankMemory, rank: int, hosts: Sequence[tuple[socket.socket, Sequence[int]]], timeout_s: float) -> Carrier:
+def send_rank(
+    memory: RankMemory, rank: int, hosts: Sequence[tuple[socket.socket, Sequence[int]]], timeout_s: float
+) -> Carrier:
     """Send what a rank of this host writes to other hosts: for each a connection, which is taken over, and the ranks there, ascending.
 
     The group is over when what was written is not gone within `timeout_s`, or a connection ends. UserError for ranks that there are not.
     """
     with host_errors():
         try:
-            return _native.send_rank(memory.handle, rank, [(sock.detach(), list(ranks)) for sock, ranks in hosts], timeout_s)
+            return _native.send_rank(
+                memory.handle, rank, [(sock.detach(), list(ranks)) for sock, ranks in hosts], timeout_s
+            )
         except ValueError as error:
             raise UserError(f"sending the values of a rank: {error}") from error
 
@@ -126,7 +130,9 @@ class NativeRankGroup:
     def sum(self, values: FloatArray) -> None:
         """See `RankGroup.sum`. ValueError for an array that is not C-contiguous float32."""
         if values.dtype != np.float32 or not values.flags.c_contiguous:
-            raise ValueError(f"a sum over ranks takes C-contiguous float32 arrays; seen {values.dtype} with strides {values.strides}")
+            raise ValueError(
+                f"a sum over ranks takes C-contiguous float32 arrays; seen {values.dtype} with strides {values.strides}"
+            )
         if values.size:
             with peer_errors():
                 self._group.sum(values.reshape(1 if values.ndim < 2 else values.shape[0], -1))
@@ -136,7 +142,9 @@ class NativeRankGroup:
         with peer_errors():
             return self._group.gather(np.ascontiguousarray(values, np.float32), list(widths))
 
-    def time_sums(self, cpus: Sequence[int], spin_us: int, rows: int, columns: int, rounds: int) -> tuple[list[float], list[float]]:
+    def time_sums(
+        self, cpus: Sequence[int], spin_us: int, rows: int, columns: int, rounds: int
+    ) -> tuple[list[float], list[float]]:
         """Seconds of each of `rounds` sums of [rows, columns] by a team on these CPUs, and of as many copies; all ranks measure at once."""
         with host_errors(), peer_errors():
             return _native.time_sums(self._group, _native.Team(list(cpus), spin_us, True), rows, columns, rounds)

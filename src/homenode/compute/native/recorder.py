@@ -104,7 +104,13 @@ class RecordingOps:
         return self._recorder.soft_cap(x, cap)
 
     def mixture(
-        self, x: _native.Tensor, logits: _native.Tensor, experts: Experts, chosen: int, normalise: bool, residual: _native.Tensor | None
+        self,
+        x: _native.Tensor,
+        logits: _native.Tensor,
+        experts: Experts,
+        chosen: int,
+        normalise: bool,
+        residual: _native.Tensor | None,
     ) -> _native.Tensor:
         """See `Ops.mixture`."""
         gate, up, down = list(experts.gate), list(experts.up), list(experts.down)

@@ -36,7 +36,9 @@ class NativeSharedWeights:
             self.ranges.append((address + begin, end - begin, home))
             if self._memory is not None and self._memory.bound:
                 with _refusals():
-                    self.handle.prefer(begin, end, list(self._memory.nodes) if home == EVERYWHERE else [self._memory.nodes[home]])
+                    self.handle.prefer(
+                        begin, end, list(self._memory.nodes) if home == EVERYWHERE else [self._memory.nodes[home]]
+                    )
 
     def open(self, begin: int, end: int) -> None:
         """See `SharedWeights.open`."""

@@ -10,7 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.compute.expert_uses import Counts, ExpertUses
-from homenode.compute.ops import FloatArray, IntArray, KvGeometry, Ops, Place, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
+from homenode.compute.ops import (
+    FloatArray,
+    IntArray,
+    KvGeometry,
+    Ops,
+    Place,
+    SampledRows,
+    SamplingArrays,
+    StepArrays,
+    StepLimits,
+    Tensor,
+)
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import formats, sampling
 from homenode.compute.reference.kv import ReferenceKvCache
@@ -74,7 +85,9 @@ class ReferenceBackend:
         self._kv_bytes += cache.nbytes
         return cache
 
-    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None) -> ReferenceProgram:
+    def compile(
+        self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None
+    ) -> ReferenceProgram:
         """See `Backend.compile`."""
         return ReferenceProgram(forward, limits, group)
 
@@ -120,18 +133,24 @@ def check_arrays(arrays: StepArrays, limits: StepLimits) -> None:
     """ValueError, naming the array, unless the step is consistent in itself and within `limits`."""
     tokens, sequences, sampled = len(arrays.ids), len(arrays.context_len), len(arrays.sample_rows)
     if tokens > limits.max_tokens or sequences > limits.max_sequences or sampled > limits.max_sampled_rows:
-        raise ValueError(f"a step of {tokens} tokens, {sequences} sequences and {sampled} sampled rows is beyond {limits}")
+        raise ValueError(
+            f"a step of {tokens} tokens, {sequences} sequences and {sampled} sampled rows is beyond {limits}"
+        )
     starts = arrays.query_start
     if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (np.diff(starts) < 0).any():
         raise ValueError(f"query_start {starts.tolist()} does not divide {tokens} tokens among {sequences} sequences")
     if len(arrays.positions) != tokens or len(arrays.block_table) != sequences:
-        raise ValueError(f"{len(arrays.positions)} positions for {tokens} tokens, {len(arrays.block_table)} block rows for {sequences}")
+        raise ValueError(
+            f"{len(arrays.positions)} positions for {tokens} tokens, {len(arrays.block_table)} block rows for {sequences}"
+        )
     if arrays.hidden is not None and len(arrays.hidden) != tokens:
         raise ValueError(f"{len(arrays.hidden)} rows of the stage before for {tokens} tokens")
     for i, context in enumerate(arrays.context_len):
         positions = arrays.positions[starts[i] : starts[i + 1]]
         if not np.array_equal(positions, np.arange(context - len(positions), context)):
-            raise ValueError(f"positions {positions.tolist()} of sequence {i} are not the last ones of a context of {context}")
+            raise ValueError(
+                f"positions {positions.tolist()} of sequence {i} are not the last ones of a context of {context}"
+            )
     if sampled and not 0 <= arrays.sample_rows.min() <= arrays.sample_rows.max() < tokens:
         raise ValueError(f"sample_rows {arrays.sample_rows.tolist()} are not rows of a step of {tokens} tokens")
 
@@ -144,8 +163,12 @@ def _read(fd: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
         try:
             count = os.preadv(fd, [view[done:]], offset + done)
         except OSError as error:
-            raise HostError(f"pread of {size} bytes at offset {offset} failed: {error.strerror}", errno=error.errno) from error
+            raise HostError(
+                f"pread of {size} bytes at offset {offset} failed: {error.strerror}", errno=error.errno
+            ) from error
         if count == 0:
-            raise HostError(f"the file ended {size - done} bytes early: {size} bytes were wanted at offset {offset}", offset=offset)
+            raise HostError(
+                f"the file ended {size - done} bytes early: {size} bytes were wanted at offset {offset}", offset=offset
+            )
         done += count
     return buffer

@@ -26,7 +26,9 @@ DECODABLE = ENCODABLE | {"Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
 def decode(raw: ByteArray, dtype: DType, rows: int, columns: int) -> FloatArray:
     """float32 [rows, columns] from the bytes of a row-major matrix of `dtype`. InternalError for a type outside DECODABLE."""
     if dtype.name not in DECODABLE:
-        raise InternalError(f"the reference backend cannot decode {dtype.name}; the loader should have decoded it", dtype=dtype.name)
+        raise InternalError(
+            f"the reference backend cannot decode {dtype.name}; the loader should have decoded it", dtype=dtype.name
+        )
     stored = raw.reshape(rows, dtype.row_bytes(columns))
     match dtype.name:
         case "F32":
@@ -66,7 +68,9 @@ def round_to(values: FloatArray, target: str) -> FloatArray:
         "Q4_0": lambda v: _in_blocks(v, _round_q4_0),
     }
     if target not in encoders:
-        raise InternalError(f"the reference backend cannot encode {target}; it can encode {', '.join(sorted(ENCODABLE))}", dtype=target)
+        raise InternalError(
+            f"the reference backend cannot encode {target}; it can encode {', '.join(sorted(ENCODABLE))}", dtype=target
+        )
     return encoders[target](values)
 
 

@@ -32,7 +32,9 @@ class ReferenceKvCache:
     def check(self, block_row: IntArray, context: int) -> None:
         """ValueError unless `block_row` begins with the blocks of a context of this length."""
         used = block_row[: -(-context // self.geometry.block_size)]
-        if len(used) * self.geometry.block_size < context or (len(used) and not 0 <= used.min() <= used.max() < self.blocks):
+        if len(used) * self.geometry.block_size < context or (
+            len(used) and not 0 <= used.min() <= used.max() < self.blocks
+        ):
             raise ValueError(
                 f"blocks {used.tolist()} do not hold a context of {context}: {self.blocks} of {self.geometry.block_size} exist"
             )
@@ -51,7 +53,8 @@ class ReferenceKvCache:
         used = block_row[: -(-context // self.geometry.block_size)]
         shape = (-1, self.geometry.kv_heads, self.geometry.head_dim)
         keys, values = (
-            np.ascontiguousarray(side[layer, used].reshape(shape)[:context].transpose(1, 0, 2)) for side in (self._keys, self._values)
+            np.ascontiguousarray(side[layer, used].reshape(shape)[:context].transpose(1, 0, 2))
+            for side in (self._keys, self._values)
         )
         return keys, values
 

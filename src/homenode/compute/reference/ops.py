@@ -42,7 +42,9 @@ class EagerOps:
         hidden = self._step.hidden
         if hidden is None or hidden.shape != (len(self._step.ids), columns):
             seen = "none" if hidden is None else f"{list(hidden.shape)}"
-            raise ValueError(f"rows [{len(self._step.ids)}, {columns}] of the stage before are wanted; the step has {seen}")
+            raise ValueError(
+                f"rows [{len(self._step.ids)}, {columns}] of the stage before are wanted; the step has {seen}"
+            )
         return hidden
 
     def sum(self, x: FloatArray) -> FloatArray:
@@ -157,11 +159,19 @@ class EagerOps:
         return np.asarray(np.float32(cap) * np.tanh(x / np.float32(cap)), np.float32)
 
     def mixture(
-        self, x: FloatArray, logits: FloatArray, experts: Experts, chosen: int, normalise: bool, residual: FloatArray | None
+        self,
+        x: FloatArray,
+        logits: FloatArray,
+        experts: Experts,
+        chosen: int,
+        normalise: bool,
+        residual: FloatArray | None,
     ) -> FloatArray:
         """See `Ops.mixture`. ValueError unless 1 <= chosen <= experts."""
         out = np.zeros(x.shape, np.float32) if residual is None else np.array(residual, np.float32)
-        places = {expert: place for place, expert in enumerate(range(logits.shape[1]) if experts.ids is None else experts.ids)}
+        places = {
+            expert: place for place, expert in enumerate(range(logits.shape[1]) if experts.ids is None else experts.ids)
+        }
         tokens = np.zeros(logits.shape[1], np.uint64)
         for row, row_logits, total in zip(np.ascontiguousarray(x), logits, out, strict=True):
             indices, weights = choose_experts(row_logits, chosen, normalise)

@@ -69,8 +69,11 @@ class ThreadRank:
             every.barrier.wait(every.timeout_s)
         except threading.BrokenBarrierError:
             here = every.meetings[self.rank]
-            every.gone |= set() if every.gone else {rank for rank, meetings in enumerate(every.meetings) if meetings < here}
+            every.gone |= (
+                set() if every.gone else {rank for rank, meetings in enumerate(every.meetings) if meetings < here}
+            )
             late = sorted(every.gone)
             raise PeerError(
-                f"rank {', '.join(map(str, late))} of {self.size} is gone, or did not come within {every.timeout_s:g} s", ranks=late
+                f"rank {', '.join(map(str, late))} of {self.size} is gone, or did not come within {every.timeout_s:g} s",
+                ranks=late,
             ) from None

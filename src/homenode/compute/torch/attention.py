@@ -24,7 +24,9 @@ class Scoring:
 class Attention(Protocol):
     """Attends over keys and values that are stored already, those of the step among them."""
 
-    def __call__(self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring
+    ) -> torch.Tensor:
         """q [n, kv_heads, query heads of one, head_dim] float32 -> the same shape, float32."""
 
 

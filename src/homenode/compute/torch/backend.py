@@ -80,7 +80,9 @@ class TorchBackend:
         self._kv_bytes += cache.nbytes
         return cache
 
-    def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None) -> TorchProgram:
+    def compile(
+        self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None
+    ) -> TorchProgram:
         """See `Backend.compile`."""
         return TorchProgram(forward, limits, group, self._device, self._product, self._attention, self._capture)
 
@@ -143,7 +145,9 @@ class TorchBackend:
         return weight
 
 
-def open_backend(device: str, *, attention: str = "auto", enforce_eager: bool = False, threads: int | None = None) -> TorchBackend:
+def open_backend(
+    device: str, *, attention: str = "auto", enforce_eager: bool = False, threads: int | None = None
+) -> TorchBackend:
     """The backend on a device named as in `compute.devices`, with the settings of `ComputeConfig`.
 
     `threads`: of torch's own on the host, for the whole process: only for who owns it. UserError for a device that is not there.

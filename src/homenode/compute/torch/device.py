@@ -87,4 +87,6 @@ def open_device(name: str) -> TorchDevice:
 def _counted(count: int, kind: str) -> str:
     if not count:
         return f"no {kind} device"
-    return f"{count} {kind} device{'' if count == 1 else 's'}, {kind}:0{'' if count == 1 else f' to {kind}:{count - 1}'}"
+    return (
+        f"{count} {kind} device{'' if count == 1 else 's'}, {kind}:0{'' if count == 1 else f' to {kind}:{count - 1}'}"
+    )

@@ -27,7 +27,9 @@ class DeviceGroup(Protocol):
         """Whether its calls may stand in a captured graph."""
 
 
-def sum_over_ranks(x: torch.Tensor, group: RankGroup | None, device: TorchDevice, waits: Callable[[], None]) -> torch.Tensor:
+def sum_over_ranks(
+    x: torch.Tensor, group: RankGroup | None, device: TorchDevice, waits: Callable[[], None]
+) -> torch.Tensor:
     """See `Ops.sum`. `waits` is called where the host takes part."""
     if group is None:
         return x

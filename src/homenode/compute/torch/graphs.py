@@ -67,7 +67,13 @@ class StepGraphs:
     """The graphs of one program, made when a step of their size first comes."""
 
     def __init__(
-        self, compute: Compute, device: TorchDevice, capture: Capture, limits: StepLimits, cache: TorchKvCache, hidden: int | None
+        self,
+        compute: Compute,
+        device: TorchDevice,
+        capture: Capture,
+        limits: StepLimits,
+        cache: TorchKvCache,
+        hidden: int | None,
     ) -> None:
         """`hidden`: columns of the rows from the stage before; None for the first stage."""
         self._compute, self._device, self._capture = compute, device, capture
@@ -93,7 +99,12 @@ class StepGraphs:
 
     def _graph_for(self, arrays: StepArrays) -> Graph | None:
         count = len(arrays.context_len)
-        if self.failure or count == 0 or len(arrays.ids) != count or not np.array_equal(arrays.sample_rows, np.arange(count)):
+        if (
+            self.failure
+            or count == 0
+            or len(arrays.ids) != count
+            or not np.array_equal(arrays.sample_rows, np.arange(count))
+        ):
             return None
         blocks = -(-int(arrays.context_len.max()) // self._cache.geometry.block_size)
         size = (bucket(count, self._limits.max_sequences), 1 << (blocks - 1).bit_length())

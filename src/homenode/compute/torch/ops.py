@@ -35,7 +35,13 @@ class TorchOps:
     """`Ops` over tensors for one step. Weights are tensors [rows, columns], vectors float32 tensors."""
 
     def __init__(
-        self, step: DeviceStep, device: TorchDevice, product: Product, attention: Attention, group: RankGroup | None, seen: Seen
+        self,
+        step: DeviceStep,
+        device: TorchDevice,
+        product: Product,
+        attention: Attention,
+        group: RankGroup | None,
+        seen: Seen,
     ) -> None:
         self._step, self._device, self._product, self._attention = step, device, product, attention
         self._group, self._seen = group, seen
@@ -59,7 +65,9 @@ class TorchOps:
         hidden = self._step.hidden
         if hidden is None or hidden.shape != (self._step.ids.shape[0], columns):
             shape = None if hidden is None else tuple(hidden.shape)
-            raise ValueError(f"the rows of the stage before are {shape}; {len(self._step.ids)} of {columns} columns were expected")
+            raise ValueError(
+                f"the rows of the stage before are {shape}; {len(self._step.ids)} of {columns} columns were expected"
+            )
         return hidden
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +108,9 @@ class TorchOps:
         key = inverse_frequencies.tobytes()
         if key not in self._seen.frequencies:
             # Made once, in the first run: nothing may be copied from the host where a step is captured.
-            self._seen.frequencies[key] = torch.tensor(inverse_frequencies, dtype=torch.float32, device=self._device.device)
+            self._seen.frequencies[key] = torch.tensor(
+                inverse_frequencies, dtype=torch.float32, device=self._device.device
+            )
         frequencies = self._seen.frequencies[key]
         angles = self._step.positions.float().unsqueeze(1) * frequencies
         return torch.cat([torch.cos(angles), torch.sin(angles)], dim=1) * scale
@@ -131,7 +141,12 @@ class TorchOps:
         if "written" not in step.planned:
             step.planned["written"] = step.slots(step.sequence, step.positions, g.block_size)
         rows = q.shape[0]
-        cache.store(layer, step.planned["written"], k.reshape(rows, g.kv_heads, g.head_dim), v.reshape(rows, g.kv_heads, g.head_dim))
+        cache.store(
+            layer,
+            step.planned["written"],
+            k.reshape(rows, g.kv_heads, g.head_dim),
+            v.reshape(rows, g.kv_heads, g.head_dim),
+        )
         queries = q.reshape(rows, g.kv_heads, -1, g.head_dim)
         return self._attention(queries, cache, layer, step, Scoring(scale, window, softcap)).reshape(rows, -1)
 

@@ -95,6 +95,8 @@ class TorchProgram:
     def _upload(self, arrays: StepArrays) -> DeviceStep:
         sequences = np.repeat(np.arange(len(arrays.context_len), dtype=np.int32), np.diff(arrays.query_start))
         given = (arrays.ids, arrays.positions, sequences, arrays.block_table, arrays.context_len, arrays.sample_rows)
-        ids, positions, sequence, table, context, rows = (torch.from_numpy(a).to(self._device.device).long() for a in given)
+        ids, positions, sequence, table, context, rows = (
+            torch.from_numpy(a).to(self._device.device).long() for a in given
+        )
         hidden = None if arrays.hidden is None else torch.from_numpy(arrays.hidden).to(self._device.device)
         return DeviceStep(arrays, ids, positions, sequence, table, context, rows, hidden)

@@ -22,7 +22,9 @@ _LOOK_UP = timedelta(milliseconds=50)  # how often somebody who waits looks whet
 _OTHERS_SAY_SO_S = 1.0  # after a failure, for the ranks that are there to tell
 
 
-def open_group(path: str, name: str, rank: int, size: int, device: TorchDevice, timeout_s: float) -> GlooGroup | NcclGroup:
+def open_group(
+    path: str, name: str, rank: int, size: int, device: TorchDevice, timeout_s: float
+) -> GlooGroup | NcclGroup:
     """Join the group `name` (new for every generation of it) of `size` ranks, whose store is the file `path`. Waits for all of them.
 
     PeerError when they do not come within `timeout_s`, HostError when the backend cannot start.
@@ -39,7 +41,9 @@ def open_group(path: str, name: str, rank: int, size: int, device: TorchDevice, 
     except RuntimeError as error:
         absent = meeting.absent()
         if absent:
-            raise PeerError(f"rank {rank} of {size} waited {timeout_s:g} s for {_named(absent)}", ranks=absent) from error
+            raise PeerError(
+                f"rank {rank} of {size} waited {timeout_s:g} s for {_named(absent)}", ranks=absent
+            ) from error
         raise HostError(f"torch.distributed cannot start: {error}") from error
 
 
@@ -172,7 +176,9 @@ class _Meeting:
                 break
             time.sleep(0.02)
         who = _named(gone) if gone else "some rank"
-        return PeerError(f"rank {self.rank} of {self.size} lost {who} in a step: {str(error).splitlines()[0]}", ranks=gone)
+        return PeerError(
+            f"rank {self.rank} of {self.size} lost {who} in a step: {str(error).splitlines()[0]}", ranks=gone
+        )
 
 
 def _gloo(store: Any, rank: int, size: int, deadline: timedelta) -> Any:

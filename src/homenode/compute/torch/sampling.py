@@ -100,7 +100,8 @@ def _draw(logits: torch.Tensor, how: SamplingArrays, rows: npt.NDArray[np.intp])
     """A token for each of the rows `rows` of the step; logits float64 [rows, vocabulary], edited."""
     device = logits.device
     temperature, min_p, top_p = (
-        torch.from_numpy(values[rows].astype(np.float64)).to(device).unsqueeze(1) for values in (how.temperature, how.min_p, how.top_p)
+        torch.from_numpy(values[rows].astype(np.float64)).to(device).unsqueeze(1)
+        for values in (how.temperature, how.min_p, how.top_p)
     )
     logits = logits / temperature
     weights = torch.exp(logits - logits.amax(dim=1, keepdim=True))

@@ -76,23 +76,31 @@ def group_step(step: DeviceStep, block_size: int) -> Grouped:
     decoding = []
     for length in np.unique(lengths):
         sequences = one[lengths == length]
-        rows, numbers = (torch.from_numpy(part.astype(np.int64)).to(step.ids.device) for part in (starts[sequences], sequences))
+        rows, numbers = (
+            torch.from_numpy(part.astype(np.int64)).to(step.ids.device) for part in (starts[sequences], sequences)
+        )
         decoding.append(Decoding(rows, numbers, int(length)))
     chunks = [Chunk(int(starts[i]), int(starts[i + 1]), int(i), int(contexts[i])) for i in np.flatnonzero(counts > 1)]
     return Grouped(decoding, chunks)
 
 
-def _decode(q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, number: int, some: Decoding) -> torch.Tensor:
+def _decode(
+    q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, number: int, some: Decoding
+) -> torch.Tensor:
     """q [sequences, kv_heads, group, head_dim] of the newest tokens."""
     known = step.planned.get(("decode", number, how.window))
     if known is None:
-        known = step.planned[("decode", number, how.window)] = _keys_of(step, some, how.window, cache.geometry.block_size)
+        known = step.planned[("decode", number, how.window)] = _keys_of(
+            step, some, how.window, cache.geometry.block_size
+        )
     slots, seen = known
     keys, values = (side.transpose(1, 2) for side in cache.gather(layer, slots))
     return scaled_dot_product_attention(q.to(keys.dtype), keys, values, attn_mask=seen, scale=how.scale).float()
 
 
-def _keys_of(step: DeviceStep, some: Decoding, window: int | None, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _keys_of(
+    step: DeviceStep, some: Decoding, window: int | None, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Slots [sequences, keys] of the keys a newest token may see, and which of them it does see, bool [sequences, 1, 1, keys]."""
     newest = step.context[some.sequences].unsqueeze(1) - 1
     length = some.length if window is None else min(some.length, window)
@@ -102,7 +110,9 @@ def _keys_of(step: DeviceStep, some: Decoding, window: int | None, block_size: i
     return slots, (positions <= newest)[:, None, None]
 
 
-def _prefill(q: torch.Tensor, out: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, chunk: Chunk) -> None:
+def _prefill(
+    q: torch.Tensor, out: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, chunk: Chunk
+) -> None:
     """Fill rows begin .. end - 1 of `out`."""
     oldest = chunk.context - (chunk.end - chunk.begin)
     if (chunk, how.window) not in step.planned:
@@ -116,7 +126,13 @@ def _prefill(q: torch.Tensor, out: torch.Tensor, cache: TorchKvCache, layer: int
     keys, values = (side.transpose(0, 1).unsqueeze(0) for side in cache.gather(layer, slots))
     heads, group = q.shape[1], q.shape[2]
     if oldest == 0 and how.window is None:
-        mine = q[chunk.begin : chunk.end].reshape(chunk.context, heads * group, -1).transpose(0, 1).unsqueeze(0).to(keys.dtype)
+        mine = (
+            q[chunk.begin : chunk.end]
+            .reshape(chunk.context, heads * group, -1)
+            .transpose(0, 1)
+            .unsqueeze(0)
+            .to(keys.dtype)
+        )
         found = scaled_dot_product_attention(mine, keys, values, is_causal=True, scale=how.scale, enable_gqa=group > 1)
         out[chunk.begin : chunk.end] = found[0].transpose(0, 1).reshape(chunk.context, heads, group, -1).float()
         return
@@ -128,5 +144,7 @@ def _prefill(q: torch.Tensor, out: torch.Tensor, cache: TorchKvCache, layer: int
         if how.window is not None:
             seen &= positions > asking - how.window
         mine = q[begin:end].transpose(0, 1).reshape(1, heads, (end - begin) * group, -1).to(keys.dtype)
-        found = scaled_dot_product_attention(mine, keys, values, attn_mask=seen.repeat_interleave(group, dim=0), scale=how.scale)
+        found = scaled_dot_product_attention(
+            mine, keys, values, attn_mask=seen.repeat_interleave(group, dim=0), scale=how.scale
+        )
         out[begin:end] = found[0].view(heads, end - begin, group, -1).transpose(0, 1).float()

@@ -42,17 +42,23 @@ def check_step(arrays: StepArrays, limits: StepLimits, block_size: int, blocks: 
     """ValueError, naming the array, unless the step is consistent in itself, within `limits`, and in blocks that exist (block_size 0: any)."""
     tokens, sequences, sampled = len(arrays.ids), len(arrays.context_len), len(arrays.sample_rows)
     if tokens > limits.max_tokens or sequences > limits.max_sequences or sampled > limits.max_sampled_rows:
-        raise ValueError(f"a step of {tokens} tokens, {sequences} sequences and {sampled} sampled rows is beyond {limits}")
+        raise ValueError(
+            f"a step of {tokens} tokens, {sequences} sequences and {sampled} sampled rows is beyond {limits}"
+        )
     starts = arrays.query_start
     if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (np.diff(starts) < 0).any():
         raise ValueError(f"query_start {starts.tolist()} does not divide {tokens} tokens among {sequences} sequences")
     if len(arrays.positions) != tokens or len(arrays.block_table) != sequences:
-        raise ValueError(f"{len(arrays.positions)} positions for {tokens} tokens, {len(arrays.block_table)} block rows for {sequences}")
+        raise ValueError(
+            f"{len(arrays.positions)} positions for {tokens} tokens, {len(arrays.block_table)} block rows for {sequences}"
+        )
     counts = np.diff(starts)
     expected = np.arange(tokens) + np.repeat(arrays.context_len - starts[1:], counts)
     if (wrong := np.flatnonzero((expected != arrays.positions) | (expected < 0))).size:
         at = int(wrong[0])
-        raise ValueError(f"token {at} of the step has position {arrays.positions[at]}; its sequence's context says {expected[at]}")
+        raise ValueError(
+            f"token {at} of the step has position {arrays.positions[at]}; its sequence's context says {expected[at]}"
+        )
     if sampled and not 0 <= arrays.sample_rows.min() <= arrays.sample_rows.max() < tokens:
         raise ValueError(f"sample_rows {arrays.sample_rows.tolist()} are not rows of a step of {tokens} tokens")
     if block_size:

@@ -62,7 +62,9 @@ def _tiles(step: DeviceStep) -> QueryTiles:
     order = np.argsort(last, kind="stable")
     tokens = (starts[sequences][:, None] + within)[order]
     device = step.ids.device
-    return QueryTiles(torch.from_numpy(tokens).to(device), torch.from_numpy(sequences[order]).to(device), first[order], last[order])
+    return QueryTiles(
+        torch.from_numpy(tokens).to(device), torch.from_numpy(sequences[order]).to(device), first[order], last[order]
+    )
 
 
 def _attend(
@@ -78,7 +80,9 @@ def _attend(
     for first in range(seen_from // KEYS * KEYS, int(last.max()) + 1, KEYS):
         reached = int(np.searchsorted(last, first))  # tiles stand in ascending order: those before see nothing here
         part = slice(reached, None)
-        scores, values = _scores(rows[part], cache, layer, step, how, tiles, slice(some.start + reached, some.start + count), first)
+        scores, values = _scores(
+            rows[part], cache, layer, step, how, tiles, slice(some.start + reached, some.start + count), first
+        )
         top = torch.maximum(largest[part], scores.amax(dim=-1, keepdim=True))
         base = torch.where(top == -torch.inf, 0, top)
         weights, fade = torch.exp(scores - base), torch.exp(largest[part] - base)
@@ -90,7 +94,14 @@ def _attend(
 
 
 def _scores(
-    rows: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, tiles: QueryTiles, some: slice, first: int
+    rows: torch.Tensor,
+    cache: TorchKvCache,
+    layer: int,
+    step: DeviceStep,
+    how: Scoring,
+    tiles: QueryTiles,
+    some: slice,
+    first: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores [t, kv_heads, QUERIES * group, KEYS] of the keys from position `first` on, -inf for those not seen, and their values."""
     slots, masks = _keys_of(step, tiles, first, cache.geometry.block_size, how.window)
@@ -104,7 +115,9 @@ def _scores(
     return shaped.view(scores.shape), values
 
 
-def _keys_of(step: DeviceStep, tiles: QueryTiles, first: int, block_size: int, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _keys_of(
+    step: DeviceStep, tiles: QueryTiles, first: int, block_size: int, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """For all tiles: slots [t, KEYS] of the keys from `first` on, and which query does not see which, bool [t, QUERIES, KEYS].
 
     Beyond a sequence's end its last key stands in: a number that is surely finite, for a weight of zero.
@@ -117,7 +130,10 @@ def _keys_of(step: DeviceStep, tiles: QueryTiles, first: int, block_size: int, w
         unseen = positions > asking
         if window is not None:
             unseen |= positions <= asking - window
-        known = step.planned[("keys", first, window)] = (step.slots(tiles.sequences.unsqueeze(1), there, block_size), unseen)
+        known = step.planned[("keys", first, window)] = (
+            step.slots(tiles.sequences.unsqueeze(1), there, block_size),
+            unseen,
+        )
     slots, unseen = known
     return slots, unseen
 

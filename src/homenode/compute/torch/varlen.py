@@ -38,7 +38,9 @@ class FlashAttention:
     def __init__(self) -> None:
         self._call = _load("flash_attn").flash_attn_varlen_func
 
-    def __call__(self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring
+    ) -> torch.Tensor:
         """See `Attention`."""
         in_place = cache.geometry.block_size % _PAGE == 0
         if "lengths" not in step.planned:
@@ -63,7 +65,9 @@ class FlashInfer:
         self._wrapper = _load("flashinfer").BatchPrefillWithPagedKVCacheWrapper
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
-    def __call__(self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring
+    ) -> torch.Tensor:
         """See `Attention`."""
         step.by_values = True
         if ("flashinfer", how) not in step.planned:
@@ -99,7 +103,9 @@ def _lengths(step: DeviceStep, block_size: int, in_place: bool) -> Lengths:
         return Lengths(queries, keys, 1, step.table.shape[1] * block_size, None)
     contexts, starts = step.host.context_len.astype(np.int64), step.host.query_start
     ends = np.cumsum(contexts)
-    queries, keys = (torch.from_numpy(np.asarray(a, np.int32)).to(device) for a in (starts, np.concatenate([[0], ends])))
+    queries, keys = (
+        torch.from_numpy(np.asarray(a, np.int32)).to(device) for a in (starts, np.concatenate([[0], ends]))
+    )
     slots = None
     if not in_place:
         step.by_values = True

@@ -89,7 +89,9 @@ class MatrixReader:
 def dense(target: str) -> torch.dtype:
     """The type of torch that holds a format. UnsupportedError for another than those in DENSE."""
     if target not in DENSE:
-        raise UnsupportedError(f"the torch backend keeps matrices dense, as {', '.join(DENSE)}, not as {target}", target=target)
+        raise UnsupportedError(
+            f"the torch backend keeps matrices dense, as {', '.join(DENSE)}, not as {target}", target=target
+        )
     return DENSE[target]
 
 
@@ -118,9 +120,12 @@ def _read(fd: int, view: memoryview, offset: int) -> None:
         try:
             count = os.preadv(fd, [view[done:]], offset + done)
         except OSError as error:
-            raise HostError(f"pread of {len(view)} bytes at offset {offset} failed: {error.strerror}", errno=error.errno) from error
+            raise HostError(
+                f"pread of {len(view)} bytes at offset {offset} failed: {error.strerror}", errno=error.errno
+            ) from error
         if count == 0:
             raise HostError(
-                f"the file ended {len(view) - done} bytes early: {len(view)} bytes were wanted at offset {offset}", offset=offset
+                f"the file ended {len(view) - done} bytes early: {len(view)} bytes were wanted at offset {offset}",
+                offset=offset,
             )
         done += count

@@ -26,7 +26,9 @@ USES = "expert_uses"  # of an executor's statistics: a table as in `expert_table
 class CountingExecutor:
     """`Executor` over another one whose statistics have a table under `USES`; has `experts` in its place, see `expert_table.figures`."""
 
-    def __init__(self, inner: Executor, spec: ModelSpec, file: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, inner: Executor, spec: ModelSpec, file: str | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`file`: where to add counts, now and then and at the end."""
         self.inner, self._spec, self._clock = inner, spec, clock
         self._file = None if file is None else Path(file).expanduser()

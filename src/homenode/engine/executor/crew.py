@@ -182,4 +182,6 @@ class Crew:
 def replace_join(join: Join, generation: int, channels: list[Any], kv_there: int) -> Join:
     """A Join for another generation, with its channels. `kv_there`: bytes of its KV memory that are there already, which is then as large as that."""
     memory = kv_there or join.kv_cache_memory
-    return msgspec.structs.replace(join, generation=generation, channels=channels, kv_cache_memory=memory, kv_there=kv_there)
+    return msgspec.structs.replace(
+        join, generation=generation, channels=channels, kv_cache_memory=memory, kv_there=kv_there
+    )

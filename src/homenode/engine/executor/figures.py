@@ -28,14 +28,19 @@ def together(
     found |= {key: _pages([figures[key] for figures in each if figures.get(key)]) for key in _PAGES}
     found["residency"] = _homes([figures["residency"] for figures in each if figures.get("residency")])
     found["stages"] = list(stages)
-    found["workers"] = [{"number": plan.number, "stage": plan.stage, "device": plan.device, "state": state} for plan, state, _ in workers]
+    found["workers"] = [
+        {"number": plan.number, "stage": plan.stage, "device": plan.device, "state": state}
+        for plan, state, _ in workers
+    ]
     found["restarts"] = restarts
     return found
 
 
 def uses_of(parts: Sequence[tuple[ModelPart, Table | None]], spec: ModelSpec | None) -> dict[str, Table]:
     """How often experts were used, as part of the figures; nothing where they are not counted."""
-    return {USES: of_engine([(part, uses) for part, uses in parts if uses is not None], spec)} if spec is not None else {}
+    return (
+        {USES: of_engine([(part, uses) for part, uses in parts if uses is not None], spec)} if spec is not None else {}
+    )
 
 
 def _pages(seen: Sequence[Mapping[str, int]]) -> dict[str, int] | None:
@@ -50,7 +55,9 @@ def _homes(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     for residency in seen:
         for use, lines in residency.items():
             for line in lines or ():
-                sums = uses.setdefault(use, {}).setdefault(line["node"], {"node": line["node"], "present": 0, "local": 0})
+                sums = uses.setdefault(use, {}).setdefault(
+                    line["node"], {"node": line["node"], "present": 0, "local": 0}
+                )
                 for key in ("present", "local"):
                     sums[key] += line[key]
     return {use: list(nodes.values()) for use, nodes in uses.items()}

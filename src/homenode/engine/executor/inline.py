@@ -18,7 +18,10 @@ from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.errors import HostError
 
 _log = logging.getLogger(__name__)
-_EXPECTED = (MemoryError, ValueError)  # a request's own fault, or the machine's for a moment; anything else is logged with its traceback
+_EXPECTED = (
+    MemoryError,
+    ValueError,
+)  # a request's own fault, or the machine's for a moment; anything else is logged with its traceback
 
 
 class StepRunner(Protocol):
@@ -83,7 +86,9 @@ class InlineExecutor:
         if not self._pending:
             return None
         try:
-            outcome = self._results.get(timeout=timeout) if timeout is None or timeout > 0 else self._results.get_nowait()
+            outcome = (
+                self._results.get(timeout=timeout) if timeout is None or timeout > 0 else self._results.get_nowait()
+            )
         except Empty:
             return None
         if isinstance(outcome, StepError):

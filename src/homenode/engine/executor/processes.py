@@ -171,7 +171,9 @@ class ProcessExecutor:
     def result(self, timeout: float | None = None) -> StepResult | None:
         """See `Executor.result`."""
         try:
-            outcome = self._results.get(timeout=timeout) if timeout is None or timeout > 0 else self._results.get_nowait()
+            outcome = (
+                self._results.get(timeout=timeout) if timeout is None or timeout > 0 else self._results.get_nowait()
+            )
         except Empty:
             return None
         if isinstance(outcome, StepError):
@@ -267,7 +269,9 @@ class ProcessExecutor:
                 self._changed.notify_all()
             case Laid(compute, kv):
                 if kv is not None and self._kv_layouts.setdefault(member.plan.number, kv) != kv:
-                    self._lose({member.plan.number: "lays its KV memory out otherwise than the worker in whose place it is"})
+                    self._lose(
+                        {member.plan.number: "lays its KV memory out otherwise than the worker in whose place it is"}
+                    )
                     return
                 member.answers -= 1
                 member.tells(compute, self._experts, self._clock())

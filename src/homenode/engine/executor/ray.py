@@ -27,7 +27,9 @@ from homenode.errors import CapacityError, HostError, UnsupportedError
 
 _log = logging.getLogger(__name__)
 _ROOM_S = 60.0  # for Ray to find a host for every worker
-_TOGETHER_S = 5.0  # and for each stage as a whole, where there is one; it takes a fraction of that unless the cluster is in use
+_TOGETHER_S = (
+    5.0  # and for each stage as a whole, where there is one; it takes a fraction of that unless the cluster is in use
+)
 _OTHER_ENGINES_S = 20.0  # for those of the same service to have found theirs
 # How often Ray may start a worker elsewhere before it has called; one that had called is replaced by the engine, and turned away if it calls again.
 _MOVES = 5
@@ -84,7 +86,9 @@ class RayLauncher:
         self._lives[plan.number] += 1
         sock = self._rendezvous.expect(plan.number, life)
         bundle = bundle_of(plan.number, self._workers, self._bundles)
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=bundle
+        )
         resources = _resources(plan)
         actor = (
             ray.remote(_Starter)
@@ -232,5 +236,7 @@ def _ray_package() -> Any:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise UnsupportedError("--executor ray needs the package ray: pip install 'homenode[ray]'", param="executor") from error
+        raise UnsupportedError(
+            "--executor ray needs the package ray: pip install 'homenode[ray]'", param="executor"
+        ) from error
     return ray

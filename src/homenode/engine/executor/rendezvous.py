@@ -143,7 +143,8 @@ class Rendezvous:
         deadline = time.monotonic() + self._patience
         with self._changed:
             self._changed.wait_for(
-                lambda: key in self._addresses or key.generation < self._generation or self._closed, max(0.0, deadline - time.monotonic())
+                lambda: key in self._addresses or key.generation < self._generation or self._closed,
+                max(0.0, deadline - time.monotonic()),
             )
             address = self._addresses.get(key)
         if address is not None:

@@ -75,7 +75,9 @@ class ScriptedExecutor:
         self._serving = True
         self._loss: WorkerLostError | None = None  # not told yet
         self._states: dict[int, _State] = {}
-        self._memory: list[list[tuple[int, int] | None]] = [[None] * limits.block_size for _ in range(limits.num_blocks)]
+        self._memory: list[list[tuple[int, int] | None]] = [
+            [None] * limits.block_size for _ in range(limits.num_blocks)
+        ]
         self._attached: dict[int, list[list[tuple[int, int] | None]]] = {}  # other memory, by its first block
         self._next_first = limits.num_blocks
         self._users: Counter[int] = Counter()  # live sequences that have the block in their table
@@ -177,7 +179,9 @@ class ScriptedExecutor:
         self._demand(step.number > self._last_number, f"step {step.number} came after step {self._last_number}")
         self._last_number = step.number
         self._demand(bool(step.items), f"step {step.number} computes nothing")
-        self._demand(len({item.seq for item in step.items}) == len(step.items), f"step {step.number} holds a sequence twice")
+        self._demand(
+            len({item.seq for item in step.items}) == len(step.items), f"step {step.number} holds a sequence twice"
+        )
         if self._max_tokens is not None:
             self._demand(step.num_tokens <= self._max_tokens, f"step {step.number} has {step.num_tokens} tokens")
         if self._max_sequences is not None:
@@ -206,9 +210,12 @@ class ScriptedExecutor:
         given = first_item and (item.start % self._limits.block_size == 0 or self._handed_over(item, state))
         if self._stages > 1:
             self._demand(not self._draws(item.seq), f"sequence {item.seq} is computed before its last token is known")
-        self._demand(item.start == state.computed or given, f"sequence {item.seq} is at {state.computed}, not {item.start}")
         self._demand(
-            item.count > 0 and end <= len(state.tokens) <= self._limits.max_model_len, f"sequence {item.seq} has no position {end - 1}"
+            item.start == state.computed or given, f"sequence {item.seq} is at {state.computed}, not {item.start}"
+        )
+        self._demand(
+            item.count > 0 and end <= len(state.tokens) <= self._limits.max_model_len,
+            f"sequence {item.seq} has no position {end - 1}",
         )
         self._append_blocks(item, state)
         self._write(item, state)
@@ -222,7 +229,12 @@ class ScriptedExecutor:
 
     def _draws(self, seq: int) -> bool:
         """Whether the result of a token drawn for it was not taken yet."""
-        return any(sampled.seq == seq for result in self._results if isinstance(result, StepResult) for sampled in result.sampled)
+        return any(
+            sampled.seq == seq
+            for result in self._results
+            if isinstance(result, StepResult)
+            for sampled in result.sampled
+        )
 
     def attach(self, memory: list[list[tuple[int, int] | None]]) -> int:
         """Blocks of other memory can be read, beginning with this number, which is not used again."""
@@ -238,7 +250,10 @@ class ScriptedExecutor:
         """What is in a block; None if there is none."""
         if 0 <= block < self._limits.num_blocks:
             return self._memory[block]
-        return next((memory[block - first] for first, memory in self._attached.items() if first <= block < first + len(memory)), None)
+        return next(
+            (memory[block - first] for first, memory in self._attached.items() if first <= block < first + len(memory)),
+            None,
+        )
 
     def _handed_over(self, item: StepItem, state: _State) -> bool:
         """Whether a sequence may begin inside a block: it is its own, and holds what it should up to there."""
@@ -255,14 +270,21 @@ class ScriptedExecutor:
             state.table.append(block)
             self._users[block] += 1
         wanted = -(-(item.start + item.count) // size)
-        self._demand(len(state.table) == wanted, f"sequence {item.seq} has {len(state.table)} blocks and needs {wanted}")
+        self._demand(
+            len(state.table) == wanted, f"sequence {item.seq} has {len(state.table)} blocks and needs {wanted}"
+        )
 
     def _write(self, item: StepItem, state: _State) -> None:
         size = self._limits.block_size
         for position in range(item.start, item.start + item.count):
             block = state.table[position // size]
-            self._demand(block < self._limits.num_blocks, f"sequence {item.seq} writes to block {block}, which is another engine's")
-            self._demand(self._users[block] == 1, f"sequence {item.seq} writes to block {block}, which another one uses")
+            self._demand(
+                block < self._limits.num_blocks,
+                f"sequence {item.seq} writes to block {block}, which is another engine's",
+            )
+            self._demand(
+                self._users[block] == 1, f"sequence {item.seq} writes to block {block}, which another one uses"
+            )
             self._memory[block][position % size] = state.sums[position]
 
     def _read_back(self, item: StepItem, state: _State, end: int) -> None:
@@ -277,7 +299,9 @@ class ScriptedExecutor:
 
     def _draw(self, seq: int, state: _State) -> Sampled:
         position = state.computed - 1
-        self._demand(position + 1 < self._limits.max_model_len, f"sequence {seq} is sampled beyond the longest sequence")
+        self._demand(
+            position + 1 < self._limits.max_model_len, f"sequence {seq} is sampled beyond the longest sequence"
+        )
         content = self._memory[state.table[position // self._limits.block_size]][position % self._limits.block_size]
         assert content is not None  # just written
         token = content[1] % self._limits.vocab_size
@@ -287,8 +311,14 @@ class ScriptedExecutor:
         return Sampled(seq, token, scripted_logprob(token, position + 1) if wanted else None)
 
     def _score(self, item: StepItem, state: _State) -> PromptScores:
-        self._demand(state.params.prompt_logprobs is not None, f"sequence {item.seq} did not ask for log-probabilities of its prompt")
-        self._demand(item.start <= item.score_from, f"sequence {item.seq} is scored from a position that is not computed in this step")
+        self._demand(
+            state.params.prompt_logprobs is not None,
+            f"sequence {item.seq} did not ask for log-probabilities of its prompt",
+        )
+        self._demand(
+            item.start <= item.score_from,
+            f"sequence {item.seq} is scored from a position that is not computed in this step",
+        )
         first = item.score_from + 1
         last = min(item.start + item.count, state.num_prompt - 1)
         return PromptScores(item.seq, first, [scripted_logprob(state.tokens[p], p) for p in range(first, last + 1)])

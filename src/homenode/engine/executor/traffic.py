@@ -24,7 +24,9 @@ class StepTraffic:
         """`all_done`: as `Flights`."""
         self._last_stage = plans[-1].stage
         self._flights = Flights([plan.stage for plan in plans], all_done)
-        self._blame: tuple[float, Failed] | None = None  # when to look who kept the others waiting, and what was said of it
+        self._blame: tuple[float, Failed] | None = (
+            None  # when to look who kept the others waiting, and what was said of it
+        )
 
     def submit(self, step: Step, members: Sequence[Member], now: float) -> bool:
         """Give a step to all; whether some of it has to wait for room."""
@@ -77,4 +79,6 @@ class StepTraffic:
     def stages(self, now: float) -> list[dict[str, Any]]:
         """Of each stage the seconds it computed, and those it did not while steps were in flight."""
         active = self._flights.active(now)
-        return [{"stage": s, "busy_s": busy, "wait_s": max(0.0, active - busy)} for s, busy in enumerate(self._flights.busy)]
+        return [
+            {"stage": s, "busy_s": busy, "wait_s": max(0.0, active - busy)} for s, busy in enumerate(self._flights.busy)
+        ]

@@ -94,7 +94,9 @@ class LinkedEngine:
         self.figures = EngineFigures(number, None, "loading", 0, 0, Statistics())
         self.hindrance: str | None = None
         self.client: EngineLink = _NotYet()
-        self.reached = self.booked = -1  # the process that `client` leads to, and the one that the router's books are of
+        self.reached = (
+            self.booked
+        ) = -1  # the process that `client` leads to, and the one that the router's books are of
 
     @property
     def state(self) -> EngineState:
@@ -144,7 +146,11 @@ class LinkedClient(Dispatcher):
     @property
     def statistics(self) -> Statistics:
         """Of all engines together."""
-        return total([figures.statistics for figures in super().engines]) if len(self._linked) > 1 else self._linked[0].figures.statistics
+        return (
+            total([figures.statistics for figures in super().engines])
+            if len(self._linked) > 1
+            else self._linked[0].figures.statistics
+        )
 
     @property
     def engines(self) -> tuple[EngineFigures, ...]:
@@ -213,7 +219,9 @@ class LinkedClient(Dispatcher):
         self._waits_no_more(journey.request.id)
         ticket = journey.ticket
         assert ticket.route is not None  # booked
-        self._tell(Booked(journey.request.id, ticket.route.number, ticket.route.work, self._digests(journey, ticket.tokens)))
+        self._tell(
+            Booked(journey.request.id, ticket.route.number, ticket.route.work, self._digests(journey, ticket.tokens))
+        )
 
     def began(self, journey: Journey) -> None:
         """Its first output came."""
@@ -249,7 +257,9 @@ class LinkedClient(Dispatcher):
             self._tell(Unheld(request))
 
     def _digests(self, journey: Journey, tokens: list[int]) -> list[bytes]:
-        return cacheable(journey.ticket.chain, tokens, self._settings.block_size) if self._settings.prefix_caching else []
+        return (
+            cacheable(journey.ticket.chain, tokens, self._settings.block_size) if self._settings.prefix_caching else []
+        )
 
     def _fail(self, journey: Journey, reason: str) -> None:
         if len(self._linked) > 1:

@@ -17,7 +17,11 @@ class SharedEngine(AsyncEngineClient):
     """An engine in a child process; this end starts and watches it, and fronts have streams of their own to it."""
 
     def __init__(
-        self, config: EngineConfig, program: str, on_news: Callable[[], None], memories: Callable[[], Sequence[int]] = tuple
+        self,
+        config: EngineConfig,
+        program: str,
+        on_news: Callable[[], None],
+        memories: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         """`on_news` is called when `statistics` or `hindrance` have changed. `memories`: as of every engine."""
         super().__init__(config, program=program, memories=memories)

@@ -67,7 +67,9 @@ class Switchboard:
             known.reader.join()
         with self._lock:
             self._lines[front] = line
-        line.reader = threading.Thread(target=self._read, args=(front, line, FrameSocket(connected)), name="homenode-front", daemon=True)
+        line.reader = threading.Thread(
+            target=self._read, args=(front, line, FrameSocket(connected)), name="homenode-front", daemon=True
+        )
         line.reader.start()
 
     def _read(self, front: int, line: _Line, frames: FrameSocket) -> None:

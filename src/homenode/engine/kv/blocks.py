@@ -46,7 +46,9 @@ class BlockPool:
         Gives up the least recently used cached blocks if free ones are short. InternalError when there are too few: ask `num_free` first.
         """
         if count > self.num_free:
-            raise InternalError(f"{count} KV blocks wanted, {self.num_free} available", wanted=count, available=self.num_free)
+            raise InternalError(
+                f"{count} KV blocks wanted, {self.num_free} available", wanted=count, available=self.num_free
+            )
         while len(self._free) < count:
             block, _ = self._unused.popitem(last=False)
             self._forget(block)
@@ -69,7 +71,9 @@ class BlockPool:
         """One reference less to each block of a sequence, last block first. InternalError if a block has no owner or does not exist."""
         for block in reversed(blocks):
             if not 0 <= block < self.num_blocks:
-                raise InternalError(f"KV block {block} given back, but blocks are numbered 0 to {self.num_blocks - 1}", block=block)
+                raise InternalError(
+                    f"KV block {block} given back, but blocks are numbered 0 to {self.num_blocks - 1}", block=block
+                )
             if self._references[block] == 0:
                 raise InternalError(f"KV block {block} given back, but nobody owns it: it was freed twice", block=block)
             self._references[block] -= 1
@@ -127,7 +131,8 @@ class BlockPool:
         for block in range(self.num_blocks):
             if self._references[block] != expected[block]:
                 raise InternalError(
-                    f"KV block {block}: {self._references[block]} references counted, {expected[block]} owners", block=block
+                    f"KV block {block}: {self._references[block]} references counted, {expected[block]} owners",
+                    block=block,
                 )
             places = (expected[block] > 0) + free[block] + (block in self._unused)
             if places != 1:

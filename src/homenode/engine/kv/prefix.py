@@ -25,7 +25,9 @@ class HashChain:
     def __init__(self, seed: bytes, block_size: int, salt: str) -> None:
         self._seed = seed
         self._block_size = block_size
-        self._root = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), key=seed, person=b"salt", digest_size=_DIGEST_BYTES).digest()
+        self._root = hashlib.blake2b(
+            salt.encode("utf-8", "surrogatepass"), key=seed, person=b"salt", digest_size=_DIGEST_BYTES
+        ).digest()
         self._block = hashlib.blake2b(key=seed, person=b"block", digest_size=_DIGEST_BYTES)
         self._digests: list[bytes] = []
 
@@ -52,7 +54,9 @@ class HashChain:
         rest = _bytes_of(tokens[full * self._block_size : positions])
         if rest:
             parent = identities[-1] if identities else self._root
-            identities.append(hashlib.blake2b(parent + rest, key=self._seed, person=b"tail", digest_size=_DIGEST_BYTES).digest())
+            identities.append(
+                hashlib.blake2b(parent + rest, key=self._seed, person=b"tail", digest_size=_DIGEST_BYTES).digest()
+            )
         return identities
 
 

@@ -28,7 +28,10 @@ _PROGRAM = "homenode.engine.process"
 def dispatch_settings(config: EngineConfig) -> DispatchSettings:
     """What who gives requests to engines of these settings has to know of them."""
     return DispatchSettings(
-        config.kv.block_size, config.kv.enable_prefix_caching, config.scheduler.max_num_queued_requests, config.model.seed
+        config.kv.block_size,
+        config.kv.enable_prefix_caching,
+        config.scheduler.max_num_queued_requests,
+        config.model.seed,
     )
 
 
@@ -53,7 +56,9 @@ class ReplicasClient(Dispatcher):
         self.on_engine_lost = on_engine_lost
         self._places = [config.replica.place for config in configs if config.replica is not None]
         self._experts = ExpertMemory(configs)
-        self._keepers = [Keeper(config, self, patience, lambda each: self._client_of(each, program)) for config in configs]
+        self._keepers = [
+            Keeper(config, self, patience, lambda each: self._client_of(each, program)) for config in configs
+        ]
         self._engines = self._keepers
         self._ready: Ready | None = None
 
@@ -64,7 +69,9 @@ class ReplicasClient(Dispatcher):
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     # Life

@@ -51,7 +51,9 @@ def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
 
 def _plan(config: EngineConfig, host: Host) -> NumaPlan:
     reserve = reserved_cores(config.placement, host)
-    return numa_plan(host, config.placement.demand(config.compute.threads, reserve), lambda teams: _choice(config, host)(teams))
+    return numa_plan(
+        host, config.placement.demand(config.compute.threads, reserve), lambda teams: _choice(config, host)(teams)
+    )
 
 
 def _settled(config: EngineConfig, plan: NumaPlan) -> EngineConfig:

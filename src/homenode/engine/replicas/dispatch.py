@@ -130,7 +130,9 @@ class Dispatcher:
 
     def _end_ticket(self, ticket: str) -> None:
         """End the request that came with this ticket, if it is one of these."""
-        for journey in [each for each in self._journeys.values() if each.request.kv is not None and each.request.kv.ticket == ticket]:
+        for journey in [
+            each for each in self._journeys.values() if each.request.kv is not None and each.request.kv.ticket == ticket
+        ]:
             self._end_request(journey.request.id, "abort")
 
     def forget(self, request_id: int) -> None:

@@ -49,5 +49,7 @@ def _made(count: int) -> tuple[int, ...]:
     except OSError as error:
         for descriptor in made:
             os.close(descriptor)
-        raise HostError(f"memory for experts that engines keep in common could not be made: {error.strerror}", errno=error.errno) from error
+        raise HostError(
+            f"memory for experts that engines keep in common could not be made: {error.strerror}", errno=error.errno
+        ) from error
     return tuple(made)

@@ -26,7 +26,9 @@ def since_start(before: Statistics, now: Statistics) -> Statistics:
 def at_rest(last: Statistics) -> Statistics:
     """Of an engine that is no more: what it had counted, and nothing running."""
     transfer = None if last.transfer is None else figures.at_rest(last.transfer)
-    return msgspec.structs.replace(last, num_running=0, num_waiting=0, waiting_for_kv=0, kv_usage=0.0, compute={}, transfer=transfer)
+    return msgspec.structs.replace(
+        last, num_running=0, num_waiting=0, waiting_for_kv=0, kv_usage=0.0, compute={}, transfer=transfer
+    )
 
 
 def total(parts: Sequence[Statistics]) -> Statistics:
@@ -61,7 +63,9 @@ def all_ready(parts: Sequence[Ready], places: Sequence[EnginePlace]) -> Ready:
 
 
 def _sum(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    return {name: sum(part.get(name, 0) for part in parts) for name in sorted({name for part in parts for name in part})}
+    return {
+        name: sum(part.get(name, 0) for part in parts) for name in sorted({name for part in parts for name in part})
+    }
 
 
 def _number(part: Ready, name: str) -> Any:
@@ -76,7 +80,10 @@ def _notes(parts: Sequence[Ready]) -> list[str]:
         notes = part.details.get("notes")
         for note in notes if isinstance(notes, list) else ():
             told.setdefault(note, []).append(number)
-    return [note if len(numbers) == len(parts) else f"engine {', '.join(map(str, numbers))}: {note}" for note, numbers in told.items()]
+    return [
+        note if len(numbers) == len(parts) else f"engine {', '.join(map(str, numbers))}: {note}"
+        for note, numbers in told.items()
+    ]
 
 
 def _compute(parts: Sequence[object]) -> dict[str, Any]:

@@ -66,4 +66,6 @@ class Journey(OutputStream):
 
     def fail(self, kind: str, text: str, retry_after_s: float | None = None) -> None:
         """The last output: it cannot go on."""
-        self.put(Output(self.request.id, finish_reason="error", error=text, error_kind=kind, retry_after_s=retry_after_s))
+        self.put(
+            Output(self.request.id, finish_reason="error", error=text, error_kind=kind, retry_after_s=retry_after_s)
+        )

@@ -46,7 +46,9 @@ Client = TypeVar("Client", bound=AsyncEngineClient)
 class Keeper(Generic[Client]):
     """One engine over all its processes. `client`: the present one. `number`: which of several engines it is, `node`: the one its memory is on."""
 
-    def __init__(self, config: EngineConfig, watcher: Watcher, patience: Patience, make: Callable[[EngineConfig], Client]) -> None:
+    def __init__(
+        self, config: EngineConfig, watcher: Watcher, patience: Patience, make: Callable[[EngineConfig], Client]
+    ) -> None:
         """`make` makes the engine's client, for each of its processes."""
         self.number, self.node = (config.replica.number, config.replica.node) if config.replica else (0, None)
         self._config, self._watcher, self._patience, self._make = config, watcher, patience, make
@@ -85,7 +87,9 @@ class Keeper(Generic[Client]):
     def figures(self) -> EngineFigures:
         """What is to be known of it."""
         now = since_start(self._before, self.client.statistics if self.up else at_rest(self.client.statistics))
-        return EngineFigures(self.number, self.node, self.state, self.restarts, self.moved, now, self._published if self.up else None)
+        return EngineFigures(
+            self.number, self.node, self.state, self.restarts, self.moved, now, self._published if self.up else None
+        )
 
     # Life
 
@@ -164,7 +168,12 @@ class Keeper(Generic[Client]):
             delay = self._patience.delay(self._failures)
             if delay is None:
                 self.state = "gone"
-                _log.error("engine %d is gone: %s; it is not started again after %d tries", self.number, reason, self._patience.tries)
+                _log.error(
+                    "engine %d is gone: %s; it is not started again after %d tries",
+                    self.number,
+                    reason,
+                    self._patience.tries,
+                )
                 self._watcher.engine_gone(self, reason)
                 return
             _log.warning("engine %d is gone: %s; it is started again in %g s", self.number, reason, delay)
@@ -204,7 +213,9 @@ class Keeper(Generic[Client]):
             if self.state == "ready":
                 self.state, silent_since = "silent", now
                 self._watcher.engine_silent(self)
-                _log.warning("engine %d has not answered for %g s; it gets no requests", self.number, patience.silent_after_s)
+                _log.warning(
+                    "engine %d has not answered for %g s; it gets no requests", self.number, patience.silent_after_s
+                )
             elif now - silent_since >= patience.lost_after_s:
                 _log.error("engine %d has been silent for %g s and is ended", self.number, now - silent_since)
                 client.kill()

@@ -57,7 +57,9 @@ def divided_places(host: Host, config: EngineConfig, count: int, what: str, flag
     threads, words = config.compute.threads, _Words(what, flags)
     plan, reserve = plan_workers(config.placement, host, workers=count), reserved_cores(config.placement, host)
     if plan is None:
-        places = _settled(host, [(cpus, _memory(host, cpus)) for cpus in _divided(host, threads, count, reserve, words)])
+        places = _settled(
+            host, [(cpus, _memory(host, cpus)) for cpus in _divided(host, threads, count, reserve, words)]
+        )
     else:
         wanted = threads if plan.workers[0].bound else threads or max(1, host.allowance.usable_threads // count)
         places = tuple(place_worker(plan, worker, wanted, host, reserve) for worker in plan.workers)

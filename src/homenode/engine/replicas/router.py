@@ -44,7 +44,9 @@ def cost(load: Load, prompt: int, match: int) -> int:
     return load.waiting_tokens + SEQUENCE_TOKENS * load.requests + work + max(0, work - load.free_tokens)
 
 
-def choose(loads: Mapping[int, Load], prompt: int, matches: Mapping[int, int], favourite: int | None = None) -> Route | None:
+def choose(
+    loads: Mapping[int, Load], prompt: int, matches: Mapping[int, int], favourite: int | None = None
+) -> Route | None:
     """The cheapest of these engines; at equal cost the one given fewest requests, then the lowest number. None of none.
 
     With a `favourite` that one comes first at equal cost, then those of higher numbers.
@@ -175,4 +177,6 @@ class Router:
     @staticmethod
     def _change(engine: _Engine, waiting: int = 0, requests: int = 0, given: int = 0) -> None:
         load = engine.load
-        engine.load = Load(load.waiting_tokens + waiting, load.requests + requests, load.free_tokens, load.given + given)
+        engine.load = Load(
+            load.waiting_tokens + waiting, load.requests + requests, load.free_tokens, load.given + given
+        )

@@ -31,7 +31,9 @@ def check_config(config: SchedulerConfig, kv: KvConfig, max_model_len: int) -> l
             )
         )
     if kv.block_size % 32:
-        problems.append(UserError(f"--block-size {kv.block_size} is not a multiple of 32; take 32, 64 or 128", param="block_size"))
+        problems.append(
+            UserError(f"--block-size {kv.block_size} is not a multiple of 32; take 32, 64 or 128", param="block_size")
+        )
     return problems
 
 
@@ -82,7 +84,11 @@ def _bad_token(request: Request, vocab_size: int) -> UserError | None:
             continue
         worst = min(tokens) if min(tokens) < 0 else max(tokens)
         if not 0 <= worst < vocab_size:
-            return UserError(f"token id {worst} in {param} is outside the vocabulary of 0 to {vocab_size - 1}", param=param, token=worst)
+            return UserError(
+                f"token id {worst} in {param} is outside the vocabulary of 0 to {vocab_size - 1}",
+                param=param,
+                token=worst,
+            )
     return None
 
 
@@ -115,14 +121,23 @@ class Throughput:
 
 
 def overload(
-    request: Request, config: SchedulerConfig, *, draining: bool, waiting: int, waiting_tokens: int, free_slots: int, retry_after_s: float
+    request: Request,
+    config: SchedulerConfig,
+    *,
+    draining: bool,
+    waiting: int,
+    waiting_tokens: int,
+    free_slots: int,
+    retry_after_s: float,
 ) -> tuple[str, OverloadedError] | None:
     """Why a request that could run is not let in now: the reason's short name for the metrics, and the error; None if it is.
 
     `waiting` requests with `waiting_tokens` prompt tokens are in the queue, of which `free_slots` can start at once and do not count.
     """
     if draining:
-        return "draining", OverloadedError("the server is shutting down and takes no new requests", retry_after_s=retry_after_s)
+        return "draining", OverloadedError(
+            "the server is shutting down and takes no new requests", retry_after_s=retry_after_s
+        )
     queued = waiting + 1 - free_slots
     if queued <= 0:
         return None

@@ -14,7 +14,9 @@ from homenode.errors import InternalError
 class Books:
     """Looks at what the others keep, and changes nothing."""
 
-    def __init__(self, planner: Planner, residents: Residents, handover: Handover, live: LiveRequests, tally: Tally) -> None:
+    def __init__(
+        self, planner: Planner, residents: Residents, handover: Handover, live: LiveRequests, tally: Tally
+    ) -> None:
         self._planner = planner
         self._residents = residents
         self._handover = handover
@@ -47,7 +49,13 @@ class Books:
         staying = [s.residency for s in self._planner.running if s.residency]
         tables = [residency.blocks for residency in (*staying, *self._residents.leaving())]
         pool.audit(map(pool.own, [*tables, *self._handover.tables()]))
-        if any(len(pool.own(residency.blocks)) < len(residency.blocks) and not residency.placed for residency in staying):
-            raise InternalError("a request reads another engine's KV blocks under no ticket", statistics=self.statistics())
+        if any(
+            len(pool.own(residency.blocks)) < len(residency.blocks) and not residency.placed for residency in staying
+        ):
+            raise InternalError(
+                "a request reads another engine's KV blocks under no ticket", statistics=self.statistics()
+            )
         if len(self._live) != len(self._planner.running) + self._planner.num_waiting:
-            raise InternalError(f"{len(self._live)} live requests, but not as many running and waiting", statistics=self.statistics())
+            raise InternalError(
+                f"{len(self._live)} live requests, but not as many running and waiting", statistics=self.statistics()
+            )

@@ -17,12 +17,16 @@ class SchedulerConfig:
     max_num_batched_tokens: int = option(
         512, "Most tokens computed in one step: the running sequences' next tokens and prefill.", minimum=1
     )
-    max_num_seqs: int = option(0, "Most sequences running at once. 0: 128, or as many as a step has tokens if that is less.", minimum=0)
+    max_num_seqs: int = option(
+        0, "Most sequences running at once. 0: 128, or as many as a step has tokens if that is less.", minimum=0
+    )
     enable_chunked_prefill: bool = option(
         True,
         "Cut a prompt that does not fit the rest of a step's tokens. Off: a prompt is computed whole or waits; one over the budget is refused.",
     )
-    max_num_queued_requests: int = option(1024, "Requests that may wait; further ones get 503 with Retry-After. 0: no limit.", minimum=0)
+    max_num_queued_requests: int = option(
+        1024, "Requests that may wait; further ones get 503 with Retry-After. 0: no limit.", minimum=0
+    )
     max_num_queued_tokens: int = option(
         0, "Prompt tokens that may wait; further requests get 503 with Retry-After. 0: no limit.", minimum=0
     )
@@ -31,7 +35,9 @@ class SchedulerConfig:
         "A request preempted this often is not chosen again while another can be; if none can, it keeps its place and others wait.",
         minimum=0,
     )
-    request_timeout: float = option(0.0, "Server-side deadline of a request, such as 5min. 0: none.", parse=parse_seconds, minimum=0)
+    request_timeout: float = option(
+        0.0, "Server-side deadline of a request, such as 5min. 0: none.", parse=parse_seconds, minimum=0
+    )
 
     def __post_init__(self) -> None:
         if not self.max_num_seqs:
@@ -43,10 +49,16 @@ class KvConfig:
     """The paged KV memory and the prefix cache."""
 
     kv_cache_memory: int | None = option(
-        None, "Bytes of KV memory of one worker, such as 2GiB. Default: --kv-cache-fraction.", parse=parse_bytes, minimum=1
+        None,
+        "Bytes of KV memory of one worker, such as 2GiB. Default: --kv-cache-fraction.",
+        parse=parse_bytes,
+        minimum=1,
     )
     kv_cache_fraction: float = option(
-        0.5, "Share of the memory this process may still use, after loading, that becomes KV memory.", minimum=0.0, maximum=0.95
+        0.5,
+        "Share of the memory this process may still use, after loading, that becomes KV memory.",
+        minimum=0.0,
+        maximum=0.95,
     )
     block_size: int = option(64, "Tokens in a KV block; a multiple of 32.", minimum=32, maximum=4096)
     kv_cache_dtype: str = option(

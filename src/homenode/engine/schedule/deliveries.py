@@ -24,7 +24,9 @@ class Deliveries:
         self._messages = messages
         self._rooms = Rooms(residents)
         self._of: dict[str, Delivery] = {}
-        self.ready: list[Sequence] = []  # whose delivery is done, in order; they hold their blocks and wait for their turn
+        self.ready: list[
+            Sequence
+        ] = []  # whose delivery is done, in order; they hold their blocks and wait for their turn
         self.fetching: set[int] = set()  # requests that were admitted and wait for their KV
         self.released: list[Sequence] = []  # requests that waited for another one's delivery, which is over
         self._quarantine: dict[str, list[int]] = {}  # blocks that somebody out of reach may write to, by ticket
@@ -60,7 +62,9 @@ class Deliveries:
         if isinstance(delivery, str):
             return delivery
         self._of[offer.ticket] = delivery
-        self._messages.append(Room(offer.ticket, self._rooms.told(delivery), delivery.held // self._residents.block_size))
+        self._messages.append(
+            Room(offer.ticket, self._rooms.told(delivery), delivery.held // self._residents.block_size)
+        )
         return ""
 
     # Requests

@@ -14,14 +14,18 @@ class Delivery:
     """What comes under one ticket."""
 
     offer: Offered
-    blocks: list[int] = field(default_factory=list)  # a reference to each: for all positions of the request that is to come
+    blocks: list[int] = field(
+        default_factory=list
+    )  # a reference to each: for all positions of the request that is to come
     held: int = 0  # positions that were here already
     arrived: int = 0  # positions that are there and verified, the held ones included
     over: bool = False  # no more comes, and nobody writes
     placed: bool = False  # some of its pages are read where another engine has them: the agent is to be told when they are not any more
     stopped: bool = False  # given up; the agent was told to end it
     sequence: Sequence | None = None  # the request it is for has come
-    others: list[Sequence] = field(default_factory=list)  # more requests for the same tokens: they wait to find them in the cache
+    others: list[Sequence] = field(
+        default_factory=list
+    )  # more requests for the same tokens: they wait to find them in the cache
 
     @property
     def done(self) -> bool:

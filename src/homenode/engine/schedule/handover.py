@@ -29,7 +29,12 @@ class Handover:
     """Takes sequences aside while they wait for another engine, and gives them back to the planner. `messages` are for the agent."""
 
     def __init__(
-        self, limits: WorkerLimits, residents: Residents, planner: Planner, deliveries: Deliveries, messages: list[seam.ToAgent]
+        self,
+        limits: WorkerLimits,
+        residents: Residents,
+        planner: Planner,
+        deliveries: Deliveries,
+        messages: list[seam.ToAgent],
     ) -> None:
         self._limits = limits
         self._planner = planner
@@ -45,9 +50,14 @@ class Handover:
     def refusal(self, ticket: seam.KvTicket, max_tokens: int) -> UserError | None:
         """Why a request with this ticket can never be sent, if so."""
         if ticket.sends and max_tokens:
-            return UserError(f"max_tokens is {max_tokens}; a request whose KV is handed over draws no token: make it 0", param="max_tokens")
+            return UserError(
+                f"max_tokens is {max_tokens}; a request whose KV is handed over draws no token: make it 0",
+                param="max_tokens",
+            )
         if ticket.sends and ticket.ticket in self._loans:
-            return UserError(f"ticket {ticket.ticket} is in use by another request; draw a new one for each", param="ticket")
+            return UserError(
+                f"ticket {ticket.ticket} is in use by another request; draw a new one for each", param="ticket"
+            )
         return None
 
     def arrive(self, sequence: Sequence) -> None:
@@ -178,7 +188,9 @@ class Handover:
         if delivery.stopped or (unclaimed and forgotten):
             self._deliveries.drop(delivery)
         elif not delivery.blocks or (unclaimed and delivery.arrived <= delivery.held):
-            self._deliveries.give_up(delivery)  # nothing came of it; a request that waits in the queue is one like any other now
+            self._deliveries.give_up(
+                delivery
+            )  # nothing came of it; a request that waits in the queue is one like any other now
         elif not self._deliveries.fill_holes(delivery, self._kept_free()):
             self._compute_instead(delivery)
         else:

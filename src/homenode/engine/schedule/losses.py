@@ -21,7 +21,14 @@ class Losses:
     """`workers_are_lost`: no worker knows of anything, until they are back."""
 
     def __init__(
-        self, pace: Pace, *, flights: Flights, residents: Residents, planner: Planner, handover: Handover, live: LiveRequests
+        self,
+        pace: Pace,
+        *,
+        flights: Flights,
+        residents: Residents,
+        planner: Planner,
+        handover: Handover,
+        live: LiveRequests,
     ) -> None:
         self.workers_are_lost = False
         self._pace = pace

@@ -22,7 +22,13 @@ class Planner:
     """
 
     def __init__(
-        self, config: SchedulerConfig, max_rows: int, pace: Pace, residents: Residents, deliveries: Deliveries, tally: Tally
+        self,
+        config: SchedulerConfig,
+        max_rows: int,
+        pace: Pace,
+        residents: Residents,
+        deliveries: Deliveries,
+        tally: Tally,
     ) -> None:
         self._config = config
         self._pace = pace
@@ -33,7 +39,9 @@ class Planner:
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue()
         self.aside: dict[int, Sequence] = {}  # by request id
-        self.nothing_left: list[Sequence] = []  # admitted, but all it is to compute is in the cache; the scheduler ends it
+        self.nothing_left: list[
+            Sequence
+        ] = []  # admitted, but all it is to compute is in the cache; the scheduler ends it
         self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
     def plan(self, number: int, prefill_in_flight: int = 0) -> StepPlan:
@@ -88,7 +96,10 @@ class Planner:
         for sequence in able:
             if len(chosen) == left:
                 break
-            residency, preemptions = sequence.residency, self._tally.preemptions  # preemption takes some out while we go
+            residency, preemptions = (
+                sequence.residency,
+                self._tally.preemptions,
+            )  # preemption takes some out while we go
             if residency and self._secure_block(sequence, residency, plan):
                 chosen.append(sequence)
             if self._tally.preemptions > preemptions:
@@ -136,7 +147,9 @@ class Planner:
 
     def _prefill_count(self, sequence: Sequence, residency: Residency, plan: StepPlan) -> int:
         config = self._config
-        return prefill_count(sequence, residency, plan, max_tokens=config.max_num_batched_tokens, chunked=config.enable_chunked_prefill)
+        return prefill_count(
+            sequence, residency, plan, max_tokens=config.max_num_batched_tokens, chunked=config.enable_chunked_prefill
+        )
 
     def _admit(self, plan: StepPlan) -> None:
         """Start waiting sequences, strictly in order: one that does not fit yet is not overtaken, or a long prompt might wait for ever."""
@@ -214,7 +227,9 @@ class Planner:
             if self._num_returning() > plan.claims:
                 plan.claims += 1
                 return False
-            victim = choose_victim(sequence, self.running, self.running[0], self._config.max_preemptions, self._residents.recompute_cost)
+            victim = choose_victim(
+                sequence, self.running, self.running[0], self._config.max_preemptions, self._residents.recompute_cost
+            )
             if victim is None:
                 if sequence is self.running[0] and self._take_from_ready():
                     continue

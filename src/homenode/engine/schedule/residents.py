@@ -16,11 +16,15 @@ from homenode.engine.schedule.sequence import Residency, Sequence
 class Residents:
     """Makes and ends residencies; every owned block of the pool is owned by one of them, or by a hand-over of KV (`loans`, `deliveries`)."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool, hash_seed: bytes | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool, hash_seed: bytes | None = None
+    ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
-        self.unused: list[str] = []  # tickets whose pages nobody here reads in place any more; the agent has yet to be told
+        self.unused: list[
+            str
+        ] = []  # tickets whose pages nobody here reads in place any more; the agent has yet to be told
         self.ends: list[int] = []  # handles the worker has yet to be told are gone
         self.landed = -1  # the number of the newest step that is not in flight any more
         self._next_seq = 0
@@ -64,7 +68,11 @@ class Residents:
         if room - there > self.pool.num_free - self.pool.num_unused(hits):
             return None
         self.pool.acquire(hits)
-        return [*hits, *[-1] * in_place, *self.pool.allocate(self.blocks_for(positions) - there, after=hits[-1] if hits else -1)]
+        return [
+            *hits,
+            *[-1] * in_place,
+            *self.pool.allocate(self.blocks_for(positions) - there, after=hits[-1] if hits else -1),
+        ]
 
     def settle_in(self, sequence: Sequence, residency: Residency) -> None:
         """Begin a stay whose blocks are there already."""
@@ -116,7 +124,9 @@ class Residents:
         """Let others find the blocks that were filled by steps that are done; not those behind pages of another engine, which nobody finds."""
         if residency.placed:
             return
-        residency.published = self.cache.publish(sequence.chain, sequence.tokens, residency.blocks, residency.published, residency.computed)
+        residency.published = self.cache.publish(
+            sequence.chain, sequence.tokens, residency.blocks, residency.published, residency.computed
+        )
 
     def num_returning(self) -> int:
         """Blocks that steps in flight will bring back."""

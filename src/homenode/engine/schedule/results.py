@@ -20,7 +20,14 @@ class Results:
     """Passes tokens on to the clients, publishes full blocks, and ends the requests that are done."""
 
     def __init__(
-        self, limits: WorkerLimits, *, flights: Flights, residents: Residents, handover: Handover, live: LiveRequests, tally: Tally
+        self,
+        limits: WorkerLimits,
+        *,
+        flights: Flights,
+        residents: Residents,
+        handover: Handover,
+        live: LiveRequests,
+        tally: Tally,
     ) -> None:
         self._limits = limits
         self._flights = flights
@@ -32,17 +39,23 @@ class Results:
     def take(self, result: StepResult) -> None:
         """The result of the oldest step in flight. InternalError if it is another's, or holds what that step cannot have brought."""
         if self._flights.oldest != result.number:
-            raise InternalError(f"result of step {result.number} came back, which is not the oldest in flight", number=result.number)
+            raise InternalError(
+                f"result of step {result.number} came back, which is not the oldest in flight", number=result.number
+            )
         flight = self._flights.take()
         self._residents.landed = result.number
         self._tally.steps += 1
         self._tally.step_tokens += flight.num_tokens
         self._live.throughput.add(flight.num_tokens, result.seconds)
         if [s.seq for s in result.sampled] != flight.drawing():
-            raise InternalError(f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number)
+            raise InternalError(
+                f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number
+            )
         tokens = [s.token for s in result.sampled]
         if tokens and (min(tokens) < NO_TOKEN or max(tokens) >= self._limits.vocab_size):
-            raise InternalError(f"step {result.number}: the worker drew a token that is not in the vocabulary", number=result.number)
+            raise InternalError(
+                f"step {result.number}: the worker drew a token that is not in the vocabulary", number=result.number
+            )
         if NO_TOKEN in tokens or any(math.isnan(score.logprob) for scored in result.scored for score in scored.scores):
             self._end_without_numbers(flight, result)
         self._take_decodes(flight, result.sampled, tokens)
@@ -55,7 +68,11 @@ class Results:
         without |= {scored.seq for scored in result.scored if any(math.isnan(score.logprob) for score in scored.scores)}
         for sequence, residency in flight.members():
             if residency.seq in without and not sequence.finished:
-                self._live.fail(sequence, "the model's logits for this request hold a NaN, or nothing that can be drawn", "InternalError")
+                self._live.fail(
+                    sequence,
+                    "the model's logits for this request hold a NaN, or nothing that can be drawn",
+                    "InternalError",
+                )
 
     def _take_decodes(self, flight: Flight, sampled: list[Sampled], tokens: list[int]) -> None:
         """Pass on the tokens of those that decode. Only few of them end, or have filled a block: this is what a token costs."""
@@ -92,7 +109,12 @@ class Results:
             self._residents.settle(residency)
 
     def _take_part(
-        self, sequence: Sequence, residency: Residency, item: StepItem, sampled: Sampled | None, scored: PromptScores | None
+        self,
+        sequence: Sequence,
+        residency: Residency,
+        item: StepItem,
+        sampled: Sampled | None,
+        scored: PromptScores | None,
     ) -> None:
         """Add what a step found out about an unfinished sequence. It may have been preempted meanwhile: its token counts all the same."""
         if item.score_from >= 0:
@@ -119,7 +141,9 @@ class Results:
         logprobs = [] if sampled.logprob is None else [sampled.logprob]
         if reason:
             self._warn_if_cut_short(sequence, reason)
-            self._live.finish(sequence, tokens=[sampled.token], logprobs=logprobs, finish_reason=reason, stop_token=stop_token)
+            self._live.finish(
+                sequence, tokens=[sampled.token], logprobs=logprobs, finish_reason=reason, stop_token=stop_token
+            )
         elif sequence.answered:
             self._live.outputs.append(Output(sequence.id, [sampled.token], logprobs))
         else:
@@ -137,5 +161,7 @@ class Results:
 def _take_scores(sequence: Sequence, first: int, wanted: int, scored: PromptScores | None) -> None:
     known: list[TokenLogprob | None] = sequence.scores
     if scored is None or scored.first != first or len(scored.scores) != wanted or first != len(known):
-        raise InternalError(f"request {sequence.id}: {wanted} log-probabilities from prompt token {first} on wanted, others came back")
+        raise InternalError(
+            f"request {sequence.id}: {wanted} log-probabilities from prompt token {first} on wanted, others came back"
+        )
     known.extend(scored.scores)

@@ -85,7 +85,9 @@ class Scheduler:
         self._flights = flights = Flights()
         self._live = live = LiveRequests(planner, handover, tally)
         seeds = seeds or random.Random(secrets.randbits(128))
-        self._intake = Intake(config, limits, eos_token_ids, seeds, residents=residents, planner=planner, handover=handover, live=live)
+        self._intake = Intake(
+            config, limits, eos_token_ids, seeds, residents=residents, planner=planner, handover=handover, live=live
+        )
         self._sending = Sending(residents, flights)
         self._results = Results(limits, flights=flights, residents=residents, handover=handover, live=live, tally=tally)
         self._losses = Losses(pace, flights=flights, residents=residents, planner=planner, handover=handover, live=live)
@@ -162,7 +164,9 @@ class Scheduler:
         reason = self._handover.stuck_for()
         first = self._planner.running[0] if self._planner.running else self._planner.waiting.first()
         if not reason or first is None:
-            raise InternalError(f"{len(self._live)} requests are there, but none of them can run", statistics=self.statistics())
+            raise InternalError(
+                f"{len(self._live)} requests are there, but none of them can run", statistics=self.statistics()
+            )
         self._live.fail(first, reason, "OverloadedError", self._live.retry_after())
         return True
 
@@ -189,6 +193,10 @@ class Scheduler:
 
 def _check(config: SchedulerConfig, limits: WorkerLimits) -> None:
     if config.max_num_seqs > config.max_num_batched_tokens:
-        raise UserError(f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens {config.max_num_batched_tokens}")
+        raise UserError(
+            f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens {config.max_num_batched_tokens}"
+        )
     if limits.max_sampled_rows < config.max_num_seqs:
-        raise InternalError(f"the worker samples {limits.max_sampled_rows} rows a step; {config.max_num_seqs} sequences may want one")
+        raise InternalError(
+            f"the worker samples {limits.max_sampled_rows} rows a step; {config.max_num_seqs} sequences may want one"
+        )

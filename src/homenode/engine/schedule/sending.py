@@ -24,7 +24,9 @@ class Sending:
         for sequence, residency, count in plan.parts:
             if not residency.started:
                 residency.started = True
-                starts.append(StartSequence(residency.seq, sequence.tokens.copy(), sequence.num_prompt, sequence.params))
+                starts.append(
+                    StartSequence(residency.seq, sequence.tokens.copy(), sequence.num_prompt, sequence.params)
+                )
             parts.append((sequence, residency, self._part(sequence, residency, count)))
         items = [*plan.decodes, *[item for _, _, item in parts]] if parts else plan.decodes
         step = Step(plan.number, self._residents.ends, starts, items)

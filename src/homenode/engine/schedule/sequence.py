@@ -33,7 +33,9 @@ class Residency:
     computed: int = 0  # positions whose step came back, which were found in the cache, or which were handed over
     last: int = 0  # tokens there will be at most
     last_step: int = -1  # the number of the newest step that contains it
-    until: int = -1  # while it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end
+    until: int = (
+        -1
+    )  # while it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end
     placed: str = ""  # the ticket whose pages it reads where another engine has them
 
     @property
@@ -53,7 +55,9 @@ class Sequence:
     chain: HashChain
     tokens: list[int]  # prompt and output so far
     deadline: float | None = None
-    scores: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # of the prompt tokens known so far; the first has none
+    scores: list[TokenLogprob | None] = field(
+        default_factory=lambda: [None]
+    )  # of the prompt tokens known so far; the first has none
     residency: Residency | None = None
     last_step: int = -1  # the number of the newest step that contained it under an earlier handle
     look: int = 0  # once there are so many tokens there is more to do than to pass the newest on

@@ -32,7 +32,9 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     count: int
     new_blocks: list[int]
     sample: bool  # draw the token that follows the last position
-    score_from: int = -1  # >= 0: also return log-probabilities of the prompt tokens at positions score_from + 1 .. start + count
+    score_from: int = (
+        -1
+    )  # >= 0: also return log-probabilities of the prompt tokens at positions score_from + 1 .. start + count
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):

@@ -73,14 +73,21 @@ def _check(items: Sequence[StepItem], slots: SlotArray, starts: IntArray, ends: 
 
 
 def _ids(
-    items: Sequence[StepItem], slots: SlotArray, counts: IntArray, ends: IntArray, query_start: IntArray, table: SequenceTable
+    items: Sequence[StepItem],
+    slots: SlotArray,
+    counts: IntArray,
+    ends: IntArray,
+    query_start: IntArray,
+    table: SequenceTable,
 ) -> IntArray:
     """Token ids of the step. A sequence that decodes computes its newest token, which is at hand; the others are given slices."""
     ids: IntArray = np.repeat(table.last_token[slots], counts)
     for i in np.flatnonzero((counts > 1) | (ends < table.length[slots])).tolist():
         known, item = table.known[slots[i]], items[i]
         if item.start + item.count > len(known):
-            raise ValueError(f"sequence {item.seq}: of the tokens drawn here only the newest can be computed, not position {item.start}")
+            raise ValueError(
+                f"sequence {item.seq}: of the tokens drawn here only the newest can be computed, not position {item.start}"
+            )
         ids[query_start[i] : query_start[i + 1]] = known[item.start : item.start + item.count]
     return ids
 

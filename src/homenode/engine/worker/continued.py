@@ -59,5 +59,7 @@ class Batches:
             for i, new in grown:
                 table.add_blocks(int(slots[i]), new)
             blocks = block_table(slots, ends, table)
-        arrays = StepArrays(table.last_token[slots], before.positions + 1, before.query_start, ends, blocks, before.sample_rows)
+        arrays = StepArrays(
+            table.last_token[slots], before.positions + 1, before.query_start, ends, blocks, before.sample_rows
+        )
         return Batch(arrays, slots, last.sampled, last.spans)

@@ -46,7 +46,10 @@ class Sampler:
         table.append(slots if self._rows is None else slots[self._rows], tokens)
         if self._most < 0:
             return [Sampled(seq, token) for seq, token in zip(batch.sampled, tokens.tolist(), strict=True)]
-        logprobs, rows = token_logprobs(drawn, self._wanted), range(len(slots)) if self._rows is None else self._rows.tolist()
+        logprobs, rows = (
+            token_logprobs(drawn, self._wanted),
+            range(len(slots)) if self._rows is None else self._rows.tolist(),
+        )
         return [
             Sampled(seq, token, logprobs[row] if self._wanted[row] >= 0 else None)
             for seq, token, row in zip(batch.sampled, tokens.tolist(), rows, strict=True)
@@ -110,7 +113,11 @@ def _biases(slots: SlotArray, table: SequenceTable) -> tuple[IntArray, IntArray,
     if not table.num_biased:
         return np.zeros(len(slots) + 1, np.int32), _NO_TOKENS, _NO_VALUES
     found = [table.bias_of(slot) for slot in slots.tolist()]
-    return _starts([tokens for tokens, _ in found]), _joined([t for t, _ in found]), np.concatenate([v for _, v in found])
+    return (
+        _starts([tokens for tokens, _ in found]),
+        _joined([t for t, _ in found]),
+        np.concatenate([v for _, v in found]),
+    )
 
 
 def _seen(slots: SlotArray, table: SequenceTable) -> tuple[IntArray, IntArray, IntArray]:

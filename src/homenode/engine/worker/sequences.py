@@ -111,7 +111,9 @@ class SequenceTable:
         if start.seq in self._slots:
             raise ValueError(f"sequence {start.seq} was started twice")
         if not 1 <= start.num_prompt <= len(start.token_ids):
-            raise ValueError(f"sequence {start.seq} has {start.num_prompt} prompt tokens among {len(start.token_ids)} tokens")
+            raise ValueError(
+                f"sequence {start.seq} has {start.num_prompt} prompt tokens among {len(start.token_ids)} tokens"
+            )
         known = np.array(start.token_ids, np.int32)
         if not self._free:
             self._grow_slots()
@@ -177,7 +179,11 @@ class SequenceTable:
         if params.logit_bias:
             tokens = np.array(list(params.logit_bias), np.int32)
             self.bias[slot] = (tokens, np.array(list(params.logit_bias.values()), np.float32))
-        if stops := set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._eos)) if params.min_tokens else None:
+        if (
+            stops := set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._eos))
+            if params.min_tokens
+            else None
+        ):
             self.stops[slot] = (np.array(sorted(stops), np.int32), np.full(len(stops), -np.inf, np.float32))
             self.min_length[slot] = min(int(self.num_prompt[slot]) + params.min_tokens, 2**31 - 1)
         self.num_biased += self.bias[slot] is not None or self.stops[slot] is not None

@@ -74,7 +74,9 @@ def build_engine_of_workers(
         file = KvFile(planned.geometries, sizes.num_blocks) if config.transfer.on else None
         workers.lay(sizes.worker_limits(), file)
         sharing = _sharing(planned) if file is not None else None
-        engine = _engine(planned, executor, sizes, fits, Pacing(lookahead, micro_batches), time.monotonic() - begin, sharing)
+        engine = _engine(
+            planned, executor, sizes, fits, Pacing(lookahead, micro_batches), time.monotonic() - begin, sharing
+        )
         if sharing is None or file is None:
             return engine
         parts = [worker.part for worker in planned.layout.workers]
@@ -110,8 +112,14 @@ def _sharing(planned: Planned) -> Sharing:
     """What makes this engine's KV known to others."""
     from homenode.engine.handing_over import Sharing  # needs the native core
 
-    config, geometry, backend = planned.config, planned.whole_geometry, make_backend(planned.config.compute, (UNPINNED,))
-    fingerprint = fingerprint_of(config.transfer, planned.checkpoint, geometry, planned.kept_as(backend), config.model.max_model_len)
+    config, geometry, backend = (
+        planned.config,
+        planned.whole_geometry,
+        make_backend(planned.config.compute, (UNPINNED,)),
+    )
+    fingerprint = fingerprint_of(
+        config.transfer, planned.checkpoint, geometry, planned.kept_as(backend), config.model.max_model_len
+    )
     return Sharing(config.transfer, backend, geometry, fingerprint)
 
 

@@ -54,13 +54,23 @@ def _step_seconds(config: EngineConfig, worker: WorkerPlan, part: ModelPart, pro
     )
     plan = replace(worker, number=0, part=part)
     executor = ProcessExecutor(
-        [plan], lambda w: Join(0, 0, small, w.device, part, w.place, []), lambda _: NoChannels(), small.parallel.worker_timeout, program
+        [plan],
+        lambda w: Join(0, 0, small, w.device, part, w.place, []),
+        lambda _: NoChannels(),
+        small.parallel.worker_timeout,
+        program,
     )
     try:
         [fits] = executor.start()
         blocks = min(fits.num_blocks, -(-tokens // small.kv.block_size))
         executor.lay(
-            WorkerLimits(num_blocks=blocks, block_size=small.kv.block_size, max_model_len=tokens, vocab_size=1, max_sampled_rows=1)
+            WorkerLimits(
+                num_blocks=blocks,
+                block_size=small.kv.block_size,
+                max_model_len=tokens,
+                vocab_size=1,
+                max_sampled_rows=1,
+            )
         )
         return statistics.median([_one_step(executor, position, blocks) for position in range(tokens)][_WARM:])
     finally:
@@ -98,6 +108,8 @@ def calibrated(planned: Planned) -> bool:
     missing = {key: worker for key, worker in kinds.items() if key not in read_seconds(cache_file())}
     if len(kinds) == 1 or not missing:
         return False
-    found = {key: layer_seconds(config_of(config, planned.layout, worker), spec, worker) for key, worker in missing.items()}
+    found = {
+        key: layer_seconds(config_of(config, planned.layout, worker), spec, worker) for key, worker in missing.items()
+    }
     keep_seconds(cache_file(), {key: seconds for key, seconds in found.items() if seconds is not None})
     return True

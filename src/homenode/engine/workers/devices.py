@@ -58,7 +58,9 @@ def _of_workers(given: Sequence[str], text: str, stages: int, ranks: int, engine
 def _check_apart(devices: Sequence[str]) -> None:
     several = sorted({d.removeprefix("torch:") for d in devices if is_accelerator(d) and devices.count(d) > 1})
     if several:
-        raise _refusal(f"{', '.join(several)} is named for more than one worker; each has a device of its own, or the CPU")
+        raise _refusal(
+            f"{', '.join(several)} is named for more than one worker; each has a device of its own, or the CPU"
+        )
 
 
 def _refusal(text: str) -> UserError:

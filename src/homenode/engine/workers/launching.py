@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     pass
 
 
-def make_executor(planned: Planned, make_channels: MakeChannels | None = None, program: str = PROGRAM) -> ProcessExecutor:
+def make_executor(
+    planned: Planned, make_channels: MakeChannels | None = None, program: str = PROGRAM
+) -> ProcessExecutor:
     """The workers of a plan, not started yet. `make_channels` and `program`: what they have in place of shared memory, and run."""
     config, layout, common = planned.config, planned.layout, planned.common
     seat = common.seat if common is not None and common.memories else None
@@ -34,7 +36,9 @@ def make_executor(planned: Planned, make_channels: MakeChannels | None = None, p
     def shared(generation: int) -> Channels:
         from homenode.engine.workers.shared import SharedChannels  # maps memory by the native core
 
-        return SharedChannels(layout.workers, planned.checkpoint.spec.hidden_size, config.scheduler.max_num_batched_tokens)
+        return SharedChannels(
+            layout.workers, planned.checkpoint.spec.hidden_size, config.scheduler.max_num_batched_tokens
+        )
 
     if config.parallel.executor == "ray" and make_channels is None:
         return _on_ray(planned, join_of)
@@ -61,7 +65,13 @@ def _on_ray(planned: Planned, join_of: Callable[[WorkerPlan], Join]) -> ProcessE
         return TcpChannels(workers, generation, launcher.rendezvous.forget)
 
     return ProcessExecutor(
-        workers, join_of, channels, parallel.worker_timeout, launch=launcher, on_end=launcher.close, experts=_counted(planned)
+        workers,
+        join_of,
+        channels,
+        parallel.worker_timeout,
+        launch=launcher,
+        on_end=launcher.close,
+        experts=_counted(planned),
     )
 
 

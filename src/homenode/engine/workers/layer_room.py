@@ -40,7 +40,9 @@ def weight_needs(spec: ModelSpec, layout: WeightLayout, stages: int, ranks: int)
     return Needs(-(-in_layers(layout) // (spec.num_layers * ranks)), tuple(-(-size // ranks) for size in besides))
 
 
-def with_the_rest(needs: Needs, config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, kv_memory: int | None) -> Needs:
+def with_the_rest(
+    needs: Needs, config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, kv_memory: int | None
+) -> Needs:
     """The same with KV memory and buffers. `geometry`: of the whole model's KV memory."""
     ranks, share, rest = config.parallel.tensor_parallel_size, needs.share, step_bytes(config, spec)
     if kv_memory is None:
@@ -53,7 +55,12 @@ def with_the_rest(needs: Needs, config: EngineConfig, spec: ModelSpec, geometry:
 
 
 def layer_rooms(
-    host: Host, config: EngineConfig, devices: Sequence[str], places: Sequence[EnginePlace], devices_memory: Mapping[str, int], needs: Needs
+    host: Host,
+    config: EngineConfig,
+    devices: Sequence[str],
+    places: Sequence[EnginePlace],
+    devices_memory: Mapping[str, int],
+    needs: Needs,
 ) -> tuple[Room, ...]:
     """Of the nodes that memory is bound to, of all that the process may take, and of each accelerator in `devices_memory` (bytes it has free, or may
     take). What nobody tells of, as a recording of what is free, has no bounds and is missing."""
@@ -64,7 +71,9 @@ def layer_rooms(
     for nodes in dict.fromkeys(frozenset(places[n].memory_nodes) for n in rest):
         within = [n for n in rest if places[n].memory_nodes and nodes.issuperset(places[n].memory_nodes)]
         if within:
-            found.append(_room(f"memory of NUMA node {format_cpu_list(nodes)}", _free(host, nodes), within, ranks, needs))
+            found.append(
+                _room(f"memory of NUMA node {format_cpu_list(nodes)}", _free(host, nodes), within, ranks, needs)
+            )
     total = host.allowance.memory_available or None
     if config.replica is not None and config.replica.memory is not None:
         total = min(total or config.replica.memory, config.replica.memory)

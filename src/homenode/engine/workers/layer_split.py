@@ -31,14 +31,18 @@ def layers_of_stages(
     come from (`Planned.problems`)."""
     seen = read_seconds(cache_file())
     keys = [key_of(spec, whole, device, len(place.team)) for device, place in zip(devices, places, strict=True)]
-    costs = stage_costs(spec, whole, devices, places, config.parallel.tensor_parallel_size, [seen.get(key) for key in keys])
+    costs = stage_costs(
+        spec, whole, devices, places, config.parallel.tensor_parallel_size, [seen.get(key) for key in keys]
+    )
     try:
         return balanced_layers(costs, spec.num_layers, rooms[0])
     except CapacityError:
         return balanced_layers(costs, spec.num_layers, rooms[1])
 
 
-def layers_alike(spec: ModelSpec, whole: WeightLayout, devices: Sequence[str], ranks: int, rooms: tuple[Room, ...]) -> tuple[int, ...]:
+def layers_alike(
+    spec: ModelSpec, whole: WeightLayout, devices: Sequence[str], ranks: int, rooms: tuple[Room, ...]
+) -> tuple[int, ...]:
     """The same of engines that keep experts in common: whatever CPUs and memory each has, all come to one division. `ranks`: of a stage."""
     places = [EnginePlace((UNPINNED,))] * len(devices)
     costs = stage_costs(spec, whole, devices, places, ranks, [None] * len(devices))

@@ -48,9 +48,13 @@ def balanced_layers(costs: Sequence[StageCost], layers: int, rooms: Sequence[Roo
     split = [1] * len(costs)
     if any(not room.holds(split) for room in rooms):
         raise _no_room(rooms, layers)
-    for _ in range(layers - len(costs)):  # each where it ends first: costs only grow, so the slowest stage stays the fastest possible
+    for _ in range(
+        layers - len(costs)
+    ):  # each where it ends first: costs only grow, so the slowest stage stays the fastest possible
         can = [
-            stage for stage in range(len(costs)) if all(room.holds(_with_one_more(split, stage)) for room in rooms if room.takers[stage])
+            stage
+            for stage in range(len(costs))
+            if all(room.holds(_with_one_more(split, stage)) for room in rooms if room.takers[stage])
         ]
         if not can:
             raise _no_room(rooms, layers)

@@ -55,10 +55,14 @@ def lay_out(config: EngineConfig, parts: Sequence[ModelPart], devices: Sequence[
         for number, (part, device, place) in enumerate(zip(parts, devices, places.places, strict=True))
     )
     findings = () if config.replica else places.findings  # of several engines it is said with their places
-    return Layout(workers, places.loop, places.shared, (*findings, *(f for place in places.places for f in place.findings)))
+    return Layout(
+        workers, places.loop, places.shared, (*findings, *(f for place in places.places for f in place.findings))
+    )
 
 
-def with_memory(layout: Layout, weight_bytes: Sequence[int], rooms: Sequence[tuple[int, tuple[int, ...]]], total: int) -> Layout:
+def with_memory(
+    layout: Layout, weight_bytes: Sequence[int], rooms: Sequence[tuple[int, tuple[int, ...]]], total: int
+) -> Layout:
     """The workers with what each may take: its weights, and equal parts of what all weights leave, so that memory several could have is counted once.
 
     `weight_bytes` and `rooms`: for each worker; a room is bytes free on the nodes it is bound to, and those nodes (empty: not bound). `total`: bytes
@@ -75,7 +79,9 @@ def with_memory(layout: Layout, weight_bytes: Sequence[int], rooms: Sequence[tup
     cut = total / promised if promised > total else 1.0
     return replace(
         layout,
-        workers=tuple(replace(w, memory=int(shares[w.number] * cut) if w.number in shares else None) for w in layout.workers),
+        workers=tuple(
+            replace(w, memory=int(shares[w.number] * cut) if w.number in shares else None) for w in layout.workers
+        ),
     )
 
 

@@ -93,14 +93,23 @@ def _backend(join: Join, host: Host, place: EnginePlace) -> Backend:
 
         compute = join.config.compute
         return open_backend(
-            join.device, attention=compute.attention_backend, enforce_eager=compute.enforce_eager, threads=len(place.team) or None
+            join.device,
+            attention=compute.attention_backend,
+            enforce_eager=compute.enforce_eager,
+            threads=len(place.team) or None,
         )
     compute = replace(join.config.compute, spin_us=spin_us(join.config.compute.spin_us, host, place))
     return make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
 
 
 def _sizes(
-    config: EngineConfig, join: Join, place: EnginePlace, model: LoadedModel, mine: Kept, backend: Backend, geometry: KvGeometry
+    config: EngineConfig,
+    join: Join,
+    place: EnginePlace,
+    model: LoadedModel,
+    mine: Kept,
+    backend: Backend,
+    geometry: KvGeometry,
 ) -> Sizes:
     """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and what it needs is left alone."""
     if not is_accelerator(join.device):
@@ -114,7 +123,10 @@ def _sizes(
 def _device_room(config: EngineConfig, join: Join, model: LoadedModel, backend: Any, geometry: KvGeometry) -> int:
     part = join.part
     limits = resolve(
-        replace(config, kv=replace(config.kv, kv_cache_memory=_LEFT_TO_THE_DEVICE // 2)), model.spec, geometry, _LEFT_TO_THE_DEVICE
+        replace(config, kv=replace(config.kv, kv_cache_memory=_LEFT_TO_THE_DEVICE // 2)),
+        model.spec,
+        geometry,
+        _LEFT_TO_THE_DEVICE,
     )
     return int(
         backend.kv_room(

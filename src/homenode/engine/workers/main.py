@@ -48,7 +48,11 @@ from homenode.errors import HomenodeError, HostError, PeerError
 
 _log = logging.getLogger(__name__)
 _PROGRESS_STEPS = 200
-_EXPECTED = (MemoryError, ValueError, PeerError)  # a request's own fault, the machine's for a moment, or another worker's
+_EXPECTED = (
+    MemoryError,
+    ValueError,
+    PeerError,
+)  # a request's own fault, the machine's for a moment, or another worker's
 
 MakeWorker = Callable[[Join], Worker]
 OpenFor = Callable[[Join], OpenChannels]

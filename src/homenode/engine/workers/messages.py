@@ -23,7 +23,9 @@ from homenode.engine.place import EnginePlace
 from homenode.engine.schedule.step import Step, StepResult
 from homenode.model.part import ModelPart
 
-Role = Literal["ranks", "inlet", "outlet"]  # sums and gathers of one stage's ranks; rows from the stage before; rows for the stage after
+Role = Literal[
+    "ranks", "inlet", "outlet"
+]  # sums and gathers of one stage's ranks; rows from the stage before; rows for the stage after
 
 
 class Channel(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +64,9 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     channels: list[Channel]
     kv_cache_memory: int | None = None  # bytes of its KV memory, where set; else it says itself what fits
     kv_there: int = 0  # bytes of its KV memory that are taken already: of who had its place before
-    experts: EngineSeat | None = None  # with it comes the descriptor of the memory that the engines' workers of this number keep experts in
+    experts: EngineSeat | None = (
+        None  # with it comes the descriptor of the memory that the engines' workers of this number keep experts in
+    )
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

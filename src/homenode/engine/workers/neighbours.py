@@ -17,7 +17,10 @@ def sliced(layout: KvLayout, part: ModelPart) -> KvLayout:
     """What a worker reads of another engine's KV memory: the layers and heads it has itself, wherever and with however many workers they are there."""
     regions = [_cut(region, layout, part) for region in layout.regions]
     return msgspec.structs.replace(
-        layout, layers=part.layers.count, kv_heads=part.kv_heads.count, regions=tuple(region for region in regions if region is not None)
+        layout,
+        layers=part.layers.count,
+        kv_heads=part.kv_heads.count,
+        regions=tuple(region for region in regions if region is not None),
     )
 
 
@@ -32,7 +35,9 @@ def _cut(region: KvRegion, layout: KvLayout, part: ModelPart) -> KvRegion | None
         region,
         first_head=first_head - heads.first,
         past_head=past_head - heads.first,
-        offset=region.offset + (first_layer - first) * region.layer_stride + (first_head - region.first_head) * region.head_stride,
+        offset=region.offset
+        + (first_layer - first) * region.layer_stride
+        + (first_head - region.first_head) * region.head_stride,
         first_layer=first_layer - layers.first,
         past_layer=past_layer - layers.first,
     )

@@ -45,11 +45,16 @@ def own_host(host: Host, place: EnginePlace) -> Host:
     return replace(host, allowance=replace(own, cpu_quota=None if quota is None else min(quota, float(len(cores)))))
 
 
-def over_own_nodes(host: Host, config: EngineConfig, places: Sequence[EnginePlace]) -> tuple[tuple[EnginePlace, ...], tuple[Finding, ...]]:
+def over_own_nodes(
+    host: Host, config: EngineConfig, places: Sequence[EnginePlace]
+) -> tuple[tuple[EnginePlace, ...], tuple[Finding, ...]]:
     """The places of CPU workers, which divide the cores already, under --numa; and what is to be told of them. UserError for a policy that workers
     cannot have, PlacementError where --numa-strict asks for more nodes than any worker has."""
     placement = config.placement
-    several = len({cpu.node for place in places for number in place.team if (cpu := host.cpu_by_id.get(number)) is not None}) > 1
+    several = (
+        len({cpu.node for place in places for number in place.team if (cpu := host.cpu_by_id.get(number)) is not None})
+        > 1
+    )
     if placement.numa == "replicate" and several:
         raise UserError(
             f"--numa replicate is an engine for each node, and these are the {len(places)} workers of one engine; `homenode serve` makes such engines, each "
@@ -69,7 +74,11 @@ def _over(host: Host, config: EngineConfig, place: EnginePlace) -> EnginePlace:
     found = place_engine(own, config.compute.threads, own_host(host, place), lambda teams: _settled(config, teams))
     findings = tuple(finding for finding in found.findings if finding.code != "numa_single_node")
     return replace(
-        found, others=place.others, spare=place.spare, findings=(*place.findings, *findings), strict=config.placement.numa_strict
+        found,
+        others=place.others,
+        spare=place.spare,
+        findings=(*place.findings, *findings),
+        strict=config.placement.numa_strict,
     )
 
 

@@ -78,10 +78,14 @@ def _on_cpus(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
     )  # what was asked for made the engine's place
     if config.replica:  # where the loop goes was decided with it, so every core of it computes
         settings = replace(settings, placement=replace(settings.placement, reserve_cpus=0))
-    places = divided_places(host, settings, count, what="worker", flags="--pipeline-parallel-size x --tensor-parallel-size")
+    places = divided_places(
+        host, settings, count, what="worker", flags="--pipeline-parallel-size x --tensor-parallel-size"
+    )
     findings = dict.fromkeys(finding for place in places for finding in place.findings)
     apart = tuple(replace(place, findings=()) for place in places)
-    return WorkerPlaces(apart, config.replica.place.others if config.replica else places[0].spare, findings=tuple(findings))
+    return WorkerPlaces(
+        apart, config.replica.place.others if config.replica else places[0].spare, findings=tuple(findings)
+    )
 
 
 def _under_a_policy(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
@@ -104,7 +108,9 @@ def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
             param="threads",
         )
     message = f"{count} workers share {len(cores)} physical cores ({format_cpu_list(cores)}), so they wait for each other's turns"
-    finding = Finding("warning", "workers_share_cores", message, f"Allow {count} cores or more, or have fewer stages and ranks.")
+    finding = Finding(
+        "warning", "workers_share_cores", message, f"Allow {count} cores or more, or have fewer stages and ranks."
+    )
     places = tuple(EnginePlace((cores[number * len(cores) // count],)) for number in range(count))
     return WorkerPlaces(places, shared=True, findings=(finding,))
 

@@ -82,7 +82,9 @@ class Planned:
                 config = replace(self.config, kv=replace(self.config.kv, kv_cache_memory=self.kv_memory))
                 for problem in problems(config, self.checkpoint.spec, self.geometries[worker.number], left):
                     found.setdefault(problem.param or problem.message, problem)
-        for problem in transfer_problems(self.config, self.whole_geometry, self._left_in_all(), [w.device for w in self.layout.workers]):
+        for problem in transfer_problems(
+            self.config, self.whole_geometry, self._left_in_all(), [w.device for w in self.layout.workers]
+        ):
             found.setdefault(problem.param or problem.message, problem)
         return list(found.values())
 
@@ -107,8 +109,12 @@ class Planned:
         """Why a node has no room for what --numa puts there."""
         if worker.place.numa is None or is_accelerator(worker.device) or not self.host.nodes:
             return None
-        placement = replace(self.config.placement, numa=worker.place.numa, numa_nodes=None, reserve_cpus=0, numa_strict=False)
-        own = replace(self.config, placement=placement, compute=replace(self.config.compute, threads=len(worker.place.team)))
+        placement = replace(
+            self.config.placement, numa=worker.place.numa, numa_nodes=None, reserve_cpus=0, numa_strict=False
+        )
+        own = replace(
+            self.config, placement=placement, compute=replace(self.config.compute, threads=len(worker.place.team))
+        )
         try:
             backend = make_backend(self.config.compute, (UNPINNED,))
             layout = missing_layout(self.weights[worker.number], worker.part, self.common, worker.number)
@@ -129,34 +135,52 @@ def plan_engine(
     """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. `common`: where several engines keep experts in
     common. UserError, naming the setting, for what the model cannot be cut into or the host cannot hold."""
     if found := transfer_problems(config, workers=devices):
-        raise found[0] if len(found) == 1 else UserError("; ".join(problem.message for problem in found), param=found[0].param)
-    if problem := expert_problem(config, checkpoint.spec) or counts_problem(config.parallel.expert_counts, checkpoint.spec):
+        raise (
+            found[0]
+            if len(found) == 1
+            else UserError("; ".join(problem.message for problem in found), param=found[0].param)
+        )
+    if problem := expert_problem(config, checkpoint.spec) or counts_problem(
+        config.parallel.expert_counts, checkpoint.spec
+    ):
         raise problem
     memory = with_variables(config, host).kv.kv_cache_memory
     places = worker_places(host, config, devices)
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
     whole = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
     missing = missing_layout(whole, ModelPart.whole(checkpoint.spec), common)
-    weights_alone = weight_needs(checkpoint.spec, missing, config.parallel.pipeline_parallel_size, config.parallel.tensor_parallel_size)
+    weights_alone = weight_needs(
+        checkpoint.spec, missing, config.parallel.pipeline_parallel_size, config.parallel.tensor_parallel_size
+    )
     geometry = kv_geometry_of(checkpoint.spec, whole, config.kv.block_size, config.kv.kv_cache_dtype)
     needs = with_the_rest(weights_alone, config, checkpoint.spec, geometry, memory)
-    rooms, without_kv = (layer_rooms(host, config, devices, places.places, devices_memory, need) for need in (needs, weights_alone))
+    rooms, without_kv = (
+        layer_rooms(host, config, devices, places.places, devices_memory, need) for need in (needs, weights_alone)
+    )
     layers = read_layer_split(config.parallel.layer_split)
     if layers is None:
         if common is None:
             layers = layers_of_stages(config, checkpoint.spec, whole, devices, places.places, (rooms, without_kv))
         else:
             layers = layers_alike(checkpoint.spec, whole, devices, config.parallel.tensor_parallel_size, without_kv)
-    parts = plan_parts(checkpoint.spec, grains_of(checkpoint, kept.quantize), _division(config, checkpoint, layers, devices))
-    weights = tuple(plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part) for part in parts)
+    parts = plan_parts(
+        checkpoint.spec, grains_of(checkpoint, kept.quantize), _division(config, checkpoint, layers, devices)
+    )
+    weights = tuple(
+        plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part) for part in parts
+    )
     geometries = tuple(
         kv_geometry_of(checkpoint.spec, kept_as, config.kv.block_size, config.kv.kv_cache_dtype, part)
         for part, kept_as in zip(parts, weights, strict=True)
     )
-    return Planned(config, checkpoint, host, lay_out(config, parts, devices, places), weights, geometries, memory, rooms, common)
+    return Planned(
+        config, checkpoint, host, lay_out(config, parts, devices, places), weights, geometries, memory, rooms, common
+    )
 
 
-def _division(config: EngineConfig, checkpoint: Checkpoint, layers: tuple[int, ...], devices: Sequence[str]) -> Division:
+def _division(
+    config: EngineConfig, checkpoint: Checkpoint, layers: tuple[int, ...], devices: Sequence[str]
+) -> Division:
     parallel = config.parallel
     return Division(
         stages=parallel.pipeline_parallel_size,
@@ -177,12 +201,17 @@ def with_room(planned: Planned) -> Planned:
     total = Allowance.of_process().memory_available + held
     if config.replica is not None and config.replica.memory is not None:
         total = min(total, config.replica.memory)
-    near = [sum(other.held for other, there in zip(mine, rooms, strict=True) if meet(room.nodes, there.nodes)) for room in rooms]
+    near = [
+        sum(other.held for other, there in zip(mine, rooms, strict=True) if meet(room.nodes, there.nodes))
+        for room in rooms
+    ]
     sizes = [(room.size + more, room.nodes) for room, more in zip(rooms, near, strict=True)]
     return replace(planned, layout=with_memory(layout, [each.own for each in mine], sizes, total))
 
 
-def check_engine_of_workers(config: EngineConfig, devices: Sequence[str], common: ExpertsInCommon | None = None) -> list[UserError]:
+def check_engine_of_workers(
+    config: EngineConfig, devices: Sequence[str], common: ExpertsInCommon | None = None
+) -> list[UserError]:
     """Everything wrong with these settings, as `build.check_config` finds it for one worker."""
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))

@@ -69,7 +69,9 @@ def join_site(name: SiteName, rank: int, timeout_s: float) -> Site:
             return _asked(name, rank, deadline)
         except (PeerError, ConnectionError) as error:  # it has ended since, or was about to begin
             if time.monotonic() + _AGAIN_S > deadline:
-                raise PeerError(f"the memory of stage {name.group.stage} was not handed over on this host: {error}") from error
+                raise PeerError(
+                    f"the memory of stage {name.group.stage} was not handed over on this host: {error}"
+                ) from error
         time.sleep(_AGAIN_S)
 
 
@@ -93,7 +95,13 @@ def _asked(name: SiteName, rank: int, deadline: float) -> Site:
         try:
             sock.connect(name.socket)
             _check_user(sock)
-            introduce(sock, "the keeper of this host", name.secret, Share(name.group, rank), time.monotonic() + min(left, _GREETING_S))
+            introduce(
+                sock,
+                "the keeper of this host",
+                name.secret,
+                Share(name.group, rank),
+                time.monotonic() + min(left, _GREETING_S),
+            )
             sock.settimeout(left)
             data, descriptors, _, _ = socket.recv_fds(sock, 1024, 1)
         except TimeoutError as error:

@@ -118,7 +118,9 @@ class TcpInlet:
         read_into(sock, memoryview(header), deadline)
         came = _HEADER.unpack(header)
         if came != (number, rows, columns) or rows > self._max_rows:
-            raise PeerError(f"rows of step {came[0]} came, {came[1]} x {came[2]}; awaited were those of step {number}, {rows} x {columns}")
+            raise PeerError(
+                f"rows of step {came[0]} came, {came[1]} x {came[2]}; awaited were those of step {number}, {rows} x {columns}"
+            )
         if self._memory.shape != (self._max_rows, columns):
             self._memory = np.empty((self._max_rows, columns), np.float32)
         values = self._memory[:rows]
@@ -172,7 +174,9 @@ class TcpOutlet:
             sock.sendall(_HEADER.pack(number, *values.shape))
             sock.sendall(memoryview(values.data).cast("B"))
         except OSError as error:
-            raise PeerError(f"the rows of step {number} could not be sent to stage {self._key.stage}: {error}") from error
+            raise PeerError(
+                f"the rows of step {number} could not be sent to stage {self._key.stage}: {error}"
+            ) from error
 
     def leave(self) -> None:
         """End all waiting in it."""

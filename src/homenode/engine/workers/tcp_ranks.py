@@ -61,14 +61,21 @@ class TcpRanks:
             with contextlib.ExitStack() as stack:
                 reached = []
                 for address, ranks in hosts:
-                    sock = call(address, self._name.secret, Values(self._name.group, self._rank), min(self._timeout, _GREETING_S))
+                    sock = call(
+                        address,
+                        self._name.secret,
+                        Values(self._name.group, self._rank),
+                        min(self._timeout, _GREETING_S),
+                    )
                     reached.append((stack.enter_context(sock), ranks))
                 with self._lock:
                     if reached and not self._streams.over:
                         self._sender = send_rank(self._site.memory, self._rank, reached, self._timeout)
         except (HomenodeError, OSError) as error:
             if not self._streams.over:
-                _log.error("rank %d of stage %d has no connection to others: %s", self._rank, self._name.group.stage, error)
+                _log.error(
+                    "rank %d of stage %d has no connection to others: %s", self._rank, self._name.group.stage, error
+                )
                 self.group.leave()
 
     def _addresses(self) -> list[str]:
@@ -77,7 +84,9 @@ class TcpRanks:
         while True:
             begin = time.monotonic()
             with self._streams.keep(call(self._engine, self._name.secret, seated, _GREETING_S)) as sock:
-                sock.settimeout(self._timeout + _GREETING_S)  # the engine answers, or does not, within the first of these
+                sock.settimeout(
+                    self._timeout + _GREETING_S
+                )  # the engine answers, or does not, within the first of these
                 body = FrameSocket(sock, limit=_MOST_ADDRESSES).receive()
             if body is not None:
                 addresses: list[str] = decode_body(body, list[str])

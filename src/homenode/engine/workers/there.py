@@ -18,7 +18,9 @@ def devices_of_service(config: EngineConfig) -> tuple[tuple[str, ...], ...]:
     """Those of the workers of every engine that is started with this one. Raises as `devices_of`, for the devices of this engine."""
     parallel, text = config.parallel, config.parallel.stage_devices
     there = accelerators() if text.strip() == "auto" and config.compute.backend == "native" else ()
-    engine, engines = (config.replica.number, config.replica.count) if config.replica else (0, parallel.data_parallel_size)
+    engine, engines = (
+        (config.replica.number, config.replica.count) if config.replica else (0, parallel.data_parallel_size)
+    )
     stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
     everybody = tuple(worker_devices(text, stages, ranks, there, number, engines) for number in range(engines))
     devices = everybody[engine]
@@ -27,7 +29,9 @@ def devices_of_service(config: EngineConfig) -> tuple[tuple[str, ...], ...]:
     kept = config.kv.kv_cache_dtype
     for device in devices:
         problem = (
-            attention_problem(config.compute.attention_backend, device, "bf16" if kept == "auto" else kept) if is_torch(device) else None
+            attention_problem(config.compute.attention_backend, device, "bf16" if kept == "auto" else kept)
+            if is_torch(device)
+            else None
         )
         if problem is not None:
             raise problem

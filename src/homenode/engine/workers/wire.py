@@ -46,7 +46,9 @@ class EngineSocket:
                 raise PeerError(f"the connection failed: {error}") from error
             self._descriptors.extend(descriptors)
             if flags & socket.MSG_CTRUNC:
-                raise PeerError(f"more than {_MOST_DESCRIPTORS} descriptors came at once, or there is no room for them in this process")
+                raise PeerError(
+                    f"more than {_MOST_DESCRIPTORS} descriptors came at once, or there is no room for them in this process"
+                )
             if not data:
                 if self._decoder.held:
                     raise PeerError(f"the stream ended inside a frame, {self._decoder.held} bytes after its beginning")
@@ -57,7 +59,9 @@ class EngineSocket:
     def descriptors(self, count: int) -> list[int]:
         """The next `count` descriptors that came, now the caller's. PeerError when fewer came."""
         if len(self._descriptors) < count:
-            raise PeerError(f"a frame speaks of {count} channels, and {len(self._descriptors)} descriptors came with it")
+            raise PeerError(
+                f"a frame speaks of {count} channels, and {len(self._descriptors)} descriptors came with it"
+            )
         return [self._descriptors.popleft() for _ in range(count)]
 
 

@@ -56,7 +56,9 @@ def apply(
         degraded = [step.what for step in binding.steps if step.outcome == "degraded"]
         if strict and degraded:
             message = f"process {pid} could not be bound entirely: {', '.join(degraded)}"
-            binding.roll_back("binding_incomplete", message, "See the other findings; without --strict the steps that hold are kept")
+            binding.roll_back(
+                "binding_incomplete", message, "See the other findings; without --strict the steps that hold are kept"
+            )
     return Report(tuple(binding.steps), tuple(binding.findings))
 
 
@@ -84,11 +86,15 @@ class _Binding:
             if strict:
                 raise
             message = f"the masks of process {self.process.pid} before binding could not be kept, undoing will not be possible: {error}"
-            self._degraded("remember", str(error), "undo_not_possible", message, "Set HOMENODE_STATE_DIR to a folder of your own")
+            self._degraded(
+                "remember", str(error), "undo_not_possible", message, "Set HOMENODE_STATE_DIR to a folder of your own"
+            )
 
     def bind_threads(self, settle_s: float) -> bool:
         """Set all masks; whether they hold. Raises the error where the very first one is refused."""
-        journal = self.journal = settle(self.process, lambda thread, _: wanted_cpus(thread.name, self.target) or None, self.calls, settle_s)
+        journal = self.journal = settle(
+            self.process, lambda thread, _: wanted_cpus(thread.name, self.target) or None, self.calls, settle_s
+        )
         pid = self.process.pid
         if journal.refusal is not None:
             what, remedy = explain(self.process, journal.refusal)
@@ -106,7 +112,9 @@ class _Binding:
             self.steps.append(StepResult("affinity", "done", detail))
         else:
             message = f"process {pid} kept starting threads with other masks for {settle_s:g} s: {detail}"
-            self._degraded("affinity", detail, "threads_unsettled", message, "Run this again, or watch the process", "error")
+            self._degraded(
+                "affinity", detail, "threads_unsettled", message, "Run this again, or watch the process", "error"
+            )
         return True
 
     def move_pages(self, pages_s: float, progress: Progress | None) -> None:
@@ -119,7 +127,13 @@ class _Binding:
         usable = tuple(node for node in nodes if not allowed or node in allowed)
         if len(usable) < len(nodes):
             message = f"process {pid} may take memory from nodes {format_cpu_list(allowed)} only, planned are {format_cpu_list(nodes)}"
-            self._degraded("memory nodes", message, "memory_node_not_allowed", message, "Widen cpuset.mems of its container or cgroup")
+            self._degraded(
+                "memory nodes",
+                message,
+                "memory_node_not_allowed",
+                message,
+                "Widen cpuset.mems of its container or cgroup",
+            )
         if not usable:
             return
         try:
@@ -168,21 +182,30 @@ class _Binding:
         self.steps.append(StepResult("affinity", "failed", f"not put back: {names}"))
         message = f"these threads of process {self.process.pid} keep other CPUs than before: {names}"
         self.findings.append(
-            Finding("error", "rollback_incomplete", message, f"Put them back by `homenode bind --undo --pid {self.process.pid}`")
+            Finding(
+                "error",
+                "rollback_incomplete",
+                message,
+                f"Put them back by `homenode bind --undo --pid {self.process.pid}`",
+            )
         )
 
     def _put_back(self) -> list[str]:
         """Masks as before, and the record of them too unless it is still needed; the threads that did not take theirs back."""
         left = put_back(self.journal, self.calls) if self.journal is not None else []
         if self.state is not None and not left:
-            with suppress(HostError):  # a record too many does no harm: undoing would give the threads the masks they have
+            with suppress(
+                HostError
+            ):  # a record too many does no harm: undoing would give the threads the masks they have
                 if self.earlier is not None:
                     self.state.save(self.earlier.name, self.earlier.to_dict())
                 else:
                     self.state.remove(record_name(self.process))
         return [f"{thread.tid} ({thread.name})" for thread in left]
 
-    def _degraded(self, what: str, detail: str, code: str, message: str, remedy: str, severity: str = "warning") -> None:
+    def _degraded(
+        self, what: str, detail: str, code: str, message: str, remedy: str, severity: str = "warning"
+    ) -> None:
         self.steps.append(StepResult(what, "degraded", detail))
         self.findings.append(Finding(severity, code, message, remedy))
 

@@ -98,7 +98,10 @@ def _load(state: State) -> tuple[ClaimTable, bool]:
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, UserError) as error:
         message = f"{state.folder / _file_name()} is not used: it is no table of claims ({error!r})"
         finding = Finding(
-            "warning", "state_unreadable", message, "Processes that claimed CPUs in it are not known any more; restart them to claim again."
+            "warning",
+            "state_unreadable",
+            message,
+            "Processes that claimed CPUs in it are not known any more; restart them to claim again.",
         )
         return ClaimTable((finding,)), True
     return ClaimTable((), {process: claim for process, claim in held.items() if alive(process)}), False

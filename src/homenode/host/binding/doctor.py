@@ -25,7 +25,14 @@ def doctor(host: Host, plan: Plan | PlacementError | None = None, live: LiveFact
     """
     of_plan = list(_of_plan(host, plan))
     told = {finding.code for finding in of_plan}
-    rest = [*host.notes, *host.accelerators.notes, *_tools(host), *machine_findings(host), *trap_findings(host), *_living(host, live)]
+    rest = [
+        *host.notes,
+        *host.accelerators.notes,
+        *_tools(host),
+        *machine_findings(host),
+        *trap_findings(host),
+        *_living(host, live),
+    ]
     found = list(dict.fromkeys([*of_plan, *(finding for finding in rest if finding.code not in told)]))
     found.sort(key=lambda finding: -SEVERITIES.index(finding.severity))
     if worst(found) in (None, "info"):
@@ -45,7 +52,9 @@ def _of_plan(host: Host, plan: Plan | PlacementError | None) -> Iterable[Finding
 
 def _tools(host: Host) -> Iterable[Finding]:
     for error in host.accelerators.errors:
-        yield Finding("warning", error.code, f"{error.summary} (seen: {error.seen}; wanted: {error.wanted})", error.remedy)
+        yield Finding(
+            "warning", error.code, f"{error.summary} (seen: {error.seen}; wanted: {error.wanted})", error.remedy
+        )
 
 
 def _living(host: Host, live: LiveFacts | None) -> Iterable[Finding]:
@@ -60,12 +69,18 @@ def _permissions(host: Host, live: LiveFacts) -> Iterable[Finding]:
     if live.memory_policy_refusal in ("EPERM", "EACCES"):
         message = f"set_mempolicy is refused ({live.memory_policy_refusal}), as by a container's seccomp profile: memory cannot be bound"
         yield Finding(
-            "warning", "memory_policy_refused", message, "Start the container with --cap-add SYS_NICE, or a profile that allows it."
+            "warning",
+            "memory_policy_refused",
+            message,
+            "Start the container with --cap-add SYS_NICE, or a profile that allows it.",
         )
     elif live.memory_policy_refusal and len(host.nodes) > 1:
         message = f"set_mempolicy does not work here ({live.memory_policy_refusal}): memory cannot be bound"
         yield Finding(
-            "warning", "memory_policy_refused", message, "Bind CPUs: memory then comes from the node of the CPU that touches it first."
+            "warning",
+            "memory_policy_refused",
+            message,
+            "Bind CPUs: memory then comes from the node of the CPU that touches it first.",
         )
     missing = [name for name, bit in (("SYS_NICE", CAP_SYS_NICE), ("SYS_PTRACE", CAP_SYS_PTRACE)) if not live.may(bit)]
     if missing:
@@ -86,12 +101,17 @@ def _permissions(host: Host, live: LiveFacts) -> Iterable[Finding]:
 def _daemons(live: LiveFacts) -> Iterable[Finding]:
     if live.irqbalance is not None:
         message = f"irqbalance (process {live.irqbalance}) moves interrupts about, those that a tool has routed too"
-        yield Finding("info", "irqbalance_running", message, "Nothing to do: `homenode bind` has it leave the device's interrupts alone.")
-    if live.swap_used:
-        message = (
-            f"{format_bytes(live.swap_used)} of {format_bytes(live.swap)} swap is used: weights that come back from it stall every token"
+        yield Finding(
+            "info",
+            "irqbalance_running",
+            message,
+            "Nothing to do: `homenode bind` has it leave the device's interrupts alone.",
         )
-        yield Finding("warning", "swap_used", message, "Free memory, then: swapoff -a && swapon -a; or lower vm.swappiness.")
+    if live.swap_used:
+        message = f"{format_bytes(live.swap_used)} of {format_bytes(live.swap)} swap is used: weights that come back from it stall every token"
+        yield Finding(
+            "warning", "swap_used", message, "Free memory, then: swapoff -a && swapon -a; or lower vm.swappiness."
+        )
     elif live.swap:
         message = f"{format_bytes(live.swap)} swap is on: weights may be written there when memory gets short"
         yield Finding("info", "swap_on", message, "sysctl vm.swappiness=1, or swapoff -a on a host that only serves.")
@@ -101,17 +121,23 @@ def _process(host: Host, process: ProcessFacts) -> Iterable[Finding]:
     who = f"process {process.pid} ({process.name})"
     quota, cpus = host.allowance.cpu_quota, len(host.allowance.cpus)
     if quota is not None and process.threads > quota:
-        message = (
-            f"{who} has {process.threads} threads, its control group {quota:g} CPUs' worth of time: when all are busy they are throttled"
+        message = f"{who} has {process.threads} threads, its control group {quota:g} CPUs' worth of time: when all are busy they are throttled"
+        yield Finding(
+            "warning",
+            "quota_below_threads",
+            message,
+            f"Start it with {max(1, int(quota))} compute threads, or raise cpu.max.",
         )
-        yield Finding("warning", "quota_below_threads", message, f"Start it with {max(1, int(quota))} compute threads, or raise cpu.max.")
     if process.swapped:
         message = f"{format_bytes(process.swapped)} of {who} are in swap"
         yield Finding("warning", "swapped_out", message, "Free memory and start it again, or swapoff -a.")
     if cpus == 1 and len(host.cpus) > 1 and process.threads > 1:
         message = f"all {process.threads} threads of {who} share CPU {host.allowance.cpus[0]} of {len(host.cpus)}"
         yield Finding(
-            "warning", "threads_on_one_cpu", message, f"Widen it: homenode bind --pid {process.pid}, or start it without OMP_PROC_BIND."
+            "warning",
+            "threads_on_one_cpu",
+            message,
+            f"Widen it: homenode bind --pid {process.pid}, or start it without OMP_PROC_BIND.",
         )
 
 

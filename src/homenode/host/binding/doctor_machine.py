@@ -21,10 +21,17 @@ def machine_findings(host: Host) -> list[Finding]:
 def _mask(host: Host) -> Iterable[Finding]:
     own, all_cpus = host.allowance.cpus, len(host.cpus)
     permitted = host.allowance.cpuset or tuple(host.cpu_by_id)
-    seen = f"this process may use CPUs {format_cpu_list(own)}, {len(own)} of the {len(permitted)} that it could be given"
+    seen = (
+        f"this process may use CPUs {format_cpu_list(own)}, {len(own)} of the {len(permitted)} that it could be given"
+    )
     if host.allowance.mask_origin == "openmp":
         message = f"{seen}: an OpenMP runtime seems to have bound a process above it by accident"
-        yield Finding("warning", "mask_by_accident", message, "Unset OMP_PROC_BIND and OMP_PLACES, or plan with --ignore-openmp-mask.")
+        yield Finding(
+            "warning",
+            "mask_by_accident",
+            message,
+            "Unset OMP_PROC_BIND and OMP_PLACES, or plan with --ignore-openmp-mask.",
+        )
     elif host.allowance.mask_origin == "inherited":
         message = f"{seen}: the mask is inherited (taskset, Slurm, mpirun, a parent). homenode keeps to it; numactl -N and CPU lists with ! escape it"
         yield Finding(
@@ -35,7 +42,9 @@ def _mask(host: Host) -> Iterable[Finding]:
         )
     elif host.allowance.mask_origin == "cpuset":
         message = f"the cpuset of this process permits CPUs {format_cpu_list(own)}, {len(own)} of {all_cpus}"
-        yield Finding("info", "cpuset_narrow", message, "docker --cpuset-cpus, the pod's CPU limits, or AllowedCPUs= decide that.")
+        yield Finding(
+            "info", "cpuset_narrow", message, "docker --cpuset-cpus, the pod's CPU limits, or AllowedCPUs= decide that."
+        )
 
 
 def _partial_cores(host: Host) -> Iterable[Finding]:
@@ -43,18 +52,16 @@ def _partial_cores(host: Host) -> Iterable[Finding]:
     cut = [cpus for cpus in host.cores.values() if not allowed.isdisjoint(cpus) and not allowed.issuperset(cpus)]
     if cut:
         others = format_cpu_list(cpu for cpus in cut for cpu in cpus if cpu not in allowed)
-        message = (
-            f"of {_count(len(cut), 'core')} only some SMT siblings are allowed; whoever computes on the others ({others}) slows these down"
+        message = f"of {_count(len(cut), 'core')} only some SMT siblings are allowed; whoever computes on the others ({others}) slows these down"
+        yield Finding(
+            "warning", "cores_in_part", message, f"Allow whole cores: add CPUs {others} to the cpuset or mask."
         )
-        yield Finding("warning", "cores_in_part", message, f"Allow whole cores: add CPUs {others} to the cpuset or mask.")
 
 
 def _quota(host: Host) -> Iterable[Finding]:
     quota, cpus = host.allowance.cpu_quota, len(host.allowance.cpus)
     if quota is not None and quota < cpus:
-        message = (
-            f"the control group may use {quota:g} CPUs' worth of time on {cpus} CPUs: a program that starts a thread on each is throttled"
-        )
+        message = f"the control group may use {quota:g} CPUs' worth of time on {cpus} CPUs: a program that starts a thread on each is throttled"
         yield Finding(
             "warning",
             "quota_below_cpus",
@@ -66,7 +73,12 @@ def _quota(host: Host) -> Iterable[Finding]:
 def _offline(host: Host) -> Iterable[Finding]:
     if host.offline:
         message = f"offline CPUs: {format_cpu_list(host.offline)}; {len(host.cpus)} are online"
-        yield Finding("info", "cpus_offline", message, "echo 1 > /sys/devices/system/cpu/cpuN/online for each, if they should work.")
+        yield Finding(
+            "info",
+            "cpus_offline",
+            message,
+            "echo 1 > /sys/devices/system/cpu/cpuN/online for each, if they should work.",
+        )
 
 
 def _isolated(host: Host) -> Iterable[Finding]:
@@ -82,13 +94,17 @@ def _isolated(host: Host) -> Iterable[Finding]:
     used = set(host.isolated).intersection(host.allowance.cpus)
     if used:
         message = f"CPUs {format_cpu_list(used)} are isolated (isolcpus): threads of one process pile up on one of them unless each is bound by itself"
-        yield Finding("warning", "isolated_cpus", message, "Take them out of isolcpus, or out of this process's cpuset.")
+        yield Finding(
+            "warning", "isolated_cpus", message, "Take them out of isolcpus, or out of this process's cpuset."
+        )
 
 
 def _unequal(host: Host) -> Iterable[Finding]:
     kinds = sorted({cpu.capacity for cpu in host.cpus}, reverse=True)
     if len(kinds) > 1:
-        counts = ", ".join(f"{sum(cpu.capacity == kind for cpu in host.cpus)} at {kind / 1024:.0%}" for kind in kinds[:_MOST_NAMED])
+        counts = ", ".join(
+            f"{sum(cpu.capacity == kind for cpu in host.cpus)} at {kind / 1024:.0%}" for kind in kinds[:_MOST_NAMED]
+        )
         message = f"the CPUs are not equally fast ({counts}): threads with equal shares wait for the slowest"
         yield Finding(
             "info",
@@ -101,7 +117,9 @@ def _unequal(host: Host) -> Iterable[Finding]:
 def _balancing(host: Host) -> Iterable[Finding]:
     if host.numa_balancing and len(host.nodes) > 1:
         message = "automatic NUMA balancing is on: it samples accesses by page faults and may move memory that no policy holds"
-        yield Finding("info", "numa_balancing_on", message, "Turn it off while serving: sysctl kernel.numa_balancing=0.")
+        yield Finding(
+            "info", "numa_balancing_on", message, "Turn it off while serving: sysctl kernel.numa_balancing=0."
+        )
 
 
 def _huge_pages(host: Host) -> Iterable[Finding]:
@@ -110,12 +128,16 @@ def _huge_pages(host: Host) -> Iterable[Finding]:
         message = "transparent huge pages are off: weights and KV memory are mapped in small pages, which costs address translations"
         yield Finding("warning", "huge_pages_off", message, f"echo madvise > {setting}")
     elif host.transparent_huge_pages == "always":
-        message = "transparent huge pages are on for every program: those that do not ask may see stalls and use more memory"
+        message = (
+            "transparent huge pages are on for every program: those that do not ask may see stalls and use more memory"
+        )
         yield Finding("info", "huge_pages_always", message, f"echo madvise > {setting} leaves it to programs that ask.")
     reserved = sum(size * count for node in host.nodes for size, count in node.huge_pages.items())
     known = any(node.huge_pages for node in host.nodes)
     if known and not reserved:
-        yield Finding("info", "huge_pages_none_reserved", "no huge pages are reserved; nothing of homenode needs them", "")
+        yield Finding(
+            "info", "huge_pages_none_reserved", "no huge pages are reserved; nothing of homenode needs them", ""
+        )
 
 
 def _memory_limit(host: Host) -> Iterable[Finding]:
@@ -123,19 +145,31 @@ def _memory_limit(host: Host) -> Iterable[Finding]:
     if limit is not None and installed and limit < installed:
         left = format_bytes(host.allowance.memory_available)
         message = f"the control group may use {format_bytes(limit)} of {format_bytes(installed)} memory; {left} are free to take"
-        yield Finding("info", "memory_limited", message, "docker --memory, the pod's memory limit, or MemoryMax= decide that.")
+        yield Finding(
+            "info", "memory_limited", message, "docker --memory, the pod's memory limit, or MemoryMax= decide that."
+        )
 
 
 def _node_memory(host: Host) -> Iterable[Finding]:
     bare = [node.id for node in host.nodes if node.memory == 0 and node.cpus]
     if bare:
         message = f"CPUs without memory of their own: node {format_cpu_list(bare)}; all they touch is remote"
-        yield Finding("warning", "nodes_without_memory", message, "Populate their memory channels, or keep compute off their CPUs.")
+        yield Finding(
+            "warning",
+            "nodes_without_memory",
+            message,
+            "Populate their memory channels, or keep compute off their CPUs.",
+        )
     devices = {chip.memory_node for chip in host.accelerators.chips} - {None}
     far = [node.id for node in host.nodes if not node.cpus and node.memory and node.id not in devices]
     if far:
         message = f"memory without CPUs (CXL, HBM, or an accelerator's own): node {format_cpu_list(far)}"
-        yield Finding("info", "nodes_without_cpus", message, "Plans leave them out; name them with --memory-nodes if they are meant.")
+        yield Finding(
+            "info",
+            "nodes_without_cpus",
+            message,
+            "Plans leave them out; name them with --memory-nodes if they are meant.",
+        )
 
 
 def _allowed_memory(host: Host) -> Iterable[Finding]:
@@ -152,9 +186,14 @@ def _allowed_memory(host: Host) -> Iterable[Finding]:
             f"Add {format_cpu_list(shut)} to cpuset.mems (docker --cpuset-mems), or leave out their CPUs.",
         )
     elif len(filled) > 1 and len(mems.intersection(filled)) == 1:
-        message = f"memory may come from node {format_cpu_list(mems)} alone, of {len(filled)}: its bandwidth is all there is"
+        message = (
+            f"memory may come from node {format_cpu_list(mems)} alone, of {len(filled)}: its bandwidth is all there is"
+        )
         yield Finding(
-            "info", "memory_of_one_node", message, "Widen cpuset.mems (docker --cpuset-mems) and the CPUs with it, if more should be used."
+            "info",
+            "memory_of_one_node",
+            message,
+            "Widen cpuset.mems (docker --cpuset-mems) and the CPUs with it, if more should be used.",
         )
 
 
@@ -163,9 +202,7 @@ def _distances(host: Host) -> Iterable[Finding]:
     uneven = [(a, b) for a in ids for b in ids if a < b and host.distance(a, b) != host.distance(b, a)]
     if uneven:
         a, b = uneven[0]
-        message = (
-            f"{len(uneven)} node distances differ by direction, such as {a} to {b}: {host.distance(a, b)}, back: {host.distance(b, a)}"
-        )
+        message = f"{len(uneven)} node distances differ by direction, such as {a} to {b}: {host.distance(a, b)}, back: {host.distance(b, a)}"
         yield Finding(
             "info",
             "distances_asymmetric",
@@ -189,7 +226,10 @@ def _placeless(host: Host) -> Iterable[Finding]:
     if others:
         message = f"the firmware does not say which node is near {_count(len(others), 'network or NVMe function')}: {_named(others)}"
         yield Finding(
-            "info", "devices_without_node", message, "Update the firmware, or set numa_node in /sys/bus/pci/devices/ADDRESS as root."
+            "info",
+            "devices_without_node",
+            message,
+            "Update the firmware, or set numa_node in /sys/bus/pci/devices/ADDRESS as root.",
         )
 
 
@@ -202,7 +242,9 @@ def _feeds(device: PciDevice) -> bool:
 
 
 def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
+    return ", ".join(names[:_MOST_NAMED]) + (
+        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    )
 
 
 _CHECKS: tuple[Callable[[Host], Iterable[Finding]], ...] = (

@@ -28,7 +28,9 @@ def _openmp(host: Host) -> Iterable[Finding]:
 
 
 def _binding_variables(env: Mapping[str, str]) -> list[str]:
-    off = env.get("OMP_PROC_BIND", "").strip().lower() == "false"  # OpenMP 5.2, section 21.1.6: then places count for nothing
+    off = (
+        env.get("OMP_PROC_BIND", "").strip().lower() == "false"
+    )  # OpenMP 5.2, section 21.1.6: then places count for nothing
     wanted = [name for name in _OPENMP if env.get(name, "").strip().lower() not in _OFF]
     return [name for name in wanted if not (off and name == "OMP_PLACES")]
 
@@ -36,28 +38,43 @@ def _binding_variables(env: Mapping[str, str]) -> list[str]:
 def _slurm(host: Host) -> Iterable[Finding]:
     text = host.variables.get("SLURM_CPU_BIND", host.variables.get("SLURM_CPU_BIND_TYPE", ""))
     if text and "none" not in text.split(","):
-        message = (
-            f"Slurm binds tasks to CPUs (SLURM_CPU_BIND={text}); without its cgroup plugin that is a mask only, which numactl -N escapes"
+        message = f"Slurm binds tasks to CPUs (SLURM_CPU_BIND={text}); without its cgroup plugin that is a mask only, which numactl -N escapes"
+        yield Finding(
+            "info",
+            "slurm_binds",
+            message,
+            "srun --cpu-bind=none where homenode should place the workers inside the allocation.",
         )
-        yield Finding("info", "slurm_binds", message, "srun --cpu-bind=none where homenode should place the workers inside the allocation.")
 
 
 def _many_cpus(host: Host) -> Iterable[Finding]:
     highest = max(host.cpu_by_id, default=0)
     if highest >= _CPU_SET:
         message = f"CPU ids reach {highest}: programs with a fixed cpu_set_t know {_CPU_SET} CPUs, and the mask of this process is refused to them"
-        remedy = f"Start such programs by `homenode run --cpus` on CPUs below {_CPU_SET}; homenode itself has no such limit."
+        remedy = (
+            f"Start such programs by `homenode run --cpus` on CPUs below {_CPU_SET}; homenode itself has no such limit."
+        )
         yield Finding("warning", "cpus_beyond_1023", message, remedy)
     if highest >= _LLAMA_CPUS or len(host.nodes) > _LLAMA_NODES:
         message = f"llama.cpp --numa knows {_LLAMA_CPUS} CPUs and {_LLAMA_NODES} nodes; here CPU ids reach {highest}, with {len(host.nodes)} nodes"
-        yield Finding("info", "beyond_llama_numa", message, "Start it by `homenode run --strategy cpu-threads` and without --numa.")
+        yield Finding(
+            "info",
+            "beyond_llama_numa",
+            message,
+            "Start it by `homenode run --strategy cpu-threads` and without --numa.",
+        )
 
 
 def _sparse_cpus(host: Host) -> Iterable[Finding]:
     beyond = [cpu for cpu in host.cpu_by_id if cpu >= len(host.cpus)]
     if beyond and host.accelerators.kind == "cuda":
         message = f"{len(host.cpus)} CPUs are online and ids go beyond that: vLLM's automatic --numa-bind does not see CPUs {format_cpu_list(beyond)}"
-        yield Finding("warning", "cpu_ids_sparse", message, "Use `homenode run --numa-bind`, or vLLM with --numa-bind-cpus written out.")
+        yield Finding(
+            "warning",
+            "cpu_ids_sparse",
+            message,
+            "Use `homenode run --numa-bind`, or vLLM with --numa-bind-cpus written out.",
+        )
 
 
 def _sparse_nodes(host: Host) -> Iterable[Finding]:
@@ -74,8 +91,18 @@ def _computeless(host: Host) -> Iterable[Finding]:
     if own:
         message = f"the accelerators' own memory shows as nodes {format_cpu_list(own)}: a program bound nowhere may put its memory there"
         yield Finding(
-            "info", "accelerator_memory_nodes", message, "Bind memory (`homenode run` does); never name these nodes in --numa-bind-nodes."
+            "info",
+            "accelerator_memory_nodes",
+            message,
+            "Bind memory (`homenode run` does); never name these nodes in --numa-bind-nodes.",
         )
 
 
-_CHECKS: tuple[Callable[[Host], Iterable[Finding]], ...] = (_openmp, _slurm, _many_cpus, _sparse_cpus, _sparse_nodes, _computeless)
+_CHECKS: tuple[Callable[[Host], Iterable[Finding]], ...] = (
+    _openmp,
+    _slurm,
+    _many_cpus,
+    _sparse_cpus,
+    _sparse_nodes,
+    _computeless,
+)

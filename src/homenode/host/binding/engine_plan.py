@@ -51,7 +51,10 @@ def record_plan(state: State, plan: EnginePlan) -> None:
         for part in parts
     ]
     saved = {"boot": boot_id(), "pid": process.pid, "start": process.start, "parent": os.getppid()}
-    state.save(f"{_folder()}/{process.pid}.json", {"format": _FORMAT, **saved, "policy": plan.policy, "cpus": plan.cpus, "ranges": ranges})
+    state.save(
+        f"{_folder()}/{process.pid}.json",
+        {"format": _FORMAT, **saved, "policy": plan.policy, "cpus": plan.cpus, "ranges": ranges},
+    )
 
 
 def recorded_plans(state: State, pid: int) -> dict[int, EnginePlan]:
@@ -102,9 +105,7 @@ def _pages(pid: int, use: str, ranges: Sequence[PlannedRange], calls: Syscalls) 
 
 def _off_plan(pid: int, use: str, line: NodeResidency) -> Finding:
     away = line.present - line.local
-    message = (
-        f"of {format_bytes(line.present)} of {_NAMES[use]} of engine {pid} planned for {_where(line)}, {format_bytes(away)} lie elsewhere"
-    )
+    message = f"of {format_bytes(line.present)} of {_NAMES[use]} of engine {pid} planned for {_where(line)}, {format_bytes(away)} lie elsewhere"
     return Finding("error", "pages_off_plan", message, _REMEDY)
 
 

@@ -116,7 +116,9 @@ class Follower:
         if known is not None and known[0] == title:
             return known[1], False
         # A rank that the program itself was given is no news about its children.
-        environ = {name: value for name, value in _environment(process.pid).items() if self._inherited.get(name) != value}
+        environ = {
+            name: value for name, value in _environment(process.pid).items() if self._inherited.get(name) != value
+        }
         hint = worker_rank_of(title.split(b"\0", 1)[0].decode("utf-8", "replace"), environ)
         self._titles[process] = (title, hint)
         return hint, True

@@ -110,7 +110,9 @@ def small_pages(seen: Residence, setting: str, disabled: bool) -> tuple[Finding,
     if seen.present < TELLING_BYTES or seen.share >= ENOUGH_SHARE:
         return ()
     why, remedy = _cause(setting, disabled)
-    message = f"of {format_bytes(seen.present)} of weights and KV memory {seen.share:.0%} are on huge pages: {why}; {COST}"
+    message = (
+        f"of {format_bytes(seen.present)} of weights and KV memory {seen.share:.0%} are on huge pages: {why}; {COST}"
+    )
     return (Finding("warning", "small_pages", message, remedy),)
 
 

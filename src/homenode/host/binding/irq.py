@@ -95,7 +95,9 @@ class Interrupts:
         return Path(self.root) / "proc/irq" / str(irq) / "smp_affinity_list"
 
 
-def route_target(pid: int, target: Target, host: Host, state: State | None = None, interrupts: Interrupts | None = None) -> Report:
+def route_target(
+    pid: int, target: Target, host: Host, state: State | None = None, interrupts: Interrupts | None = None
+) -> Report:
     """Route the interrupts of `target` for process `pid`: remembered in `state` (None: not at all), told to irqbalance, written, read back.
 
     Never raises for what the system refuses: each refusal is a step and a finding, and the others go on.
@@ -106,7 +108,9 @@ def route_target(pid: int, target: Target, host: Host, state: State | None = Non
     if not routed:
         return report
     if refusal := interrupts.refusal(routed[0].irq):
-        return report + Report((skipped(_STEP, f"/proc/irq cannot be written to ({refusal}), {len(routed)} stay as they are. {_ROOT}"),))
+        return report + Report(
+            (skipped(_STEP, f"/proc/irq cannot be written to ({refusal}), {len(routed)} stay as they are. {_ROOT}"),)
+        )
     try:
         process = identify(pid)
     except HomenodeError as error:
@@ -129,7 +133,9 @@ def verify_target(target: Target, host: Host, interrupts: Interrupts | None = No
     return sum((_compare(one, seen[one.irq], interrupts) for one in routed if one.irq in seen), Report(steps) + unread)
 
 
-def restore(entries: Sequence[Mapping[str, Any]], *, state: State | None = None, interrupts: Interrupts | None = None) -> Report:
+def restore(
+    entries: Sequence[Mapping[str, Any]], *, state: State | None = None, interrupts: Interrupts | None = None
+) -> Report:
     """Put interrupts back to where `route_target` found them, and let irqbalance have again those that were kept from it.
 
     `entries` as they were remembered; of several for one interrupt the first counts. An interrupt that is gone, or belongs to another driver
@@ -161,16 +167,24 @@ def _read_all(routed: Sequence[Routed], interrupts: Interrupts) -> tuple[dict[in
     return seen, report
 
 
-def _remember(process: Process, routed: Sequence[Routed], before: Mapping[int, str], fresh: frozenset[int], state: State | None) -> Report:
+def _remember(
+    process: Process, routed: Sequence[Routed], before: Mapping[int, str], fresh: frozenset[int], state: State | None
+) -> Report:
     """Keep the lists before the first is written. What is kept already is not kept again: undoing goes back to before the first binding."""
     if state is None:
         return Report()
     now = [
-        {"irq": one.irq, "list": before[one.irq], "action": one.action, "banned": one.irq in fresh} for one in routed if one.irq in before
+        {"irq": one.irq, "list": before[one.irq], "action": one.action, "banned": one.irq in fresh}
+        for one in routed
+        if one.irq in before
     ]
     try:
         kept = recall(process, state)
-        known = {(entry.get("irq"), banned) for entry in (kept.irqs if kept else ()) for banned in (False, bool(entry.get("banned")))}
+        known = {
+            (entry.get("irq"), banned)
+            for entry in (kept.irqs if kept else ())
+            for banned in (False, bool(entry.get("banned")))
+        }
         remember_irqs(process, [entry for entry in now if (entry["irq"], entry["banned"]) not in known], state)
     except HomenodeError as error:
         message = f"where the interrupts went before could not be kept, undoing will not be possible: {error.message}"
@@ -199,7 +213,10 @@ def _compare(one: Routed, seen: str, interrupts: Interrupts) -> Report:
     message = f"{one.what} ({one}) may go to CPUs {seen}, planned are {format_cpu_list(one.cpus)}"
     if interrupts.kept_by_kernel(one.irq):
         reason, remedy = _MANAGED
-        return Report((StepResult(one.what, "degraded", message),), (Finding("warning", "irq_off_plan", f"{message}; {reason}", remedy),))
+        return Report(
+            (StepResult(one.what, "degraded", message),),
+            (Finding("warning", "irq_off_plan", f"{message}; {reason}", remedy),),
+        )
     refusal = interrupts.refusal(one.irq)
     remedy = _ROOT if refusal else "Bind again with `homenode bind`, which has irqbalance leave it alone"
     finding = Finding("warning" if refusal else "error", "irq_off_plan", message, remedy)
@@ -218,14 +235,18 @@ def _put_back(irq: int, entry: Mapping[str, Any], actions: Sequence[str], interr
         interrupts.write(irq, before)
         after = interrupts.read(irq)
     except UserError as error:
-        finding = Finding("warning", "undo_incomplete", f"{what}: {error.message}", "See `homenode doctor`, and route it by hand")
+        finding = Finding(
+            "warning", "undo_incomplete", f"{what}: {error.message}", "See `homenode doctor`, and route it by hand"
+        )
         return Report((StepResult(what, "failed", error.message),), (finding,))
     except OSError as error:
         return _refused(what, action, before, error, "error", "undo_incomplete")
     if _same(after, wanted):
         return Report((StepResult(what, "undone", f"{action}: CPUs {seen} -> {after}"),))
     message = f"{what} ({action}) may go to CPUs {after} after {before} was written"
-    return Report((StepResult(what, "failed", message),), (Finding("error", "undo_incomplete", message, "Run this again"),))
+    return Report(
+        (StepResult(what, "failed", message),), (Finding("error", "undo_incomplete", message, "Run this again"),)
+    )
 
 
 def _remembered(text: str) -> tuple[int, ...]:

@@ -50,7 +50,9 @@ class Balance:
         except HostError as error:
             return _not_told(error.message, sorted(self.fresh))
         kept = f", as well as {len(self.bans.irqs)} that were banned before" if self.bans.irqs else ""
-        return Report((StepResult(STEP, "done", f"process {self.daemon.pid} leaves {len(self.fresh)} interrupts alone{kept}"),))
+        return Report(
+            (StepResult(STEP, "done", f"process {self.daemon.pid} leaves {len(self.fresh)} interrupts alone{kept}"),)
+        )
 
 
 def unban(daemon: Irqbalance | None, irqs: frozenset[int]) -> Report:

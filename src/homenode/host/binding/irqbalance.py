@@ -28,7 +28,9 @@ from pathlib import Path
 
 from homenode.errors import HostError
 
-DEADLINE_S = 15.0  # while it takes new bans into account it sleeps for one interval, 10 s by default, before it answers again
+DEADLINE_S = (
+    15.0  # while it takes new bans into account it sleeps for one interval, 10 s by default, before it answers again
+)
 SHORT_BUFFER, LONG_BUFFER = 500, 16384  # bytes of a command that are read, before and since version 1.9.5
 _NAME = "irqbalance"
 _RUN = Path("/run/irqbalance")
@@ -72,7 +74,9 @@ def read_bans(daemon: Irqbalance, deadline_s: float = DEADLINE_S) -> Bans:
     """
     answer, whole = _talk(daemon, _SETUP.ljust(2 * SHORT_BUFFER), deadline_s)
     if not answer:
-        raise HostError(f"irqbalance (process {daemon.pid}) closed the connection without an answer; it obeys user 0 only")
+        raise HostError(
+            f"irqbalance (process {daemon.pid}) closed the connection without an answer; it obeys user 0 only"
+        )
     return Bans(parse_setup(answer.decode("ascii", "replace")), LONG_BUFFER if whole else SHORT_BUFFER)
 
 
@@ -80,7 +84,9 @@ def set_bans(daemon: Irqbalance, irqs: Collection[int], room: int, deadline_s: f
     """Make it leave exactly `irqs` alone: those banned before have to be among them. Raises HostError when it did not take the command."""
     command = _command(irqs)
     if len(command) >= room:
-        raise HostError(f"this irqbalance reads commands of less than {room} bytes, banning {len(irqs)} interrupts takes {len(command)}")
+        raise HostError(
+            f"this irqbalance reads commands of less than {room} bytes, banning {len(irqs)} interrupts takes {len(command)}"
+        )
     _, whole = _talk(daemon, command, deadline_s)
     if not whole:
         raise HostError(f"irqbalance (process {daemon.pid}) did not read the whole command")

@@ -107,7 +107,11 @@ def bind_memory(nodes: Sequence[int], kernel: Syscalls, *, strict: bool = False)
 
 def _rungs(nodes: tuple[int, ...]) -> tuple[Policy, ...]:
     first = Policy(MPOL_PREFERRED, nodes[:1])
-    return (Policy(MPOL_BIND, nodes), first) if len(nodes) == 1 else (Policy(MPOL_BIND, nodes), Policy(MPOL_PREFERRED_MANY, nodes), first)
+    return (
+        (Policy(MPOL_BIND, nodes), first)
+        if len(nodes) == 1
+        else (Policy(MPOL_BIND, nodes), Policy(MPOL_PREFERRED_MANY, nodes), first)
+    )
 
 
 def _inside_inherited(nodes: tuple[int, ...], inherited: Policy | None, descent: _Descent) -> tuple[int, ...]:
@@ -127,8 +131,13 @@ def _read_back(policy: Policy, kernel: Syscalls, descent: _Descent) -> Report:
     """The kernel drops nodes without memory and those outside cpuset.mems silently, as long as one is left."""
     seen = current_policy(kernel)
     if seen is None:
-        return descent.report(f"{policy}, not read back: get_mempolicy is refused", "degraded" if descent.steps else "done")
+        return descent.report(
+            f"{policy}, not read back: get_mempolicy is refused", "degraded" if descent.steps else "done"
+        )
     if set(seen.nodes) != set(policy.nodes) or seen.mode != policy.mode:
         lost = format_cpu_list(set(policy.nodes) - set(seen.nodes))
-        descent.down(f"the kernel made {policy} into {seen}: node {lost} has no memory, or is not in cpuset.mems", _REMEDIES[errno.EINVAL])
+        descent.down(
+            f"the kernel made {policy} into {seen}: node {lost} has no memory, or is not in cpuset.mems",
+            _REMEDIES[errno.EINVAL],
+        )
     return descent.report(str(seen), "degraded" if descent.steps else "done")

@@ -64,7 +64,9 @@ def find_program(name: str, env: Mapping[str, str]) -> str:
         if refusal:
             raise ProgramError(f"{name}: {refusal}", NOT_EXECUTABLE)
         return name
-    refusals = {place: _refusal(place) for place in (f"{folder or '.'}/{name}" for folder in os.get_exec_path(dict(env)))}
+    refusals = {
+        place: _refusal(place) for place in (f"{folder or '.'}/{name}" for folder in os.get_exec_path(dict(env)))
+    }
     for place, refusal in sorted(refusals.items(), key=lambda found: found[1] != ""):
         if refusal == "":
             return place
@@ -89,7 +91,13 @@ def _refusal(place: str) -> str | None:
 def check_allowed(target: Target, allowance: Allowance, source: Source | None = None) -> None:
     """Refuse what the machine does not have, and CPUs outside `allowance`. Raises PlacementError, whose message names them."""
     if not target.cpus:
-        raise PlacementError("no_cpus", "there are no CPUs to run on", seen="an empty list", wanted="at least one CPU", remedy="Give some.")
+        raise PlacementError(
+            "no_cpus",
+            "there are no CPUs to run on",
+            seen="an empty list",
+            wanted="at least one CPU",
+            remedy="Give some.",
+        )
     check_exists(target, source)
     if outside := set(target.cpus) - set(allowance.cpus):
         origin = allowance.mask_origin if allowance.mask_origin in _ORIGINS else "inherited"
@@ -150,9 +158,13 @@ def execute(program: str, argv: Sequence[str], env: Mapping[str, str]) -> NoRetu
         os.execve(program, list(argv), dict(env))
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise ProgramError(f"{program}: the interpreter in its first line, or its dynamic loader, is not there", NOT_FOUND) from error
+            raise ProgramError(
+                f"{program}: the interpreter in its first line, or its dynamic loader, is not there", NOT_FOUND
+            ) from error
         if error.errno == errno.ENOEXEC:
-            raise ProgramError(f"{program}: no program for this machine, and no script with a #! line", NOT_EXECUTABLE) from error
+            raise ProgramError(
+                f"{program}: no program for this machine, and no script with a #! line", NOT_EXECUTABLE
+            ) from error
         raise ProgramError(f"{program}: cannot be executed: {error.strerror}", NOT_EXECUTABLE) from error
     except ValueError as error:  # a NUL in an argument
         raise ProgramError(f"{program}: cannot be executed: {error}", NOT_EXECUTABLE) from error
@@ -176,4 +188,6 @@ def _bind_cpus(cpus: tuple[int, ...], kernel: Syscalls, strict: bool) -> Report:
 def _cpus_refused(message: str, remedy: str, strict: bool) -> Report:
     if strict:
         raise HostError(f"{message}. {remedy}")
-    return Report((StepResult("affinity", "failed", message),), (Finding("error", "affinity_refused", message, remedy),))
+    return Report(
+        (StepResult("affinity", "failed", message),), (Finding("error", "affinity_refused", message, remedy),)
+    )

@@ -20,7 +20,9 @@ from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.threads import Process, Thread, same, threads
 
 Cpus = tuple[int, ...]
-Wanted = Callable[[Thread, Cpus], Cpus | None]  # from a thread and its mask to the mask it should have; None: leave it alone
+Wanted = Callable[
+    [Thread, Cpus], Cpus | None
+]  # from a thread and its mask to the mask it should have; None: leave it alone
 
 _QUIET_PASSES = 2
 _CUT = (0, errno.EINVAL)  # the mask and the cpuset have some CPUs in common, or none
@@ -158,7 +160,9 @@ def explain(process: Process, refusal: Refusal) -> tuple[str, str]:
     who = f"thread {thread.tid} ({thread.name}) of process {process.pid}"
     if refusal.code in _CUT:
         cpuset = cpuset_of(process.pid) or ()
-        told = () if set(refusal.wanted) <= set(cpuset) else cpuset  # a group that this process cannot see must be the narrower one
+        told = (
+            () if set(refusal.wanted) <= set(cpuset) else cpuset
+        )  # a group that this process cannot see must be the narrower one
         allowed = format_cpu_list(told or (() if refusal.code else refusal.seen))
         what = f"{who} cannot run on CPUs {cpus}: its cpuset allows {allowed or 'none of them'}"
         return what, "Choose CPUs inside it, or widen the cpuset of its container or cgroup"
@@ -179,7 +183,10 @@ def cpuset_of(pid: int) -> Cpus | None:
     folder = _text(Path("/proc") / str(pid) / "cpuset")
     if folder is None:
         return None
-    for mount, name in (("/sys/fs/cgroup", "cpuset.cpus.effective"), ("/sys/fs/cgroup/cpuset", "cpuset.effective_cpus")):
+    for mount, name in (
+        ("/sys/fs/cgroup", "cpuset.cpus.effective"),
+        ("/sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),
+    ):
         text = _text(Path(mount) / folder.lstrip("/") / name)
         if text:
             return parse_cpu_list(text)
@@ -192,7 +199,9 @@ def describe(masks: Sequence[Cpus]) -> str:
     for cpus in masks:
         counts[cpus] = counts.get(cpus, 0) + 1
     ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{count} {'thread' if count == 1 else 'threads'} on CPUs {format_cpu_list(cpus)}" for cpus, count in ordered)
+    return ", ".join(
+        f"{count} {'thread' if count == 1 else 'threads'} on CPUs {format_cpu_list(cpus)}" for cpus, count in ordered
+    )
 
 
 def _text(file: Path) -> str | None:

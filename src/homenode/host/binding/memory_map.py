@@ -139,9 +139,18 @@ def parse_numa_maps(text: str) -> dict[int, Placement]:
         except UserError:
             continue
         words = rest[match.end() :].split()
-        pages = {int(word[1:at]): int(word[at + 1 :]) for word in words if (at := word.find("=")) > 1 and _counts_pages(word, at)}
-        size = next((int(word[18:]) * 1024 for word in words if word.startswith("kernelpagesize_kB=") and _number(word[18:])), 4096)
-        found[start] = Placement(policy, pages, size or 4096, next((word for word in words if word in ("heap", "stack")), ""))
+        pages = {
+            int(word[1:at]): int(word[at + 1 :])
+            for word in words
+            if (at := word.find("=")) > 1 and _counts_pages(word, at)
+        }
+        size = next(
+            (int(word[18:]) * 1024 for word in words if word.startswith("kernelpagesize_kB=") and _number(word[18:])),
+            4096,
+        )
+        found[start] = Placement(
+            policy, pages, size or 4096, next((word for word in words if word in ("heap", "stack")), "")
+        )
     return found
 
 

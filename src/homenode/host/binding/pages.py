@@ -30,7 +30,9 @@ _REASONS = {
 }
 _KINDS = {"shared": "in shared mappings", "device": "of devices", "file": "of files", "kernel": "of the kernel"}
 _TRIES = 4  # of one batch, each of which must have moved something
-_HOPELESS = 4  # batches of one range in a row of which nothing moves: it is pinned as a whole, and the rest is not tried
+_HOPELESS = (
+    4  # batches of one range in a row of which nothing moves: it is pinned as a whole, and the rest is not tried
+)
 
 
 @dataclass
@@ -95,7 +97,9 @@ def bring_home(planned: Iterable[PlannedRange], calls: Syscalls, *, deadline_s: 
         if moves.stopped:
             break
         start = part.address // PAGE * PAGE
-        lying = Range(start, part.address + part.size, "private", Placement(Policy("prefer", part.nodes), dict(seen), PAGE))
+        lying = Range(
+            start, part.address + part.size, "private", Placement(Policy("prefer", part.nodes), dict(seen), PAGE)
+        )
         if away := lying.away(part.nodes) * PAGE:
             moves.wanted += away
             mover = movers.setdefault(part.nodes, _Mover(0, part.nodes, calls, moves, BATCH, end, None))
@@ -115,7 +119,14 @@ class _Mover:
     """The nodes still worth trying, by page size, and the accounts; lives for one call of move_private_pages."""
 
     def __init__(
-        self, pid: int, nodes: tuple[int, ...], calls: Syscalls, moves: Moves, batch: int, end: float, progress: Progress | None
+        self,
+        pid: int,
+        nodes: tuple[int, ...],
+        calls: Syscalls,
+        moves: Moves,
+        batch: int,
+        end: float,
+        progress: Progress | None,
     ) -> None:
         self._pid = pid
         self._nodes = nodes
@@ -156,7 +167,9 @@ class _Mover:
     def _away(self, addresses: Sequence[int]) -> list[int]:
         """Those that hold a page, elsewhere. Untouched ones answer an errno."""
         places = self._calls.move_pages(self._pid, addresses, None)
-        return [address for address, node in zip(addresses, places, strict=True) if node >= 0 and node not in self._nodes]
+        return [
+            address for address, node in zip(addresses, places, strict=True) if node >= 0 and node not in self._nodes
+        ]
 
     def _move(self, addresses: list[int], size: int) -> tuple[int, str]:
         """Move them, trying again as long as that moves more: how many have moved, and why the others (mostly) have not."""

@@ -32,7 +32,13 @@ def check_running(target: Target, source: Source | None = None) -> None:
     filled = FactReader(source).cpus(f"{NODE_FOLDER}/has_memory")
     if filled and (empty := set(target.memory_nodes) - set(filled)):
         message = f"NUMA node {format_cpu_list(empty)} has no memory"
-        raise _refused("node_without_memory", message, f"nodes with memory {format_cpu_list(filled)}", set(target.memory_nodes), _CHOOSE)
+        raise _refused(
+            "node_without_memory",
+            message,
+            f"nodes with memory {format_cpu_list(filled)}",
+            set(target.memory_nodes),
+            _CHOOSE,
+        )
 
 
 def _refused(code: str, message: str, seen: str, wanted: set[int], remedy: str) -> PlacementError:

@@ -17,7 +17,8 @@ from homenode.host.placement.variables import rank_of_environment
 ROLES = ("worker", "engine_core", "api_server", "coordinator", "detokenizer")
 
 _TITLE = re.compile(
-    r"[\w.-]+::(?:(\w*?Worker|scheduler)|(EngineCore)|(APIServer)|(DPCoordinator)|(detokenizer))((?:_[A-Za-z]*\d{1,5})*)", re.ASCII
+    r"[\w.-]+::(?:(\w*?Worker|scheduler)|(EngineCore)|(APIServer)|(DPCoordinator)|(detokenizer))((?:_[A-Za-z]*\d{1,5})*)",
+    re.ASCII,
 )
 _ROLE_OF_GROUP = dict(enumerate(ROLES, 1))
 _RANK = re.compile(r"_([A-Z]+)(\d+)", re.ASCII)
@@ -60,7 +61,11 @@ def local_rank_of(hint: RankHint, shape: Parallelism) -> int | None:
     """
     if hint.local_rank is not None:
         return hint.local_rank
-    if hint.other or hint.role not in ("worker", "engine_core") or (hint.role == "engine_core" and shape.ranks_per_engine != 1):
+    if (
+        hint.other
+        or hint.role not in ("worker", "engine_core")
+        or (hint.role == "engine_core" and shape.ranks_per_engine != 1)
+    ):
         return None  # an engine core is its own worker when it has only one
     sizes = (shape.data_parallel_size, shape.pipeline_parallel_size, shape.tensor_parallel_size)
     ranks = (hint.data_parallel, hint.pipeline_parallel, hint.tensor_parallel)
@@ -86,7 +91,9 @@ def parallelism_of(argv: Sequence[str]) -> Parallelism:
             given[name.replace("_", "-")] = value if equals else after
     data = 1 if "--enable-dp-attention" in given else _size(given, _DATA_ON_THIS_HOST) or _size(given, _DATA) or 1
     return Parallelism(
-        data_parallel_size=data, tensor_parallel_size=_size(given, _TENSOR) or 1, pipeline_parallel_size=_size(given, _PIPELINE) or 1
+        data_parallel_size=data,
+        tensor_parallel_size=_size(given, _TENSOR) or 1,
+        pipeline_parallel_size=_size(given, _PIPELINE) or 1,
     )
 
 

@@ -68,7 +68,9 @@ class State:
     def names(self, folder: str) -> tuple[str, ...]:
         """Names of the files in a folder inside, sorted; none when there is no such folder."""
         try:
-            return tuple(sorted(path.name for path in (self.folder / folder).iterdir() if not path.name.startswith(".")))
+            return tuple(
+                sorted(path.name for path in (self.folder / folder).iterdir() if not path.name.startswith("."))
+            )
         except OSError:
             return ()
 
@@ -169,17 +171,22 @@ def _prepare(folder: Path) -> Path:
     except FileExistsError:
         raise UserError(f"{folder} is not a folder; remove it, or name another in {VARIABLE}", param=VARIABLE) from None
     except FileNotFoundError:
-        raise UserError(f"there is no folder {folder.parent}; make it, or name another in {VARIABLE}", param=VARIABLE) from None
+        raise UserError(
+            f"there is no folder {folder.parent}; make it, or name another in {VARIABLE}", param=VARIABLE
+        ) from None
     except OSError as error:
         raise _refused(f"cannot make the folder {folder}", error) from error
     if stat.S_ISLNK(seen.st_mode):
         raise UserError(f"{folder} is a link; name the folder itself in {VARIABLE}", param=VARIABLE)
     if seen.st_uid != os.geteuid():
         raise UserError(
-            f"{folder} belongs to user {seen.st_uid}, not {os.geteuid()}; name a folder of your own in {VARIABLE}", param=VARIABLE
+            f"{folder} belongs to user {seen.st_uid}, not {os.geteuid()}; name a folder of your own in {VARIABLE}",
+            param=VARIABLE,
         )
     if seen.st_mode & 0o022:
-        raise UserError(f"others may write into {folder}; run `chmod go-w {folder}`, or name another in {VARIABLE}", param=VARIABLE)
+        raise UserError(
+            f"others may write into {folder}; run `chmod go-w {folder}`, or name another in {VARIABLE}", param=VARIABLE
+        )
     return folder
 
 
@@ -200,7 +207,10 @@ def _wait_for_lock(descriptor: int, file: Path, deadline_s: float) -> None:
 
 def _unreadable(file: Path, why: str) -> Finding:
     return Finding(
-        "warning", "state_unreadable", f"{file} is not used: {why}", f"Nothing to do if it does not come back; otherwise remove {file}."
+        "warning",
+        "state_unreadable",
+        f"{file} is not used: {why}",
+        f"Nothing to do if it does not come back; otherwise remove {file}.",
     )
 
 

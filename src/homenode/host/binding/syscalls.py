@@ -15,8 +15,18 @@ from collections.abc import Iterable, Sequence
 
 from homenode.errors import HostError
 
-MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED_MANY, MPOL_WEIGHTED_INTERLEAVE = range(7)
-MODE_NAMES = ("default", "prefer", "bind", "interleave", "local", "prefer (many)", "weighted interleave")  # as /proc/PID/numa_maps says
+MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED_MANY, MPOL_WEIGHTED_INTERLEAVE = (
+    range(7)
+)
+MODE_NAMES = (
+    "default",
+    "prefer",
+    "bind",
+    "interleave",
+    "local",
+    "prefer (many)",
+    "weighted interleave",
+)  # as /proc/PID/numa_maps says
 MPOL_F_STATIC_NODES, MPOL_F_RELATIVE_NODES, MPOL_F_NUMA_BALANCING = 1 << 15, 1 << 14, 1 << 13  # modifiers of a mode
 MPOL_F_NODE, MPOL_F_ADDR, MPOL_F_MEMS_ALLOWED = 1, 2, 4  # questions to get_mempolicy
 MPOL_MF_STRICT, MPOL_MF_MOVE, MPOL_MF_MOVE_ALL = 1, 2, 4  # what mbind and move_pages do with pages that exist
@@ -71,7 +81,9 @@ class Syscalls:
         mask, bits = _node_mask(nodes)
         self._call("mbind", ctypes.c_void_p(address), ctypes.c_ulong(length), mode, mask, bits, flags)
 
-    def move_pages(self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = MPOL_MF_MOVE) -> tuple[int, ...]:
+    def move_pages(
+        self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = MPOL_MF_MOVE
+    ) -> tuple[int, ...]:
         """Move the page at each address of process `pid` to the node of the same position; with `nodes` None only ask where they are.
 
         Returns one status per page: the node it is on, a negative errno, or NOT_TRIED.

@@ -38,7 +38,12 @@ class Target:
 
 def target_of(worker: Worker, chip: Accelerator | None) -> Target:
     """The target of one worker of a plan; `chip` is its accelerator, for the interrupts."""
-    threads = {prefix: worker.roles[role] for role, prefixes in DRIVER_THREADS.items() if worker.roles.get(role) for prefix in prefixes}
+    threads = {
+        prefix: worker.roles[role]
+        for role, prefixes in DRIVER_THREADS.items()
+        if worker.roles.get(role)
+        for prefix in prefixes
+    }
     return Target(worker.main_cpus, threads, worker.memory_nodes, _routes(worker.roles.get("irq", ()), chip))
 
 
@@ -46,5 +51,8 @@ def _routes(cpus: tuple[int, ...], chip: Accelerator | None) -> tuple[IrqRoute, 
     if not cpus or chip is None or chip.address is None:
         return ()
     if chip.kind == "npu":
-        return (IrqRoute(chip.address, SUBMIT_IRQ, cpus[:1]), IrqRoute(chip.address, COMPLETE_IRQ, cpus[1:2] or cpus[:1]))
+        return (
+            IrqRoute(chip.address, SUBMIT_IRQ, cpus[:1]),
+            IrqRoute(chip.address, COMPLETE_IRQ, cpus[1:2] or cpus[:1]),
+        )
     return (IrqRoute(chip.address, "", cpus),)

@@ -55,16 +55,24 @@ def identify(pid: int) -> Process:
     """
     stat = _read_stat(_PROC / str(pid) / "stat") if pid > 0 else None
     if stat is None:
-        raise UserError(f"no process {pid}; look for its number with `ps -e` in the same container or pid namespace", param="pid", pid=pid)
+        raise UserError(
+            f"no process {pid}; look for its number with `ps -e` in the same container or pid namespace",
+            param="pid",
+            pid=pid,
+        )
     if stat.flags & _KERNEL_THREAD:
         raise UserError(
-            f"process {pid} ({stat.name}) is a thread of the kernel; give the number of a program's process", param="pid", pid=pid
+            f"process {pid} ({stat.name}) is a thread of the kernel; give the number of a program's process",
+            param="pid",
+            pid=pid,
         )
     leader = _leader(pid)
     if leader not in (None, pid):
         raise UserError(f"{pid} is the number of a thread of process {leader}; give {leader}", param="pid", pid=pid)
     if not threads(pid):
-        raise UserError(f"no process {pid} any more: it has ended and waits for its parent to take notice", param="pid", pid=pid)
+        raise UserError(
+            f"no process {pid} any more: it has ended and waits for its parent to take notice", param="pid", pid=pid
+        )
     return Process(pid, stat.start)
 
 
@@ -93,7 +101,9 @@ def threads(pid: int) -> list[Thread]:
     except (FileNotFoundError, ProcessLookupError):
         raise UserError(f"no process {pid}", param="pid", pid=pid) from None
     except PermissionError:
-        raise HostError(f"may not look at process {pid}: it belongs to another user; run this as that user or as root", pid=pid) from None
+        raise HostError(
+            f"may not look at process {pid}: it belongs to another user; run this as that user or as root", pid=pid
+        ) from None
     found = []
     for tid in tids:
         stat = _read_stat(folder / str(tid) / "stat")

@@ -57,7 +57,9 @@ class Remembered:
             "start": self.process.start,
             "boot": self.boot,
             "main": format_cpu_list(self.main),
-            "threads": {str(tid): {"start": start, "cpus": format_cpu_list(cpus)} for (tid, start), cpus in self.threads.items()},
+            "threads": {
+                str(tid): {"start": start, "cpus": format_cpu_list(cpus)} for (tid, start), cpus in self.threads.items()
+            },
             "given": [format_cpu_list(cpus) for cpus in self.given],
             "irqs": list(self.irqs),
         }
@@ -72,7 +74,9 @@ class Remembered:
                 process=Process(int(raw["pid"]), int(raw["start"])),
                 boot=str(raw["boot"]),
                 main=parse_cpu_list(raw["main"]),
-                threads={(int(tid), int(was["start"])): parse_cpu_list(was["cpus"]) for tid, was in raw["threads"].items()},
+                threads={
+                    (int(tid), int(was["start"])): parse_cpu_list(was["cpus"]) for tid, was in raw["threads"].items()
+                },
                 given=tuple(parse_cpu_list(text) for text in raw["given"]),
                 irqs=tuple(dict(entry) for entry in raw["irqs"]),
             )
@@ -139,7 +143,14 @@ def recall(process: Process, state: State) -> Remembered | None:
     return found if found is not None and found.boot == boot_id() else None
 
 
-def undo(pid: int, state: State, *, calls: Syscalls | None = None, restore_irqs: Restore | None = None, deadline_s: float = 10.0) -> Report:
+def undo(
+    pid: int,
+    state: State,
+    *,
+    calls: Syscalls | None = None,
+    restore_irqs: Restore | None = None,
+    deadline_s: float = 10.0,
+) -> Report:
     """Put back the masks that process `pid` had before it was bound, and the interrupt routes through `restore_irqs`.
 
     A process that has ended still gets its interrupts back. Pages that moved stay. Raises UserError when nothing is remembered.
@@ -157,11 +168,16 @@ def undo(pid: int, state: State, *, calls: Syscalls | None = None, restore_irqs:
 
 def _find(pid: int, state: State) -> Remembered:
     """The record of the living process of that number, else the latest of those that have ended."""
-    known = sorted((process for process in recorded(state) if process.pid == pid), key=lambda process: (alive(process), process.start))
+    known = sorted(
+        (process for process in recorded(state) if process.pid == pid),
+        key=lambda process: (alive(process), process.start),
+    )
     found = next((before for process in reversed(known) if (before := recall(process, state)) is not None), None)
     if found is None:
         raise UserError(
-            f"nothing is remembered of process {pid}: it was not bound by `homenode bind`, or that has been undone", param="pid", pid=pid
+            f"nothing is remembered of process {pid}: it was not bound by `homenode bind`, or that has been undone",
+            param="pid",
+            pid=pid,
         )
     return found
 
@@ -172,7 +188,10 @@ def _undo_masks(before: Remembered, calls: Syscalls, deadline_s: float) -> Repor
     if journal.gone:
         return Report((skipped("affinity", f"process {before.process.pid} has ended"),))
     if journal.refusal is None and journal.settled:
-        detail = describe([cpus for key in journal.before if (cpus := before.threads.get(key, before.main))]) or "nothing had changed"
+        detail = (
+            describe([cpus for key in journal.before if (cpus := before.threads.get(key, before.main))])
+            or "nothing had changed"
+        )
         return Report((StepResult("affinity", "undone", detail),))
     message, remedy = "new threads kept coming with other masks", "Run this again"
     if journal.refusal:

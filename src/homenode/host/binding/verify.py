@@ -57,7 +57,9 @@ def drift_finding(pid: int, thread: Thread, seen: Cpus, wanted: Cpus) -> Finding
 def _affinity(process: Process, target: Target, calls: Syscalls) -> Report:
     masks = list(read_masks(process, calls).values())
     if not masks:
-        raise UserError(f"no process {process.pid} any more: it ended while it was being looked at", param="pid", pid=process.pid)
+        raise UserError(
+            f"no process {process.pid} any more: it ended while it was being looked at", param="pid", pid=process.pid
+        )
     compared = ((thread, seen, wanted_cpus(thread.name, target)) for thread, seen in masks)
     off = [(thread, seen, wanted) for thread, seen, wanted in compared if wanted and set(seen) != set(wanted)]
     findings = [drift_finding(process.pid, *each) for each in off[:_MOST_NAMED]]
@@ -65,7 +67,9 @@ def _affinity(process: Process, target: Target, calls: Syscalls) -> Report:
         others = describe([seen for _, seen, _ in off[_MOST_NAMED:]])
         message = f"{len(off) - _MOST_NAMED} more threads of process {process.pid} are off the plan: {others}"
         findings.append(Finding("error", "thread_off_plan", message, _bind_again(process.pid)))
-    return Report((StepResult("affinity", "failed" if off else "done", describe([seen for _, seen in masks])),), tuple(findings))
+    return Report(
+        (StepResult("affinity", "failed" if off else "done", describe([seen for _, seen in masks])),), tuple(findings)
+    )
 
 
 def _policy(pid: int, policy: Policy, target: Target, expected: bool) -> Report:
@@ -75,10 +79,10 @@ def _policy(pid: int, policy: Policy, target: Target, expected: bool) -> Report:
     if policy.nodes and set(policy.nodes) <= set(target.memory_nodes):
         return Report((StepResult("memory policy", "done", str(policy)),))
     message = f"process {pid} takes new memory by the policy {policy}, planned are nodes {nodes}"
-    remedy = (
-        f"Start it again bound: homenode run --memory-nodes {nodes} -- ...; the policy of a running process cannot be changed from outside"
+    remedy = f"Start it again bound: homenode run --memory-nodes {nodes} -- ...; the policy of a running process cannot be changed from outside"
+    return Report(
+        (StepResult("memory policy", "failed", str(policy)),), (Finding("error", "policy_off_plan", message, remedy),)
     )
-    return Report((StepResult("memory policy", "failed", str(policy)),), (Finding("error", "policy_off_plan", message, remedy),))
 
 
 def _pages(pid: int, memory: MemoryMap, target: Target) -> Report:

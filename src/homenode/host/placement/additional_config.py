@@ -41,7 +41,9 @@ def _switch(text: str) -> bool | None:
     if len(values) > 1:
         raise _bad(f"--additional-config has {SWITCH} twice", seen, "once at most", remedy)
     if values and not isinstance(values[0], bool):
-        raise _bad(f"{SWITCH} must be true or false, without quotes", json.dumps(values[0])[:80], "true or false", remedy)
+        raise _bad(
+            f"{SWITCH} must be true or false, without quotes", json.dumps(values[0])[:80], "true or false", remedy
+        )
     return bool(values[0]) if values else None
 
 
@@ -54,4 +56,6 @@ def _name(flag: bool | None) -> str:
 
 
 def _bad(message: str, seen: str, wanted: str, remedy: str) -> PlacementError:
-    return PlacementError("bad_additional_config", message, seen=seen, wanted=wanted, remedy=remedy, param="--additional-config")
+    return PlacementError(
+        "bad_additional_config", message, seen=seen, wanted=wanted, remedy=remedy, param="--additional-config"
+    )

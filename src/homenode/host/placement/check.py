@@ -45,7 +45,12 @@ def _outside_allowance(host: Host, plan: Plan) -> Iterable[Finding]:
     outside = (wanted | _pooled(plan)) - allowed
     if outside:
         message = f"CPUs {format_cpu_list(outside)} are planned for but not allowed to this process, or offline"
-        yield Finding("error", "outside_allowance", message, "Plan again on this host, or widen the cpuset or the mask of this process.")
+        yield Finding(
+            "error",
+            "outside_allowance",
+            message,
+            "Plan again on this host, or widen the cpuset or the mask of this process.",
+        )
 
 
 def _mask_by_accident(host: Host, plan: Plan) -> Iterable[Finding]:
@@ -98,9 +103,14 @@ def _siblings_split(host: Host, plan: Plan) -> Iterable[Finding]:
         if len(devices) > 1 and _threads_differ(plan, host.cores[core], devices):
             split.setdefault(tuple(sorted(devices)), []).extend(host.cores[core])
     if split:
-        parts = _listed(f"CPUs {format_cpu_list(cpus)} between devices {format_cpu_list(devices)}" for devices, cpus in split.items())
+        parts = _listed(
+            f"CPUs {format_cpu_list(cpus)} between devices {format_cpu_list(devices)}"
+            for devices, cpus in split.items()
+        )
         message = f"SMT siblings are in different pools and slow each other down: {parts}"
-        yield Finding("warning", "smt_siblings_split", message, "--strategy fair keeps the siblings of a core together.")
+        yield Finding(
+            "warning", "smt_siblings_split", message, "--strategy fair keeps the siblings of a core together."
+        )
 
 
 def _threads_differ(plan: Plan, core: tuple[int, ...], devices: Iterable[int]) -> bool:
@@ -121,7 +131,12 @@ def _not_local(host: Host, plan: Plan) -> Iterable[Finding]:
             yield Finding("warning", "pool_not_local", message, _allow_more(host, near, plan))
         elif own < _MOSTLY_LOCAL * len(cpus):
             message = f"{own} of the {len(cpus)} CPUs of device {device} are on {home}"
-            yield Finding("info", "pool_not_local", message, "Allow fewer CPUs of other nodes if threads should stay near the device.")
+            yield Finding(
+                "info",
+                "pool_not_local",
+                message,
+                "Allow fewer CPUs of other nodes if threads should stay near the device.",
+            )
 
 
 def _allow_more(host: Host, near: tuple[int, ...], plan: Plan) -> str:
@@ -129,7 +144,11 @@ def _allow_more(host: Host, near: tuple[int, ...], plan: Plan) -> str:
     own = [cpu.id for cpu in host.cpus if cpu.node in near]
     if allowed.isdisjoint(own):
         return f"Allow CPUs of {format_cpu_list(own)} (cpuset, taskset), or use devices near the allowed ones."
-    return "--strategy fair shares the device's own node first." if plan.strategy != "fair" else "Allow more CPUs of that node."
+    return (
+        "--strategy fair shares the device's own node first."
+        if plan.strategy != "fair"
+        else "Allow more CPUs of that node."
+    )
 
 
 def _memory_remote(host: Host, plan: Plan) -> Iterable[Finding]:
@@ -151,7 +170,9 @@ def _nearer_memory(host: Host, near: Iterable[int], plan: Plan) -> str:
     if host.allowance.mems and not set(near) & set(host.allowance.mems):
         return f"Allow memory of node {format_cpu_list(near)} (cpuset.mems)."
     return (
-        "--strategy fair takes memory from the device's own node." if plan.strategy != "fair" else "See cpuset.mems and the node's memory."
+        "--strategy fair takes memory from the device's own node."
+        if plan.strategy != "fair"
+        else "See cpuset.mems and the node's memory."
     )
 
 
@@ -172,7 +193,9 @@ def _isolated(host: Host, plan: Plan) -> Iterable[Finding]:
     used = set(host.isolated).intersection(cpu for worker in _bound(plan) for cpu in worker.cpus)
     if used:
         message = f"CPUs {format_cpu_list(used)} are isolated (isolcpus): the scheduler does not spread threads over them, those of a process pile up on one"
-        yield Finding("warning", "isolated_cpus", message, "Take them out of isolcpus, or out of this process's cpuset.")
+        yield Finding(
+            "warning", "isolated_cpus", message, "Take them out of isolcpus, or out of this process's cpuset."
+        )
 
 
 def _uneven(host: Host, plan: Plan) -> Iterable[Finding]:
@@ -181,13 +204,17 @@ def _uneven(host: Host, plan: Plan) -> Iterable[Finding]:
         return
     least, most = min(sizes, key=lambda device: sizes[device]), max(sizes, key=lambda device: sizes[device])
     message = f"device {least} has {sizes[least]} CPUs, device {most} has {sizes[most]}: in tensor parallelism the slowest rank decides"
-    yield Finding("info", "pools_uneven", message, "Allow more CPUs near the devices with few, or fewer near the others.")
+    yield Finding(
+        "info", "pools_uneven", message, "Allow more CPUs near the devices with few, or fewer near the others."
+    )
 
 
 def _balancing(host: Host, plan: Plan) -> Iterable[Finding]:
     if host.numa_balancing and len(host.nodes) > 1 and plan.workers:
         message = "automatic NUMA balancing is on: it samples accesses by page faults and may move memory that no policy holds"
-        yield Finding("info", "numa_balancing_on", message, "Turn it off while serving: sysctl kernel.numa_balancing=0.")
+        yield Finding(
+            "info", "numa_balancing_on", message, "Turn it off while serving: sysctl kernel.numa_balancing=0."
+        )
 
 
 def _bound(plan: Plan) -> list[Worker]:

@@ -53,4 +53,6 @@ def _all_claimed(device: int, claim: Claim, pool: Sequence[Core]) -> PlacementEr
 def _overlap(claim: Claim, effect: str) -> Finding:
     who = f"process {claim.pid}{f' ({claim.name})' if claim.name else ''}"
     message = f"{who} holds CPUs {format_cpu_list(claim.cpus)}: {effect}"
-    return Finding("warning", "claim_overlap", message, f"Give both the same allowance and strategy, or end process {claim.pid}.")
+    return Finding(
+        "warning", "claim_overlap", message, f"Give both the same allowance and strategy, or end process {claim.pid}."
+    )

@@ -9,7 +9,9 @@ from homenode.host.topology.host import Cpu, Host
 
 NO_NODE = -1  # stands for the one node of a host that tells of none
 
-_SPEED_BANDS = 8  # cores within an eighth of the fastest core's speed count as equal: turbo bins are no other kind of core
+_SPEED_BANDS = (
+    8  # cores within an eighth of the fastest core's speed count as equal: turbo bins are no other kind of core
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,9 @@ def allowed_cores(host: Host, without: Collection[int] = ()) -> dict[int, list[C
         node = NO_NODE if first.node is None else first.node
         core = Core(name, tuple(sorted(cpu.id for cpu in cpus)), node, first.socket, max(cpu.capacity for cpu in cpus))
         nodes.setdefault(node, []).append((_neighbourhood(first), core))
-    return {node: [core for _, core in sorted(found, key=lambda pair: pair[0])] for node, found in sorted(nodes.items())}
+    return {
+        node: [core for _, core in sorted(found, key=lambda pair: pair[0])] for node, found in sorted(nodes.items())
+    }
 
 
 def cpus_of(cores: Iterable[Core]) -> tuple[int, ...]:

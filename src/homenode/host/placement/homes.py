@@ -66,7 +66,10 @@ def settle(host: Host, near: Mapping[int, Sequence[int]], cores: Mapping[int, Se
 def nearest(host: Host, own: Sequence[int], cores: Mapping[int, Sequence[Core]], homes: Homes) -> int:
     """The node with cores that is nearest to `own`; among equally near ones that with most cores for each device at home there."""
     load = _devices_at(homes)
-    return min((node for node in cores if cores[node]), key=lambda node: (gap(host, own, node), _crowd(load, cores, node), step(own, node)))
+    return min(
+        (node for node in cores if cores[node]),
+        key=lambda node: (gap(host, own, node), _crowd(load, cores, node), step(own, node)),
+    )
 
 
 def spread(host: Host, cores: Mapping[int, Sequence[Core]], homes: Homes, count: int) -> list[tuple[int, ...]]:

@@ -17,7 +17,9 @@ _CORE_GB_S = 6.0
 _THREAD_GB_S = 12.0
 _LEAST_NODE_GB_S = 40.0
 _THREAD_GOPS = 150.0  # of bytes: 32 multiply-adds a cycle at 2.3 GHz, what AVX2 does
-_REMOTE_POWER = 1.2  # bandwidth falls with (local distance / distance) to this power: 0.41 of the local one at 21, 0.80 at 12
+_REMOTE_POWER = (
+    1.2  # bandwidth falls with (local distance / distance) to this power: 0.41 of the local one at 21, 0.80 at 12
+)
 _LOCAL_DISTANCE = 10
 _MEETING_US = 0.15  # one level of a tree barrier inside a node: two transfers of a cache line
 _FARTHEST = 255  # what firmware says for "cannot be reached": then nothing is known
@@ -75,7 +77,11 @@ class MachineSpeed:
 
     def bandwidth(self, reader: NodeSpeed, memory: int) -> float:
         """GB/s of a node's threads from the memory of any node; that of their own where nothing else is known."""
-        return reader.read_gb_s if memory == reader.memory else self.remote_gb_s.get((reader.node, memory), reader.read_gb_s)
+        return (
+            reader.read_gb_s
+            if memory == reader.memory
+            else self.remote_gb_s.get((reader.node, memory), reader.read_gb_s)
+        )
 
 
 def machine_speed(teams: Sequence[TeamOfNode], host: Host, measured: Measured | None) -> MachineSpeed:
@@ -120,7 +126,9 @@ def _typical(teams: Sequence[TeamOfNode], host: Host) -> MachineSpeed:
     farthest = max(_distance(host, a.node, b.node) for a in nodes for b in nodes)
     across = math.ceil(math.log2(len(nodes))) * farthest / _LOCAL_DISTANCE
     barrier = _MEETING_US * levels
-    return MachineSpeed(nodes, remote, barrier, barrier + 2 * _MEETING_US * across, "typical of such distances, not measured here")
+    return MachineSpeed(
+        nodes, remote, barrier, barrier + 2 * _MEETING_US * across, "typical of such distances, not measured here"
+    )
 
 
 def _typical_node(team: TeamOfNode, host: Host) -> NodeSpeed:
@@ -155,4 +163,6 @@ def _distance(host: Host, here: int, there: int) -> int:
 def slower_by(machine: MachineSpeed, read: float, link: float, multiply: float) -> MachineSpeed:
     """The machine as an engine meets it that reaches these shares of what can be read, fetched across and multiplied."""
     nodes = tuple(replace(n, read_gb_s=n.read_gb_s * read, int8_gops=n.int8_gops * multiply) for n in machine.nodes)
-    return replace(machine, nodes=nodes, remote_gb_s={pair: speed * link for pair, speed in machine.remote_gb_s.items()})
+    return replace(
+        machine, nodes=nodes, remote_gb_s={pair: speed * link for pair, speed in machine.remote_gb_s.items()}
+    )

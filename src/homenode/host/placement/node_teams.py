@@ -56,7 +56,10 @@ def node_teams(
             raise _no_core_left(reserve or 0, cores, elsewhere)
         chosen = _first_cores(chosen, cores - kept)
     if threads is None:
-        cpus = {node: _first_threads(own, threads_per_core) for node, own in _within_quota(chosen, host, threads_per_core).items()}
+        cpus = {
+            node: _first_threads(own, threads_per_core)
+            for node, own in _within_quota(chosen, host, threads_per_core).items()
+        }
     else:
         cpus = _shared_out(chosen, threads, threads_per_core)
     return tuple(_team(host, node, own) for node, own in cpus.items() if own)
@@ -118,7 +121,11 @@ def _checked(host: Host, nodes: tuple[int, ...] | None, found: dict[int, list[Co
             raise _refused(host, node, found)
     if nodes is not None and not nodes:
         raise PlacementError(
-            "bad_node_list", "no node to compute on is named", seen="''", wanted="at least one", remedy="Mend --numa-nodes."
+            "bad_node_list",
+            "no node to compute on is named",
+            seen="''",
+            wanted="at least one",
+            remedy="Mend --numa-nodes.",
         )
     return tuple(found) if nodes is None else tuple(dict.fromkeys(nodes))
 
@@ -164,8 +171,15 @@ def _shared_out(cores: dict[int, list[Core]], threads: int, threads_per_core: in
         message = f"--threads {threads}: this process may use {most} CPUs on NUMA node {format_cpu_list(cores)}; give {most} or less"
         raise UserError(message, param="threads")
     counts = in_proportion(min(threads, usual), [len(cpus) for cpus in first.values()])
-    extra = in_proportion(threads - min(threads, usual), [len(cpus) for cpus in more.values()]) if threads > usual else [0] * len(cores)
-    return {node: first[node][:count] + more[node][:further] for node, count, further in zip(cores, counts, extra, strict=True)}
+    extra = (
+        in_proportion(threads - min(threads, usual), [len(cpus) for cpus in more.values()])
+        if threads > usual
+        else [0] * len(cores)
+    )
+    return {
+        node: first[node][:count] + more[node][:further]
+        for node, count, further in zip(cores, counts, extra, strict=True)
+    }
 
 
 def _first_threads(cores: Sequence[Core], threads_per_core: int) -> tuple[int, ...]:

@@ -58,5 +58,9 @@ def read_lists(host: Host, demand: Demand, devices: int) -> BindLists:
     for text in demand.numa_bind_cpus:
         if skipped := left_out(text, allowed, online):
             message = f"{CPUS} {text}: CPUs {format_cpu_list(skipped)} are not allowed and are left out"
-            findings.append(Finding("warning", "cpus_left_out", message, "Name allowed CPUs only, or widen what this process inherits."))
+            findings.append(
+                Finding(
+                    "warning", "cpus_left_out", message, "Name allowed CPUs only, or widen what this process inherits."
+                )
+            )
     return BindLists(demand.numa_bind_nodes, cpus, devices, tuple(findings))

@@ -131,7 +131,9 @@ def _unused_siblings(host: Host, demand: NumaDemand, teams: Teams) -> tuple[Find
     cores = {host.cpu_by_id[cpu].core for team in teams for cpu in team.cpus}
     if demand.threads_per_core == 1 or any(len(host.cores[core]) > 1 for core in cores):
         return ()
-    message = f"--threads-per-core {demand.threads_per_core} changes nothing: the cores of this host have one thread each"
+    message = (
+        f"--threads-per-core {demand.threads_per_core} changes nothing: the cores of this host have one thread each"
+    )
     return (Finding("warning", "one_thread_per_core", message, "Leave it out."),)
 
 
@@ -152,7 +154,9 @@ def _single(host: Host, demand: NumaDemand, teams: Teams, findings: tuple[Findin
             param="--numa-strict",
         )
     remedy = "Nothing to do where that is meant; else allow CPUs of several nodes, or more --threads."
-    return NumaPlan(demand.policy, "local", why, teams, (*findings, Finding("warning", "numa_single_node", message, remedy)))
+    return NumaPlan(
+        demand.policy, "local", why, teams, (*findings, Finding("warning", "numa_single_node", message, remedy))
+    )
 
 
 def _only(host: Host, demand: NumaDemand, team: NodeTeam) -> str:
@@ -160,7 +164,9 @@ def _only(host: Host, demand: NumaDemand, team: NodeTeam) -> str:
     computing = {cpu.node for number in host.allowance.cpus if (cpu := host.cpu_by_id.get(number))}
     if len(computing) < 2:
         others = len([node for node in host.nodes if node.cpus]) > 1
-        return f"this process may use CPUs of node {team.node} only" if others else "this host has one NUMA node with CPUs"
+        return (
+            f"this process may use CPUs of node {team.node} only" if others else "this host has one NUMA node with CPUs"
+        )
     if demand.nodes is not None and len(parse_node_list(demand.nodes)) == 1:
         return f"--numa-nodes {demand.nodes} names one node"
     return f"--threads {demand.threads} are on node {team.node} only, of {format_cpu_list(node for node in computing if node is not None)}"

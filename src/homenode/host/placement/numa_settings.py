@@ -34,10 +34,13 @@ class NumaSettings:
         metavar="PATTERN",
     )
     numa_strict: bool = option(
-        False, "Refuse to start, instead of telling, when --numa needs several nodes and one is there, or pages are not where they belong."
+        False,
+        "Refuse to start, instead of telling, when --numa needs several nodes and one is there, or pages are not where they belong.",
     )
     numa_measured: str | None = option(
-        None, "Speeds of this machine's nodes for --numa auto, as `homenode bench nodes --out FILE` keeps them.", metavar="FILE"
+        None,
+        "Speeds of this machine's nodes for --numa auto, as `homenode bench nodes --out FILE` keeps them.",
+        metavar="FILE",
     )
 
     def check(self) -> None:
@@ -51,7 +54,9 @@ class NumaSettings:
             ("--numa-measured", self.numa_measured),
         ):
             if value:
-                raise UserError(f"{flag} says how --numa is meant; give --numa as well", param=flag[2:].replace("-", "_"))
+                raise UserError(
+                    f"{flag} says how --numa is meant; give --numa as well", param=flag[2:].replace("-", "_")
+                )
 
     def demand(self, threads: int | None, reserve: int | None) -> NumaDemand:
         """What is asked for, `auto` where no policy is named. reserve: physical cores that nothing computes on, None for the usual one."""

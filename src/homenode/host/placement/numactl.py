@@ -103,7 +103,9 @@ def refused_node(host: Host, node: int, text: str) -> PlacementError:
     exists = node in online
     return PlacementError(
         "nodes_not_allowed" if exists else "no_such_node",
-        f"memory of NUMA node {node} may not be taken by this process" if exists else f"this host has no NUMA node {node}",
+        f"memory of NUMA node {node} may not be taken by this process"
+        if exists
+        else f"this host has no NUMA node {node}",
         seen=_quoted(text),
         wanted=f"nodes among {format_cpu_list(permitted) or 'none'}",
         remedy="Name allowed nodes only, or widen cpuset.mems of the container."
@@ -170,9 +172,13 @@ def _node_of_word(host: Host, word: str, grammar: _Grammar) -> int:
     """The node of the PCI device a word names; the other words need facts that are not gathered here."""
     name, colon, address = word.partition(":")
     if not colon or name not in _WORDS:
-        raise grammar.bad(f"{_quoted(word)} is neither a number nor one of the words all, same, {', '.join(f'{word}:' for word in _WORDS)}")
+        raise grammar.bad(
+            f"{_quoted(word)} is neither a number nor one of the words all, same, {', '.join(f'{word}:' for word in _WORDS)}"
+        )
     if name != "pci":
-        raise grammar.bad(f"`{name}:` is not supported; look up the device's node with `homenode host` and name that, or use pci:ADDRESS")
+        raise grammar.bad(
+            f"`{name}:` is not supported; look up the device's node with `homenode host` and name that, or use pci:ADDRESS"
+        )
     match = _PCI.fullmatch(address.lower())
     if not match:
         raise grammar.bad(f"{_quoted(address)} is no PCI address such as 0000:c1:00.0")
@@ -181,7 +187,9 @@ def _node_of_word(host: Host, word: str, grammar: _Grammar) -> int:
     device = next((device for device in host.devices if device.address == full), None)
     if device is None or device.node is None:
         raise grammar.bad(
-            f"this host has no PCI device {full}" if device is None else f"the firmware does not say which node the PCI device {full} is on"
+            f"this host has no PCI device {full}"
+            if device is None
+            else f"the firmware does not say which node the PCI device {full} is on"
         )
     return device.node
 

@@ -26,7 +26,12 @@ def check_sizes(demand: Demand) -> None:
     if not 0 <= parallelism.data_parallel_rank < parallelism.data_parallel_size and not parallelism.external_launcher:
         seen = f"rank {parallelism.data_parallel_rank} of {parallelism.data_parallel_size}"
         wanted = f"a rank from 0 to {parallelism.data_parallel_size - 1}"
-        raise _bad("there is no such data-parallel rank", seen, wanted, "Give --data-parallel-size too, or mend --data-parallel-rank.")
+        raise _bad(
+            "there is no such data-parallel rank",
+            seen,
+            wanted,
+            "Give --data-parallel-size too, or mend --data-parallel-rank.",
+        )
 
 
 def world_size(parallelism: Parallelism) -> int:
@@ -47,7 +52,9 @@ def engines(parallelism: Parallelism, workers: int) -> dict[int, range]:
         return {parallelism.data_parallel_rank: range(workers)}
     each = parallelism.ranks_per_engine
     return {
-        rank: range(rank * each, min((rank + 1) * each, workers)) for rank in range(parallelism.data_parallel_size) if rank * each < workers
+        rank: range(rank * each, min((rank + 1) * each, workers))
+        for rank in range(parallelism.data_parallel_size)
+        if rank * each < workers
     }
 
 

@@ -135,7 +135,12 @@ def _worker_from_dict(raw: dict[str, Any]) -> Worker:
 
 
 def _place_to_dict(place: Place) -> dict[str, Any]:
-    return {"name": place.name, "cpus": format_cpu_list(place.cpus), "memory_nodes": list(place.memory_nodes), "why": place.why}
+    return {
+        "name": place.name,
+        "cpus": format_cpu_list(place.cpus),
+        "memory_nodes": list(place.memory_nodes),
+        "why": place.why,
+    }
 
 
 def _place_from_dict(raw: dict[str, Any]) -> Place:

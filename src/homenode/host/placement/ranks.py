@@ -97,9 +97,7 @@ def assign_ranks(devices: Sequence[int], local_rank: int | None, *, single: bool
     if 0 <= local_rank < len(devices):
         return Ranks({local_rank: devices[local_rank]})
     if single and len(devices) == 1 and local_rank > 0:
-        note = (
-            f"rank {local_rank} sees one device only, {devices[0]}, and is taken to drive it: its launcher gave each rank a list of its own"
-        )
+        note = f"rank {local_rank} sees one device only, {devices[0]}, and is taken to drive it: its launcher gave each rank a list of its own"
         return Ranks({local_rank: devices[0]}, (Finding("info", "rank_beyond_visible", note),))
     raise PlacementError(
         "rank_out_of_range",
@@ -121,9 +119,16 @@ def idle_visible(devices: Sequence[int], visible: Sequence[int] | None) -> tuple
     idle = [device for device in visible or () if device not in devices]
     if not idle:
         return ()
-    message = f"no process runs on visible NPU {_listed(idle)}: local ranks are counted over NPU {_listed(devices)} only"
+    message = (
+        f"no process runs on visible NPU {_listed(idle)}: local ranks are counted over NPU {_listed(devices)} only"
+    )
     return (
-        Finding("warning", "visible_not_running", message, "Plan again when every worker has started, or take them off the visible list."),
+        Finding(
+            "warning",
+            "visible_not_running",
+            message,
+            "Plan again when every worker has started, or take them off the visible list.",
+        ),
     )
 
 

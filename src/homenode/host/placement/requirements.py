@@ -31,7 +31,12 @@ class EngineNeed:
     def to_dict(self) -> dict[str, Any]:
         """`{"physical_cores", "met", "compute_cores", "parts"}`."""
         parts = [{"what": what, "cores": cores} for what, cores in self.parts]
-        return {"physical_cores": self.physical_cores, "met": self.met, "compute_cores": self.compute_cores, "parts": parts}
+        return {
+            "physical_cores": self.physical_cores,
+            "met": self.met,
+            "compute_cores": self.compute_cores,
+            "parts": parts,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +140,16 @@ def _engine_need(demand: Demand, servers: int, cores: int) -> EngineNeed:
 def _findings(host: Host, demand: Demand, needed: int, cores: int) -> tuple[Finding, ...]:
     findings = []
     if cores < needed:
-        message = f"{needed} physical cores are needed and {cores} are there: processes will take turns and devices will wait"
+        message = (
+            f"{needed} physical cores are needed and {cores} are there: processes will take turns and devices will wait"
+        )
         findings.append(
-            Finding("warning", "too_few_cores", message, "Allow more whole cores or a larger CPU quota, or start fewer processes.")
+            Finding(
+                "warning",
+                "too_few_cores",
+                message,
+                "Allow more whole cores or a larger CPU quota, or start fewer processes.",
+            )
         )
     allowed = set(host.allowance.cpus)
     cut = sum(1 for cpus in host.cores.values() if not allowed.isdisjoint(cpus) and not allowed.issuperset(cpus))
@@ -147,7 +159,9 @@ def _findings(host: Host, demand: Demand, needed: int, cores: int) -> tuple[Find
     quota = host.allowance.cpu_quota
     if quota is not None and quota < len(allowed):
         message = f"the CPU quota allows {quota:g} CPUs' worth of time on {len(allowed)} allowed CPUs"
-        findings.append(Finding("info", "quota_below_cpus", message, "Raise cpu.max, or count with the smaller number."))
+        findings.append(
+            Finding("info", "quota_below_cpus", message, "Raise cpu.max, or count with the smaller number.")
+        )
     told = world_size(demand.parallelism)
     if demand.parallelism.devices > told > 1:
         message = f"{demand.parallelism.devices} devices are given and the parallel sizes use {told} of them"

@@ -78,7 +78,9 @@ def _at_home(cores: Cores, homes: Homes) -> Pools:
         for group, run in zip(seats, deal(cores.get(node, ()), len(seats)), strict=True):
             gained[group].extend(run)
     return {
-        device: run for group, devices in groups.items() for device, run in zip(devices, deal(gained[group], len(devices)), strict=True)
+        device: run
+        for group, devices in groups.items()
+        for device, run in zip(devices, deal(gained[group], len(devices)), strict=True)
     }
 
 
@@ -89,7 +91,13 @@ def _fill(host: Host, pools: Pools, free: dict[int, list[Core]], homes: Homes, s
     """
     needs = _needs({device: len(pool) for device, pool in pools.items()}, sum(map(len, free.values())))
     pairs = sorted(
-        (gap(host, homes[device], node), sockets.get(homes[device][0]) != sockets[node], step(homes[device], node), device, node)
+        (
+            gap(host, homes[device], node),
+            sockets.get(homes[device][0]) != sockets[node],
+            step(homes[device], node),
+            device,
+            node,
+        )
         for device in needs
         for node in free
     )

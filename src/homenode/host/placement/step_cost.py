@@ -101,7 +101,10 @@ def step_time(machine: MachineSpeed, spread: Spread, load: Load, kind: EngineKin
     local = {n.node: _read(machine, spread, load, kind, n, own=True) for n in workers}
     remote = {n.node: _read(machine, spread, load, kind, n, own=False) for n in workers}
     multiply = {
-        n.node: load.operations * spread.work[n.node] / (n.int8_gops * 1e9 * _share_of_multiplications(kind, load.tokens)) for n in workers
+        n.node: load.operations
+        * spread.work[n.node]
+        / (n.int8_gops * 1e9 * _share_of_multiplications(kind, load.tokens))
+        for n in workers
     }
     busy = max(max(local[node] + remote[node], multiply[node]) for node in spread.work)
     busy = max(busy, _served(machine, spread, load, kind))
@@ -111,7 +114,13 @@ def step_time(machine: MachineSpeed, spread: Spread, load: Load, kind: EngineKin
     barriers = load.barriers * (machine.barrier_across_us if across else machine.barrier_us) / 1e6
     slowest = max(local, key=lambda node: local[node] + remote[node])
     return StepTime(
-        local[slowest], remote[slowest], max(multiply.values()), exchange, waiting, barriers, busy + waiting + exchange + barriers
+        local[slowest],
+        remote[slowest],
+        max(multiply.values()),
+        exchange,
+        waiting,
+        barriers,
+        busy + waiting + exchange + barriers,
     )
 
 
@@ -147,6 +156,10 @@ def _share_of_multiplications(kind: EngineKind, tokens: int) -> float:
 
 def _exchange(machine: MachineSpeed, spread: Spread, load: Load, kind: EngineKind, node: NodeSpeed) -> float:
     """Seconds in which the node gets the activations that others computed: until they begin to arrive, and while they come."""
-    foreign = [machine.bandwidth(node, n.memory) for n in machine.nodes if n.node in spread.work and n.node != node.node]
+    foreign = [
+        machine.bandwidth(node, n.memory) for n in machine.nodes if n.node in spread.work and n.node != node.node
+    ]
     fetched = load.exchanged * (1 - spread.work[node.node])
-    return load.tokens * load.layers * kind.handover_us / 1e6 + (fetched / (min(foreign) * 1e9 * kind.links) if foreign else 0.0)
+    return load.tokens * load.layers * kind.handover_us / 1e6 + (
+        fetched / (min(foreign) * 1e9 * kind.links) if foreign else 0.0
+    )

@@ -57,7 +57,9 @@ def ranks_on_nodes(cores: Sequence[int], ranks: int) -> list[int]:
     Fewer ranks than nodes leave the last nodes without any. Raises PlacementError insufficient_cpus for more ranks than cores.
     """
     if sum(cores) < ranks:
-        raise insufficient_cpus(f"{ranks} CPU workers do not fit", f"{sum(cores)} allowed cores", f"a core for each of {ranks} workers")
+        raise insufficient_cpus(
+            f"{ranks} CPU workers do not fit", f"{sum(cores)} allowed cores", f"a core for each of {ranks} workers"
+        )
     given = [int(position < ranks) for position in range(len(cores))]
     for _ in range(ranks - sum(given)):
         given[max(range(len(cores)), key=lambda node: (cores[node] / (given[node] + 1), -node))] += 1
@@ -82,7 +84,9 @@ def take_reserve(pools: Sequence[list[int]], count: int) -> list[int]:
     if count > spare:
         seen = f"{sum(map(len, pools))} compute CPUs for {len(pools)} workers"
         wanted = f"one for each worker and {count} kept"
-        raise insufficient_cpus(f"{count} CPUs cannot be kept for other processes", seen, wanted, "lower --reserve-cpus (0 keeps none)")
+        raise insufficient_cpus(
+            f"{count} CPUs cannot be kept for other processes", seen, wanted, "lower --reserve-cpus (0 keeps none)"
+        )
     taken: list[int] = []
     turn = 0
     while len(taken) < count:

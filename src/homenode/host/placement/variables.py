@@ -43,7 +43,9 @@ def reserve_cpus(given: int | None, env: Mapping[str, str], *, cpu_workers: bool
     if name is None:
         return None
     if not env[name].isdecimal() or int(env[name][:9]) > 4096:
-        raise UserError(f"the variable {name} is {env[name][:40]!r}; it must be a number of CPUs from 0 to 4096", param=name)
+        raise UserError(
+            f"the variable {name} is {env[name][:40]!r}; it must be a number of CPUs from 0 to 4096", param=name
+        )
     return int(env[name])
 
 
@@ -58,7 +60,10 @@ def kv_cache_memory(given: int | None, env: Mapping[str, str]) -> int | None:
         size = -1.0
     if not 0 <= size <= 1 << 20:
         name = "VLLM_CPU_KVCACHE_SPACE"
-        raise UserError(f"the variable {name} is {text[:40]!r}; it must be a number of GiB, such as 4, or 0 for the default", param=name)
+        raise UserError(
+            f"the variable {name} is {text[:40]!r}; it must be a number of GiB, such as 4, or 0 for the default",
+            param=name,
+        )
     return int(size * 2**30) or None
 
 

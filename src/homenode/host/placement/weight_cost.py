@@ -71,7 +71,9 @@ class Choice:
     nodes: tuple[int, ...] = ()
 
 
-def predict(machine: MachineSpeed, work: ModelWork, policy: str, batch: int, context: int, engine: EngineKind = OWN) -> Prediction:
+def predict(
+    machine: MachineSpeed, work: ModelWork, policy: str, batch: int, context: int, engine: EngineKind = OWN
+) -> Prediction:
     """What `policy` reaches with `batch` sequences of `context` tokens each. ValueError for a policy that is not one of POLICIES."""
     if policy not in POLICIES:
         raise ValueError(f"policy {policy!r}; wanted one of {', '.join(POLICIES)}")
@@ -87,7 +89,12 @@ def predict(machine: MachineSpeed, work: ModelWork, policy: str, batch: int, con
 
 
 def choose_policy(
-    machine: MachineSpeed, work: ModelWork, room: Mapping[int, int | None], batch: int, context: int, engine: EngineKind = OWN
+    machine: MachineSpeed,
+    work: ModelWork,
+    room: Mapping[int, int | None],
+    batch: int,
+    context: int,
+    engine: EngineKind = OWN,
 ) -> Choice:
     """The policy to take. room: bytes free on each memory node, None or no entry: not known.
 
@@ -96,8 +103,13 @@ def choose_policy(
     """
     if len(machine.nodes) == 1:
         only = _checked(machine, work, predict(machine, work, "local", batch, context, engine), room, batch, context)
-        return Choice("local", "the machine has one node for this engine: there is nothing to spread over", (only,), only.nodes)
-    made = [_checked(machine, work, predict(machine, work, policy, batch, context, engine), room, batch, context) for policy in POLICIES]
+        return Choice(
+            "local", "the machine has one node for this engine: there is nothing to spread over", (only,), only.nodes
+        )
+    made = [
+        _checked(machine, work, predict(machine, work, policy, batch, context, engine), room, batch, context)
+        for policy in POLICIES
+    ]
     ranked = tuple(sorted(made, key=lambda p: -p.decode_tok_s))
     fitting = [p for p in ranked if p.fits]
     best = _preferred(fitting) if fitting else min(ranked, key=lambda p: (p.memory_bytes, -p.decode_tok_s))
@@ -108,7 +120,9 @@ def load_of(work: ModelWork, tokens: int, sequences: int, context: int) -> Load:
     """One step of `tokens` tokens of `sequences` sequences that have `context` tokens each."""
     read = work.read_bytes(tokens) + work.kv_bytes_per_token * sequences * context
     exchanged = float(work.activation_bytes * work.layers * tokens)
-    return Load(read, work.flops_per_token * tokens, tokens, work.layers, exchanged, work.layers * work.barriers_per_layer)
+    return Load(
+        read, work.flops_per_token * tokens, tokens, work.layers, exchanged, work.layers * work.barriers_per_layer
+    )
 
 
 def _step_and_prompt(
@@ -118,7 +132,9 @@ def _step_and_prompt(
     return decode, step_time(machine, spread, load_of(work, PROMPT_CHUNK, 1, 0), engine)
 
 
-def _replicated(machine: MachineSpeed, work: ModelWork, batch: int, context: int, memory: int, engine: EngineKind) -> Prediction:
+def _replicated(
+    machine: MachineSpeed, work: ModelWork, batch: int, context: int, memory: int, engine: EngineKind
+) -> Prediction:
     """Engines that know nothing of each other; the sequences go round, the fastest node first."""
     order = sorted(machine.nodes, key=lambda node: -_alone(machine, node, work, batch, context, engine)[0].decode_tok_s)
     decode = prefill = 0.0
@@ -165,7 +181,11 @@ def _wanted(machine: MachineSpeed, work: ModelWork, made: Prediction, batch: int
     for node in teams:
         share = node.threads / threads
         found[node.memory] += (
-            0 if made.policy == "mirror" else work.weight_bytes if made.policy == "replicate" else work.weight_bytes * share
+            0
+            if made.policy == "mirror"
+            else work.weight_bytes
+            if made.policy == "replicate"
+            else work.weight_bytes * share
         )
         found[node.memory] += keys * share
     return {node: size + work.weight_bytes for node, size in found.items()} if made.policy == "mirror" else found
@@ -187,7 +207,9 @@ def _preferred(fitting: Sequence[Prediction]) -> Prediction:
 
 def _why(machine: MachineSpeed, best: Prediction, ranked: Sequence[Prediction], batch: int, context: int) -> str:
     """One sentence with the figures."""
-    others = ", ".join(f"{p.policy} {p.decode_tok_s:.3g}" + ("" if p.fits else " (does not fit)") for p in ranked if p is not best)
+    others = ", ".join(
+        f"{p.policy} {p.decode_tok_s:.3g}" + ("" if p.fits else " (does not fit)") for p in ranked if p is not best
+    )
     sequences = "1 sequence" if batch == 1 else f"{batch} sequences"
     lead = f"{best.policy} is predicted to decode {best.decode_tok_s:.3g} tokens/s with {sequences} of {context} tokens"
     size = f"in {format_bytes(best.memory_bytes)}" + ("" if best.fits else ", which does not fit, but nothing does")

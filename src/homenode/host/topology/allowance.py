@@ -68,7 +68,10 @@ def read_allowance(
     limits = read_group_limits(reader)
     mask = process_cpus(reader)
     if mask is None:
-        reader.note("no_affinity_mask", "/proc/self/status does not say which CPUs this process may use; every online one is taken")
+        reader.note(
+            "no_affinity_mask",
+            "/proc/self/status does not say which CPUs this process may use; every online one is taken",
+        )
     cpus = _within(mask, online)
     cpuset = None if limits.cpus is None else _within(limits.cpus, online)
     permitted = cpuset or online
@@ -90,7 +93,12 @@ def read_allowance(
     )
     if origin != "openmp" or not cpuset:
         return seen
-    wide = replace(seen, cpus=cpuset, physical_cpus=_one_per_core(cpuset, cores), mask_origin="none" if cpuset == online else "cpuset")
+    wide = replace(
+        seen,
+        cpus=cpuset,
+        physical_cpus=_one_per_core(cpuset, cores),
+        mask_origin="none" if cpuset == online else "cpuset",
+    )
     return replace(seen, beyond_accident=wide)
 
 
@@ -109,7 +117,11 @@ def _one_per_core(cpus: Sequence[int], cores: Mapping[int, int]) -> tuple[int, .
 
 
 def _mask_origin(
-    cpus: tuple[int, ...], online: tuple[int, ...], permitted: tuple[int, ...], cores: Mapping[int, int], env: Mapping[str, str]
+    cpus: tuple[int, ...],
+    online: tuple[int, ...],
+    permitted: tuple[int, ...],
+    cores: Mapping[int, int],
+    env: Mapping[str, str],
 ) -> str:
     if cpus == online:
         return "none"

@@ -32,7 +32,11 @@ def read_group_limits(reader: FactReader) -> GroupLimits:
     """The tightest limits of this process's groups and of all groups above them."""
     folders = _folders(reader)
     quotas = [quota for folder in folders if (quota := _cpu_quota(reader, folder)) is not None]
-    memory = [(limit, limit - _memory_used(reader, folder)) for folder in folders if (limit := _memory_limit(reader, folder)) is not None]
+    memory = [
+        (limit, limit - _memory_used(reader, folder))
+        for folder in folders
+        if (limit := _memory_limit(reader, folder)) is not None
+    ]
     return GroupLimits(
         cpu_quota=min(quotas, default=None),
         memory_limit=min((limit for limit, _ in memory), default=None),

@@ -26,7 +26,8 @@ def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, i
     sockets = _numbers(reader, online, cores, "physical_package_id", "package_cpus_list")
     dies = _numbers(reader, online, cores, "die_id", "die_cpus_list")
     cpus = tuple(
-        Cpu(cpu, cores.get(cpu, cpu), sockets[cpu], dies[cpu], clusters.get(cpu), caches.get(cpu), node_of.get(cpu)) for cpu in online
+        Cpu(cpu, cores.get(cpu, cpu), sockets[cpu], dies[cpu], clusters.get(cpu), caches.get(cpu), node_of.get(cpu))
+        for cpu in online
     )
     capacities = read_capacities(reader, online, cores)
     return tuple(replace(cpu, capacity=capacities.get(cpu.id, _FASTEST)) for cpu in cpus) if capacities else cpus
@@ -58,7 +59,9 @@ def read_capacities(reader: FactReader, online: Sequence[int], cores: Mapping[in
 
 def _frequencies_differ(reader: FactReader, heads: Sequence[int]) -> bool:
     """Whether the last core is slower than the first by more than a turbo step: what is left to tell two kinds by without cpu_atom."""
-    first, last = (reader.number(f"{CPU_FOLDER}/cpu{cpu}/cpufreq/cpuinfo_max_freq") or 0 for cpu in (heads[0], heads[-1]))
+    first, last = (
+        reader.number(f"{CPU_FOLDER}/cpu{cpu}/cpufreq/cpuinfo_max_freq") or 0 for cpu in (heads[0], heads[-1])
+    )
     return 0 < last * 5 < first * 4
 
 
@@ -91,7 +94,9 @@ def _last_level_cache(reader: FactReader, cpu: int) -> tuple[int, ...] | None:
     return (cpu,) if shared == () else shared  # some kernels list nobody for a cache that belongs to one CPU
 
 
-def _numbers(reader: FactReader, online: Sequence[int], cores: Mapping[int, int], file: str, members: str) -> dict[int, int]:
+def _numbers(
+    reader: FactReader, online: Sequence[int], cores: Mapping[int, int], file: str, members: str
+) -> dict[int, int]:
     """A number that whole cores have in common (socket, die), as the kernel gives it; 0 where it gives none or -1.
 
     Read once for each set that `members` lists, else once for each core: the older core_siblings_list is wrong on some machines.
@@ -106,6 +111,8 @@ def _numbers(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]
             found[cpu] = found[head]
         elif cpu not in found:
             number = max(0, reader.number(f"{CPU_FOLDER}/cpu{cpu}/topology/{file}") or 0)
-            found |= {member: number for member in shared_with(reader, cpu, members) if member in here and member not in found}
+            found |= {
+                member: number for member in shared_with(reader, cpu, members) if member in here and member not in found
+            }
             found[cpu] = number
     return found

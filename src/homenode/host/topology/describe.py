@@ -38,7 +38,9 @@ def host_to_dict(host: Host) -> dict[str, Any]:
         "nodes": [_node(node) for node in host.nodes],
         "devices": [_device(device) for device in host.devices],
         "accelerators": _accelerators(host.accelerators),
-        "interrupts": [{"irq": entry.irq, "chip": entry.chip, "actions": list(entry.actions)} for entry in host.interrupts],
+        "interrupts": [
+            {"irq": entry.irq, "chip": entry.chip, "actions": list(entry.actions)} for entry in host.interrupts
+        ],
         "allowance": _allowance(host.allowance),
         "variables": dict(sorted(host.variables.items())),
         "notes": [note.to_dict() for note in host.notes],

@@ -42,4 +42,6 @@ def _after_counters(counted: str, columns: int) -> str | None:
 def _interrupt(number: int, tail: str) -> Interrupt:
     match = _WITH_NUMBER.fullmatch(tail) or _WITHOUT_NUMBER.fullmatch(tail)
     chip, actions = (match[1], match[2]) if match else (tail, "")
-    return Interrupt(number, chip, tuple(name for name in (part.strip() for part in (actions or "").split(", ")) if name))
+    return Interrupt(
+        number, chip, tuple(name for name in (part.strip() for part in (actions or "").split(", ")) if name)
+    )

@@ -87,7 +87,12 @@ def parse_measured(raw: object, name: str = "measurement") -> Measured:
     missing = [(a, b) for a in sorted(known) for b in memories if (a, b) not in pairs]
     if missing:
         _refuse(name, f'"pairs" lacks node {missing[0][0]} reading from node {missing[0][1]}')
-    return Measured(nodes, pairs, _positive(name, raw, "barrier_us", "the object"), _positive(name, raw, "barrier_across_us", "the object"))
+    return Measured(
+        nodes,
+        pairs,
+        _positive(name, raw, "barrier_us", "the object"),
+        _positive(name, raw, "barrier_across_us", "the object"),
+    )
 
 
 def _node(name: str, entry: object, at: int) -> MeasuredNode:

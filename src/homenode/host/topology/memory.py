@@ -51,14 +51,20 @@ def available_by_node(reader: FactReader, nodes: Collection[int]) -> dict[int, i
 def _easily_had(reader: FactReader, nodes: Collection[int]) -> dict[int, int]:
     """Bytes by node that are free or can be read again; a node without such figures is missing."""
     sizes = {node: read_meminfo(reader, f"{NODE_FOLDER}/node{node}/meminfo") for node in nodes}
-    return {node: sum(found.get(name, 0) for name in _EASILY_HAD) for node, found in sizes.items() if "MemFree" in found}
+    return {
+        node: sum(found.get(name, 0) for name in _EASILY_HAD) for node, found in sizes.items() if "MemFree" in found
+    }
 
 
 def read_huge_pages(reader: FactReader, folder: str) -> dict[int, int]:
     """Reserved huge pages in a `hugepages` folder: how many, by the size of one in bytes."""
     found = {}
     for name in reader.source.names(folder):
-        size = parse_number(name[len(_PREFIX) : -len(_SUFFIX)]) if name.startswith(_PREFIX) and name.endswith(_SUFFIX) else None
+        size = (
+            parse_number(name[len(_PREFIX) : -len(_SUFFIX)])
+            if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+            else None
+        )
         count = reader.number(f"{folder}/{name}/nr_hugepages") if size else None
         if size and size > 0 and count is not None and count >= 0:
             found[size * 1024] = count
@@ -76,5 +82,8 @@ def read_transparent_huge_pages(reader: FactReader) -> str:
     text = reader.text("/sys/kernel/mm/transparent_hugepage/enabled")
     word = text.partition("[")[2].partition("]")[0]
     if text and word not in _TRANSPARENT:
-        reader.note("fact_unreadable", f"/sys/kernel/mm/transparent_hugepage/enabled: {text[:40]!r} has none of its words in brackets")
+        reader.note(
+            "fact_unreadable",
+            f"/sys/kernel/mm/transparent_hugepage/enabled: {text[:40]!r} has none of its words in brackets",
+        )
     return word if word in _TRANSPARENT else ""

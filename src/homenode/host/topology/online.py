@@ -17,14 +17,25 @@ def read_online(reader: FactReader) -> tuple[int, ...]:
     online = reader.cpus(f"{CPU_FOLDER}/online")
     if online:
         return online
-    found = tuple(cpu for cpu in numbered(reader.source.names(CPU_FOLDER), "cpu") if reader.text(f"{CPU_FOLDER}/cpu{cpu}/online") != "0")
+    found = tuple(
+        cpu
+        for cpu in numbered(reader.source.names(CPU_FOLDER), "cpu")
+        if reader.text(f"{CPU_FOLDER}/cpu{cpu}/online") != "0"
+    )
     if not found:
         nodes = numbered(reader.source.names(NODE_FOLDER), "node")
-        lists = (reader.cpus_or_mask(f"{NODE_FOLDER}/node{node}/cpulist", f"{NODE_FOLDER}/node{node}/cpumap") for node in nodes)
+        lists = (
+            reader.cpus_or_mask(f"{NODE_FOLDER}/node{node}/cpulist", f"{NODE_FOLDER}/node{node}/cpumap")
+            for node in nodes
+        )
         found = tuple(sorted({cpu for cpus in lists for cpu in cpus or ()}))
     found = found or process_cpus(reader) or ()
     if not found:
-        reader.note("no_online_cpus", f"{CPU_FOLDER}/online names no CPU, and nothing else does", "Check that /sys and /proc are mounted.")
+        reader.note(
+            "no_online_cpus",
+            f"{CPU_FOLDER}/online names no CPU, and nothing else does",
+            "Check that /sys and /proc are mounted.",
+        )
     return found
 
 
@@ -38,5 +49,7 @@ def read_node_ids(reader: FactReader) -> tuple[int, ...]:
     """Online nodes, ascending: the kernel's list, else its node folders."""
     found = reader.cpus(f"{NODE_FOLDER}/online") or numbered(reader.source.names(NODE_FOLDER), "node")
     if len(found) > _MOST_NODES:
-        reader.note("too_many_nodes", f"{NODE_FOLDER}/online names {len(found)} nodes; the first {_MOST_NODES} are taken")
+        reader.note(
+            "too_many_nodes", f"{NODE_FOLDER}/online names {len(found)} nodes; the first {_MOST_NODES} are taken"
+        )
     return found[:_MOST_NODES]

@@ -18,7 +18,9 @@ def read_devices(reader: FactReader, online_cpus: Iterable[int], nodes: Collecti
     """All PCI functions by address. A node that is not online is no node; local CPUs are cut to the online ones."""
     addresses = [name for name in reader.source.names(PCI_FOLDER) if _ADDRESS.fullmatch(name.lower())]
     if len(addresses) > _MOST_DEVICES:
-        reader.note("too_many_devices", f"{PCI_FOLDER} lists {len(addresses)} functions; the first {_MOST_DEVICES} are taken")
+        reader.note(
+            "too_many_devices", f"{PCI_FOLDER} lists {len(addresses)} functions; the first {_MOST_DEVICES} are taken"
+        )
     here = frozenset(online_cpus)
     return tuple(_read_device(reader, address, here, nodes) for address in addresses[:_MOST_DEVICES])
 

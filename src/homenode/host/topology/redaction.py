@@ -131,7 +131,11 @@ class Redaction:
 
 
 def _group_paths(text: str) -> list[list[str]]:
-    return [[part for part in line.split(":", 2)[2].split("/") if part] for line in text.splitlines() if line.count(":") >= 2]
+    return [
+        [part for part in line.split(":", 2)[2].split("/") if part]
+        for line in text.splitlines()
+        if line.count(":") >= 2
+    ]
 
 
 def _fields(names: tuple[str, ...]) -> Callable[[str], str]:

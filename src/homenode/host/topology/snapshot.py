@@ -28,7 +28,9 @@ _MOST_COMMANDS = 4096
 _LONGEST_PATH = 4096
 _NO_SUCH_COMMAND, _OUT_OF_TIME = 127, 124
 _MACHINE = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
-_THING = re.compile(r"(?:cpu|node|index)?\d+|hugepages-\d+kB|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|(?:card|renderD)\d+")
+_THING = re.compile(
+    r"(?:cpu|node|index)?\d+|hugepages-\d+kB|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|(?:card|renderD)\d+"
+)
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -166,7 +168,10 @@ def _result(name: str, words: str, value: object) -> CommandResult:
     if isinstance(value, str):
         return CommandResult(_text(name, f"the output of {_shown(words)}", value))
     if not isinstance(value, dict) or not isinstance(value.get("out", ""), str):
-        raise _bad(name, f'"commands" has for {_shown(words)} {_kind(value)}, wanted the output or {{"out": output, "rc": exit code}}')
+        raise _bad(
+            name,
+            f'"commands" has for {_shown(words)} {_kind(value)}, wanted the output or {{"out": output, "rc": exit code}}',
+        )
     rc = value.get("rc", 0)
     if not isinstance(rc, int) or isinstance(rc, bool) or abs(rc) > 0xFFFF_FFFF:
         raise _bad(name, f"the exit code of {_shown(words)} is {_shown(rc)}, wanted a whole number")
@@ -212,7 +217,14 @@ def _bad(name: str, fault: str) -> UserError:
 
 
 def _kind(value: object) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "a truth value",
+        int: "a number",
+        float: "a number",
+    }
     return kinds.get(type(value), "null")
 
 

@@ -90,7 +90,9 @@ class Source(Protocol):
 class LiveSource:
     """The machine this runs on. `root` stands in for `/` in tests; the process itself is always the calling one."""
 
-    def __init__(self, root: str = "/", env: Mapping[str, str] | None = None, command_deadline_s: float = COMMAND_DEADLINE_S) -> None:
+    def __init__(
+        self, root: str = "/", env: Mapping[str, str] | None = None, command_deadline_s: float = COMMAND_DEADLINE_S
+    ) -> None:
         self._root = root.rstrip("/")
         given = os.environ if env is None else env
         self._env = {name: given[name] for name in VARIABLES if name in given}

@@ -152,7 +152,9 @@ def _part(text: str, part: str) -> tuple[str, object]:
     word = _WORDS.get(name)
     if word is None or not equals:
         raise _wrong(
-            text, part, f"wanted counts such as 2s, 4n, 64c, smt2, the word arm, or one of {', '.join(f'{name}=' for name in _WORDS)}"
+            text,
+            part,
+            f"wanted counts such as 2s, 4n, 64c, smt2, the word arm, or one of {', '.join(f'{name}=' for name in _WORDS)}",
         )
     try:
         return word.field, word.read(value)

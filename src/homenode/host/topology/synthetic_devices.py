@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from homenode.host.topology.synthetic_shape import Shape
 
 _NVIDIA, _AMD, _HUAWEI = 0x10DE, 0x1002, 0x19E5
-_GRAPHICS, _ACCELERATOR = 0x030200, 0x120000  # 3D controller; processing accelerator (PCI Code and ID Assignment Specification)
+_GRAPHICS, _ACCELERATOR = (
+    0x030200,
+    0x120000,
+)  # 3D controller; processing accelerator (PCI Code and ID Assignment Specification)
 _H100, _MI300X, _ASCEND = 0x2330, 0x74A1, 0xD802
 _FIRST_IRQ = 1024
 _CARDS_OF_310P = (1, 32, 96, 32768, 32800, 32832, 32896, 2944)  # NPU ids of this family follow the slot, not the count
@@ -54,7 +57,9 @@ def npus_of(shape: Shape) -> tuple[Device, ...]:
         irq = _FIRST_IRQ + shape.gpus[0] + 2 * place
         number = _card_of_310p(card) if family == "310P" else card
         names = ((irq, "sq_send_trigger_irq"), (irq + 1, "cq_update_irq"))
-        found.append(Device(_ACCELERATOR, _HUAWEI, _ASCEND, place, f"0000:{place + 0x80:02x}:00.0", node, number, chip, names))
+        found.append(
+            Device(_ACCELERATOR, _HUAWEI, _ASCEND, place, f"0000:{place + 0x80:02x}:00.0", node, number, chip, names)
+        )
     return tuple(found)
 
 

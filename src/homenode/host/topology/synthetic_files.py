@@ -43,7 +43,10 @@ def _machine_files(shape: Shape) -> Iterator[tuple[str, str]]:
     every = f"0-{shape.cpu_count - 1}" if shape.cpu_count > 1 else "0"
     yield "/proc/sys/kernel/osrelease", "6.12.0"
     yield "/proc/sys/kernel/numa_balancing", "1" if len(shape.node_ids) > 1 else "0"
-    yield "/proc/meminfo", f"MemTotal: {sum(memory for _, memory in _memories(shape)) // 1024 or shape.memory // 1024} kB"
+    yield (
+        "/proc/meminfo",
+        f"MemTotal: {sum(memory for _, memory in _memories(shape)) // 1024 or shape.memory // 1024} kB",
+    )
     yield "/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never"
     yield f"{_CPU}/online", format_cpu_list(shape.online)
     yield f"{_CPU}/offline", format_cpu_list(shape.offline)
@@ -99,7 +102,9 @@ def _lists(shape: Shape, key: Callable[[Core], int | None]) -> Mapping[int | Non
 
 def _memories(shape: Shape) -> list[tuple[int, int]]:
     """Nodes and the bytes of memory they have."""
-    bare = shape.node_ids[shape.cpu_node_count - shape.memoryless : shape.cpu_node_count] if shape.cpu_node_count else ()
+    bare = (
+        shape.node_ids[shape.cpu_node_count - shape.memoryless : shape.cpu_node_count] if shape.cpu_node_count else ()
+    )
     return [(node, 0 if node in bare else shape.memory) for node in (shape.node_ids if shape.cpu_node_count else ())]
 
 
@@ -143,7 +148,11 @@ def _process_files(shape: Shape) -> Iterator[tuple[str, str]]:
     every: Iterable[int] = range(shape.cpu_count)
     mask = shape.allowed if shape.allowed is not None else shape.cpuset if shape.cpuset is not None else every
     mems = shape.mems if shape.mems is not None else shape.node_ids or (0,)
-    lines = (f"Cpus_allowed_list: {format_cpu_list(mask)}", f"Mems_allowed_list: {format_cpu_list(mems)}", f"CapEff: {_ALL_CAPABILITIES}")
+    lines = (
+        f"Cpus_allowed_list: {format_cpu_list(mask)}",
+        f"Mems_allowed_list: {format_cpu_list(mems)}",
+        f"CapEff: {_ALL_CAPABILITIES}",
+    )
     yield "/proc/self/status", "\n".join(lines)
     yield "/proc/self/cgroup", "0::/g1"
     cpuset = shape.cpuset if shape.cpuset is not None else every
@@ -181,7 +190,13 @@ def _amd_files(shape: Shape) -> Iterator[tuple[str, str]]:
         yield f"{_KFD}/{agent}/properties", "cpu_cores_count 1\nsimd_count 0\nlocation_id 0\ndomain 0\nunique_id 0"
     for gpu in gpus:
         bus = int(gpu.address.split(":")[1], 16)
-        facts = {"cpu_cores_count": 0, "simd_count": _SIMDS, "location_id": bus << 8, "domain": 0, "unique_id": gpu.place + 1}
+        facts = {
+            "cpu_cores_count": 0,
+            "simd_count": _SIMDS,
+            "location_id": bus << 8,
+            "domain": 0,
+            "unique_id": gpu.place + 1,
+        }
         yield f"{_KFD}/{agents + gpu.place}/properties", "\n".join(f"{name} {value}" for name, value in facts.items())
         yield f"{_KFD}/{agents + gpu.place}/gpu_id", str(_FIRST_GPU_ID + gpu.place)
         yield f"{_KFD}/{agents + gpu.place}/name", "gfx942"

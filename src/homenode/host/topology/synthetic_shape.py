@@ -67,15 +67,33 @@ class Shape:
         yield "it needs cores: say how many with 64c", not self.cores
         yield "it needs a socket and a thread per core at least", not self.sockets or not self.smt
         yield f"it has {self.cpu_count} CPUs, at most {MOST_CPUS} are possible", self.cpu_count > MOST_CPUS
-        yield f"it has {nodes + self.cpuless} nodes, at most {MOST_NODES} are possible", nodes + self.cpuless > MOST_NODES
-        yield f"{self.cores} cores are too few for {self.sockets} sockets and {nodes} nodes", self.cores < max(self.sockets, nodes)
-        yield f"{nodes} nodes and {self.sockets} sockets do not divide", bool(nodes and nodes % self.sockets and self.sockets % nodes)
-        yield f"at most {MOST_DEVICES} accelerators of a kind are possible", max(self.gpus[0], self.npus[0]) > MOST_DEVICES
-        yield f"chips of the family {self.npus[1]} come in pairs", self.npus[1] in ("A3", "310P") and self.npus[0] % 2 == 1
+        yield (
+            f"it has {nodes + self.cpuless} nodes, at most {MOST_NODES} are possible",
+            nodes + self.cpuless > MOST_NODES,
+        )
+        yield (
+            f"{self.cores} cores are too few for {self.sockets} sockets and {nodes} nodes",
+            self.cores < max(self.sockets, nodes),
+        )
+        yield (
+            f"{nodes} nodes and {self.sockets} sockets do not divide",
+            bool(nodes and nodes % self.sockets and self.sockets % nodes),
+        )
+        yield (
+            f"at most {MOST_DEVICES} accelerators of a kind are possible",
+            max(self.gpus[0], self.npus[0]) > MOST_DEVICES,
+        )
+        yield (
+            f"chips of the family {self.npus[1]} come in pairs",
+            self.npus[1] in ("A3", "310P") and self.npus[0] % 2 == 1,
+        )
 
     def _node_faults(self) -> Iterator[tuple[str, bool]]:
         nodes = self.cpu_node_count
-        yield "memoryless=, cpuless= and ids= need nodes: 0n has none", not nodes and bool(self.cpuless or self.memoryless or self.ids)
+        yield (
+            "memoryless=, cpuless= and ids= need nodes: 0n has none",
+            not nodes and bool(self.cpuless or self.memoryless or self.ids),
+        )
         yield f"memoryless={self.memoryless}, but there are {nodes} nodes with CPUs", self.memoryless > nodes
         yield "memoryless= leaves no node with memory", bool(nodes) and self.memoryless == nodes + self.cpuless
         yield (
@@ -84,14 +102,20 @@ class Shape:
         )
         yield "ids= names a node twice", len(set(self.ids)) != len(self.ids)
         yield f"ids= goes up to {MOST_NODES - 1}", max(self.ids, default=0) >= MOST_NODES
-        yield f"mem= goes up to {_MOST_MEMORY >> 40} TiB, by whole KiB", self.memory > _MOST_MEMORY or bool(self.memory % 1024)
+        yield (
+            f"mem= goes up to {_MOST_MEMORY >> 40} TiB, by whole KiB",
+            self.memory > _MOST_MEMORY or bool(self.memory % 1024),
+        )
 
     def _limit_faults(self) -> Iterator[tuple[str, bool]]:
         yield "offline= names CPUs that it does not have", max(self.offline, default=0) >= self.cpu_count
         yield "one CPU must stay online", not self.online
         yield "allowed= must name CPUs that it has, one of them online", not self._possible(self.allowed)
         yield "cpuset= must name CPUs that it has, one of them online", not self._possible(self.cpuset)
-        yield "mems= must name nodes that it has", self.mems is not None and (not self.mems or not set(self.mems) <= set(self.node_ids))
+        yield (
+            "mems= must name nodes that it has",
+            self.mems is not None and (not self.mems or not set(self.mems) <= set(self.node_ids)),
+        )
 
     def _possible(self, limit: tuple[int, ...] | None) -> bool:
         return limit is None or (max(limit, default=0) < self.cpu_count and not self.online.isdisjoint(limit))

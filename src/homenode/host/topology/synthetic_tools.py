@@ -46,7 +46,10 @@ def _local_cpus(shape: Shape) -> dict[int | None, str]:
 
 
 def _gpu_list(gpus: Sequence[Device]) -> str:
-    lines = (f"{gpu.place}, GPU-00000000-0000-0000-0000-{gpu.place:012x}, 0000{gpu.address.upper()}, NVIDIA H100 80GB HBM3" for gpu in gpus)
+    lines = (
+        f"{gpu.place}, GPU-00000000-0000-0000-0000-{gpu.place:012x}, 0000{gpu.address.upper()}, NVIDIA H100 80GB HBM3"
+        for gpu in gpus
+    )
     return "\n".join(lines)
 
 
@@ -57,7 +60,9 @@ def _gpu_topology(gpus: Sequence[Device], local: dict[int | None, str]) -> str:
         relations = "\t".join(" X " if other is gpu else "NV18" for other in gpus)
         node = "N/A" if gpu.node is None else gpu.node
         rows.append(f"GPU{gpu.place}\t{relations}\t{local[gpu.node]}\t{node}\t\tN/A")
-    return "\n".join([*rows, "", "Legend:", "", "  X    = Self", "  NV#  = Connection traversing a bonded set of # NVLinks"])
+    return "\n".join(
+        [*rows, "", "Legend:", "", "  X    = Self", "  NV#  = Connection traversing a bonded set of # NVLinks"]
+    )
 
 
 def _npu_map(npus: Sequence[Device], family: str) -> str:
@@ -67,10 +72,14 @@ def _npu_map(npus: Sequence[Device], family: str) -> str:
         rows += [(str(npu.card), str(npu.card), str(npu.chip), str(npu.place), _CHIP_NAMES[family]) for npu in npus]
         return _columns(rows)
     physical = family == "A3"
-    rows_of: list[tuple[str, ...]] = [("NPU ID", "Chip ID", "Chip Logic ID", *(["Chip Phy-ID"] if physical else []), "Chip Name")]
+    rows_of: list[tuple[str, ...]] = [
+        ("NPU ID", "Chip ID", "Chip Logic ID", *(["Chip Phy-ID"] if physical else []), "Chip Name")
+    ]
     for npu in npus:
         last = npu is npus[-1] or npus[npu.place + 1].card != npu.card
-        rows_of.append((str(npu.card), str(npu.chip), str(npu.place), *([str(npu.place)] if physical else []), _CHIP_NAMES[family]))
+        rows_of.append(
+            (str(npu.card), str(npu.chip), str(npu.place), *([str(npu.place)] if physical else []), _CHIP_NAMES[family])
+        )
         if last:
             rows_of.append((str(npu.card), str(npu.chip + 1), "-", *(["-"] if physical else []), "Mcu"))
     return _columns(rows_of)
@@ -93,10 +102,14 @@ def _npu_info(npus: Sequence[Device], family: str) -> str:
         lines += [rule, _cells(f"{npu.card:<6}{_CHIP_NAMES[family]}", "OK", "90.0        40                0    / 0")]
         lines.append(
             _cells(
-                f"{npu.chip:<6}{npu.place if second != 'Chip' else ''}", npu.address.upper(), "0           0    / 0          3000 / 65536"
+                f"{npu.chip:<6}{npu.place if second != 'Chip' else ''}",
+                npu.address.upper(),
+                "0           0    / 0          3000 / 65536",
             )
         )
-    table = _cells("NPU ID" if family == "950" else "NPU     Chip", "Process id", "Process name             | Process memory(MB)")
+    table = _cells(
+        "NPU ID" if family == "950" else "NPU     Chip", "Process id", "Process name             | Process memory(MB)"
+    )
     lines += [rule, table, rule]
     for card in dict.fromkeys(npu.card for npu in npus):
         lines += [f"| {f'No running processes found in NPU {card}':<{sum(_CELLS) + 1}}|", rule]

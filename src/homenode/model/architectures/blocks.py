@@ -70,7 +70,9 @@ def project_qkv(ops: Ops, model: Forward, layer: Layer, x: Tensor) -> tuple[Tens
     return q, k, v
 
 
-def attend(ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
+def attend(
+    ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
+) -> Tensor:
     """x plus the attention of layer `index` of this stage, projected; of the model's last layer the selected rows only."""
     layer = model.parameters.layers[index]
     inner = select_last(ops, model, index, attended(ops, model, index, qkv, rotation))

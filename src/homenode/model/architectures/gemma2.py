@@ -22,7 +22,9 @@ def enter(ops: Ops, model: Forward) -> Tensor:
     return ops.scale(x, model.spec.embedding_scale) if model.part.first_stage else x
 
 
-def layer_of(ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
+def layer_of(
+    ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
+) -> Tensor:
     """x after layer `index` of this stage, of which q, k and v are there, not yet rotated; of the model's last layer the selected rows only."""
     layer = model.parameters.layers[index]
     inner = blocks.select_last(ops, model, index, blocks.attended(ops, model, index, qkv, rotation))
@@ -30,7 +32,9 @@ def layer_of(ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor,
     x = _add_normed(ops, model, blocks.select_last(ops, model, index, x), out, layer["attended_norm"])
     h = ops.rms_norm(x, layer["post_norm"], model.spec.rms_norm_eps)
     inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
-    return _add_normed(ops, model, x, blocks.project_out(ops, model, inner, layer["down"], None, None), layer["mlp_norm"])
+    return _add_normed(
+        ops, model, x, blocks.project_out(ops, model, inner, layer["down"], None, None), layer["mlp_norm"]
+    )
 
 
 def forward(ops: Ops, model: Forward) -> Tensor:

@@ -9,11 +9,22 @@ from homenode.model.architectures.parameters import Forward, Parameter
 QWEN_MIXTURE = (
     Parameter("router", "model.layers.{layer}.mlp.gate.weight", ("experts", "hidden"), when="mixture"),
     Parameter(
-        "expert_gate", "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight", ("expert_intermediate", "hidden"), when="mixture"
+        "expert_gate",
+        "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight",
+        ("expert_intermediate", "hidden"),
+        when="mixture",
     ),
-    Parameter("expert_up", "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight", ("expert_intermediate", "hidden"), when="mixture"),
     Parameter(
-        "expert_down", "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight", ("hidden", "expert_intermediate"), when="mixture"
+        "expert_up",
+        "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
+        ("expert_intermediate", "hidden"),
+        when="mixture",
+    ),
+    Parameter(
+        "expert_down",
+        "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
+        ("hidden", "expert_intermediate"),
+        when="mixture",
     ),
 )
 _SHARED = "model.layers.{layer}.mlp.shared_expert"

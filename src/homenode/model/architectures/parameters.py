@@ -139,7 +139,9 @@ class ExpectedTensor:
     expert: int | None = None
 
 
-def expected_tensors(table: tuple[Parameter, ...], spec: ModelSpec, part: ModelPart | None = None) -> Iterator[ExpectedTensor]:
+def expected_tensors(
+    table: tuple[Parameter, ...], spec: ModelSpec, part: ModelPart | None = None
+) -> Iterator[ExpectedTensor]:
     """Every tensor that a part of a model of these figures has (None: all of it), layer by layer, in the order they are used; a layer's experts'
     matrices of one kind beside each other."""
     part = part or ModelPart.whole(spec)
@@ -149,7 +151,9 @@ def expected_tensors(table: tuple[Parameter, ...], spec: ModelSpec, part: ModelP
     shapes = {p.key: (tuple(sizes[d] for d in p.shape), tuple(has[d] for d in p.shape)) for p in table}
 
     def expected(parameter: Parameter, layer: int | None = None, expert: int | None = None) -> ExpectedTensor:
-        return ExpectedTensor(parameter, layer, parameter.name.format(layer=layer, expert=expert), *shapes[parameter.key], expert)
+        return ExpectedTensor(
+            parameter, layer, parameter.name.format(layer=layer, expert=expert), *shapes[parameter.key], expert
+        )
 
     for parameter in table:
         if not parameter.per_layer and present[parameter.when]:

@@ -25,5 +25,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({a.name: a for a in
 def architecture_of(name: str) -> Architecture:
     """The architecture `ModelSpec.architecture` names; UnsupportedError lists the known ones."""
     if name not in ARCHITECTURES:
-        raise UnsupportedError(f"architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}", architecture=name)
+        raise UnsupportedError(
+            f"architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}", architecture=name
+        )
     return ARCHITECTURES[name]

@@ -58,27 +58,39 @@ def rope_of(spec: ModelSpec, length: int | None = None) -> Rope:
         case "longrope":
             divisors = rope.long_factors if (length or spec.max_position) > trained else rope.short_factors
             frequencies = frequencies / np.array(divisors, np.float32)
-            scale = rope.attention_factor if rope.attention_factor is not None else _longrope_scale(rope.factor, trained)
+            scale = (
+                rope.attention_factor if rope.attention_factor is not None else _longrope_scale(rope.factor, trained)
+            )
     local = rope_of(replace(spec, rope=spec.local_rope, local_rope=None)) if spec.local_rope else None
     return Rope(frequencies.astype(np.float32), scale, local)
 
 
 def _check(rope: RopeSpec, rotary: int, head_dim: int) -> None:
     if rope.kind not in KINDS:
-        raise UnsupportedError(f"rope scaling {rope.kind!r} is not supported; known kinds: {', '.join(KINDS)}", kind=rope.kind)
+        raise UnsupportedError(
+            f"rope scaling {rope.kind!r} is not supported; known kinds: {', '.join(KINDS)}", kind=rope.kind
+        )
     if rotary < 2 or rotary % 2 or rotary > head_dim:
-        raise CheckpointError(f"rotary dimension {rotary} must be even, at least 2 and at most the head's {head_dim}", rotary=rotary)
+        raise CheckpointError(
+            f"rotary dimension {rotary} must be even, at least 2 and at most the head's {head_dim}", rotary=rotary
+        )
     for factors in (rope.short_factors, rope.long_factors) if rope.kind == "longrope" else ():
         if len(factors) != rotary // 2:
-            raise CheckpointError(f"{len(factors)} longrope factors were given, but a rotary dimension of {rotary} has {rotary // 2} pairs")
+            raise CheckpointError(
+                f"{len(factors)} longrope factors were given, but a rotary dimension of {rotary} has {rotary // 2} pairs"
+            )
     if rope.factors and len(rope.factors) != rotary // 2:
-        raise CheckpointError(f"{len(rope.factors)} rope factors were given, but a rotary dimension of {rotary} has {rotary // 2} pairs")
+        raise CheckpointError(
+            f"{len(rope.factors)} rope factors were given, but a rotary dimension of {rotary} has {rotary // 2} pairs"
+        )
     numbers = {"theta": rope.theta, "factor": rope.factor, **{f"factors[{i}]": f for i, f in enumerate(rope.factors)}}
     for name, value in numbers.items():
         if not (math.isfinite(value) and value > 0):
             raise CheckpointError(f"rope {name} is {value}; a positive number is needed", name=name, value=value)
     if rope.kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
-        raise CheckpointError(f"llama3 rope: high_freq_factor {rope.high_freq_factor} must be above low_freq_factor {rope.low_freq_factor}")
+        raise CheckpointError(
+            f"llama3 rope: high_freq_factor {rope.high_freq_factor} must be above low_freq_factor {rope.low_freq_factor}"
+        )
     if rope.kind == "yarn" and rope.theta <= 1:
         raise CheckpointError(f"yarn rope: theta is {rope.theta}; a number above 1 is needed")
 

@@ -70,7 +70,9 @@ class _Module:
             return None
         self.used.add(entry.name)
         if entry.dtype.name not in types:
-            raise damaged(entry.file, f"type of tensor {entry.name}", seen=entry.dtype.name, wanted=" or ".join(sorted(types)))
+            raise damaged(
+                entry.file, f"type of tensor {entry.name}", seen=entry.dtype.name, wanted=" or ".join(sorted(types))
+            )
         if len(entry.shape) not in dimensions or not all(0 < size <= limits.MOST_INTERMEDIATE for size in entry.shape):
             wanted = f"{' or '.join(map(str, dimensions))} dimensions, none empty"
             raise damaged(entry.file, f"shape of tensor {entry.name}", seen=list(entry.shape), wanted=wanted)
@@ -97,14 +99,18 @@ def _by_columns(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
     scales = _of_shape(module.need("scales", _FLOATS, (2,), codes), groups, rows)
     zeros = _of_shape(module.need("qzeros", _WORDS, (2,), codes), groups, -(-rows * q.bits // _WORD_BITS))
     order = _order(module.get("g_idx", _INDICES, (1,)), group, groups, columns)
-    return _Matrix(rows, columns, CodedMatrix(q.label, q.method, q.bits, (1, group), codes, scales, zeros, q.zero_offset, order))
+    return _Matrix(
+        rows, columns, CodedMatrix(q.label, q.method, q.bits, (1, group), codes, scales, zeros, q.zero_offset, order)
+    )
 
 
 def _floats(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
     """8-bit floats and a scale for the whole, a row or a block."""
     if not name.endswith(".weight") or module.tensors[name].dtype.name != "F8_E4M3":
         return None
-    return _bytes(module, "weight_scale_inv" if f"{module.name}.weight_scale_inv" in module.tensors else "weight_scale", q)
+    return _bytes(
+        module, "weight_scale_inv" if f"{module.name}.weight_scale_inv" in module.tensors else "weight_scale", q
+    )
 
 
 def _by_rows(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
@@ -162,7 +168,9 @@ def _nibbles(module: _Module, codes_name: str, of_all: str, divides: bool) -> _M
     whole = module.need(of_all, frozenset({"F32"}), (0, 1), codes) if label == "NVFP4" else None
     if whole is not None and math.prod(whole.shape) != 1:
         raise damaged(whole.file, f"shape of tensor {whole.name}", seen=list(whole.shape), wanted="one number")
-    return _Matrix(rows, columns, CodedMatrix(label, "float4", 4, (1, group), codes, scales, scale_of_all=whole, divides=divides))
+    return _Matrix(
+        rows, columns, CodedMatrix(label, "float4", 4, (1, group), codes, scales, scale_of_all=whole, divides=divides)
+    )
 
 
 def _packed(module: _Module, q: Quantisation) -> _Matrix | None:
@@ -173,7 +181,9 @@ def _packed(module: _Module, q: Quantisation) -> _Matrix | None:
     bits = next((b for b in range(1, 9) if codes.shape[1] == -(-columns * b // _WORD_BITS)), 0)
     if rows != codes.shape[0] or not bits:
         wanted = f"{codes.shape[0]} rows of codes of at most 8 bits in {codes.shape[1]} words"
-        raise damaged(codes.file, f"values of tensor {module.name}.weight_shape", seen=f"{rows} and {columns}", wanted=wanted)
+        raise damaged(
+            codes.file, f"values of tensor {module.name}.weight_shape", seen=f"{rows} and {columns}", wanted=wanted
+        )
     scales = module.need("weight_scale", _FLOATS, (0, 1, 2), codes)
     block = _block_of(scales, rows, columns, q)
     groups = -(-columns // block[1])
@@ -183,7 +193,9 @@ def _packed(module: _Module, q: Quantisation) -> _Matrix | None:
     elif zeros is not None:
         raise damaged(zeros.file, f"tensor {zeros.name}", seen="zero points of blocks of rows", wanted="those of rows")
     order = _order(module.get("weight_g_idx", _INDICES, (1,)), block[1], groups, columns)
-    return _Matrix(rows, columns, CodedMatrix(f"{q.label} {bits}-bit", "rows", bits, block, codes, scales, zeros, order=order))
+    return _Matrix(
+        rows, columns, CodedMatrix(f"{q.label} {bits}-bit", "rows", bits, block, codes, scales, zeros, order=order)
+    )
 
 
 def _written_shape(entry: TensorEntry) -> tuple[int, int]:
@@ -204,7 +216,9 @@ def _block_of(scales: TensorEntry, rows: int, columns: int, q: Quantisation) -> 
         if scales.shape == (-(-rows // r), -(-columns // c)):
             return r, c
     known = ", ".join(["one for each row", *(f"one for each {r} x {c}" for r, c in blocks)])
-    raise damaged(scales.file, f"shape of tensor {scales.name}", seen=list(scales.shape), wanted=f"{known} of {rows} x {columns}")
+    raise damaged(
+        scales.file, f"shape of tensor {scales.name}", seen=list(scales.shape), wanted=f"{known} of {rows} x {columns}"
+    )
 
 
 def _of_shape(entry: TensorEntry, *wanted: int) -> TensorEntry:
@@ -225,7 +239,12 @@ def _entry(name: str, matrix: _Matrix, symmetric: bool) -> TensorEntry:
     """The matrix as what it is put together to: a block format that keeps the codes, or floats."""
     coded, shape = matrix.coded, (matrix.rows, matrix.columns)
     if max(shape) > limits.MOST_INTERMEDIATE:
-        raise damaged(coded.codes.file, f"matrix {name}", seen=list(shape), wanted=f"at most {limits.MOST_INTERMEDIATE} rows and columns")
+        raise damaged(
+            coded.codes.file,
+            f"matrix {name}",
+            seen=list(shape),
+            wanted=f"at most {limits.MOST_INTERMEDIATE} rows and columns",
+        )
     dtype = BY_NAME[_format(matrix, symmetric)]
     size = matrix.rows * dtype.row_bytes(matrix.columns)
     return TensorEntry(name, dtype, shape, coded.codes.file, coded.codes.offset, size, coded=coded)

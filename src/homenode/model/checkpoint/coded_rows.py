@@ -28,14 +28,28 @@ _CHUNK_ELEMENTS = 2**20
 _MOST_THREADS = 16
 _BLOCK = 32  # columns of a block of Q4_0, Q4_1, Q8_0 and MXFP4
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # 4-bit floats
-_AWQ_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word's eight codes, from the lowest bits on: which of its eight rows each is of
+_AWQ_ROWS = (
+    0,
+    2,
+    4,
+    6,
+    1,
+    3,
+    5,
+    7,
+)  # of a word's eight codes, from the lowest bits on: which of its eight rows each is of
 
 
 def column_order(entry: TensorEntry, groups: int) -> Indices:
     """The group of each column; CheckpointError for one that is not there."""
     order = _array(entry).astype(np.int64)
     if not ((order >= 0) & (order < groups)).all():
-        raise damaged(entry.file, f"values of tensor {entry.name}", seen=f"{order.min()} to {order.max()}", wanted=f"0 to {groups - 1}")
+        raise damaged(
+            entry.file,
+            f"values of tensor {entry.name}",
+            seen=f"{order.min()} to {order.max()}",
+            wanted=f"0 to {groups - 1}",
+        )
     return order
 
 
@@ -71,7 +85,9 @@ def decoded(entry: TensorEntry, rows: tuple[int, int], columns: tuple[int, int])
 
 def _each_chunk(work: Callable[[int, int], None], rows: tuple[int, int], columns: int) -> None:
     def quietly(first: int, end: int) -> None:
-        with np.errstate(all="ignore"):  # a scale may be infinite or no number: so are the weights then, which is not for us to judge
+        with np.errstate(
+            all="ignore"
+        ):  # a scale may be infinite or no number: so are the weights then, which is not for us to judge
             work(first, end)
 
     step = max(8, _CHUNK_ELEMENTS // columns)
@@ -100,7 +116,11 @@ class _Values:
         by_columns = coded.packing in ("gptq", "awq")
         scales = _scales(coded).reshape(coded.scales.shape if len(coded.scales.shape) == 2 else (-1, 1))
         scales = np.ascontiguousarray(scales.T) if by_columns else scales
-        group = np.arange(entry.shape[1]) // coded.block[1] if coded.order is None else column_order(coded.order, scales.shape[1])
+        group = (
+            np.arange(entry.shape[1]) // coded.block[1]
+            if coded.order is None
+            else column_order(coded.order, scales.shape[1])
+        )
         return _Values(entry, coded, _array(coded.codes), scales, _zeros(coded), group)
 
     def blocks(self, first: int, end: int, columns: tuple[int, int]) -> Bytes:
@@ -134,7 +154,9 @@ class _Values:
         if self.coded.packing == "float4":
             return _E2M1[numbers] * scales
         codes = numbers.astype(np.float32)
-        zeros = self._middle if self.zeros is None else self._of_rows(self.zeros, first, end)[:, group].astype(np.float32)
+        zeros = (
+            self._middle if self.zeros is None else self._of_rows(self.zeros, first, end)[:, group].astype(np.float32)
+        )
         return (codes - zeros) * scales
 
     def rows(self, first: int, end: int) -> Bytes:
@@ -169,14 +191,21 @@ class _Values:
         if (zeros != self._middle).any():
             name = self.coded.zeros.name if self.coded.zeros else self.entry.name
             seen = f"zero points from {zeros.min()} to {zeros.max()} in rows {first} to {end - 1}"
-            raise damaged(self.entry.file, f"tensor {name}", seen=seen, wanted=f"{self._middle}, as the configuration says sym")
+            raise damaged(
+                self.entry.file, f"tensor {name}", seen=seen, wanted=f"{self._middle}, as the configuration says sym"
+            )
 
     def _halves(self, values: FloatArray) -> Bytes:
         """As float16, the bytes of each on an axis of their own."""
         halves = values.astype("<f2")
         if (np.isinf(halves) & np.isfinite(values)).any():
             largest = np.abs(values[np.isfinite(values)]).max()
-            raise damaged(self.entry.file, f"scales of {self.entry.name}", seen=f"{largest:g}", wanted="at most 65504, as float16 holds")
+            raise damaged(
+                self.entry.file,
+                f"scales of {self.entry.name}",
+                seen=f"{largest:g}",
+                wanted="at most 65504, as float16 holds",
+            )
         return np.ascontiguousarray(halves).view(np.uint8).reshape(*values.shape, 2)
 
 

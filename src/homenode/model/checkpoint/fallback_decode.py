@@ -40,9 +40,13 @@ def iter_decoded_rows(entry: TensorEntry) -> Iterator[FloatArray]:
     columns = entry.shape[-1] if entry.shape else 1
     rows = math.prod(entry.shape[:-1])
     if not entry.dtype.bytes:
-        raise UnsupportedError(f"{entry.file}: tensor {entry.name} is stored as {entry.dtype.name}, which homenode cannot decode")
+        raise UnsupportedError(
+            f"{entry.file}: tensor {entry.name} is stored as {entry.dtype.name}, which homenode cannot decode"
+        )
     if columns > _MOST_ROW_ELEMENTS:
-        raise damaged(entry.file, f"row length of tensor {entry.name}", seen=columns, wanted=f"at most {_MOST_ROW_ELEMENTS}")
+        raise damaged(
+            entry.file, f"row length of tensor {entry.name}", seen=columns, wanted=f"at most {_MOST_ROW_ELEMENTS}"
+        )
     row_bytes = entry.dtype.row_bytes(columns)
     step = max(1, _CHUNK_ELEMENTS // max(columns, 1))
     with open_file(entry.file) as file:
@@ -51,7 +55,13 @@ def iter_decoded_rows(entry: TensorEntry) -> Iterator[FloatArray]:
             raw = os.pread(file.fileno(), count * row_bytes, entry.offset + first * row_bytes)
             if len(raw) != count * row_bytes:
                 seen = f"{len(raw)} of {count * row_bytes} bytes from row {first} on"
-                raise damaged(entry.file, f"tensor {entry.name}", seen=seen, wanted="all its bytes", do="the file changed: open it again")
+                raise damaged(
+                    entry.file,
+                    f"tensor {entry.name}",
+                    seen=seen,
+                    wanted="all its bytes",
+                    do="the file changed: open it again",
+                )
             yield decode_rows(raw, entry.dtype, (count, columns))
 
 
@@ -65,7 +75,9 @@ def decode_rows(data: bytes | Bytes, dtype: DType, shape: tuple[int, int]) -> Fl
     if not dtype.bytes:
         raise UnsupportedError(f"numbers stored as {dtype.name} cannot be decoded")
     if raw.size != rows * dtype.row_bytes(columns):
-        raise ValueError(f"{rows} rows of {columns} {dtype.name} are {rows * dtype.row_bytes(columns)} bytes; seen {raw.size}")
+        raise ValueError(
+            f"{rows} rows of {columns} {dtype.name} are {rows * dtype.row_bytes(columns)} bytes; seen {raw.size}"
+        )
     if dtype.name in _PLAIN:
         return raw.view(_PLAIN[dtype.name]).astype(np.float32).reshape(shape)
     if own := _OWN.get(dtype.name):
@@ -77,7 +89,9 @@ def _by_package(raw: Bytes, dtype: DType) -> FloatArray:
     import gguf  # most models never need it
 
     kind = gguf.GGMLQuantizationType(dtype.gguf_id)
-    with np.errstate(all="ignore"):  # a scale may be infinite or no number: so are the weights then, which is not for us to judge
+    with np.errstate(
+        all="ignore"
+    ):  # a scale may be infinite or no number: so are the weights then, which is not for us to judge
         values: Any = gguf.quants.dequantize(raw, kind)
     return np.ascontiguousarray(values, np.float32)
 

@@ -47,7 +47,13 @@ class Fields:
         return value
 
     def number(
-        self, key: str, default: float | None = None, *, least: float | None = None, above: float = 0.0, most: float = 1e12
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        least: float | None = None,
+        above: float = 0.0,
+        most: float = 1e12,
     ) -> float:
         """A finite number above `above` (or, given `least`, from that on) and up to `most`; an error when missing without a default."""
         found = self.optional_number(key, least=least, above=above, most=most)
@@ -56,7 +62,9 @@ class Fields:
             raise self.wrong(key, None, "a number")
         return value
 
-    def optional_number(self, key: str, *, least: float | None = None, above: float = 0.0, most: float = 1e12) -> float | None:
+    def optional_number(
+        self, key: str, *, least: float | None = None, above: float = 0.0, most: float = 1e12
+    ) -> float | None:
         """The same, None when missing."""
         value = self._values.get(self._prefix + key)
         if value is None:
@@ -109,7 +117,9 @@ class Fields:
         value = self._values.get(self._prefix + key)
         if value is None:
             return ()
-        if not isinstance(value, list) or not all(type(item) in (int, float) and above < item <= most for item in value):
+        if not isinstance(value, list) or not all(
+            type(item) in (int, float) and above < item <= most for item in value
+        ):
             raise self.wrong(key, value, f"a list of numbers above {above:g} and up to {most:g}")
         return tuple(float(item) for item in value)
 
@@ -120,7 +130,9 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.wrong(key, value, "an object")
-        return Fields(self.path, {f"{self._prefix}{key}.{name}": inner for name, inner in value.items()}, f"{self._prefix}{key}.")
+        return Fields(
+            self.path, {f"{self._prefix}{key}.{name}": inner for name, inner in value.items()}, f"{self._prefix}{key}."
+        )
 
     def names(self) -> tuple[str, ...]:
         """The keys there are."""

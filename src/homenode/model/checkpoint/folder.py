@@ -18,7 +18,12 @@ from homenode.model.checkpoint.reading import damaged, inside, quoted, read_json
 from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
 
-CONFIG, GENERATION, INDEX, SINGLE = "config.json", "generation_config.json", "model.safetensors.index.json", "model.safetensors"
+CONFIG, GENERATION, INDEX, SINGLE = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "model.safetensors",
+)
 _MOST_JSON_BYTES = 2**24
 _MOST_INDEX_BYTES = 2**26
 _MOST_SHARDS = 10_000
@@ -55,7 +60,9 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     return spec, tensors, metadata
 
 
-def _spec(folder: Path, config: dict[str, object], generation: dict[str, object], tensors: dict[str, TensorEntry]) -> ModelSpec:
+def _spec(
+    folder: Path, config: dict[str, object], generation: dict[str, object], tensors: dict[str, TensorEntry]
+) -> ModelSpec:
     return spec_from_config(
         folder / CONFIG,
         config,
@@ -81,7 +88,12 @@ def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
     for file in files:
         for name, entry in read_safetensors(file).items():
             if name in tensors:
-                raise damaged(file, f"tensor {name}", seen=f"it also in {tensors[name].file.name}", wanted="every tensor in one file")
+                raise damaged(
+                    file,
+                    f"tensor {name}",
+                    seen=f"it also in {tensors[name].file.name}",
+                    wanted="every tensor in one file",
+                )
             tensors[name] = entry
     return tensors
 
@@ -104,7 +116,10 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, TensorEntry]:
         entry = shards[name].get(tensor) if isinstance(name, str) else None
         if entry is None:
             raise damaged(
-                index, f"tensor {quoted(tensor)}", seen=f"none of that name in {quoted(name)}", wanted="it in the file the index names"
+                index,
+                f"tensor {quoted(tensor)}",
+                seen=f"none of that name in {quoted(name)}",
+                wanted="it in the file the index names",
             )
         tensors[tensor] = entry
     return tensors
@@ -115,7 +130,9 @@ def _no_weights(folder: Path) -> CheckpointError | UnsupportedError:
         return UnsupportedError(
             f"{folder}: weights only in {pickled[0]}; homenode reads no pickled files, as they can run code: convert the model to safetensors"
         )
-    return damaged(folder, "weights", seen="no .safetensors file", wanted=f"{SINGLE}, {INDEX} with its shards, or a .gguf file")
+    return damaged(
+        folder, "weights", seen="no .safetensors file", wanted=f"{SINGLE}, {INDEX} with its shards, or a .gguf file"
+    )
 
 
 def _present(path: Path) -> bool:

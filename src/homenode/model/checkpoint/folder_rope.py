@@ -24,7 +24,9 @@ def ropes_from_config(
         rope = _rope(fields, table, theta, position, head_dim)
         if local_theta is None:
             return rope, None
-        return rope, RopeSpec(theta=fields.number("rope_local_base_freq", local_theta, above=1.0, most=limits.MOST_THETA))
+        return rope, RopeSpec(
+            theta=fields.number("rope_local_base_freq", local_theta, above=1.0, most=limits.MOST_THETA)
+        )
     if local_theta is None:
         raise UnsupportedError(
             f"{fields.path}: rope parameters that differ between kinds of layers are not supported; homenode runs one rope for all"
@@ -77,7 +79,9 @@ def _rope(fields: Fields, table: Fields, default_theta: float, position: int, he
 
 def _yarn(table: Fields, theta: float, rotary: int | None, original: int, position: int) -> RopeSpec:
     if not table.boolean("truncate", True):
-        raise UnsupportedError(f"{table.path}: rope scaling yarn without truncation is not supported; homenode runs it with")
+        raise UnsupportedError(
+            f"{table.path}: rope scaling yarn without truncation is not supported; homenode runs it with"
+        )
     factor = table.number("factor", position / original, most=1e6)
     attention = table.optional_number("attention_factor", most=1e6)
     mscale, mscale_all = table.optional_number("mscale", least=0.0), table.optional_number("mscale_all_dim", least=0.0)

@@ -78,13 +78,17 @@ FAMILIES = {
         theta=1e6, local_theta=10000.0, pattern=6,
     ),
 }  # fmt: skip
-_BY_MODEL_TYPE = {family.architecture: family for family in FAMILIES.values()} | {"gemma3_text": FAMILIES["Gemma3ForCausalLM"]}
+_BY_MODEL_TYPE = {family.architecture: family for family in FAMILIES.values()} | {
+    "gemma3_text": FAMILIES["Gemma3ForCausalLM"]
+}
 _GEMMA_HEAD = 256  # `query_pre_attn_scalar` when nobody says
 _ACTIVATIONS = {"silu": ("silu", "swish"), _GELU: (_GELU,)}
 _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 
 
-def spec_from_config(path: Path, config: dict[str, object], generation: Fields, *, has_output: bool, storage: str) -> ModelSpec:
+def spec_from_config(
+    path: Path, config: dict[str, object], generation: Fields, *, has_output: bool, storage: str
+) -> ModelSpec:
     """The figures of the model described by `config` (the content of `path`).
 
     `generation` holds generation_config.json (possibly empty); `has_output` says whether the weights hold an output matrix.
@@ -98,7 +102,9 @@ def spec_from_config(path: Path, config: dict[str, object], generation: Fields, 
     layers = fields.integer("num_hidden_layers", maximum=limits.MOST_LAYERS)
     vocab = fields.integer("vocab_size", family.vocab, maximum=limits.MOST_VOCAB)
     head_dim = (
-        fields.optional_integer("head_dim", maximum=limits.MOST_HEAD_DIM) or family.head_dim or derived_head_dim(fields, hidden, heads)
+        fields.optional_integer("head_dim", maximum=limits.MOST_HEAD_DIM)
+        or family.head_dim
+        or derived_head_dim(fields, hidden, heads)
     )
     position = fields.integer("max_position_embeddings", family.max_position, maximum=limits.MOST_POSITION)
     inner = fields.integer("intermediate_size", maximum=limits.MOST_INTERMEDIATE)
@@ -143,7 +149,11 @@ def spec_from_config(path: Path, config: dict[str, object], generation: Fields, 
 def derived_head_dim(fields: Fields, hidden: int, heads: int) -> int:
     """Hidden size shared out over the heads."""
     if hidden % heads or hidden // heads > limits.MOST_HEAD_DIM:
-        raise fields.wrong("attention heads", heads, f"a divisor of the hidden size {hidden} into heads of at most {limits.MOST_HEAD_DIM}")
+        raise fields.wrong(
+            "attention heads",
+            heads,
+            f"a divisor of the hidden size {hidden} into heads of at most {limits.MOST_HEAD_DIM}",
+        )
     return hidden // heads
 
 
@@ -157,7 +167,11 @@ def extended_position(rope: RopeSpec, position: int) -> int:
 def sampling_defaults(fields: Fields, keys: Mapping[str, str]) -> dict[str, float | int]:
     """The model's own way of drawing tokens: the values there are, by our names; `keys` maps those to the keys of the file."""
     found: dict[str, float | int] = {}
-    for name, (least, most) in {"temperature": (0.0, 1e6), "min_p": (0.0, 1.0), "repetition_penalty": (1e-3, 1e3)}.items():
+    for name, (least, most) in {
+        "temperature": (0.0, 1e6),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (1e-3, 1e3),
+    }.items():
         if (value := fields.optional_number(keys[name], least=least, most=most)) is not None:
             found[name] = value
     if (top_p := fields.optional_number(keys["top_p"], most=1.0)) is not None:
@@ -175,7 +189,9 @@ def _family(fields: Fields) -> _Family:
         seen = named[0] if named else model_type or "none"
         known = ", ".join(FAMILIES)
         raise UnsupportedError(
-            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {known}", architecture=seen, known=tuple(FAMILIES)
+            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {known}",
+            architecture=seen,
+            known=tuple(FAMILIES),
         )
     return family
 
@@ -184,9 +200,13 @@ def _refuse_unsupported(fields: Fields, family: _Family) -> None:
     key = "hidden_activation" if family.gemma else "hidden_act"
     activation = fields.text(key, family.activation)
     if activation not in _ACTIVATIONS[family.activation]:
-        raise UnsupportedError(f"{fields.path}: {key} {quoted(activation)} is not supported; homenode runs {family.activation!r}")
+        raise UnsupportedError(
+            f"{fields.path}: {key} {quoted(activation)} is not supported; homenode runs {family.activation!r}"
+        )
     if family.gemma and fields.boolean("use_bidirectional_attention", False):
-        raise UnsupportedError(f"{fields.path}: attention to what comes later is not supported; homenode runs causal models")
+        raise UnsupportedError(
+            f"{fields.path}: attention to what comes later is not supported; homenode runs causal models"
+        )
 
 
 def _softcap(fields: Fields, family: _Family, key: str, default: float | None) -> float | None:
@@ -198,7 +218,9 @@ def _softcap(fields: Fields, family: _Family, key: str, default: float | None) -
 
 def _window(fields: Fields, family: _Family, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The sliding window and which layers use it (empty: all)."""
-    if not family.window or (family.window not in ("all", "pattern") and not fields.boolean("use_sliding_window", False)):
+    if not family.window or (
+        family.window not in ("all", "pattern") and not fields.boolean("use_sliding_window", False)
+    ):
         return None, ()
     if fields.is_null("sliding_window") or not (fields.has("sliding_window") or family.window_size):
         return None, ()
@@ -207,7 +229,9 @@ def _window(fields: Fields, family: _Family, layers: int) -> tuple[int | None, t
         return window, ()
     kinds = fields.texts("layer_types")
     if not kinds and family.window == "pattern":
-        pattern = fields.optional_integer("sliding_window_pattern") or fields.integer("_sliding_window_pattern", family.pattern)
+        pattern = fields.optional_integer("sliding_window_pattern") or fields.integer(
+            "_sliding_window_pattern", family.pattern
+        )
         sliding = tuple((layer + 1) % pattern != 0 for layer in range(layers))
     elif not kinds:
         first = fields.integer("max_window_layers", 28, minimum=0)
@@ -233,7 +257,11 @@ def _mixture(fields: Fields, family: _Family, layers: int, intermediate: int) ->
         return None
     if experts == 0:
         raise fields.wrong("num_local_experts", experts, f"a whole number from 1 to {limits.MOST_EXPERTS}")
-    size = intermediate if every else fields.integer("moe_intermediate_size", family.expert_size, maximum=limits.MOST_INTERMEDIATE)
+    size = (
+        intermediate
+        if every
+        else fields.integer("moe_intermediate_size", family.expert_size, maximum=limits.MOST_INTERMEDIATE)
+    )
     shared = family.shared_expert
     if shared:
         shared = fields.integer("shared_expert_intermediate_size", shared, maximum=limits.MOST_INTERMEDIATE)

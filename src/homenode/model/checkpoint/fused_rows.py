@@ -35,7 +35,12 @@ def with_rows_apart(tensors: dict[str, TensorEntry], spec: ModelSpec) -> dict[st
 def _apart(entry: TensorEntry, module: str, kind: str, heights: dict[str, int]) -> dict[str, TensorEntry]:
     rows = sum(heights.values())
     if len(entry.shape) != _DIMENSIONS[kind] or entry.shape[0] != rows or entry.nbytes % rows:
-        raise damaged(entry.file, f"shape of tensor {entry.name}", seen=list(entry.shape), wanted=f"{rows} rows, of {', '.join(heights)}")
+        raise damaged(
+            entry.file,
+            f"shape of tensor {entry.name}",
+            seen=list(entry.shape),
+            wanted=f"{rows} rows, of {', '.join(heights)}",
+        )
     front = module.rpartition(".")[0]
     first, found = 0, {}
     for part, height in heights.items():
@@ -48,5 +53,7 @@ def _apart(entry: TensorEntry, module: str, kind: str, heights: dict[str, int]) 
 def _rows_of(entry: TensorEntry, name: str, first: int, height: int) -> TensorEntry:
     row_bytes, shape = entry.nbytes // entry.shape[0], (height, *entry.shape[1:])
     if entry.coded is not None:
-        return replace(entry, name=name, shape=shape, nbytes=height * row_bytes, coded=replace(entry.coded, first_row=first))
+        return replace(
+            entry, name=name, shape=shape, nbytes=height * row_bytes, coded=replace(entry.coded, first_row=first)
+        )
     return replace(entry, name=name, shape=shape, nbytes=height * row_bytes, offset=entry.offset + first * row_bytes)

@@ -31,7 +31,19 @@ _MOST_NAME_BYTES = 1024  # the specification allows keys of 65535 and tensor nam
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "<u1", 10: "<u8", 11: "<i8", 12: "<f8"}
+_NUMBERS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    _BOOL: "<u1",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
 _LEAST_BYTES = {kind: np.dtype(name).itemsize for kind, name in _NUMBERS.items()} | {_STRING: 8, _ARRAY: 12}
 
 
@@ -77,13 +89,19 @@ def read_gguf(path: Path) -> GgufFile:
 def _read_magic(reader: HeaderReader) -> int:
     magic = reader.take(4, "magic number")
     if magic != b"GGUF":
-        raise damaged(reader.path, "magic number", seen=quoted(magic), wanted="b'GGUF'", do="check that this is a GGUF file")
+        raise damaged(
+            reader.path, "magic number", seen=quoted(magic), wanted="b'GGUF'", do="check that this is a GGUF file"
+        )
     version: int = reader.unpack(_U32, "version")
     if version in (2, 3):
         return version
     if version & 0xFFFF == 0 and version:
-        raise UnsupportedError(f"{reader.path}: big-endian GGUF (version {version:#010x}); homenode reads little-endian files: convert it")
-    raise UnsupportedError(f"{reader.path}: GGUF version {version}; homenode reads versions 2 and 3: convert the model again")
+        raise UnsupportedError(
+            f"{reader.path}: big-endian GGUF (version {version:#010x}); homenode reads little-endian files: convert it"
+        )
+    raise UnsupportedError(
+        f"{reader.path}: GGUF version {version}; homenode reads versions 2 and 3: convert the model again"
+    )
 
 
 def _count(reader: HeaderReader, what: str, most: int, least_bytes: int) -> int:
@@ -163,7 +181,9 @@ def _read_tensor(reader: HeaderReader) -> tuple[str, tuple[int, ...], int, int]:
         raise damaged(reader.path, f"dimensions of tensor {name}", seen=dimensions, wanted="at most 4")
     sizes = [reader.unpack(_U64, name) for _ in range(dimensions)]
     if not all(sizes) or math.prod(sizes) >= 2**62:
-        raise damaged(reader.path, f"sizes of tensor {name}", seen=sizes, wanted="positive sizes with a product below 2**62")
+        raise damaged(
+            reader.path, f"sizes of tensor {name}", seen=sizes, wanted="positive sizes with a product below 2**62"
+        )
     return name, tuple(reversed(sizes)), reader.unpack(_U32, name), reader.unpack(_U64, name)
 
 
@@ -174,24 +194,32 @@ def _alignment(path: Path, metadata: dict[str, Any]) -> int:
     return value
 
 
-def _place(path: Path, raw: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int, size: int) -> dict[str, GgufTensor]:
+def _place(
+    path: Path, raw: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int, size: int
+) -> dict[str, GgufTensor]:
     """Check types, offsets and extents, and that no two tensors share bytes."""
     tensors: dict[str, GgufTensor] = {}
     for name, shape, type_id, offset in raw:
         if name in tensors:
             raise damaged(path, f"tensor {name}", seen="it twice", wanted="every name once")
         if offset % alignment:
-            raise damaged(path, f"offset of tensor {name}", seen=offset, wanted=f"a multiple of the alignment {alignment}")
+            raise damaged(
+                path, f"offset of tensor {name}", seen=offset, wanted=f"a multiple of the alignment {alignment}"
+            )
         dtype = BY_GGUF_ID.get(type_id) or DType(f"GGUF_TYPE_{type_id}", 1, 0, type_id)
         nbytes = _nbytes(path, name, dtype, shape)
         if start + offset + nbytes > size:
             wanted = f"its end within the file of {size} bytes"
-            raise damaged(path, f"tensor {name}", seen=f"bytes {start + offset} to {start + offset + nbytes}", wanted=wanted)
+            raise damaged(
+                path, f"tensor {name}", seen=f"bytes {start + offset} to {start + offset + nbytes}", wanted=wanted
+            )
         tensors[name] = GgufTensor(name, dtype, shape, start + offset, nbytes)
     end, last = 0, ""
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
         if tensor.offset < end:
-            raise damaged(path, f"tensor {tensor.name}", seen=f"bytes it shares with {last}", wanted="tensors that do not overlap")
+            raise damaged(
+                path, f"tensor {tensor.name}", seen=f"bytes it shares with {last}", wanted="tensors that do not overlap"
+            )
         end, last = tensor.offset + tensor.nbytes, tensor.name
     return tensors
 

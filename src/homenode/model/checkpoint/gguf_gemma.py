@@ -33,7 +33,9 @@ def with_gemma(spec: ModelSpec, gemma: Gemma, fields: Fields) -> ModelSpec:
     """`spec` with the figures only Gemmas have."""
     sliding = tuple((layer + 1) % gemma.pattern != 0 for layer in range(spec.num_layers))
     length = spec.hidden_size / spec.num_heads if spec.num_layers == gemma.large else spec.head_dim
-    local = gemma.local_theta and RopeSpec(theta=fields.number("rope.freq_base_swa", gemma.local_theta, above=1.0, most=limits.MOST_THETA))
+    local = gemma.local_theta and RopeSpec(
+        theta=fields.number("rope.freq_base_swa", gemma.local_theta, above=1.0, most=limits.MOST_THETA)
+    )
     return replace(
         spec,
         sliding_window=spec.sliding_window if any(sliding) else None,

@@ -44,7 +44,9 @@ _MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _OF_ARCHITECTURE = {"gemma2": _GEMMA, "gemma3": _GEMMA, "phi3": _PHI3}
 _BLOCK = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>[a-z_]+)\.(?P<kind>weight|bias)")
 _STACKED = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>ffn_gate|ffn_up|ffn_down)_exps\.weight")
-_SINGLE = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>ffn_gate|ffn_up|ffn_down)\.(?P<expert>0|[1-9][0-9]{0,4})\.weight")
+_SINGLE = re.compile(
+    r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<part>ffn_gate|ffn_up|ffn_down)\.(?P<expert>0|[1-9][0-9]{0,4})\.weight"
+)
 _PLAIN = re.compile(r"(?P<part>[a-z_]+)\.(?P<kind>weight|bias)")
 
 

@@ -70,11 +70,18 @@ def _merge(files: list[GgufFile], count: int) -> GgufSet:
                 raise damaged(file.path, key, seen=seen, wanted=str(wanted))
         for name, tensor in file.tensors.items():
             if name in tensors:
-                raise damaged(file.path, f"tensor {name}", seen=f"it also in {tensors[name][0].name}", wanted="every tensor in one part")
+                raise damaged(
+                    file.path,
+                    f"tensor {name}",
+                    seen=f"it also in {tensors[name][0].name}",
+                    wanted="every tensor in one part",
+                )
             tensors[name] = (file.path, tensor)
     promised = _split_value(files[0], "split.tensors.count", len(tensors))
     if promised != len(tensors):
-        raise damaged(files[0].path, "split.tensors.count", seen=f"{len(tensors)} tensors in all parts", wanted=str(promised))
+        raise damaged(
+            files[0].path, "split.tensors.count", seen=f"{len(tensors)} tensors in all parts", wanted=str(promised)
+        )
     return GgufSet(files[0].path, files[0].metadata, tensors)
 
 

@@ -31,9 +31,17 @@ INTERLEAVED = ("llama", "mistral", "mixtral")  # whose query and key rows conver
 _FACTORS, _LONG, _SHORT = ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files often name the end of text only; a control token that ends a turn ends the text too. These are the ones in use.
-_END_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"))
+_END_OF_TURN = frozenset(
+    ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
+)
 _CONTROL = 3
-_SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "repetition_penalty": "penalty_repeat"}
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 
 
 def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> str:
@@ -50,11 +58,17 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> str:
     if not num_experts(path, metadata):
         if name.endswith("moe"):
             raise fields.wrong("expert_count", None, "the number of experts")
-        return "mistral" if name == "llama" and fields.optional_integer("attention.sliding_window", minimum=0) else ARCHITECTURES[name]
+        return (
+            "mistral"
+            if name == "llama" and fields.optional_integer("attention.sliding_window", minimum=0)
+            else ARCHITECTURES[name]
+        )
     if name == "llama":
         return "mixtral"
     if not name.endswith("moe"):
-        raise UnsupportedError(f"{path}: mixtures of experts are not supported in architecture {name!r}; homenode runs dense models of it")
+        raise UnsupportedError(
+            f"{path}: mixtures of experts are not supported in architecture {name!r}; homenode runs dense models of it"
+        )
     return ARCHITECTURES[name]
 
 
@@ -111,11 +125,15 @@ def spec_from_gguf(
     return spec
 
 
-def _mixture(fields: Fields, architecture: str, layers: int, intermediate: int, tensors: Mapping[str, TensorEntry]) -> MixtureSpec | None:
+def _mixture(
+    fields: Fields, architecture: str, layers: int, intermediate: int, tensors: Mapping[str, TensorEntry]
+) -> MixtureSpec | None:
     """The experts: how many, of which size, and in which layers, which are those that have a router."""
     for key, plain in (("expert_gating_func", 1), ("expert_group_count", 1), ("expert_group_used_count", 1)):
         if fields.integer(key, plain, minimum=0) not in (0, plain):
-            raise UnsupportedError(f"{fields.path}: {key} {fields.integer(key)} is not supported; homenode runs a softmax over all experts")
+            raise UnsupportedError(
+                f"{fields.path}: {key} {fields.integer(key)} is not supported; homenode runs a softmax over all experts"
+            )
     if (scale := fields.number("expert_weights_scale", 1.0, least=0.0)) not in (0.0, 1.0):
         raise UnsupportedError(f"{fields.path}: expert_weights_scale {scale:g} is not supported; homenode wants 1")
     used = fields.integer("expert_used_count", maximum=limits.MOST_EXPERTS)
@@ -125,7 +143,12 @@ def _mixture(fields: Fields, architecture: str, layers: int, intermediate: int, 
     routed = {int(match[1]) for name in tensors if (match := _ROUTER.fullmatch(name))}
     dense = tuple(layer for layer in range(layers) if layer not in routed)
     if len(dense) == layers:
-        raise damaged(fields.path, "experts", seen="no layer with a router", wanted="ffn_gate_inp.weight in the layers that have experts")
+        raise damaged(
+            fields.path,
+            "experts",
+            seen="no layer with a router",
+            wanted="ffn_gate_inp.weight in the layers that have experts",
+        )
     has_shared = any(shared.format(layer) in tensors for layer in routed)
     return MixtureSpec(
         num_experts=fields.integer("expert_count", maximum=limits.MOST_EXPERTS),
@@ -133,14 +156,18 @@ def _mixture(fields: Fields, architecture: str, layers: int, intermediate: int, 
         intermediate_size=fields.integer("expert_feed_forward_length", size, maximum=limits.MOST_INTERMEDIATE),
         normalise=fields.boolean("expert_weights_norm", architecture != "qwen2_moe"),
         shared_intermediate_size=(
-            fields.integer("expert_shared_feed_forward_length", intermediate, maximum=limits.MOST_INTERMEDIATE) if has_shared else 0
+            fields.integer("expert_shared_feed_forward_length", intermediate, maximum=limits.MOST_INTERMEDIATE)
+            if has_shared
+            else 0
         ),
         dense_layers=dense,
     )
 
 
 def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
-    key = fields.optional_integer("attention.key_length", maximum=limits.MOST_HEAD_DIM) or derived_head_dim(fields, hidden, heads)
+    key = fields.optional_integer("attention.key_length", maximum=limits.MOST_HEAD_DIM) or derived_head_dim(
+        fields, hidden, heads
+    )
     value = fields.integer("attention.value_length", key, maximum=limits.MOST_HEAD_DIM)
     if value != key:
         raise UnsupportedError(
@@ -148,7 +175,9 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
         )
     scale = fields.optional_number("attention.scale", least=0.0) or 0.0
     if scale and not math.isclose(scale, key**-0.5, rel_tol=1e-4):
-        raise UnsupportedError(f"{fields.path}: attention.scale {scale:g} is not supported; homenode wants 1/sqrt({key})")
+        raise UnsupportedError(
+            f"{fields.path}: attention.scale {scale:g} is not supported; homenode wants 1/sqrt({key})"
+        )
     return key
 
 
@@ -157,7 +186,9 @@ def _vocab_size(fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[st
     embedding = tensors.get(limits.EMBEDDING)
     if embedding is None or len(embedding.shape) != 2 or embedding.shape[0] > limits.MOST_VOCAB:
         seen = "none (is this a vocabulary without a model?)" if embedding is None else list(embedding.shape)
-        raise damaged(fields.path, "token_embd.weight", seen=seen, wanted=f"a matrix of at most {limits.MOST_VOCAB} rows")
+        raise damaged(
+            fields.path, "token_embd.weight", seen=seen, wanted=f"a matrix of at most {limits.MOST_VOCAB} rows"
+        )
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise damaged(fields.path, "tokenizer.ggml.tokens", seen=quoted(tokens), wanted="an array of strings")
@@ -167,7 +198,9 @@ def _vocab_size(fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[st
     return embedding.shape[0]
 
 
-def _rope(fields: Fields, architecture: str, head_dim: int, position: int, factors: Mapping[str, TensorEntry]) -> RopeSpec:
+def _rope(
+    fields: Fields, architecture: str, head_dim: int, position: int, factors: Mapping[str, TensorEntry]
+) -> RopeSpec:
     default = GEMMAS[architecture].theta if architecture in GEMMAS else 10000.0
     theta = fields.number("rope.freq_base", default, above=1.0, most=limits.MOST_THETA)
     rotary = fields.integer("rope.dimension_count", head_dim, maximum=limits.MOST_HEAD_DIM)
@@ -191,18 +224,25 @@ def _rope(fields: Fields, architecture: str, head_dim: int, position: int, facto
     if kind == "none":
         return RopeSpec(theta=theta, rotary_dim=part, factors=divisors)
     if kind == "linear":
-        return RopeSpec(theta=theta, kind=kind if factor != 1.0 else "default", rotary_dim=part, factor=factor, factors=divisors)
+        return RopeSpec(
+            theta=theta, kind=kind if factor != 1.0 else "default", rotary_dim=part, factor=factor, factors=divisors
+        )
     if kind == "yarn":
         return _yarn(fields, theta, part, factor, position, divisors)
     raise UnsupportedError(
-        f"{fields.path}: rope scaling {quoted(kind)} is not supported; homenode runs none, linear and yarn in GGUF files", kind=kind
+        f"{fields.path}: rope scaling {quoted(kind)} is not supported; homenode runs none, linear and yarn in GGUF files",
+        kind=kind,
     )
 
 
-def _yarn(fields: Fields, theta: float, rotary: int | None, factor: float, position: int, divisors: tuple[float, ...]) -> RopeSpec:
+def _yarn(
+    fields: Fields, theta: float, rotary: int | None, factor: float, position: int, divisors: tuple[float, ...]
+) -> RopeSpec:
     for key, plain in (("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("yarn_log_multiplier", 0.0)):
         if (seen := fields.optional_number(f"rope.scaling.{key}", least=-1.0)) not in (None, plain, -1.0):
-            raise UnsupportedError(f"{fields.path}: rope.scaling.{key} {seen:g} is not supported; homenode wants {plain:g}")
+            raise UnsupportedError(
+                f"{fields.path}: rope.scaling.{key} {seen:g} is not supported; homenode wants {plain:g}"
+            )
     scale = fields.number("rope.scaling.attn_factor", 1.0, least=0.0) or 1.0
     return RopeSpec(
         theta=theta, kind="yarn", rotary_dim=rotary, factor=factor, factors=divisors,
@@ -228,5 +268,9 @@ def _eos_ids(tokenizer: Fields, metadata: Mapping[str, Any], vocab: int) -> tupl
     ids = [i for key in _EOS_KEYS for i in tokenizer.token_ids(key, vocab)]
     tokens, kinds = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", [])
     if isinstance(kinds, list) and len(kinds) == len(tokens):
-        ids += [i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _CONTROL and token in _END_OF_TURN]
+        ids += [
+            i
+            for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+            if kind == _CONTROL and token in _END_OF_TURN
+        ]
     return tuple(dict.fromkeys(ids))

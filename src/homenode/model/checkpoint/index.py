@@ -12,7 +12,13 @@ from homenode.model.checkpoint.fused_rows import FUSED, with_rows_apart
 from homenode.model.checkpoint.gguf import GgufTensor
 from homenode.model.checkpoint.gguf_names import expert_names, hugging_face_name, permuted_heads
 from homenode.model.checkpoint.gguf_set import GgufSet, find_gguf, read_gguf_set
-from homenode.model.checkpoint.gguf_spec import INTERLEAVED, ROPE_FACTORS, gguf_architecture, num_experts, spec_from_gguf
+from homenode.model.checkpoint.gguf_spec import (
+    INTERLEAVED,
+    ROPE_FACTORS,
+    gguf_architecture,
+    num_experts,
+    spec_from_gguf,
+)
 from homenode.model.checkpoint.reading import damaged
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
 
@@ -45,7 +51,9 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
             return _open_gguf(find_gguf(path))
         raise UserError(f"{path}: no model in this folder: wanted {CONFIG} with .safetensors files, or one .gguf model")
     if not path.exists() and not path.is_symlink():
-        raise UserError(f"{path}: no such file or folder; give a model folder, a .gguf file or a Hub id such as Qwen/Qwen3-0.6B")
+        raise UserError(
+            f"{path}: no such file or folder; give a model folder, a .gguf file or a Hub id such as Qwen/Qwen3-0.6B"
+        )
     if path.suffix == ".safetensors" or path.name == CONFIG:
         raise UserError(f"{path}: one file of a model; give the folder {path.parent} instead")
     return _open_gguf(path)
@@ -72,16 +80,22 @@ def _named_entries(model: GgufSet, experts: int, architecture: str) -> dict[str,
         entries = _stacked_entries(file, tensor, experts, architecture)
         for entry in entries or [_entry(file, tensor, hugging_face_name(stored, architecture))]:
             if entry.name in tensors:
-                raise damaged(file, f"tensor {stored}", seen=f"another tensor that means {entry.name}", wanted="every tensor once")
+                raise damaged(
+                    file, f"tensor {stored}", seen=f"another tensor that means {entry.name}", wanted="every tensor once"
+                )
             tensors[entry.name] = entry
         if len(tensors) > _MOST_TENSORS:
-            raise damaged(file, "tensors", seen="more than that, every expert's counted", wanted=f"at most {_MOST_TENSORS}")
+            raise damaged(
+                file, "tensors", seen="more than that, every expert's counted", wanted=f"at most {_MOST_TENSORS}"
+            )
     return tensors
 
 
 def _entry(file: Path, tensor: GgufTensor, name: str) -> TensorEntry:
     # The gate of the shared expert is a matrix of one row, stored as a vector.
-    shape = (1, *tensor.shape) if name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1 else tensor.shape
+    shape = (
+        (1, *tensor.shape) if name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1 else tensor.shape
+    )
     return TensorEntry(name, tensor.dtype, shape, file, tensor.offset, tensor.nbytes)
 
 
@@ -93,7 +107,10 @@ def _stacked_entries(file: Path, tensor: GgufTensor, experts: int, architecture:
     if len(tensor.shape) != 3 or tensor.shape[0] != experts:
         raise damaged(file, f"shape of {tensor.name}", seen=list(tensor.shape), wanted=f"matrices of {experts} experts")
     size = tensor.nbytes // experts
-    return [TensorEntry(name, tensor.dtype, tensor.shape[1:], file, tensor.offset + e * size, size) for e, name in enumerate(names)]
+    return [
+        TensorEntry(name, tensor.dtype, tensor.shape[1:], file, tensor.offset + e * size, size)
+        for e, name in enumerate(names)
+    ]
 
 
 def _interleaved(entry: TensorEntry, spec: ModelSpec) -> TensorEntry:

@@ -33,8 +33,14 @@ def check_spec(spec: ModelSpec, source: Path) -> None:
         _check_mixture(spec.mixture, spec.num_layers, source)
     rotary = spec.head_dim if spec.rope.rotary_dim is None else spec.rope.rotary_dim
     if rotary % 2 or not 2 <= rotary <= spec.head_dim:
-        raise damaged(source, "rotary dimensions", seen=rotary, wanted=f"an even number up to the head's {spec.head_dim}", do=_ASK)
-    lists = (spec.rope.short_factors, spec.rope.long_factors) if spec.rope.kind == "longrope" else (spec.rope.factors or None,)
+        raise damaged(
+            source, "rotary dimensions", seen=rotary, wanted=f"an even number up to the head's {spec.head_dim}", do=_ASK
+        )
+    lists = (
+        (spec.rope.short_factors, spec.rope.long_factors)
+        if spec.rope.kind == "longrope"
+        else (spec.rope.factors or None,)
+    )
     for factors in lists:
         if factors is not None and len(factors) != rotary // 2:
             raise damaged(source, "rope frequency factors", seen=f"{len(factors)} of them", wanted=str(rotary // 2))
@@ -50,7 +56,11 @@ def check_spec(spec: ModelSpec, source: Path) -> None:
 def _check_mixture(mixture: MixtureSpec, layers: int, source: Path) -> None:
     if mixture.experts_per_token > mixture.num_experts:
         raise damaged(
-            source, "experts of a token", seen=mixture.experts_per_token, wanted=f"at most the {mixture.num_experts} there are", do=_ASK
+            source,
+            "experts of a token",
+            seen=mixture.experts_per_token,
+            wanted=f"at most the {mixture.num_experts} there are",
+            do=_ASK,
         )
     if layers * mixture.num_experts > MOST_EXPERTS_IN_ALL:
         seen = f"{mixture.num_experts} in each of {layers} layers"

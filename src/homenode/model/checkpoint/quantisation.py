@@ -35,7 +35,9 @@ class Quantisation:
     method: str  # "gptq", "awq", "float8", "compressed" or "modelopt": which tensors make up a matrix
     label: str  # for people
     bits: int = 8
-    blocks: tuple[tuple[int, int], ...] = ()  # rows and columns that may share a scale, besides one row and all; 0: all there are
+    blocks: tuple[
+        tuple[int, int], ...
+    ] = ()  # rows and columns that may share a scale, besides one row and all; 0: all there are
     symmetric: bool = False  # all zero points are the middle of the codes
     zero_offset: int = 0  # added to stored zero points
 
@@ -47,29 +49,39 @@ def quantisation_of(fields: Fields) -> Quantisation | None:
         return None
     method = table.text("quant_method", "unnamed")
     if method not in _METHODS:
-        raise _unsupported(table, f"weights quantised by {quoted(method)}", f"homenode reads {', '.join(_METHODS)}; else {_ORIGINAL}")
+        raise _unsupported(
+            table, f"weights quantised by {quoted(method)}", f"homenode reads {', '.join(_METHODS)}; else {_ORIGINAL}"
+        )
     return _METHODS[method](table)
 
 
 def _gptq(table: Fields) -> Quantisation:
     form = table.text("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
-        raise _unsupported(table, f"GPTQ weights in the form {quoted(form)}", f"homenode reads gptq and gptq_v2; else {_ORIGINAL}")
+        raise _unsupported(
+            table, f"GPTQ weights in the form {quoted(form)}", f"homenode reads gptq and gptq_v2; else {_ORIGINAL}"
+        )
     modules = table.table("dynamic")
     if modules is not None and not all(name.startswith("-:") for name in modules.names()):
         raise _unsupported(table, "GPTQ weights with settings of their own for some modules (dynamic)", _ORIGINAL)
     bits = table.integer("bits", minimum=2, maximum=8)
     offset, label = (1, "GPTQ") if form == "gptq" else (0, "GPTQ v2")  # the first form stores a zero point less one
-    return Quantisation("gptq", f"{label} {bits}-bit", bits, (_group(table, "group_size"),), table.boolean("sym", False), offset)
+    return Quantisation(
+        "gptq", f"{label} {bits}-bit", bits, (_group(table, "group_size"),), table.boolean("sym", False), offset
+    )
 
 
 def _awq(table: Fields) -> Quantisation:
     form, bits = table.text("version", "gemm"), table.integer("bits", table.optional_integer("w_bit") or 4)
     if form.lower() != "gemm" or bits != 4:
         raise _unsupported(
-            table, f"AWQ weights of {bits} bits in the form {quoted(form)}", f"homenode reads 4 bits in the form gemm; else {_ORIGINAL}"
+            table,
+            f"AWQ weights of {bits} bits in the form {quoted(form)}",
+            f"homenode reads 4 bits in the form gemm; else {_ORIGINAL}",
         )
-    return Quantisation("awq", "AWQ 4-bit", bits, (_group(table, "group_size" if table.has("group_size") else "q_group_size"),))
+    return Quantisation(
+        "awq", "AWQ 4-bit", bits, (_group(table, "group_size" if table.has("group_size") else "q_group_size"),)
+    )
 
 
 def _float8(table: Fields) -> Quantisation:
@@ -82,7 +94,9 @@ def _float8(table: Fields) -> Quantisation:
 def _modelopt(table: Fields) -> Quantisation:
     kind = table.text("quant_algo", "unnamed")
     if kind not in ("FP8", "NVFP4"):
-        raise _unsupported(table, f"ModelOpt weights of the kind {quoted(kind)}", f"homenode reads FP8 and NVFP4; else {_ORIGINAL}")
+        raise _unsupported(
+            table, f"ModelOpt weights of the kind {quoted(kind)}", f"homenode reads FP8 and NVFP4; else {_ORIGINAL}"
+        )
     return Quantisation("modelopt", "ModelOpt")
 
 

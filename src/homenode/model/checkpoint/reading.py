@@ -18,7 +18,9 @@ _CHUNK = 2**20
 _U64 = struct.Struct("<Q")
 
 
-def damaged(path: Path, what: str, *, seen: object, wanted: str, do: str = "fetch or convert the model again") -> CheckpointError:
+def damaged(
+    path: Path, what: str, *, seen: object, wanted: str, do: str = "fetch or convert the model again"
+) -> CheckpointError:
     """The error for a file that breaks its format: which file and part, what is there, what should be, what to do.
 
     `seen` is words or a number of ours; text out of a file goes through `quoted` first.
@@ -28,8 +30,12 @@ def damaged(path: Path, what: str, *, seen: object, wanted: str, do: str = "fetc
 
 def quoted(value: object) -> str:
     """A value out of a file for a message: strings in quotes, nothing that a terminal would obey, at most a line of it."""
-    if isinstance(value, list | tuple | dict) and (len(value) > 20 or any(isinstance(item, list | dict) for item in value)):
-        return f"a {type(value).__name__} of {len(value)} values"  # not their text: it may nest too deeply to be written
+    if isinstance(value, list | tuple | dict) and (
+        len(value) > 20 or any(isinstance(item, list | dict) for item in value)
+    ):
+        return (
+            f"a {type(value).__name__} of {len(value)} values"  # not their text: it may nest too deeply to be written
+        )
     text = repr(value[:150] if isinstance(value, str | bytes) else value)
     return text if len(text) <= 160 else text[:150] + "..."
 
@@ -154,7 +160,9 @@ class HeaderReader:
         found: list[str] = []
         while len(found) < count:
             buffer, at, end = self._buffer, self._at, len(self._buffer)
-            while len(found) < count and at + 8 <= end:  # the strings that lie whole in the buffer: a vocabulary has 10**5
+            while (
+                len(found) < count and at + 8 <= end
+            ):  # the strings that lie whole in the buffer: a vocabulary has 10**5
                 stop = at + 8 + _U64.unpack_from(buffer, at)[0]
                 if stop > end:
                     break
@@ -173,7 +181,9 @@ class HeaderReader:
         asked = min(self._left, max(size - have, _CHUNK))
         more = self._file.read(asked)
         if len(more) != asked:
-            raise damaged(self.path, what, seen="a file that shrinks while it is read", wanted="a file nobody is writing")
+            raise damaged(
+                self.path, what, seen="a file that shrinks while it is read", wanted="a file nobody is writing"
+            )
         self._buffer = self._buffer[self._at :] + more
         self._at = 0
         self._left -= asked

@@ -58,7 +58,10 @@ def _entry(path: Path, name: str, value: object, data_start: int, size: int) -> 
     dtype, shape = _dtype(path, name, value["dtype"]), value["shape"]
     if not _sizes(shape) or len(shape) > _MOST_DIMENSIONS:
         raise damaged(
-            path, f"shape of tensor {name}", seen=quoted(shape), wanted=f"at most {_MOST_DIMENSIONS} whole numbers, none negative"
+            path,
+            f"shape of tensor {name}",
+            seen=quoted(shape),
+            wanted=f"at most {_MOST_DIMENSIONS} whole numbers, none negative",
         )
     offsets = value["data_offsets"]
     if not _sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - data_start:
@@ -78,7 +81,9 @@ def _dtype(path: Path, name: str, value: object) -> DType:
 
 
 def _sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**63 for v in value)
+    return isinstance(value, list) and all(
+        isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**63 for v in value
+    )
 
 
 def _check_layout(path: Path, entries: dict[str, TensorEntry], data_start: int, size: int) -> None:
@@ -91,4 +96,6 @@ def _check_layout(path: Path, entries: dict[str, TensorEntry], data_start: int, 
             raise damaged(path, f"tensor {entry.name}", seen=seen, wanted=f"its data to begin at {at - data_start}")
         at += entry.nbytes
     if at != size:
-        raise damaged(path, "data", seen=f"{size - data_start} bytes", wanted=f"the {at - data_start} bytes its tensors add up to")
+        raise damaged(
+            path, "data", seen=f"{size - data_start} bytes", wanted=f"the {at - data_start} bytes its tensors add up to"
+        )

@@ -39,7 +39,9 @@ class MixtureSpec:
     experts_per_token: int
     intermediate_size: int  # of one expert
     normalise: bool  # the weights of a token's experts add up to 1
-    shared_intermediate_size: int = 0  # of the expert that every token uses, scaled by a gate of its own; 0: there is none
+    shared_intermediate_size: int = (
+        0  # of the expert that every token uses, scaled by a gate of its own; 0: there is none
+    )
     dense_layers: tuple[int, ...] = ()  # layers that have an ordinary MLP instead, ascending
 
 
@@ -73,7 +75,9 @@ class ModelSpec:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     storage: str = "F32"  # the DType most weight bytes are in
-    generation: dict[str, float | int] = field(default_factory=dict)  # temperature, top_p, top_k... of generation_config.json
+    generation: dict[str, float | int] = field(
+        default_factory=dict
+    )  # temperature, top_p, top_k... of generation_config.json
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,13 @@ class TensorEntry:
     file: Path
     offset: int  # from the start of the file
     nbytes: int
-    permuted_heads: int = 0  # GGUF llama q and k: rows of this many heads are interleaved (see Backend.weight_from_file)
+    permuted_heads: int = (
+        0  # GGUF llama q and k: rows of this many heads are interleaved (see Backend.weight_from_file)
+    )
     plus: float = 0.0  # added to every value of a vector: Gemma's folders hold norm weights less one
-    coded: CodedMatrix | None = None  # it lies there as several tensors; `dtype` and `nbytes` are those of what they are put together to
+    coded: CodedMatrix | None = (
+        None  # it lies there as several tensors; `dtype` and `nbytes` are those of what they are put together to
+    )
 
     @property
     def stored(self) -> tuple[TensorEntry, ...]:
@@ -124,7 +132,9 @@ class CodedMatrix:
     scales: TensorEntry
     zeros: TensorEntry | None = None  # None: the middle of the codes, or 0 where they are signed
     zero_offset: int = 0  # added to stored zero points
-    order: TensorEntry | None = None  # of each column the group whose scale it has; None: columns are in the groups' order
+    order: TensorEntry | None = (
+        None  # of each column the group whose scale it has; None: columns are in the groups' order
+    )
     scale_of_all: TensorEntry | None = None  # one number
     divides: bool = False  # scales are divided by it, not multiplied with it
     first_row: int = 0  # where the matrix begins, of several that lie in these tensors one below the other
@@ -139,7 +149,9 @@ class CodedMatrix:
     @property
     def parts(self) -> tuple[TensorEntry, ...]:
         """The tensors in the file."""
-        return tuple(part for part in (self.codes, self.scales, self.zeros, self.order, self.scale_of_all) if part is not None)
+        return tuple(
+            part for part in (self.codes, self.scales, self.zeros, self.order, self.scale_of_all) if part is not None
+        )
 
 
 class Checkpoint(Protocol):

@@ -67,10 +67,15 @@ class ChatTemplate:
         try:
             return self._template.render(**given)
         except _TemplateRefusal as error:
-            raise UserError(f"the model's chat template refuses this conversation: {error}", param="messages") from error
-        except Exception as error:  # a template can fail in any way a program can; all of them mean it does not fit the messages
             raise UserError(
-                f"the model's chat template fails on this conversation: {type(error).__name__}: {error}", param="messages"
+                f"the model's chat template refuses this conversation: {error}", param="messages"
+            ) from error
+        except (
+            Exception
+        ) as error:  # a template can fail in any way a program can; all of them mean it does not fit the messages
+            raise UserError(
+                f"the model's chat template fails on this conversation: {type(error).__name__}: {error}",
+                param="messages",
             ) from error
 
 

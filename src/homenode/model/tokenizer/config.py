@@ -19,7 +19,9 @@ class TextConfig:
     tokenizer: str | None = option(
         None, "Folder (with tokenizer.json) or GGUF file whose vocabulary stands in for the model's.", metavar="PATH"
     )
-    chat_template: str | None = option(None, "File with a jinja2 chat template that stands in for the model's.", metavar="FILE")
+    chat_template: str | None = option(
+        None, "File with a jinja2 chat template that stands in for the model's.", metavar="FILE"
+    )
 
     def load(self, model: Path) -> Tokenizer:
         """The tokenizer to use with the model at `model`. Raises UserError or CheckpointError for what cannot be read."""
@@ -32,7 +34,8 @@ class TextConfig:
         try:
             if file.stat().st_size > _LARGEST_TEMPLATE:
                 raise UserError(
-                    f"--chat-template {file} has {file.stat().st_size} bytes; at most {_LARGEST_TEMPLATE} are read", param="chat_template"
+                    f"--chat-template {file} has {file.stat().st_size} bytes; at most {_LARGEST_TEMPLATE} are read",
+                    param="chat_template",
                 )
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -64,9 +64,15 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer
     merges = [_pair(m) for m in _strings(metadata, "tokenizer.ggml.merges")]
     vocabulary = _vocabulary(tokens)
     usable = [(a, b) for a, b in merges if a in vocabulary and b in vocabulary and a + b in vocabulary]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=usable, ignore_merges=pretokenizers.family(pre) in pretokenizers.WHOLE_WORDS))
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary, merges=usable, ignore_merges=pretokenizers.family(pre) in pretokenizers.WHOLE_WORDS
+        )
+    )
     cuts = [pre_tokenizers.Split(Regex(e), "isolated") for e in pretokenizers.expressions(pre)]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -91,7 +97,9 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokeni
     )
     mergeable = {t: i for t, i in vocabulary.items() if i >= len(types) or types[i] == 1}
     merges = scored_merges(mergeable, scores)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     steps: list[Any] = [normalizers.Prepend(_SPACE)] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
@@ -144,4 +152,6 @@ def surround(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:
     """Make `tokenizer` put `bos` before and `eos` after a text when special tokens are asked for."""
     ids = [(t, tokenizer.token_to_id(t)) for t in dict.fromkeys(t for t in (bos, eos) if t)]
     if ids:
-        tokenizer.post_processor = processors.TemplateProcessing(single=[t for t in (bos, "$A", eos) if t], special_tokens=ids)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[t for t in (bos, "$A", eos) if t], special_tokens=ids
+        )

@@ -49,7 +49,9 @@ class _Watch:
 
     def __init__(self, stop: str) -> None:
         self.stop, self.reached = stop, 0
-        self._shorter = [0] * len(stop)  # of the first i + 1 characters: the longest proper beginning that is also their end
+        self._shorter = [0] * len(
+            stop
+        )  # of the first i + 1 characters: the longest proper beginning that is also their end
         length = 0
         for i in range(1, len(stop)):
             while length and stop[i] != stop[length]:

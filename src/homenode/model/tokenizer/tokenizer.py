@@ -33,7 +33,9 @@ class Tokenizer:
         self.bos_token_id = self._id("bos_token")
         self.eos_token_id = self._id("eos_token")
         self._bytes = _piece_reader(library)
-        self._added = {int(index): token.content.encode() for index, token in library.get_added_tokens_decoder().items()}
+        self._added = {
+            int(index): token.content.encode() for index, token in library.get_added_tokens_decoder().items()
+        }
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with the BOS or EOS the model wants around a text unless `add_special_tokens` is off."""
@@ -89,7 +91,9 @@ class Tokenizer:
     def info(self) -> dict[str, Any]:
         """What clients want to know: special tokens, chat template, sizes."""
         template = next(iter(self._templates.values()), None)
-        kept = {k: v for k, v in self._config.items() if isinstance(v, str | int | float | bool) and k != "chat_template"}
+        kept = {
+            k: v for k, v in self._config.items() if isinstance(v, str | int | float | bool) and k != "chat_template"
+        }
         return {
             **kept,
             **self._special,

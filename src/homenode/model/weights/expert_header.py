@@ -36,7 +36,11 @@ class ShareState:
     @property
     def word(self) -> int:
         """As it stands in the header: one word, so that nobody sees half of it."""
-        return self.state << _PID_BITS + _BIRTH_BITS | _low(self.pid, _PID_BITS) << _BIRTH_BITS | _low(self.birth, _BIRTH_BITS)
+        return (
+            self.state << _PID_BITS + _BIRTH_BITS
+            | _low(self.pid, _PID_BITS) << _BIRTH_BITS
+            | _low(self.birth, _BIRTH_BITS)
+        )
 
     def is_of(self, pid: int, birth: int) -> bool:
         """Whether this process wrote it."""
@@ -45,7 +49,9 @@ class ShareState:
 
 def state_of(word: int) -> ShareState:
     """What a state word says. There is none that says nothing."""
-    return ShareState(word >> _PID_BITS + _BIRTH_BITS & 3, _low(word >> _BIRTH_BITS, _PID_BITS), _low(word, _BIRTH_BITS))
+    return ShareState(
+        word >> _PID_BITS + _BIRTH_BITS & 3, _low(word >> _BIRTH_BITS, _PID_BITS), _low(word, _BIRTH_BITS)
+    )
 
 
 def state_word(member: int) -> int:

@@ -47,7 +47,9 @@ class ExpertMemory:
     Raises UserError, naming what differs, when others keep another model there or in another way, and HostError when the machine refuses.
     """
 
-    def __init__(self, backend: SharingBackend, share: ExpertShare, table: ExpertTable, identity: dict[str, int]) -> None:
+    def __init__(
+        self, backend: SharingBackend, share: ExpertShare, table: ExpertTable, identity: dict[str, int]
+    ) -> None:
         if not 0 <= share.member < share.members:
             raise InternalError(f"member {share.member} of {share.members} that keep experts in common")
         self._backend, self._share, self._table = backend, share, table
@@ -79,7 +81,9 @@ class ExpertMemory:
                 raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._claimed:
             self._set(STATE_FAILED)
 
@@ -119,7 +123,9 @@ class ExpertMemory:
         found = {}
         for m in unread:
             own = m.owner == self._share.member
-            found[m.name] = self._backend.attached_weight(SharedPlace(self._memory, m.offset), m.target, m.rows, m.columns, own=own)
+            found[m.name] = self._backend.attached_weight(
+                SharedPlace(self._memory, m.offset), m.target, m.rows, m.columns, own=own
+            )
             self.shared_bytes += 0 if own else m.size
         return found
 
@@ -137,7 +143,9 @@ class ExpertMemory:
         """Who has written a state has made the memory large before."""
         used = any(self._words.load(state_word(member)) for member in range(self._share.members))
         if used and os.fstat(self._share.fd).st_size < self._table.size:
-            raise UserError("the memory that engines keep experts in is damaged: it says that there are some, and has no room for them")
+            raise UserError(
+                "the memory that engines keep experts in is damaged: it says that there are some, and has no room for them"
+            )
 
     def _claim(self) -> ShareState:
         """Take this member's share to fill it, unless it is ready; who fills it already is waited for. What was said of it before."""
@@ -152,7 +160,9 @@ class ExpertMemory:
                     self._claimed = True
                     return before
             if time.monotonic() > until:
-                raise PeerError(f"process {before.pid} has the share of the experts of engine {self._share.member} and does not end")
+                raise PeerError(
+                    f"process {before.pid} has the share of the experts of engine {self._share.member} and does not end"
+                )
             time.sleep(_POLL_S)
 
     def _wait(self, tell: Callable[[], None]) -> None:

@@ -44,7 +44,9 @@ def expert_owners(layout: WeightLayout, part: ModelPart, members: int) -> Mappin
     than another. An expert's matrices are together.
     """
     seats = seats_of(part, members)
-    return {m.name: seats[m.layer, m.expert].owner for m in layout.matrices if m.layer is not None and m.expert is not None}
+    return {
+        m.name: seats[m.layer, m.expert].owner for m in layout.matrices if m.layer is not None and m.expert is not None
+    }
 
 
 @dataclass(frozen=True, slots=True)

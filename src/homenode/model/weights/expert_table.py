@@ -61,7 +61,10 @@ class ExpertTable:
 def expert_table(layout: WeightLayout, part: ModelPart, members: int, packed_bytes: PackedBytes) -> ExpertTable:
     """The table of all experts' matrices of a part, shared by so many members. UserError for more of them than the header has room for."""
     if not 0 < members <= MOST_MEMBERS:
-        raise UserError(f"experts cannot be kept in common by {members} engines; give 1 to {MOST_MEMBERS}", param="data_parallel_size")
+        raise UserError(
+            f"experts cannot be kept in common by {members} engines; give 1 to {MOST_MEMBERS}",
+            param="data_parallel_size",
+        )
 
     seats = seats_of(part, members)
 
@@ -69,14 +72,18 @@ def expert_table(layout: WeightLayout, part: ModelPart, members: int, packed_byt
         seat = seats[m.layer or 0, m.expert or 0]
         return seat.owner, seat.turn
 
-    order = sorted((m for m in layout.matrices if m.expert is not None), key=run)  # stable: within a run as the layout has them
+    order = sorted(
+        (m for m in layout.matrices if m.expert is not None), key=run
+    )  # stable: within a run as the layout has them
     matrices: dict[str, SharedMatrix] = {}
     runs: list[list[Extent]] = [[] for _ in range(members)]
     at = _up(HEADER_BYTES, HUGE_PAGE)
     for (owner, _), some in groupby(order, run):
         begin = at = at if runs[owner] else _up(at, HUGE_PAGE)
         for m in some:
-            matrices[m.name] = SharedMatrix(m.name, m.target, m.rows, m.columns, owner, at, packed_bytes(m.target, m.rows, m.columns))
+            matrices[m.name] = SharedMatrix(
+                m.name, m.target, m.rows, m.columns, owner, at, packed_bytes(m.target, m.rows, m.columns)
+            )
             at = matrices[m.name].pages[1]
         runs[owner].append((begin, at))
     for some_runs in filter(None, runs):  # the last huge page of a share is all its own
@@ -85,7 +92,9 @@ def expert_table(layout: WeightLayout, part: ModelPart, members: int, packed_byt
     return ExpertTable(matrices, tuple(map(tuple, runs)), _up(at, HUGE_PAGE))
 
 
-def identity_of(table: ExpertTable, part: ModelPart, members: int, model: Sequence[SourceFile], packing: str) -> dict[str, int]:
+def identity_of(
+    table: ExpertTable, part: ModelPart, members: int, model: Sequence[SourceFile], packing: str
+) -> dict[str, int]:
     """What the first words of the header are to say (`expert_header.IDENTITY`); none of them is 0."""
     formats = [(m.name, m.target, m.rows, m.columns, m.offset, m.size) for m in table.matrices.values()]
     said = (MAGIC, members, _digest(tuple(model)), _digest(part), _digest(formats), _digest(packing))

@@ -82,12 +82,17 @@ class WeightHomes:
         return {
             "policy": self.policy,
             "why": self.why,
-            "nodes": {str(node): {"bytes": size, "free": self.room.get(node)} for node, size in sorted(self.nodes.items())},
+            "nodes": {
+                str(node): {"bytes": size, "free": self.room.get(node)} for node, size in sorted(self.nodes.items())
+            },
             "model_bytes": self.size,
             "total_bytes": self.total,
             "vector_bytes": self.vector_bytes,
             "parameters": {
-                m.name: {"rows": m.rows, "nodes": {str(node): [list(run) for run in runs] for node, runs in m.nodes.items()}}
+                m.name: {
+                    "rows": m.rows,
+                    "nodes": {str(node): [list(run) for run in runs] for node, runs in m.nodes.items()},
+                }
                 for m in self.matrices
             },
         }
@@ -122,7 +127,9 @@ def plan_homes(
     Raises UserError for a pattern that matches no matrix.
     """
     if policy not in PLANNED or not teams or (policy == "local" and len(teams) > 1):
-        raise InternalError(f"a layout was asked for with policy {policy} and {len(teams)} teams; auto and local are settled before")
+        raise InternalError(
+            f"a layout was asked for with policy {policy} and {len(teams)} teams; auto and local are settled before"
+        )
     mirrored = _matching(mirror_patterns, [*(m.name for m in layout.matrices), *layout.elsewhere.names])
     in_common = owners if policy == "replicate" else {}
     matrices = tuple(
@@ -138,7 +145,9 @@ def plan_homes(
     for node in _vector_homes(teams, policy):
         nodes[node] += layout.vector_bytes
     size = sum(m.size for m in matrices) + layout.vector_bytes
-    return WeightHomes(policy, why, matrices, nodes, size, layout.vector_bytes, {team.memory_node: team.memory for team in teams})
+    return WeightHomes(
+        policy, why, matrices, nodes, size, layout.vector_bytes, {team.memory_node: team.memory for team in teams}
+    )
 
 
 def _matching(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
@@ -162,11 +171,20 @@ def _matrix(matrix: MatrixLayout, teams: Sequence[NodeTeam], policy: str, group_
         return MatrixHome(matrix.name, matrix.rows, size, {}, _evenly(size, _memory_nodes(teams)))
     if policy == "shard":
         rows = _rows_by_node(matrix.rows, teams)
-        nodes = {node: sum(-(-(past - first) // GROUP_ROWS) for first, past in runs) * one_group for node, runs in rows.items()}
+        nodes = {
+            node: sum(-(-(past - first) // GROUP_ROWS) for first, past in runs) * one_group
+            for node, runs in rows.items()
+        }
         return MatrixHome(matrix.name, matrix.rows, size, rows, nodes)
     homes = _whole_homes(teams, policy)
     everything: Ranges = ((0, matrix.rows),)
-    return MatrixHome(matrix.name, matrix.rows, size, dict.fromkeys(homes, everything), {node: homes.count(node) * size for node in homes})
+    return MatrixHome(
+        matrix.name,
+        matrix.rows,
+        size,
+        dict.fromkeys(homes, everything),
+        {node: homes.count(node) * size for node in homes},
+    )
 
 
 def _rows_by_node(rows: int, teams: Sequence[NodeTeam]) -> dict[int, Ranges]:

@@ -146,7 +146,9 @@ def plan_layout(
         size = rows * padded_row_bytes(BY_NAME[target], columns)
         of_expert = (tensor.expected.layer, tensor.expected.expert) if tensor.expected.expert is not None else ()
         source = entry.coded.label if entry.coded else entry.dtype.name
-        matrices.append(MatrixLayout(entry.name, rows, columns, source, target, reason, tensor.nbytes, size, *of_expert))
+        matrices.append(
+            MatrixLayout(entry.name, rows, columns, source, target, reason, tensor.nbytes, size, *of_expert)
+        )
     here = {m.name for m in matrices}
     others = [t for t in whole if t.expected.parameter.kind == "matrix" and t.entry.name not in here]
     float32 = all(_choose(t, weight_types, quantize, dtype)[0] == "F32" for t in others)
@@ -165,11 +167,15 @@ def _check_settings(quantize: str | None, dtype: str, weight_types: frozenset[st
         raise UserError(f"--dtype {dtype} is unknown; choose one of auto, {', '.join(DTYPES)}", param="dtype")
     if quantize is not None and dtype != "auto":
         raise UserError(
-            f"--quantize {quantize} and --dtype {dtype} both say how float matrices are kept; give only one of them", param="quantize"
+            f"--quantize {quantize} and --dtype {dtype} both say how float matrices are kept; give only one of them",
+            param="quantize",
         )
     wanted = quantize.upper() if quantize else DTYPES.get(dtype)
     if wanted is not None and wanted not in weight_types:
-        raise UserError(f"this backend cannot compute with {wanted} weights; it can with {', '.join(sorted(weight_types))}", param="dtype")
+        raise UserError(
+            f"this backend cannot compute with {wanted} weights; it can with {', '.join(sorted(weight_types))}",
+            param="dtype",
+        )
 
 
 def _choose(tensor: MatchedTensor, weight_types: frozenset[str], quantize: str | None, dtype: str) -> tuple[str, str]:
@@ -204,7 +210,10 @@ def _choose_coded(source: str, weight_types: frozenset[str]) -> tuple[str, str]:
     target = _first_with_kernel("codes and scales", weight_types)
     if source not in _FLOATS:
         return target, f"{source} has no kernel here: converted"
-    kept = {"Q8_0": "each block of 32 values moves by at most 1/254 of its largest", "BF16": "rounded to 8 significant bits"}
+    kept = {
+        "Q8_0": "each block of 32 values moves by at most 1/254 of its largest",
+        "BF16": "rounded to 8 significant bits",
+    }
     return target, f"no block format holds these codes: converted; {kept.get(target, 'no value changes')}"
 
 
@@ -213,4 +222,6 @@ def _first_with_kernel(source: str, weight_types: frozenset[str]) -> str:
     for target in candidates:
         if target in weight_types:
             return target
-    raise InternalError(f"no kernel for {source} and none for {', '.join(candidates)}; the backend has {', '.join(sorted(weight_types))}")
+    raise InternalError(
+        f"no kernel for {source} and none for {', '.join(candidates)}; the backend has {', '.join(sorted(weight_types))}"
+    )

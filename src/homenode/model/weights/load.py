@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from homenode.compute.ops import KV_DTYPES, Backend, FittingBackend, KvCache, KvGeometry, Ops, Place, SharingBackend, Tensor
+from homenode.compute.ops import (
+    KV_DTYPES,
+    Backend,
+    FittingBackend,
+    KvCache,
+    KvGeometry,
+    Ops,
+    Place,
+    SharingBackend,
+    Tensor,
+)
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import Architecture, Forward, Parameters
 from homenode.model.architectures.registry import architecture_of
@@ -57,7 +67,10 @@ def kv_geometry_of(
     `auto`: f32 when every matrix of the whole model is kept as float32, else bf16. UserError for another dtype than "auto" and those of KV_DTYPES.
     """
     if kv_dtype != "auto" and kv_dtype not in KV_DTYPES:
-        raise UserError(f"--kv-cache-dtype {kv_dtype} is unknown; choose one of auto, {', '.join(KV_DTYPES)}", param="kv_cache_dtype")
+        raise UserError(
+            f"--kv-cache-dtype {kv_dtype} is unknown; choose one of auto, {', '.join(KV_DTYPES)}",
+            param="kv_cache_dtype",
+        )
     if kv_dtype == "auto":
         kv_dtype = "f32" if layout.float32 else "bf16"
     part = part or ModelPart.whole(spec)
@@ -76,7 +89,12 @@ class _Plan:
 
 
 def plan_model(
-    checkpoint: Checkpoint, backend: Backend, *, quantize: str | None = None, dtype: str = "auto", part: ModelPart | None = None
+    checkpoint: Checkpoint,
+    backend: Backend,
+    *,
+    quantize: str | None = None,
+    dtype: str = "auto",
+    part: ModelPart | None = None,
 ) -> WeightLayout:
     """How `load_model` would keep every matrix, without reading any. Raises what `load_model` raises before its first read."""
     return _plan(checkpoint, backend, quantize, dtype, part).layout
@@ -114,10 +132,16 @@ def load_model(
         if shared:
             stack.enter_context(shared)
         place_of = partial(_place, shared, spread_of)
-        cache = stack.enter_context(_cache(packed_cache, checkpoint, plan, backend, place_of, shared)) if packed_cache else None
+        cache = (
+            stack.enter_context(_cache(packed_cache, checkpoint, plan, backend, place_of, shared))
+            if packed_cache
+            else None
+        )
         if isinstance(backend, FittingBackend):
             backend.begin_weights(sum(m.target_bytes for m in plan.layout.matrices if not shared or m.expert is None))
-        parameters = read_parameters(plan.tensors, plan.layout, backend, plan.part.layers, progress, cache, place_of, shared)
+        parameters = read_parameters(
+            plan.tensors, plan.layout, backend, plan.part.layers, progress, cache, place_of, shared
+        )
         notes = tuple(cache.notes) if cache else ()
     if isinstance(backend, FittingBackend):
         backend.end_weights()
@@ -172,7 +196,12 @@ def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype:
     rope = rope_of(checkpoint.spec)
     matched = match_tensors(architecture, checkpoint, part)
     layout = plan_layout(
-        matched.tensors, backend.weight_types(), quantize=quantize, dtype=dtype, ignored=matched.ignored, whole=matched.whole
+        matched.tensors,
+        backend.weight_types(),
+        quantize=quantize,
+        dtype=dtype,
+        ignored=matched.ignored,
+        whole=matched.whole,
     )
     return _Plan(architecture, rope, matched.tensors, layout, part or ModelPart.whole(checkpoint.spec))
 

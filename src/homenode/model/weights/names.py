@@ -15,7 +15,9 @@ from homenode.model.checkpoint.spec import Checkpoint, TensorEntry
 from homenode.model.part import ModelPart
 
 # Tensors old exporters wrote that carry nothing: constants computed from the configuration, and GGUF's rope divisors, already in the RopeSpec.
-_HARMLESS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(masked_bias|bias)|rope_freqs\.weight)")
+_HARMLESS = re.compile(
+    r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(masked_bias|bias)|rope_freqs\.weight)"
+)
 _BIASES = frozenset({"F16", "BF16", "F32"})
 _SHOWN = 5
 
@@ -111,7 +113,11 @@ def _ignored(architecture: Architecture, checkpoint: Checkpoint, used: set[str])
     """Names of known harmless leftovers; CheckpointError for any other tensor the model would not use."""
     extra = [name for name in checkpoint.tensors if name not in used]
     tied_head = {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings else set()
-    unknown = [name for name in extra if name not in tied_head and not _HARMLESS.fullmatch(name) and not _adds_nothing(checkpoint, name)]
+    unknown = [
+        name
+        for name in extra
+        if name not in tied_head and not _HARMLESS.fullmatch(name) and not _adds_nothing(checkpoint, name)
+    ]
     if unknown:
         raise CheckpointError(
             f"{checkpoint.path}: {_listed(unknown)} not part of a {architecture.name} model as configured; computing without "

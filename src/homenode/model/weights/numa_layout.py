@@ -79,7 +79,9 @@ def _available(host: Host) -> int | None:
     return host.allowance.memory_available or None
 
 
-def _fitting(layout: WeightLayout, host: Host, demand: NumaDemand, group_bytes: GroupBytes, owners: Mapping[str, int]) -> dict[str, int]:
+def _fitting(
+    layout: WeightLayout, host: Host, demand: NumaDemand, group_bytes: GroupBytes, owners: Mapping[str, int]
+) -> dict[str, int]:
     """The policies under which the weights would fit, with their bytes on all nodes."""
     found = {}
     for policy in PLANNED:

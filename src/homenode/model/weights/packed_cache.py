@@ -22,7 +22,14 @@ from homenode.errors import HostError, UserError
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.part import ModelPart
 from homenode.model.weights.layout import WeightLayout
-from homenode.model.weights.packed_file import PackedMatrix, SourceFile, UnusableError, expected_header, open_packed, source_file
+from homenode.model.weights.packed_file import (
+    PackedMatrix,
+    SourceFile,
+    UnusableError,
+    expected_header,
+    open_packed,
+    source_file,
+)
 from homenode.units import format_bytes
 
 SUFFIX = ".packed"
@@ -57,7 +64,9 @@ class PackedCache:
         """`entries`: all tensors of the files in which the matrices of the layout are. `spread_of`: how each is to lie in memory. `part`: which part of
         the model the layout is of. `is_read`: which of them will be asked for; others are added in the end, by whoever has them. `writes`: False when another process writes the same file unless it is there. UserError when the backend packs nothing."""
         if not isinstance(backend, PackedBackend):
-            raise UserError(f"backend {backend.name} keeps no packed weights; give --packed-cache off", param="packed_cache")
+            raise UserError(
+                f"backend {backend.name} keeps no packed weights; give --packed-cache off", param="packed_cache"
+            )
         self._backend, self._spread_of = backend, spread_of
         key = _part_key(part)
         self._header = expected_header(backend, layout, sources_of(backend, entries), key)
@@ -66,7 +75,9 @@ class PackedCache:
         self._fd: int | None = None
         self._writes = writes
         self._found: dict[str, PackedMatrix] = {}  # not read yet, in the order of the file
-        self._ahead: dict[str, tuple[Weight, str, str]] = {}  # read with others before it was asked for; checksums read and written
+        self._ahead: dict[
+            str, tuple[Weight, str, str]
+        ] = {}  # read with others before it was asked for; checksums read and written
         self._weights: dict[str, Weight] = {}
         self._begun: set[str] = set()  # whatever came of it
         try:
@@ -79,7 +90,9 @@ class PackedCache:
     def __enter__(self) -> PackedCache:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -137,7 +150,9 @@ class PackedCache:
         except HostError as error:
             self.notes.append(f"packed cache {self.path} was not written: {error.message}")
         else:
-            self.notes.append(f"packed cache {self.path} written, {format_bytes(self._header.end)}: the next start reads it")
+            self.notes.append(
+                f"packed cache {self.path} written, {format_bytes(self._header.end)}: the next start reads it"
+            )
 
     def _give_up(self, reason: str) -> None:
         """Read the rest from the model, and write the file anew."""
@@ -159,7 +174,9 @@ class PackedCache:
         _remove_abandoned(self.path)
         free = os.statvfs(folder)
         if free.f_bavail * free.f_frsize < self._header.end:
-            raise OSError(f"it needs {format_bytes(self._header.end)}, and {format_bytes(free.f_bavail * free.f_frsize)} are free")
+            raise OSError(
+                f"it needs {format_bytes(self._header.end)}, and {format_bytes(free.f_bavail * free.f_frsize)} are free"
+            )
         temporary = folder / f".{self.path.name}.{secrets.token_hex(8)}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

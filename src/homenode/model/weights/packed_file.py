@@ -82,13 +82,18 @@ class UnusableError(Exception):
         self.missing = missing
 
 
-def expected_header(backend: PackedBackend, layout: WeightLayout, model: Iterable[SourceFile], part: str = "") -> PackedHeader:
+def expected_header(
+    backend: PackedBackend, layout: WeightLayout, model: Iterable[SourceFile], part: str = ""
+) -> PackedHeader:
     """The header a packed file of this (part of a) model, laid out like this, has now, without checksums."""
     sizes = [backend.packed_bytes(m.target, m.rows, m.columns) for m in layout.matrices]
     header = PackedHeader(
         backend.packing,
         tuple(model),
-        tuple(PackedMatrix(m.name, m.target, m.rows, m.columns, 0, size) for m, size in zip(layout.matrices, sizes, strict=True)),
+        tuple(
+            PackedMatrix(m.name, m.target, m.rows, m.columns, 0, size)
+            for m, size in zip(layout.matrices, sizes, strict=True)
+        ),
         part,
     )
     # Offsets lengthen the header, and a longer header moves them: room for twenty digits each is room enough.
@@ -115,7 +120,9 @@ def open_packed(path: Path, expected: PackedHeader) -> tuple[int, PackedHeader]:
     except FileNotFoundError:
         raise UnusableError("there is none", missing=True) from None
     except OSError as error:
-        raise UnusableError("it is a symbolic link" if path.is_symlink() else f"it cannot be opened: {error.strerror}") from error
+        raise UnusableError(
+            "it is a symbolic link" if path.is_symlink() else f"it cannot be opened: {error.strerror}"
+        ) from error
     try:
         _check_owner(os.fstat(fd))
         header = _read_header(fd)

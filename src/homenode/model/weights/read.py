@@ -139,7 +139,9 @@ class _Files:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
-                raise CheckpointError(f"{path} cannot be opened: {error.strerror}; it was there when the model was looked at") from error
+                raise CheckpointError(
+                    f"{path} cannot be opened: {error.strerror}; it was there when the model was looked at"
+                ) from error
             self._stack.callback(os.close, fd)
             self._fds[path] = fd
         return self._fds[path]
@@ -183,7 +185,9 @@ def _heads(entry: TensorEntry, rows: Span) -> int:
         return 0
     head = entry.shape[0] // entry.permuted_heads
     if rows.first % head or rows.count % head:
-        raise InternalError(f"rows {rows.first} to {rows.end} of {entry.name} were asked for; heads of {head} rows cannot be cut")
+        raise InternalError(
+            f"rows {rows.first} to {rows.end} of {entry.name} were asked for; heads of {head} rows cannot be cut"
+        )
     return rows.count // head
 
 
@@ -202,7 +206,12 @@ def _load_vector(fd: int, entry: TensorEntry, cut: Span) -> FloatArray:
 def _decode(entry: TensorEntry, rows: Span, columns: Span) -> FloatArray:
     """Some rows and columns of a matrix as float32 in Hugging Face's order, whatever it is stored as."""
     row_bytes = entry.dtype.row_bytes(entry.shape[1])
-    here = replace(entry, shape=(rows.count, entry.shape[1]), offset=entry.offset + rows.first * row_bytes, nbytes=rows.count * row_bytes)
+    here = replace(
+        entry,
+        shape=(rows.count, entry.shape[1]),
+        offset=entry.offset + rows.first * row_bytes,
+        nbytes=rows.count * row_bytes,
+    )
     order = canonical_rows(rows.count, _heads(entry, rows))
     decoded = np.empty((rows.count, columns.count), np.float32)
     filled = 0

@@ -75,7 +75,10 @@ class Coordinator:
         self._patience = patience or Patience()
         of_engines = self._patience if len(configs) > 1 else replace(self._patience, tries=0)
         self._experts = ExpertMemory(configs)
-        self._keepers = [Keeper(config, self, of_engines, self._maker(number, engine_program)) for number, config in enumerate(configs)]
+        self._keepers = [
+            Keeper(config, self, of_engines, self._maker(number, engine_program))
+            for number, config in enumerate(configs)
+        ]
         self._blocks = [0] * len(configs)  # of each engine's KV memory, while it is there
         self._fronts = Fronts(count, front_program, self._patience, self)
         self._held: dict[int, set[int]] = {}  # requests that wait for an engine, by front
@@ -90,7 +93,9 @@ class Coordinator:
 
     def _maker(self, number: int, program: str) -> Callable[[EngineConfig], SharedEngine]:
         def made(config: EngineConfig) -> SharedEngine:
-            return SharedEngine(config, program, lambda: self._announce(self._keepers[number]), self._experts.descriptors)
+            return SharedEngine(
+                config, program, lambda: self._announce(self._keepers[number]), self._experts.descriptors
+            )
 
         return made
 
@@ -150,7 +155,9 @@ class Coordinator:
             _log.warning("second signal: ending at once")
             self._fronts.kill()
             return
-        _log.warning("draining: requests in flight have up to %g s; signal again to end at once", self._server.shutdown_timeout)
+        _log.warning(
+            "draining: requests in flight have up to %g s; signal again to end at once", self._server.shutdown_timeout
+        )
         self._draining = True
         self._end_fronts(Stop(), self._server.shutdown_timeout + _ENDING_S)
 

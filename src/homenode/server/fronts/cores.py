@@ -29,4 +29,11 @@ def too_few_cores(configs: Sequence[EngineConfig], fronts: int, host: Host | Non
         f"{fronts} API servers, {len(configs)} engines with their workers and the coordinator want {needed.physical_cores} physical cores "
         f"({needed.formula}), and {needed.have_cores} are there: processes take turns"
     )
-    return (Finding("warning", "too_few_cores", message, "Lower --api-server-count or --data-parallel-size, or allow more whole cores."),)
+    return (
+        Finding(
+            "warning",
+            "too_few_cores",
+            message,
+            "Lower --api-server-count or --data-parallel-size, or allow more whole cores.",
+        ),
+    )

@@ -26,7 +26,9 @@ class MetricsFolder:
         try:
             self.path, self._lock = _locked_folder()
         except OSError as error:
-            raise HostError(f"no folder for metrics in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR", errno=error.errno) from error
+            raise HostError(
+                f"no folder for metrics in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR", errno=error.errno
+            ) from error
 
     def remove(self) -> None:
         """Calling it again does nothing."""
@@ -60,7 +62,9 @@ def _locked(path: Path) -> int | None:
 def _remove_left_ones() -> None:
     """Those of coordinators that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it is somebody else's, or was removed meanwhile, or is about to get its lock
+        with contextlib.suppress(
+            OSError
+        ):  # it is somebody else's, or was removed meanwhile, or is about to get its lock
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -87,7 +87,9 @@ class _Front:
             return 1
         return await self._serve(prepare, begin, tokenizer, messages)
 
-    async def _serve(self, prepare: Prepare, begin: Begin, tokenizer: Tokenizer, messages: AsyncIterator[ToFront]) -> int:
+    async def _serve(
+        self, prepare: Prepare, begin: Begin, tokenizer: Tokenizer, messages: AsyncIterator[ToFront]
+    ) -> int:
         _keep_off_compute(begin)
         client = LinkedClient(begin.front, begin.engines, self._say)
         share = Share(begin.front, begin.fronts, prepare.metrics, begin.started)
@@ -103,7 +105,9 @@ class _Front:
         hearing.cancel()
         return ending.exit_code
 
-    async def _hear(self, messages: AsyncIterator[ToFront], client: LinkedClient, ending: Ending, listens: asyncio.Event) -> None:
+    async def _hear(
+        self, messages: AsyncIterator[ToFront], client: LinkedClient, ending: Ending, listens: asyncio.Event
+    ) -> None:
         try:
             async for message in messages:
                 match message:
@@ -119,7 +123,9 @@ class _Front:
                         client.take(message)
         except Exception:
             _log.exception("what the coordinator said could not be taken")
-        os._exit(1)  # nobody would tell it of anything; where the coordinator is gone the kernel is about to end it anyway
+        os._exit(
+            1
+        )  # nobody would tell it of anything; where the coordinator is gone the kernel is about to end it anyway
 
     def _say(self, message: FromFront) -> None:
         if self._writer is not None:

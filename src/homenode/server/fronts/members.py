@@ -164,7 +164,9 @@ class Fronts:
             failures += 1
             delay = self._patience.delay(failures)
             if delay is None:
-                _log.error("%s has ended (%s); it is not started again after %d tries", name, reason, self._patience.tries)
+                _log.error(
+                    "%s has ended (%s); it is not started again after %d tries", name, reason, self._patience.tries
+                )
                 return None
             _log.warning("%s has ended (%s); another one is started in %g s", name, reason, delay)
             await asyncio.sleep(delay)

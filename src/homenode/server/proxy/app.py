@@ -45,7 +45,9 @@ def create_app(state: ProxyState) -> Door:
         Route("/v1/completions", _Generation(state, chat=False), methods=["POST"]),
         Route("/v1/chat/completions", _Generation(state, chat=True), methods=["POST"]),
     ]
-    routes += [Route(path, _Endpoint(state, _counted(passed)), methods=[method]) for method, path in _ASKED_OF_A_DECODER]
+    routes += [
+        Route(path, _Endpoint(state, _counted(passed)), methods=[method]) for method, path in _ASKED_OF_A_DECODER
+    ]
     return Door(routes, state.config.api_key, lambda: state.draining)
 
 

@@ -26,7 +26,9 @@ def server_url(text: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(f"{text!r} is not a server's address; write http://HOST:PORT or https://HOST:PORT")
     if parts.username is not None or parts.query or parts.fragment or parts.path not in ("", "/"):
-        raise UserError(f"{text!r}: give the server's address only, such as http://HOST:PORT, without user, path or query")
+        raise UserError(
+            f"{text!r}: give the server's address only, such as http://HOST:PORT, without user, path or query"
+        )
     if port == 0 or any(c.isspace() or not c.isprintable() for c in text):
         raise UserError(f"{text!r} is not an address that can be reached; write http://HOST:PORT")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -40,28 +42,50 @@ class ProxyConfig(HttpConfig):
     prefill: tuple[str, ...] = option(
         (), "Prefill servers (--pd-role sender), as http://HOST:PORT. Without any the decoders compute prompts.", parse=server_urls, metavar="URL..."
     )  # fmt: skip
-    decode: tuple[str, ...] = option((), "Decode servers (--pd-role receiver), as http://HOST:PORT.", parse=server_urls, metavar="URL...")
+    decode: tuple[str, ...] = option(
+        (), "Decode servers (--pd-role receiver), as http://HOST:PORT.", parse=server_urls, metavar="URL..."
+    )
     upstream_api_key: str | None = option(
         None, "Key sent to the servers as a Bearer token. Default: the client's own is passed on.", secret=True
     )
     min_handover_tokens: int = option(
-        0, "A prompt of which the decoder probably lacks fewer tokens is computed there (four bytes of text count as a token).", minimum=0
+        0,
+        "A prompt of which the decoder probably lacks fewer tokens is computed there (four bytes of text count as a token).",
+        minimum=0,
     )
-    prefill_tries: int = option(2, "Prefill servers that may fail a request before a decoder computes its prompt.", minimum=1, maximum=100)
-    decode_tries: int = option(2, "Decode servers that may fail a request before its first byte.", minimum=1, maximum=100)
-    connect_timeout: float = option(2.0, "How long a connection to a server may take.", parse=parse_seconds, minimum=0.01)
+    prefill_tries: int = option(
+        2, "Prefill servers that may fail a request before a decoder computes its prompt.", minimum=1, maximum=100
+    )
+    decode_tries: int = option(
+        2, "Decode servers that may fail a request before its first byte.", minimum=1, maximum=100
+    )
+    connect_timeout: float = option(
+        2.0, "How long a connection to a server may take.", parse=parse_seconds, minimum=0.01
+    )
     prefill_timeout: float = option(
         600.0, "How long a prefill server may take for a prompt, queue included.", parse=parse_seconds, minimum=0.01
     )
-    first_byte_timeout: float = option(600.0, "How long a decode server may take to begin a stream.", parse=parse_seconds, minimum=0.01)
+    first_byte_timeout: float = option(
+        600.0, "How long a decode server may take to begin a stream.", parse=parse_seconds, minimum=0.01
+    )
     answer_timeout: float = option(
-        3600.0, "How long a decode server may take for an answer that is not streamed.", parse=parse_seconds, minimum=0.01
+        3600.0,
+        "How long a decode server may take for an answer that is not streamed.",
+        parse=parse_seconds,
+        minimum=0.01,
     )
     idle_timeout: float = option(
-        60.0, "How long a stream may be silent, comments included, before it is given up.", parse=parse_seconds, minimum=0.01
+        60.0,
+        "How long a stream may be silent, comments included, before it is given up.",
+        parse=parse_seconds,
+        minimum=0.01,
     )
-    wait_timeout: float = option(10.0, "How long a request waits for a decode server while none is usable.", parse=parse_seconds, minimum=0)
-    poll_interval: float = option(0.5, "Time between two looks at a server's health.", parse=parse_seconds, minimum=0.01)
+    wait_timeout: float = option(
+        10.0, "How long a request waits for a decode server while none is usable.", parse=parse_seconds, minimum=0
+    )
+    poll_interval: float = option(
+        0.5, "Time between two looks at a server's health.", parse=parse_seconds, minimum=0.01
+    )
     silent_after: float = option(
         2.0,
         "A server that leaves a look unanswered so long gets no new requests, and prompts waiting at it go elsewhere.",
@@ -69,7 +93,10 @@ class ProxyConfig(HttpConfig):
         minimum=0.05,
     )
     lost_after: float = option(
-        10.0, "Answers of a decode server that has been silent so long are given up, or begun anew.", parse=parse_seconds, minimum=0.05
+        10.0,
+        "Answers of a decode server that has been silent so long are given up, or begun anew.",
+        parse=parse_seconds,
+        minimum=0.05,
     )
     breaker_failures: int = option(3, "Failures in a row after which a server is left alone.", minimum=1)
     breaker_pause: float = option(
@@ -78,16 +105,21 @@ class ProxyConfig(HttpConfig):
         parse=parse_seconds,
         minimum=0.01,
     )
-    release_timeout: float = option(2.0, "How long telling a server that a ticket is given up may take.", parse=parse_seconds, minimum=0.01)
+    release_timeout: float = option(
+        2.0, "How long telling a server that a ticket is given up may take.", parse=parse_seconds, minimum=0.01
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for a setting that cannot be."""
         if not self.decode:
             raise UserError(
-                "--decode: no decode server is given; name at least one, such as --decode http://127.0.0.1:8001", param="decode"
+                "--decode: no decode server is given; name at least one, such as --decode http://127.0.0.1:8001",
+                param="decode",
             )
         seen: set[str] = set()
         for url in (*self.prefill, *self.decode):
             if url in seen:
-                raise UserError(f"{url} is given twice; each server is named once, as --prefill or as --decode", param="decode")
+                raise UserError(
+                    f"{url} is given twice; each server is named once, as --prefill or as --decode", param="decode"
+                )
             seen.add(url)

@@ -15,7 +15,20 @@ from starlette.types import Send
 from homenode.server.exchange import disconnected
 from homenode.server.failures import ApiError
 from homenode.server.proxy.events import Events
-from homenode.server.proxy.journey import Action, Choose, Decode, Fault, Journey, Limits, Over, Prefill, Problem, Relay, Release, Step
+from homenode.server.proxy.journey import (
+    Action,
+    Choose,
+    Decode,
+    Fault,
+    Journey,
+    Limits,
+    Over,
+    Prefill,
+    Problem,
+    Relay,
+    Release,
+    Step,
+)
 from homenode.server.proxy.opened import Opened
 from homenode.server.proxy.routing import Entry, Place
 from homenode.server.proxy.state import ProxyState
@@ -42,7 +55,9 @@ class Forward:
         config = state.config
         self._state, self._request, self._wanted, self._lease = state, request, wanted, lease
         answer_s = config.first_byte_timeout if wanted.stream else config.answer_timeout
-        limits = Limits(config.prefill_tries, config.decode_tries, config.wait_timeout, config.prefill_timeout, answer_s)
+        limits = Limits(
+            config.prefill_tries, config.decode_tries, config.wait_timeout, config.prefill_timeout, answer_s
+        )
         self.journey = Journey(state.next_ticket(), wanted.direct is None, limits)
         self._prompt = state.books.prompt(wanted.units, wanted.tokens, wanted.salt)
         self._arrival = time.monotonic()
@@ -130,7 +145,10 @@ class Forward:
             if url is not None:
                 self._state.instances[url].breaker.sent(time.monotonic())
                 self._unjudged.add(url)
-        self._peer, self._engine = self._state.instances[decoder].published(choice.decoder.engine), choice.decoder.engine
+        self._peer, self._engine = (
+            self._state.instances[decoder].published(choice.decoder.engine),
+            choice.decoder.engine,
+        )
         self._at_decoder = self._state.books.begin(choice.decoder, self._prompt, handed_over=prefiller is not None)
         return self.journey.chosen(prefiller, decoder, waited)
 
@@ -153,7 +171,9 @@ class Forward:
         upstream = self._state.upstreams[step.prefiller]
         headers = self._headers(step.prefiller) | {"accept": "application/json"}
         try:
-            answer = await self._guarded(upstream.ask("POST", self._path, headers, body), step.prefiller, step.deadline_s, 0.0)
+            answer = await self._guarded(
+                upstream.ask("POST", self._path, headers, body), step.prefiller, step.deadline_s, 0.0
+            )
         except Broken as error:
             return self._broke(step.prefiller, error)
         except Silent:
@@ -221,7 +241,9 @@ class Forward:
         try:
             await self._guarded(self._pump(self._opened, send), decoder, None, self._state.config.lost_after)
         except _Unread:
-            _LOG.warning("request %s: the client left its answer unread for %g s", self._id, self._state.config.write_timeout)
+            _LOG.warning(
+                "request %s: the client left its answer unread for %g s", self._id, self._state.config.write_timeout
+            )
             return self.journey.client_gone()
         except (Broken, Silent, TimeoutError) as error:
             if not self._events.done:  # else only the end of the connection is missing

@@ -45,7 +45,9 @@ async def health(state: ProxyState, request: Request) -> Response:
     if not state.looked_at_all or not decoders:
         answer.status = "unusable" if state.looked_at_all else "starting"
         message = "no decode server is usable" if state.looked_at_all else "not all servers have been looked at yet"
-        answer.error = ErrorDetail(message=message, type="service_unavailable_error", param=None, code=f"proxy_{answer.status}")
+        answer.error = ErrorDetail(
+            message=message, type="service_unavailable_error", param=None, code=f"proxy_{answer.status}"
+        )
         return Response(msgspec.json.encode(answer), 503, {"Retry-After": "1"}, "application/json")
     return Response(msgspec.json.encode(answer), media_type="application/json")
 

@@ -50,7 +50,9 @@ class Instance:
     since: float = 0.0
     looked_at: bool = False
     busy_until: float = 0.0  # it asked to be left alone until then
-    heard_at: float = float("-inf")  # when bytes of an answer came last: whoever answers is not frozen, however long a look may take
+    heard_at: float = float(
+        "-inf"
+    )  # when bytes of an answer came last: whoever answers is not frozen, however long a look may take
 
     def looked(self, now: float, sight: Sight) -> bool:
         """Take a sight in; whether anything changed."""
@@ -111,7 +113,9 @@ def _fitting(role: Role, sight: Sight) -> Sight:
     if sight.state != "ready" or (sight.document is not None and sight.document.role == wanted):
         return sight
     if sight.document is not None:
-        return Sight("unfit", f"given as --{role} but serves as {sight.document.role}; start it with --pd-role {wanted}")
+        return Sight(
+            "unfit", f"given as --{role} but serves as {sight.document.role}; start it with --pd-role {wanted}"
+        )
     if role == "prefill":
         return Sight("unfit", "publishes nothing at /kv_transfer; start it with --pd-role sender")
     return Sight("ready", "publishes nothing at /kv_transfer: it computes prompts itself", None, b"")
@@ -129,4 +133,7 @@ def obstacle(prefiller: Published | None, decoder: Published | None) -> str | No
     if local and prefiller.host and decoder.host and prefiller.host != decoder.host:
         return f"channel {decoder.channel!r} reaches within one machine only, and these are two"
     found = differences(prefiller.fingerprint, decoder.fingerprint)
-    return "; ".join(found).replace(" here and ", " at the prefill server and ").replace(" there", " at the decode server") or None
+    return (
+        "; ".join(found).replace(" here and ", " at the prefill server and ").replace(" there", " at the decode server")
+        or None
+    )

@@ -195,7 +195,9 @@ class Journey:
     def _choose(self) -> Choose:
         self.phase = "choosing"
         left = max(0.0, self.limits.wait_s - self._waited_s)
-        return Choose(self.handover, self._failed_prefillers, self._failed_decoders, self._held, 0.0 if self._held else left)
+        return Choose(
+            self.handover, self._failed_prefillers, self._failed_decoders, self._held, 0.0 if self._held else left
+        )
 
     def _decode(self, ticket: str | None) -> list[Action]:
         self.phase = "handed"

@@ -25,10 +25,16 @@ class _Now(Collector):
 
     def collect(self) -> Iterator[Metric]:
         names = ("role", "server")
-        states = GaugeMetricFamily("homenode:proxy_server_state", "1 for the state a server is in.", labels=(*names, "state"))
-        open_ = GaugeMetricFamily("homenode:proxy_server_breaker_open", "1 while a server is left alone after failures.", labels=names)
+        states = GaugeMetricFamily(
+            "homenode:proxy_server_state", "1 for the state a server is in.", labels=(*names, "state")
+        )
+        open_ = GaugeMetricFamily(
+            "homenode:proxy_server_breaker_open", "1 while a server is left alone after failures.", labels=names
+        )
         lives = GaugeMetricFamily("homenode:proxy_server_lives", "How often a server was found anew.", labels=names)
-        requests = GaugeMetricFamily("homenode:proxy_server_requests", "Requests a server has from this proxy.", labels=names)
+        requests = GaugeMetricFamily(
+            "homenode:proxy_server_requests", "Requests a server has from this proxy.", labels=names
+        )
         waiting = GaugeMetricFamily(
             "homenode:proxy_server_waiting_tokens", "Prompt tokens, estimated, that wait at a server.", labels=names
         )
@@ -62,7 +68,9 @@ class ProxyMetrics:
         self._refused = self._counter("refused", "Requests turned away.", "reason")
         self._releases = self._counter("releases", "Tickets given up, by how a server took it.", "outcome")
         self._prefill = self._histogram("prefill_seconds", "From asking a prefill server to its answer.")
-        self._first_byte = self._histogram("time_to_first_byte_seconds", "From a request's arrival to the first byte of its answer.")
+        self._first_byte = self._histogram(
+            "time_to_first_byte_seconds", "From a request's arrival to the first byte of its answer."
+        )
         self._whole = self._histogram("request_seconds", "From a request's arrival to its end.")
 
     def finished(self, way: Way, outcome: Outcome, seconds: float) -> None:

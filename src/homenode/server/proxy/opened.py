@@ -6,7 +6,9 @@ import httpx
 
 from homenode.server.proxy.upstreams import Broken, chunks, passed_on
 
-_KEPT_WHOLE = 8 << 20  # bytes of an answer that is no stream; up to there a server may die in the middle of it and another be asked
+_KEPT_WHOLE = (
+    8 << 20
+)  # bytes of an answer that is no stream; up to there a server may die in the middle of it and another be asked
 
 
 class Opened:

@@ -49,7 +49,9 @@ async def _answer(state: ProxyState, request: Request, body: bytes) -> Answer:
             state.watch.broke(decoder)
             failed |= {decoder}
         except TooLong:
-            raise ApiError(502, f"the decode server's answer is larger than {_LARGEST_ANSWER} bytes", code="decoder_failed") from None
+            raise ApiError(
+                502, f"the decode server's answer is larger than {_LARGEST_ANSWER} bytes", code="decoder_failed"
+            ) from None
         except TimeoutError:
             raise ApiError(504, "the decode server did not answer in time", code="decoder_timeout") from None
     raise ApiError(503, "no decode server is usable; /health of the proxy says why", code="no_decoder", retry_after_s=2)

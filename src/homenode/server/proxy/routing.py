@@ -92,10 +92,16 @@ class Books:
         if near:
             return Choice(min(near, key=lambda place: self._cost(place, prompt, 1.0)), short=True)
         ranked = sorted(prefillers, key=lambda place: self._cost(place, prompt, 1.0))
-        pairs = [(first, decoder) for decoder in decoders if (first := next((p for p in ranked if fits(p, decoder)), None)) is not None]
+        pairs = [
+            (first, decoder)
+            for decoder in decoders
+            if (first := next((p for p in ranked if fits(p, decoder)), None)) is not None
+        ]
         if not pairs:
             return Choice(min(decoders, key=lambda place: self._cost(place, prompt, 1.0)))
-        prefiller, decoder = min(pairs, key=lambda pair: _sum(self._cost(pair[0], prompt, 1.0), self._cost(pair[1], prompt, _HANDED_OVER)))
+        prefiller, decoder = min(
+            pairs, key=lambda pair: _sum(self._cost(pair[0], prompt, 1.0), self._cost(pair[1], prompt, _HANDED_OVER))
+        )
         return Choice(decoder, prefiller)
 
     def begin(self, place: Place, prompt: Prompt, *, handed_over: bool = False) -> Entry:
@@ -129,7 +135,11 @@ class Books:
 
     def keep(self, server: str, engines: Collection[str]) -> None:
         """Of the server's places only those of these engines, and itself, are there any more."""
-        for place in [each for each in self._books if each.server == server and each.engine is not None and each.engine not in engines]:
+        for place in [
+            each
+            for each in self._books
+            if each.server == server and each.engine is not None and each.engine not in engines
+        ]:
             del self._books[place]
 
     def requests(self, server: str) -> int:

@@ -13,7 +13,9 @@ from homenode.server.proxy.state import ProxyState
 __all__ = ["bind", "serve"]
 
 
-async def serve(config: ProxyConfig, *, listener: socket.socket | None = None, on_listening: Callable[[str], None] | None = None) -> int:
+async def serve(
+    config: ProxyConfig, *, listener: socket.socket | None = None, on_listening: Callable[[str], None] | None = None
+) -> int:
     """Answers requests until a signal; the exit code for the process. Servers that are not up yet are waited for meanwhile.
 
     `listener` comes from `bind` and is closed here. `on_listening` is called with the URL once connections are taken.
@@ -21,7 +23,9 @@ async def serve(config: ProxyConfig, *, listener: socket.socket | None = None, o
     listener = listener or bind(config)
     warn_if_open(config)
     state = ProxyState(config)
-    server = Server(uvicorn_config(create_app(state), config), lambda: on_listening(url_of(listener)) if on_listening else None)
+    server = Server(
+        uvicorn_config(create_app(state), config), lambda: on_listening(url_of(listener)) if on_listening else None
+    )
     ending = Ending(state, server, config.shutdown_timeout)
     state.start()
     try:

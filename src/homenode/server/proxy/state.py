@@ -40,7 +40,9 @@ class ProxyState(Admission):
         self.releases = Releases(self.upstreams, config.release_timeout, self.metrics.released)
         self.bodies = Bodies(_BODIES_AT_ONCE * config.max_request_body)
         self.aborting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._incarnation = secrets.token_hex(8)  # tickets of several proxies, and of one before and after a restart, are never the same
+        self._incarnation = secrets.token_hex(
+            8
+        )  # tickets of several proxies, and of one before and after a restart, are never the same
         self._tickets = itertools.count(1)
         self._lives: dict[str, int] = {}
         self._told: set[tuple[str, str, str]] = set()
@@ -74,9 +76,13 @@ class ProxyState(Admission):
         usable = self.usable("decode")
         fresh = [url for url in usable if url not in step.avoid]
         decoders = [place for url in (fresh if fresh or step.strict else usable) for place in self.places(url)]
-        prefillers = [Place(url) for url in self.usable("prefill") if url not in step.failed_prefillers] if step.handover else []
+        prefillers = (
+            [Place(url) for url in self.usable("prefill") if url not in step.failed_prefillers] if step.handover else []
+        )
         least = self.config.min_handover_tokens if prefillers else 0
-        return self.books.choose(prompt, prefillers, decoders, lambda sends, takes: self.fits(sends.server, takes.server), least)
+        return self.books.choose(
+            prompt, prefillers, decoders, lambda sends, takes: self.fits(sends.server, takes.server), least
+        )
 
     def places(self, url: str) -> list[Place]:
         """Where KV for this decode server may go: to each of its engines, where it has several."""

@@ -66,7 +66,9 @@ class Upstream:
             return {"authorization": f"Bearer {self._key}"}
         return {} if given is None else {"authorization": given}
 
-    async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> httpx.Response:
+    async def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> httpx.Response:
         """An answer whose body has not been read, to be closed by the caller; the connection ends if that is too early. Raises Broken."""
         try:
             request = self._client.build_request(method, path, headers=headers, content=body)
@@ -106,7 +108,11 @@ async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
 
 def passed_on(response: httpx.Response) -> list[tuple[bytes, bytes]]:
     """The headers of an answer that its client gets."""
-    return [(name.lower(), value) for name, value in response.headers.raw if name.lower().decode("latin-1") not in _OF_AN_ANSWER]
+    return [
+        (name.lower(), value)
+        for name, value in response.headers.raw
+        if name.lower().decode("latin-1") not in _OF_AN_ANSWER
+    ]
 
 
 async def within(seconds: float, work: asyncio.Task[Any]) -> bool:

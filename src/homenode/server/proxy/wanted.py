@@ -77,7 +77,9 @@ def _direct(fields: Mapping[str, msgspec.Raw]) -> str | None:
     """Why a request with one prompt is computed where it is decoded."""
     if _more_than(_value(fields, "n"), 1) or _more_than(_value(fields, "best_of"), 1):
         return "n"  # one sequence can take a ticket; the others would wait or compute the prompt themselves
-    if _value(fields, "prompt_logprobs") is not None or (_value(fields, "echo") is True and _value(fields, "logprobs") is not None):
+    if _value(fields, "prompt_logprobs") is not None or (
+        _value(fields, "echo") is True and _value(fields, "logprobs") is not None
+    ):
         return "prompt_logprobs"  # these need every prompt token's logits, not only its keys and values
     limit = _value(fields, "max_completion_tokens") or _value(fields, "max_tokens")
     if limit is not None and not _more_than(limit, 1):

@@ -41,7 +41,11 @@ class Watch:
     """One look after another at each server. `on_change` is called with a server about which something changed."""
 
     def __init__(
-        self, config: ProxyConfig, instances: Mapping[str, Instance], upstreams: Mapping[str, Upstream], on_change: Callable[[str], None]
+        self,
+        config: ProxyConfig,
+        instances: Mapping[str, Instance],
+        upstreams: Mapping[str, Upstream],
+        on_change: Callable[[str], None],
     ) -> None:
         self.bell = Bell()
         self._config, self._instances, self._upstreams, self._on_change = config, instances, upstreams, on_change

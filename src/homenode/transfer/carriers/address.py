@@ -50,4 +50,6 @@ def parse_address(text: str) -> UnixAddress | TcpAddress:
                 return TcpAddress(str(ipaddress.ip_address(host)), number)
         except ValueError:
             pass
-    raise PeerError(f"{text[:120]!r} is no transfer address; wanted unix:@NAME or tcp:HOST:PORT with the host as a number")
+    raise PeerError(
+        f"{text[:120]!r} is no transfer address; wanted unix:@NAME or tcp:HOST:PORT with the host as a number"
+    )

@@ -22,7 +22,9 @@ _MOST_REGIONS = 1024
 class MappedBuffer:
     """Pages are read, and in push mode written, in place."""
 
-    def __init__(self, layout: KvLayout, fds: Sequence[int], own: KvLayout, backend: KvBackend, *, writable: bool) -> None:
+    def __init__(
+        self, layout: KvLayout, fds: Sequence[int], own: KvLayout, backend: KvBackend, *, writable: bool
+    ) -> None:
         """Closes `fds` (the memory's and its epoch words') in any case. PeerError when they are not what `layout` says."""
         try:
             check_layout(layout, own)
@@ -70,7 +72,9 @@ def run(copier: Copier, target: KvMemory, source: KvMemory, words: EpochWords | 
     """The copy loop over memory that is mapped."""
     epochs = None if job.epochs is None or words is None else (words, job.epochs)
     where = (job.first_page, job.pages, job.tokens)
-    return copier(target, job.target_table, source, job.source_table, *where, epochs=epochs, page_tokens=job.page_tokens)
+    return copier(
+        target, job.target_table, source, job.source_table, *where, epochs=epochs, page_tokens=job.page_tokens
+    )
 
 
 def digests_of(memory: KvMemory, words: EpochWords | None, job: Chunk) -> list[bytes] | None:
@@ -96,9 +100,18 @@ def check_layout(layout: KvLayout, own: KvLayout) -> None:
     """PeerError unless every tile the layout can name lies within its file, and its geometry is this process's own."""
     for name in _GEOMETRY:
         if getattr(layout, name) != getattr(own, name):
-            raise PeerError(f"{name} of a peer's memory is {getattr(layout, name)!r}, here it is {getattr(own, name)!r}")
-    if not (0 < layout.blocks < _MOST_BLOCKS and layout.nbytes > 0 and layout.block_size > 0 and layout.block_size % TILE_TOKENS == 0):
-        raise PeerError(f"a peer's memory of {layout.blocks} blocks of {layout.block_size} tokens in {layout.nbytes} bytes makes no sense")
+            raise PeerError(
+                f"{name} of a peer's memory is {getattr(layout, name)!r}, here it is {getattr(own, name)!r}"
+            )
+    if not (
+        0 < layout.blocks < _MOST_BLOCKS
+        and layout.nbytes > 0
+        and layout.block_size > 0
+        and layout.block_size % TILE_TOKENS == 0
+    ):
+        raise PeerError(
+            f"a peer's memory of {layout.blocks} blocks of {layout.block_size} tokens in {layout.nbytes} bytes makes no sense"
+        )
     if len(layout.regions) > _MOST_REGIONS or (wrong := hole(layout)) is not None:
         what = f"{len(layout.regions)} regions" if len(layout.regions) > _MOST_REGIONS else wrong
         raise PeerError(f"the regions of a peer's memory do not make up its layers and heads: there are {what}")

@@ -16,7 +16,15 @@ from dataclasses import replace
 import msgspec
 
 from homenode.errors import PeerError
-from homenode.transfer.carriers.carrier import Caller, Chunk, KvBackend, Listening, LocalBuffer, PeerBuffer, StillWritingError
+from homenode.transfer.carriers.carrier import (
+    Caller,
+    Chunk,
+    KvBackend,
+    Listening,
+    LocalBuffer,
+    PeerBuffer,
+    StillWritingError,
+)
 from homenode.transfer.carriers.mapped import check_layout
 from homenode.transfer.carriers.nixl_engine import NixlEngine, Transfer
 from homenode.transfer.carriers.process import Process, find_process, this_process
@@ -85,7 +93,10 @@ class NixlCarrier:
         buffers = []
         for one in exported:
             where = addressed(one.memory)
-            spans = [(base, extent(where.layout, region)) for base, region in zip(where.bases, where.layout.regions, strict=True)]
+            spans = [
+                (base, extent(where.layout, region))
+                for base, region in zip(where.bases, where.layout.regions, strict=True)
+            ]
             self._engine.register(spans)
             buffers.append(Registered(one.buffer.id, tuple(spans)))
         return msgspec.msgpack.encode(Card(self._engine.name, self._engine.metadata, tuple(buffers), this_process()))
@@ -124,10 +135,14 @@ class NixlCarrier:
             memory = private_memory(self._backend, contiguous(like, like.block_size, blocks))
             found = self._staging[like.block_size] = _Staging(memory)
             where = found.addressed
-            self._engine.register([(base, extent(where.layout, r)) for base, r in zip(where.bases, where.layout.regions, strict=True)])
+            self._engine.register(
+                [(base, extent(where.layout, r)) for base, r in zip(where.bases, where.layout.regions, strict=True)]
+            )
         return found
 
-    def move(self, operation: str, staging: _Staging, there: Addressed, agent: str, parts: Sequence[Part]) -> Transfer | None:
+    def move(
+        self, operation: str, staging: _Staging, there: Addressed, agent: str, parts: Sequence[Part]
+    ) -> Transfer | None:
         """Move these parts, and wait for it. PeerError when that failed; the transfer when it is still under way after its time."""
         ours, theirs = pairs(staging.addressed, there, parts)
         transfer = self._engine.begin(operation, ours, theirs, agent)
@@ -172,14 +187,18 @@ class NixlBuffer:
         staging, parts, table = self._plan(job, job.target_table)
         epochs = None if job.epochs is None or source.words is None else (source.words, job.epochs)
         where = (job.first_page, job.pages, job.tokens)
-        digests = copier(staging.memory, table, source.memory, job.source_table, *where, epochs=epochs, page_tokens=job.page_tokens)
+        digests = copier(
+            staging.memory, table, source.memory, job.source_table, *where, epochs=epochs, page_tokens=job.page_tokens
+        )
         if digests is None:
             return None
         if any(digest == b"" for digest in digests):
             raise ValueError("pages that are not there cannot be written to a peer")
         late = self._move("WRITE", staging, parts)
         if late is not None:
-            raise StillWritingError("a write through NIXL does not end; its target stays out of use until it does", late.ended)
+            raise StillWritingError(
+                "a write through NIXL does not end; its target stays out of use until it does", late.ended
+            )
         return digests
 
     def digests(self, job: Chunk) -> list[bytes] | None:

@@ -33,14 +33,17 @@ def _api() -> Any:
     for build in BUILDS:
         try:
             api = importlib.import_module(f"{build}._api")
-            for handler in list(logging.getLogger("nixl").handlers):  # it writes to standard output, which is ours for results
+            for handler in list(
+                logging.getLogger("nixl").handlers
+            ):  # it writes to standard output, which is ours for results
                 logging.getLogger("nixl").removeHandler(handler)
             _end_without_destructors()
             return api
         except ImportError as error:
             reason = str(error)
     raise UnsupportedError(
-        f"transfer_channel nixl needs the nixl package, which does not load here ({reason}): {REMEDY}", param="transfer_channel"
+        f"transfer_channel nixl needs the nixl package, which does not load here ({reason}): {REMEDY}",
+        param="transfer_channel",
     )
 
 
@@ -83,7 +86,9 @@ class NixlEngine:
         self.name = f"homenode-{os.urandom(8).hex()}"
         try:
             self._agent: Any = api.nixl_agent(self.name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
-            self._agent.create_backend("UCX", {"ucx_error_handling_mode": "peer"})  # without it a killed peer is never noticed
+            self._agent.create_backend(
+                "UCX", {"ucx_error_handling_mode": "peer"}
+            )  # without it a killed peer is never noticed
         except Exception as error:
             raise HostError(f"NIXL does not start here: {error}") from error
         self._lock = threading.Lock()
@@ -103,7 +108,9 @@ class NixlEngine:
         """Memory of this process (address, bytes), until the end. HostError when NIXL will not have it."""
         with self._lock:
             try:
-                self._registered.append(self._agent.register_memory([(address, nbytes, 0, "") for address, nbytes in spans], "DRAM"))
+                self._registered.append(
+                    self._agent.register_memory([(address, nbytes, 0, "") for address, nbytes in spans], "DRAM")
+                )
             except Exception as error:
                 raise HostError(f"NIXL does not take KV memory: {error}") from error
 
@@ -194,7 +201,9 @@ class NixlEngine:
         if self._thread is not None:
             self._thread.join(_JOIN_S)
         if unended:
-            _log.error("%d NIXL transfers are still under way at the end; their memory is kept until the process ends", unended)
+            _log.error(
+                "%d NIXL transfers are still under way at the end; their memory is kept until the process ends", unended
+            )
             return
         for descriptors in self._registered:
             try:

@@ -44,5 +44,7 @@ def open_carrier(config: TransferConfig, own: KvLayout, backend: KvBackend) -> C
     if maker is not None:
         return maker(config, own, backend)
     if name in _NEEDS:
-        raise UnsupportedError(f"transfer_channel {name} needs {_NEEDS[name]}; use one of {', '.join(known)}.", param="transfer_channel")
+        raise UnsupportedError(
+            f"transfer_channel {name} needs {_NEEDS[name]}; use one of {', '.join(known)}.", param="transfer_channel"
+        )
     raise UserError(f"transfer_channel {name!r} is none of {', '.join([*known, *_NEEDS])}", param="transfer_channel")

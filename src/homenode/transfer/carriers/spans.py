@@ -44,7 +44,11 @@ def extent(layout: KvLayout, region: KvRegion) -> int:
     """Bytes from a region's first byte to behind its last."""
     head_bytes = 2 * (layout.block_size // TILE_TOKENS) * layout.tile_bytes
     heads = region.past_head - region.first_head
-    strides = (layout.layers - 1) * region.layer_stride + (layout.blocks - 1) * region.block_stride + (heads - 1) * region.head_stride
+    strides = (
+        (layout.layers - 1) * region.layer_stride
+        + (layout.blocks - 1) * region.block_stride
+        + (heads - 1) * region.head_stride
+    )
     return strides + head_bytes
 
 
@@ -83,7 +87,9 @@ def pairs(here: Addressed, there: Addressed, parts: Sequence[Part]) -> tuple[Add
     columns = [(_addresses(here, part.here, part), _addresses(there, part.there, part)) for part in parts]
     ours = np.concatenate([column[0] for column in columns])
     theirs = np.concatenate([column[1] for column in columns])
-    sizes = np.concatenate([np.full(len(column[0]), _piece_bytes(here.layout, part)) for column, part in zip(columns, parts, strict=True)])
+    sizes = np.concatenate(
+        [np.full(len(column[0]), _piece_bytes(here.layout, part)) for column, part in zip(columns, parts, strict=True)]
+    )
     begins = np.ones(len(ours), bool)
     begins[1:] = (ours[1:] != ours[:-1] + sizes[:-1]) | (theirs[1:] != theirs[:-1] + sizes[:-1])
     firsts = np.flatnonzero(begins)

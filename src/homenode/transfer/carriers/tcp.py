@@ -61,8 +61,14 @@ class TcpCarrier:
             sock.listen(_BACKLOG)
         except OSError as error:
             sock.close()
-            what = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be bound: {error.strerror}"
-            raise UserError(f"KV transfer: port {port} of {self._host} {what}. Choose another, or none for a free one.") from error
+            what = (
+                "is in use by another program"
+                if error.errno == errno.EADDRINUSE
+                else f"cannot be bound: {error.strerror}"
+            )
+            raise UserError(
+                f"KV transfer: port {port} of {self._host} {what}. Choose another, or none for a free one."
+            ) from error
         return Listening(sock, str(TcpAddress(str(self._host), sock.getsockname()[1])))
 
     def connect(self, address: str) -> socket.socket:
@@ -71,7 +77,9 @@ class TcpCarrier:
         if not isinstance(where, TcpAddress):
             raise PeerError(f"{address} cannot be reached over transfer_channel {self.name}; set shm on both sides")
         if not where.loopback and self.secret is None:
-            raise PeerError(f"{address} is on another machine, and no pd_secret is set; nothing is sent there without MACs")
+            raise PeerError(
+                f"{address} is on another machine, and no pd_secret is set; nothing is sent there without MACs"
+            )
         if not self._is_allowed(where.host):
             raise PeerError(f"{address} is in none of pd_allowed_peers; nothing is sent there")
         try:
@@ -128,9 +136,12 @@ def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         found = ipaddress.ip_address(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError, ValueError) as error:
-        raise UserError(f"pd_peer_host {host!r} is no address of this machine: {error}", param="pd_peer_host") from error
+        raise UserError(
+            f"pd_peer_host {host!r} is no address of this machine: {error}", param="pd_peer_host"
+        ) from error
     if found.is_unspecified:
         raise UserError(
-            f"pd_peer_host {host} stands for all addresses, and others must be told one of them. Name it.", param="pd_peer_host"
+            f"pd_peer_host {host} stands for all addresses, and others must be told one of them. Name it.",
+            param="pd_peer_host",
         )
     return found

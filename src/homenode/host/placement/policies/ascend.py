@@ -37,7 +37,10 @@ def family(device_type: str) -> str | None:
 def log_lines(plan: Plan, mode: str, rank: int, visible: Sequence[int]) -> list[str]:
     """The documented lines on applying the plan of one rank. `mode` is the strategy selected, before any fallback: `topo_affinity`."""
     mode = mode.replace("-", "_")
-    lines = [f"[cpu_bind_mode] mode={mode} rank={rank} visible_npus={list(visible)}", "The CPU allocation plan is as follows:"]
+    lines = [
+        f"[cpu_bind_mode] mode={mode} rank={rank} visible_npus={list(visible)}",
+        "The CPU allocation plan is as follows:",
+    ]
     worker = plan.worker_of(rank)
     if worker is not None:
         roles = " ".join(f"{role}={list(worker.roles[role])}" for role in ("main", "acl", "release"))

@@ -30,16 +30,22 @@ class Npus:
         """CPUs that this process may use, ascending."""
         return self.host.allowance.cpus
 
-    def plan(self, strategy: str, pools: Mapping[int, tuple[int, ...]], why: Mapping[int, str], findings: Sequence[Finding]) -> Plan:
+    def plan(
+        self, strategy: str, pools: Mapping[int, tuple[int, ...]], why: Mapping[int, str], findings: Sequence[Finding]
+    ) -> Plan:
         """Roles, memory and ranks for the pools of `devices`. Raises PlacementError: `pool_too_small`, `rank_out_of_range`.
 
         In this order, as documented: a host on which some pool is too small has no plan for any rank.
         """
         require_room(pools)
         ranks = assign_ranks(self.devices, self.demand.local_rank, single=given_one(self.chips, self.demand.visible))
-        workers = tuple(worker(self.host, rank, device, pools[device], why[device]) for rank, device in ranks.devices.items())
+        workers = tuple(
+            worker(self.host, rank, device, pools[device], why[device]) for rank, device in ranks.devices.items()
+        )
         idle = () if self.demand.before_start else idle_visible(self.devices, self.demand.visible)
-        return Plan(strategy, len(self.chips), self.devices, dict(pools), workers, findings=(*findings, *ranks.findings, *idle))
+        return Plan(
+            strategy, len(self.chips), self.devices, dict(pools), workers, findings=(*findings, *ranks.findings, *idle)
+        )
 
 
 def npus_of(host: Host, demand: Demand) -> Npus:
@@ -57,7 +63,14 @@ def arm_gate(machine: str) -> tuple[Finding, ...]:
     if name in _X86:
         return (Finding("info", "not_arm", "CPU binding skipped: non-ARM CPU detected."),)
     remedy = "Choose --strategy fair, which is not limited to Arm."
-    return (Finding("warning", "not_arm", f"CPU binding skipped: {machine or 'an unknown machine'} is not known to be Arm.", remedy),)
+    return (
+        Finding(
+            "warning",
+            "not_arm",
+            f"CPU binding skipped: {machine or 'an unknown machine'} is not known to be Arm.",
+            remedy,
+        ),
+    )
 
 
 def hidden_counted(devices: Sequence[int]) -> tuple[Finding, ...]:

@@ -55,7 +55,11 @@ def plan(host: Host, demand: Demand) -> Plan:
     if isinstance(wanted, tuple):
         layout = _listed(host, demand, count, wanted)
     else:
-        layout = _automatic(host, demand, count) if wanted == AUTO else _Layout(((),) * count, (f"left as it is: {NOBIND}",) * count)
+        layout = (
+            _automatic(host, demand, count)
+            if wanted == AUTO
+            else _Layout(((),) * count, (f"left as it is: {NOBIND}",) * count)
+        )
     bound = wanted != NOBIND
     return Plan(
         strategy="cpu-threads",
@@ -78,7 +82,9 @@ def _asked(demand: Demand, count: int) -> Sequence[int]:
 def _worker(host: Host, demand: Demand, layout: _Layout, index: int, bound: bool) -> Worker:
     cpus = layout.pools[index]
     rank = index if demand.local_rank is None else demand.local_rank
-    return Worker(rank, index, cpus, {"main": cpus} if bound else {}, _memory(host, demand, cpus), layout.whys[index], bound)
+    return Worker(
+        rank, index, cpus, {"main": cpus} if bound else {}, _memory(host, demand, cpus), layout.whys[index], bound
+    )
 
 
 def _memory(host: Host, demand: Demand, cpus: Sequence[int]) -> tuple[int, ...]:
@@ -112,7 +118,9 @@ def _listed(host: Host, demand: Demand, count: int, lists: ThreadLists) -> _Layo
     findings: tuple[Finding, ...] = ()
     if demand.reserve_cpus:
         message = f"--reserve-cpus {demand.reserve_cpus} is ignored: CPU lists are taken as they are"
-        findings = (Finding("warning", "reserve_ignored", message, "Leave the CPUs that are to be kept out of the lists."),)
+        findings = (
+            Finding("warning", "reserve_ignored", message, "Leave the CPUs that are to be kept out of the lists."),
+        )
     return _Layout(lists, ("the CPUs listed for it",) * count, (), findings)
 
 
@@ -156,7 +164,9 @@ def _reserve(host: Host, demand: Demand, count: int) -> tuple[int, list[Finding]
     if demand.reserve_cpus is None or demand.reserve_cpus >= rule:
         return (rule if demand.reserve_cpus is None else demand.reserve_cpus), []
     message = f"{demand.reserve_cpus} CPUs are kept for front, scheduler and KV transfer; {rule} would be usual here"
-    return demand.reserve_cpus, [Finding("warning", "reserve_below_rule", message, f"Give --reserve-cpus {rule}, or leave it out.")]
+    return demand.reserve_cpus, [
+        Finding("warning", "reserve_below_rule", message, f"Give --reserve-cpus {rule}, or leave it out.")
+    ]
 
 
 def _reserved(host: Host, demand: Demand, layout: _Layout) -> tuple[Place, ...]:

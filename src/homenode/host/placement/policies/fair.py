@@ -58,7 +58,9 @@ def plan(host: Host, demand: Demand) -> Plan:
 def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[Accelerator]) -> Plan:
     devices, missing = _present(chips, demand.visible)
     ranks = assign_ranks(devices, demand.local_rank, single=given_one(chips, demand.visible))
-    shares = _shared_out({chip.id: local_nodes(host, chip) for chip in in_local_order(chips)}, host, devices, allowed_cores(host))
+    shares = _shared_out(
+        {chip.id: local_nodes(host, chip) for chip in in_local_order(chips)}, host, devices, allowed_cores(host)
+    )
     unclaimed, claimed = without_claims(host, demand.claims, {device: shares.pools[device] for device in devices})
     pools, kept = _kept_back(unclaimed, demand.reserve_cpus or 0)
     workers = tuple(_worker(host, kind, rank, device, pools[device], shares) for rank, device in ranks.devices.items())
@@ -98,13 +100,17 @@ def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Core]])
     ranks = assign_ranks(range(count), demand.local_rank, single=False)
     shares = _shared_out(dict.fromkeys(range(count), ()), host, range(count), cores)
     pools, kept = _kept_back(shares.pools, demand.reserve_cpus or 0)
-    note = f"no accelerator was found: {count} CPU {'worker' if count == 1 else 'workers'} on the nodes with allowed CPUs"
+    note = (
+        f"no accelerator was found: {count} CPU {'worker' if count == 1 else 'workers'} on the nodes with allowed CPUs"
+    )
     return Plan(
         strategy=STRATEGY,
         devices_total=0,
         devices_running=(),
         pools={worker: cpus_of(pool) for worker, pool in pools.items()},
-        workers=tuple(_worker(host, None, rank, worker, pools[worker], shares) for rank, worker in ranks.devices.items()),
+        workers=tuple(
+            _worker(host, None, rank, worker, pools[worker], shares) for rank, worker in ranks.devices.items()
+        ),
         processes=_reserved(host, kept),
         findings=(Finding("info", "no_accelerators", note),),
     )
@@ -117,11 +123,15 @@ def _present(chips: Sequence[Accelerator], visible: Sequence[int] | None) -> tup
     missing = [device for device in visible or () if device not in ids]
     if not there or not missing:
         return offered(ids, visible), []
-    message = f"the host has no device {format_cpu_list(missing)}: ranks are counted over the visible devices without it"
+    message = (
+        f"the host has no device {format_cpu_list(missing)}: ranks are counted over the visible devices without it"
+    )
     return tuple(there), [Finding("warning", "visible_missing", message, "Mend the list of visible devices.")]
 
 
-def _shared_out(near: Mapping[int, tuple[int, ...]], host: Host, asked: Sequence[int], cores: Mapping[int, Sequence[Core]]) -> _Shares:
+def _shared_out(
+    near: Mapping[int, tuple[int, ...]], host: Host, asked: Sequence[int], cores: Mapping[int, Sequence[Core]]
+) -> _Shares:
     among = taking_part(near, asked, cores)
     _require_cores(sum(map(len, cores.values())), len(among), 0)
     known = {device: near[device] for device in among}
@@ -129,7 +139,9 @@ def _shared_out(near: Mapping[int, tuple[int, ...]], host: Host, asked: Sequence
     return _Shares(pools, homes, known)
 
 
-def _kept_back(pools: Mapping[int, Sequence[Core]], reserve: int) -> tuple[Mapping[int, Sequence[Core]], Sequence[Core]]:
+def _kept_back(
+    pools: Mapping[int, Sequence[Core]], reserve: int
+) -> tuple[Mapping[int, Sequence[Core]], Sequence[Core]]:
     """Cores of the asked devices only, so that two engines that keep back different numbers still do not meet."""
     if not reserve:
         return pools, ()
@@ -143,7 +155,8 @@ def _require_cores(have: int, parties: int, reserve: int) -> None:
     raise PlacementError(
         "insufficient_cpus",
         "there are too few cores for one in each pool" + (" besides those kept back" if reserve else ""),
-        seen=f"{have} cores that can be given out, for {parties} pools" + (f", {reserve} to be kept back" if reserve else ""),
+        seen=f"{have} cores that can be given out, for {parties} pools"
+        + (f", {reserve} to be kept back" if reserve else ""),
         wanted=f"at least {parties + reserve}",
         remedy="Allow this process more CPUs (cpuset, taskset), keep fewer back, or end what claims them.",
     )
@@ -154,7 +167,14 @@ def _worker(host: Host, kind: str | None, rank: int, device: int, pool: Sequence
     local = [core for core in pool if core.node in home]
     cpus = cpus_of(pool)
     memory = memory_nodes(host, _most_first(pool if kind is None else local) or home)
-    return Worker(rank, device, cpus, assign_roles(kind, pool, len(local)), memory, _why(kind, device, cpus, len(cpus_of(local)), shares))
+    return Worker(
+        rank,
+        device,
+        cpus,
+        assign_roles(kind, pool, len(local)),
+        memory,
+        _why(kind, device, cpus, len(cpus_of(local)), shares),
+    )
 
 
 def _roles_shared(workers: Sequence[Worker]) -> list[Finding]:

@@ -48,16 +48,27 @@ def plan(host: Host, demand: Demand) -> Plan:
     devices = _devices(host, demand)
     lists = read_lists(host, demand, len(devices))
     asked, notes = _asked(host, devices, demand)
-    others = {index: device for index, device in enumerate(_used(host, devices, demand)) if device not in asked.values()}
+    others = {
+        index: device for index, device in enumerate(_used(host, devices, demand)) if device not in asked.values()
+    }
     seats = {index: _seat(host, device, index, lists) for index, device in sorted({**others, **asked}.items())}
     return Plan(
         strategy="numa-bind",
-        devices_total=len(host.accelerators.of_kind(host.accelerators.kind)) if host.accelerators.kind else len(devices),
+        devices_total=len(host.accelerators.of_kind(host.accelerators.kind))
+        if host.accelerators.kind
+        else len(devices),
         devices_running=tuple(seat.device for seat in seats.values()),
         pools={seat.device: seat.cpus for seat in seats.values()},
-        workers=tuple(_worker(seats[index], index if demand.local_rank is None else demand.local_rank) for index in asked),
+        workers=tuple(
+            _worker(seats[index], index if demand.local_rank is None else demand.local_rank) for index in asked
+        ),
         processes=_processes(host, demand, seats),
-        findings=(*notes, *lists.findings, *_count_findings(host, devices, demand, lists), *_memory_findings(host, tuple(seats.values()))),
+        findings=(
+            *notes,
+            *lists.findings,
+            *_count_findings(host, devices, demand, lists),
+            *_memory_findings(host, tuple(seats.values())),
+        ),
     )
 
 
@@ -70,11 +81,19 @@ def _has_npus(host: Host) -> bool:
 def _ascend(host: Host, demand: Demand) -> Plan:
     from homenode.host.placement.policies import ascend
 
-    said = [Finding("info", "numa_bind_converted", "--numa-bind on a host with NPUs is the Ascend CPU binding (enable_cpu_binding)")]
+    said = [
+        Finding(
+            "info",
+            "numa_bind_converted",
+            "--numa-bind on a host with NPUs is the Ascend CPU binding (enable_cpu_binding)",
+        )
+    ]
     for flag, given in ((NODES, demand.numa_bind_nodes), (CPUS, demand.numa_bind_cpus)):
         if given is not None:
             why = "Ascend pools come from the NPUs' affinity or their logical numbers"
-            said.append(Finding("info", flag.removeprefix("--").replace("-", "_") + "_ignored", f"{flag} is ignored: {why}"))
+            said.append(
+                Finding("info", flag.removeprefix("--").replace("-", "_") + "_ignored", f"{flag} is ignored: {why}")
+            )
     return ascend.plan(host, demand).with_findings(said)
 
 
@@ -150,7 +169,9 @@ def _local_node(host: Host, chip: Accelerator, computing: Sequence[Node]) -> int
     """The device's node where that has CPUs, else the node of the first of its local CPUs."""
     if any(node.id == chip.node for node in computing):
         return chip.node
-    return next((cpu.node for number in chip.local_cpus if (cpu := host.cpu_by_id.get(number)) and cpu.node is not None), None)
+    return next(
+        (cpu.node for number in chip.local_cpus if (cpu := host.cpu_by_id.get(number)) and cpu.node is not None), None
+    )
 
 
 def _node_of_worker(host: Host, worker: int, given: tuple[int, ...] | None) -> tuple[int, str]:
@@ -180,7 +201,9 @@ def _no_cpus(host: Host, device: int, node: Node) -> PlacementError:
 
 
 def _worker(seat: _Seat, local_rank: int) -> Worker:
-    return Worker(local_rank, seat.device, seat.cpus, {"main": seat.cpus}, () if seat.memory is None else (seat.memory,), seat.why)
+    return Worker(
+        local_rank, seat.device, seat.cpus, {"main": seat.cpus}, () if seat.memory is None else (seat.memory,), seat.why
+    )
 
 
 def _processes(host: Host, demand: Demand, seats: dict[int, _Seat]) -> tuple[Place, ...]:
@@ -203,7 +226,9 @@ def _engine_core(host: Host, rank: int, own: Sequence[_Seat]) -> Place:
     cpus = tuple(sorted({cpu for node in nodes_of(host) if node.id in wanted for cpu in allowed_cpus(host, node)}))
     memory = tuple(dict.fromkeys(seat.memory for seat in own if seat.memory is not None))
     why = f"spans the nodes of its {len(own)} worker(s): {format_cpu_list(wanted)}"
-    return Place(f"engine_core_dp{rank}", cpus or tuple(sorted({cpu for seat in own for cpu in seat.cpus})), memory, why)
+    return Place(
+        f"engine_core_dp{rank}", cpus or tuple(sorted({cpu for seat in own for cpu in seat.cpus})), memory, why
+    )
 
 
 def _count_findings(host: Host, devices: Sequence[int], demand: Demand, lists: BindLists) -> list[Finding]:
@@ -212,18 +237,30 @@ def _count_findings(host: Host, devices: Sequence[int], demand: Demand, lists: B
     if host.accelerators.kind is None and demand.workers is None:
         message = f"no accelerator is seen on this host; the plan is for {len(devices)} CPU workers"
         findings.append(
-            Finding("info", "no_accelerators", message, "Give --workers, or mend the driver and its tool if there are accelerators.")
+            Finding(
+                "info",
+                "no_accelerators",
+                message,
+                "Give --workers, or mend the driver and its tool if there are accelerators.",
+            )
         )
     for flag, given in ((NODES, lists.nodes), (CPUS, lists.cpus)):
         if given is not None and len(given) > len(devices) > 1:
-            message = (
-                f"{flag} has {len(given)} entries for {len(devices)} visible devices; the last {len(given) - len(devices)} are for nobody"
+            message = f"{flag} has {len(given)} entries for {len(devices)} visible devices; the last {len(given) - len(devices)} are for nobody"
+            findings.append(
+                Finding(
+                    "warning",
+                    "numa_bind_too_long",
+                    message,
+                    "Give one entry for each visible device, in the same order.",
+                )
             )
-            findings.append(Finding("warning", "numa_bind_too_long", message, "Give one entry for each visible device, in the same order."))
     told = world_size(demand.parallelism)
     if told > len(devices) > 1:
         message = f"the parallel sizes call for {told} workers, {len(devices)} devices are visible"
-        findings.append(Finding("warning", "too_few_devices", message, "Make more devices visible, or lower the parallel sizes."))
+        findings.append(
+            Finding("warning", "too_few_devices", message, "Make more devices visible, or lower the parallel sizes.")
+        )
     return findings
 
 
@@ -232,7 +269,13 @@ def _memory_findings(host: Host, seats: Sequence[_Seat]) -> list[Finding]:
     moved = {seat.node: seat.memory for seat in seats if host.nodes and seat.memory != seat.node}
     findings = []
     for node, memory in moved.items():
-        instead = "memory is not bound" if memory is None else f"node {memory} at distance {host.distance(node, memory)} gives it instead"
+        instead = (
+            "memory is not bound"
+            if memory is None
+            else f"node {memory} at distance {host.distance(node, memory)} gives it instead"
+        )
         message = f"node {node} has no memory that this process may take; {instead}"
-        findings.append(Finding("info", "memory_node_replaced", message, "Allow its memory (cpuset.mems), or name another node."))
+        findings.append(
+            Finding("info", "memory_node_replaced", message, "Allow its memory (cpuset.mems), or name another node.")
+        )
     return findings

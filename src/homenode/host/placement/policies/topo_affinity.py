@@ -42,8 +42,13 @@ def plan(host: Host, demand: Demand) -> Plan:
     groups = _groups(extended)
     shares = {device: share for pool, members in groups.items() for device, share in split(pool, members).items()}
     pools = {device: shares[device] for device in npus.devices}
-    why = {device: _why(near[device], extended[device], device, groups[extended[device]], len(pools[device])) for device in pools}
-    hidden = tuple(device for members in groups.values() if set(members) & set(pools) for device in members if device not in pools)
+    why = {
+        device: _why(near[device], extended[device], device, groups[extended[device]], len(pools[device]))
+        for device in pools
+    }
+    hidden = tuple(
+        device for members in groups.values() if set(members) & set(pools) for device in members if device not in pools
+    )
     return npus.plan(STRATEGY, pools, why, (*arm_gate(host.machine), *hidden_counted(hidden)))
 
 
@@ -51,7 +56,9 @@ def split(pool: Sequence[int], members: Sequence[int]) -> dict[int, tuple[int, .
     """`pool` in contiguous, equal parts, one for each member; what is left over goes to the last (14 CPUs for three: 4, 4, 6)."""
     size = len(pool) // len(members)
     ends = [size * number for number in range(1, len(members))] + [len(pool)]
-    return {member: tuple(pool[number * size : end]) for number, (member, end) in enumerate(zip(members, ends, strict=True))}
+    return {
+        member: tuple(pool[number * size : end]) for number, (member, end) in enumerate(zip(members, ends, strict=True))
+    }
 
 
 def _candidates(npus: Npus) -> list[Accelerator]:

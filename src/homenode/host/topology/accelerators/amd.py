@@ -22,7 +22,11 @@ def read_amd(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]
     """The AMD GPUs in the order of HIP's device numbers (that of the compute driver's nodes); without that driver, in PCI order."""
     found = list(_compute_nodes(source))
     if not found:
-        found = [("", f"AMD {one.device:04x}", one.address, "") for one in devices if one.vendor == _VENDOR and one.kind >> 8 in _CLASSES]
+        found = [
+            ("", f"AMD {one.device:04x}", one.address, "")
+            for one in devices
+            if one.vendor == _VENDOR and one.kind >> 8 in _CLASSES
+        ]
         found.sort(key=lambda one: pci_order(one[2]))
     by_address = {device.address: device for device in devices}
     chips = []

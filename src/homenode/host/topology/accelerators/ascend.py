@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from homenode.host.topology.accelerators.ascend_tables import Info, MapRow, ProcessRow, family_of, parse_info, parse_map
 from homenode.host.topology.accelerators.ascend_topo import affinity_of, parse_topo
-from homenode.host.topology.accelerators.cells import Problems, node_of_cpus, node_of_device, noted, pci_address, tool_error
+from homenode.host.topology.accelerators.cells import (
+    Problems,
+    node_of_cpus,
+    node_of_device,
+    noted,
+    pci_address,
+    tool_error,
+)
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators, Node, PciDevice
 from homenode.host.topology.source import Source
@@ -80,7 +87,9 @@ def _read_info(source: Source, problems: Problems) -> Info:
     return parse_info(answer.out, problems)
 
 
-def _read_affinity(source: Source, rows: tuple[MapRow, ...], problems: Problems, notes: list[Finding]) -> dict[int, tuple[int, ...]]:
+def _read_affinity(
+    source: Source, rows: tuple[MapRow, ...], problems: Problems, notes: list[Finding]
+) -> dict[int, tuple[int, ...]]:
     if any(error.code == "tool_timeout" for error in problems.found):
         return {}
     answer = source.command(_TOPO)

@@ -63,7 +63,13 @@ def parse_map(text: str, problems: Problems) -> tuple[MapRow, ...]:
         return ()
     columns, start = _map_header(lines)
     if not columns:
-        problems.add("npu_map_unparseable", "the map of NPUs has no column NPU ID", seen=lines[0], wanted=_MAP, remedy=_MAP_REMEDY)
+        problems.add(
+            "npu_map_unparseable",
+            "the map of NPUs has no column NPU ID",
+            seen=lines[0],
+            wanted=_MAP,
+            remedy=_MAP_REMEDY,
+        )
         return ()
     rows: dict[tuple[int, int | None], MapRow] = {}
     has_logical = "chip logic id" in columns
@@ -75,10 +81,18 @@ def parse_map(text: str, problems: Problems) -> tuple[MapRow, ...]:
         key = (row.logical, None if has_logical else row.chip)
         if key in rows:
             message = f"the map of NPUs has the logical id {row.logical} twice"
-            problems.add("npu_map_duplicate", message, seen=line, wanted="one row for each logical id", remedy=_MAP_REMEDY)
+            problems.add(
+                "npu_map_duplicate", message, seen=line, wanted="one row for each logical id", remedy=_MAP_REMEDY
+            )
         rows.setdefault(key, row)
     if not rows and len(problems.found) == before:
-        problems.add("npu_map_empty", "the map of NPUs has a header and no chips", seen=lines[start - 1], wanted=_MAP, remedy=_MAP_REMEDY)
+        problems.add(
+            "npu_map_empty",
+            "the map of NPUs has a header and no chips",
+            seen=lines[start - 1],
+            wanted=_MAP,
+            remedy=_MAP_REMEDY,
+        )
     return tuple(rows.values())
 
 
@@ -103,7 +117,9 @@ def _map_row(line: str, columns: list[str], problems: Problems) -> MapRow | None
     npu, logical = number(npu_text), number(logical_text)
     chip = number(cells.get("chip id", "")) if "chip id" in columns else 0
     if npu is None or chip is None or logical is None or logical >= _LOGICAL_LIMIT:
-        problems.add("npu_map_unparseable", "a row of the map of NPUs cannot be read", seen=line, wanted=_MAP, remedy=_MAP_REMEDY)
+        problems.add(
+            "npu_map_unparseable", "a row of the map of NPUs cannot be read", seen=line, wanted=_MAP, remedy=_MAP_REMEDY
+        )
         return None
     return MapRow(npu, chip, logical, number(cells.get("chip phy-id", "")), name)
 
@@ -139,7 +155,9 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line[1:].removesuffix("|").split("|", 8)] if line.startswith("|") else []
 
 
-def _process(line: str, cells: list[str], by_chip: bool, above: list[ProcessRow], problems: Problems) -> ProcessRow | None:
+def _process(
+    line: str, cells: list[str], by_chip: bool, above: list[ProcessRow], problems: Problems
+) -> ProcessRow | None:
     """One process; None for a line that goes on with the name of the one above, and, with a problem added, for what is no row."""
     pid = number(cells[1])
     words = cells[0].split(None, 2)
@@ -173,7 +191,14 @@ def family_of(rows: tuple[MapRow, ...]) -> str | None:
 
 def _family(row: MapRow, dual: bool) -> str | None:
     name = row.name.lower().replace("ascend", "").strip()
-    for start, family in (("910b", "A2"), ("910_93", "A3"), ("910c", "A3"), ("310p", "310P"), ("950", "950"), ("910_95", "950")):
+    for start, family in (
+        ("910b", "A2"),
+        ("910_93", "A3"),
+        ("910c", "A3"),
+        ("310p", "310P"),
+        ("950", "950"),
+        ("910_95", "950"),
+    ):
         if name.startswith(start):
             return family
     return "A3" if name == "910" and (dual or row.physical is not None) else None

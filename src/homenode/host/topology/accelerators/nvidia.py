@@ -30,12 +30,17 @@ _TOPO = ("nvidia-smi", "topo", "-m")
 _DRIVER = "/proc/driver/nvidia"
 _VENDOR = 0x10DE
 _COMPUTE, _DISPLAY = 0x0302, 0x0300  # PCI classes: 3D controller; VGA controller
-_NO_DEVICES = "no devices were found"  # nvidia-smi's way of saying that the driver is there and no GPU is, with exit code 6
+_NO_DEVICES = (
+    "no devices were found"  # nvidia-smi's way of saying that the driver is there and no GPU is, with exit code 6
+)
 
 
 def read_nvidia(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]) -> Accelerators:
     """The NVIDIA GPUs, ascending by nvidia-smi's index; nothing on a host without the tool and without devices."""
-    ours = sorted((one for one in devices if one.vendor == _VENDOR and _usable(one, source)), key=lambda one: pci_order(one.address))
+    ours = sorted(
+        (one for one in devices if one.vendor == _VENDOR and _usable(one, source)),
+        key=lambda one: pci_order(one.address),
+    )
     problems = Problems()
     notes: list[Finding] = []
     chips, listed = _from_tool(source, problems, notes, expected=bool(ours))
@@ -62,7 +67,9 @@ def _usable(device: PciDevice, source: Source) -> bool:
     return kind == _COMPUTE or (kind == _DISPLAY and source.read(f"{_DRIVER}/version") is not None)
 
 
-def _from_tool(source: Source, problems: Problems, notes: list[Finding], *, expected: bool) -> tuple[list[Accelerator], bool]:
+def _from_tool(
+    source: Source, problems: Problems, notes: list[Finding], *, expected: bool
+) -> tuple[list[Accelerator], bool]:
     """GPUs by `nvidia-smi`, with the processes on them. The flag: whether the tool listed any."""
     answer = source.command(_QUERY)
     if answer.failure == "missing":
@@ -133,11 +140,17 @@ def _from_pci(index: int, device: PciDevice, source: Source) -> Accelerator:
         name, _, value = line.partition(":")
         facts[name.strip().lower()] = value.strip()
     uuid = facts.get("gpu uuid", "")
-    uuid = uuid if uuid.startswith("GPU-") and "?" not in uuid else ""  # question marks until the GPU has been opened once
-    return Accelerator("cuda", index, label(facts.get("model", f"NVIDIA {device.device:04x}")), address=device.address, uuid=uuid)
+    uuid = (
+        uuid if uuid.startswith("GPU-") and "?" not in uuid else ""
+    )  # question marks until the GPU has been opened once
+    return Accelerator(
+        "cuda", index, label(facts.get("model", f"NVIDIA {device.device:04x}")), address=device.address, uuid=uuid
+    )
 
 
-def _located(chip: Accelerator, row: TopoRow | None, devices: Sequence[PciDevice], nodes: Sequence[Node]) -> Accelerator:
+def _located(
+    chip: Accelerator, row: TopoRow | None, devices: Sequence[PciDevice], nodes: Sequence[Node]
+) -> Accelerator:
     """With its CPUs and nodes: as the tool's topology says, else as sysfs does.
 
     A node without CPUs is never `node`: Grace and POWER9 show a GPU's own memory as such a node.
@@ -147,7 +160,14 @@ def _located(chip: Accelerator, row: TopoRow | None, devices: Sequence[PciDevice
         local = next((device.local_cpus for device in devices if device.address == chip.address), ())
     processors = {node.id for node in nodes if node.cpus}
     named = row.nodes[0] if row and len(row.nodes) == 1 and row.nodes[0] in processors else None
-    node = next((one for one in (named, node_of_device(chip.address, devices, nodes), node_of_cpus(local, nodes)) if one is not None), None)
+    node = next(
+        (
+            one
+            for one in (named, node_of_device(chip.address, devices, nodes), node_of_cpus(local, nodes))
+            if one is not None
+        ),
+        None,
+    )
     own = row.memory_node if row else None
     return replace(chip, local_cpus=local, node=node, memory_node=own if any(one.id == own for one in nodes) else None)
 

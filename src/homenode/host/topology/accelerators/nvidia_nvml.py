@@ -36,7 +36,9 @@ def fill(chips: Sequence[Accelerator], source: Source, nodes: Sequence[Node]) ->
     return [chip for chip in filled if chip is not None] or list(chips)
 
 
-def _gpu(nvml: Any, index: int, known: dict[str | None, Accelerator], source: Source, nodes: Sequence[Node]) -> Accelerator | None:
+def _gpu(
+    nvml: Any, index: int, known: dict[str | None, Accelerator], source: Source, nodes: Sequence[Node]
+) -> Accelerator | None:
     handle = _ask(nvml.nvmlDeviceGetHandleByIndex, index)
     address = pci_address(_text(getattr(_ask(nvml.nvmlDeviceGetPciInfo, handle), "busId", "")))
     if handle is None or address is None:

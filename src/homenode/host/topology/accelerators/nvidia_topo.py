@@ -39,7 +39,9 @@ def parse_topo(text: str, problems: Problems) -> dict[int, TopoRow]:
         words = line.split()
         if tail is None:
             if "CPU Affinity" in line:
-                columns = [cell.strip() for cell in (line.split("\t") if "\t" in line else _GAP.split(line)) if cell.strip()]
+                columns = [
+                    cell.strip() for cell in (line.split("\t") if "\t" in line else _GAP.split(line)) if cell.strip()
+                ]
                 relations = columns.index("CPU Affinity") if "CPU Affinity" in columns else len(columns)
                 tail = columns[relations:]
             continue
@@ -57,7 +59,11 @@ def _row(line: str, tail: Sequence[str], relations: int, problems: Problems) -> 
         wanted = "a CPU list such as 0-55,112-167 in the column CPU Affinity"
         message = "the CPU affinity of a GPU cannot be read"
         problems.add(
-            "nvidia_smi_unparseable", message, seen=line, wanted=wanted, remedy="Run `nvidia-smi topo -m` by hand; sysfs is used instead."
+            "nvidia_smi_unparseable",
+            message,
+            seen=line,
+            wanted=wanted,
+            remedy="Run `nvidia-smi topo -m` by hand; sysfs is used instead.",
         )
     nodes = reported_cpus(cells.get(_NODES, ""))  # node lists are written as CPU lists are
     return TopoRow(cpus or (), nodes or (), number(cells.get(_OWN, "")))

@@ -60,7 +60,11 @@ def _rocm(env: Mapping[str, str], chips: Sequence[Accelerator]) -> tuple[int, ..
     rocr = env.get("ROCR_VISIBLE_DEVICES")
     if rocr is not None:
         by_id = {chip.id: chip for chip in chips}
-        left = [by_id[index] for index in _devices(rocr, "ROCR_VISIBLE_DEVICES", chips, strict=True)] if rocr.strip() else []
+        left = (
+            [by_id[index] for index in _devices(rocr, "ROCR_VISIBLE_DEVICES", chips, strict=True)]
+            if rocr.strip()
+            else []
+        )
     name = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in env else "CUDA_VISIBLE_DEVICES"
     text = env.get(name)
     if text is None:
@@ -104,6 +108,12 @@ def _by_uuid(word: str, origin: str, text: str, chips: Sequence[Accelerator]) ->
 
 def _refuse(origin: str, text: str, message: str, ids: set[int] | None = None) -> NoReturn:
     some = f" of {','.join(map(str, sorted(ids)))}" if ids else ", such as 3,1"
-    mend = "Name each device: 0,1,2,3." if origin == _FLAG else f"Mend {origin}; ranges are not understood by the vendors' runtimes either."
+    mend = (
+        "Name each device: 0,1,2,3."
+        if origin == _FLAG
+        else f"Mend {origin}; ranges are not understood by the vendors' runtimes either."
+    )
     wanted = f"device numbers separated by commas{some}, each once"
-    raise PlacementError("bad_visible_devices", f"{origin}: {message}", seen=quoted(text), wanted=wanted, remedy=mend, param=origin)
+    raise PlacementError(
+        "bad_visible_devices", f"{origin}: {message}", seen=quoted(text), wanted=wanted, remedy=mend, param=origin
+    )
