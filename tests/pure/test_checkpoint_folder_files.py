@@ -36,10 +36,11 @@ def test_shards(shards: int, tmp_path: Path) -> None:
 
 def test_shards_behind_links_as_in_the_hub_cache(tmp_path: Path) -> None:
     make_folder(tmp_path / "blobs", shards=2)
-    (tmp_path / "snapshot").mkdir()
+    snapshot = tmp_path / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
     for file in (tmp_path / "blobs").iterdir():
-        (tmp_path / "snapshot" / file.name).symlink_to(Path("..") / "blobs" / file.name)
-    assert len(open_checkpoint(tmp_path / "snapshot").tensors) == len(toy_tensors(toy_config()))
+        (snapshot / file.name).symlink_to(Path("..") / ".." / "blobs" / file.name)
+    assert len(open_checkpoint(snapshot).tensors) == len(toy_tensors(toy_config()))
 
 
 def test_consolidated_files_beside_the_shards_do_not_count(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_real_folders() -> None:
         ("config.json", b"\xff\xfe", "no valid JSON"),
         ("config.json", b"[" * 100_000, "nested too deeply"),
         ("config.json", b'{"hidden_size":' + b"[" * 900 + b"]" * 900 + b"}", "architecture"),
-        ("config.json", b'{"a":"' + b"x" * 2**24 + b'"}', "at most 16MiB of JSON"),
+        ("config.json", b'{"a":"' + b"x" * 2**24 + b'"}', "at most 16MiB of text"),
         ("generation_config.json", b"{", "no valid JSON"),
         ("generation_config.json", b'{"eos_token_id": "x"}', "eos_token_id"),
         ("generation_config.json", b'{"temperature": -1}', "temperature"),

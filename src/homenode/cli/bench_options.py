@@ -127,7 +127,7 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
 
 def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, SpreadOf]:
     """The compiled core in the place that an engine with these settings would have, and how matrices lie there; what is to be known is told on stderr."""
-    from homenode.cli.report import ERR
+    from homenode.cli.report import print_note
     from homenode.engine.build import make_backend, place_of_engine
     from homenode.engine.node_room import check_homes
     from homenode.engine.numa_memory import spread_of, team_memory
@@ -141,7 +141,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
     place = place_of_engine(config, checkpoint, host)
     for finding in (*place.findings, *settle(place)):
         if finding.severity != "info":
-            ERR.print(f"[yellow]note:[/] {finding.text}", highlight=False)
+            print_note(finding.text)
     backend = make_backend(config.compute, place.team, team_groups(host, place.team), team_memory(place, host))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     check_homes(config, host, place, layout, backend)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
-from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
+from homenode.cli.report import ERR, OUT, loading_bar, plain_errors, print_piece, show_controls
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.model.tokenizer.config import TextConfig
@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from homenode.engine.llm import LLM
     from homenode.engine.request import SamplingParams
 
-_SETTINGS = ("threads", "isa", "quantize", "dtype", "packed_cache", "max_model_len", "kv_cache_dtype", *NUMA_SETTINGS)
+_SETTINGS = (
+    "threads",
+    "isa",
+    "quantize",
+    "dtype",
+    "packed_cache",
+    "links",
+    "max_model_len",
+    "kv_cache_dtype",
+    *NUMA_SETTINGS,
+)
 Messages = list[dict[str, str]]
 
 
@@ -82,7 +92,7 @@ def _talk(llm: LLM, params: SamplingParams, opening: Messages) -> None:
             messages.append({"role": "assistant", "content": _answer(llm, params, messages)})
         except UserError as error:
             messages.pop()
-            ERR.print(error.message, style="red", markup=False, highlight=False)
+            ERR.print(show_controls(error.message), style="red", markup=False, highlight=False)
 
 
 def _ask() -> str:
@@ -102,7 +112,7 @@ def _answer(llm: LLM, params: SamplingParams, messages: Messages) -> str:
         try:
             for piece in stream:
                 pieces.append(piece)
-                OUT.print(piece, end="", markup=False, highlight=False)
+                print_piece(piece)
         except KeyboardInterrupt:
             pass
     OUT.print(f"\n[dim]{time.monotonic() - start:.1f} s[/]", highlight=False)

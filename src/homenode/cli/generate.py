@@ -10,13 +10,23 @@ import click
 import msgspec
 
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
-from homenode.cli.report import OUT, loading_bar, plain_errors
+from homenode.cli.report import OUT, loading_bar, plain_errors, print_piece
 from homenode.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from homenode.model.tokenizer import Tokenizer
 
-_SETTINGS = ("threads", "isa", "quantize", "dtype", "packed_cache", "max_model_len", "kv_cache_dtype", *NUMA_SETTINGS)
+_SETTINGS = (
+    "threads",
+    "isa",
+    "quantize",
+    "dtype",
+    "packed_cache",
+    "links",
+    "max_model_len",
+    "kv_cache_dtype",
+    *NUMA_SETTINGS,
+)
 
 
 @click.command()
@@ -70,7 +80,7 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
                 llm.stream_chat([_user(prompt)], params, stop=stop) if chat else llm.stream(prompt, params, stop=stop)
             )
             for piece in stream:
-                OUT.print(piece, end="", markup=False, highlight=False)
+                print_piece(piece)
             OUT.print()
 
 

@@ -14,7 +14,7 @@ import click
 
 from homenode.cli.options import build, shown_settings, with_settings
 from homenode.cli.placement_options import spread
-from homenode.cli.report import ERR, OUT, plain_errors
+from homenode.cli.report import ERR, OUT, plain_errors, print_note
 from homenode.server.proxy.config import ProxyConfig
 
 _URL = re.compile(r"https?://")
@@ -67,9 +67,7 @@ def _announce(url: str, config: ProxyConfig) -> None:
         highlight=False,
     )
     if not config.prefill:
-        ERR.print(
-            "[yellow]note:[/] no --prefill server is given: the decode servers compute all prompts", highlight=False
-        )
+        print_note("no --prefill server is given: the decode servers compute all prompts")
 
 
 def _show(ctx: click.Context) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -50,13 +51,39 @@ def plain_errors() -> Iterator[None]:
         sys.exit(141)
 
 
+def show_controls(text: str) -> str:
+    """`text` with its control characters written out (ESC as \\x1b), but for line ends and tabs.
+
+    What comes out of a model's file or of a model may hold escapes that a terminal would obey.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else repr(c)[1:-1] for c in text)
+
+
+def print_piece(piece: str) -> None:
+    """Print a piece of a model's answer on stdout; on a terminal without anything that the terminal would obey."""
+    from homenode.cli.report import OUT
+
+    OUT.print(show_controls(piece) if OUT.is_terminal else piece, end="", markup=False, highlight=False)
+
+
+def print_note(text: str) -> None:
+    """One line on stderr that an operator should read."""
+    from rich.text import Text
+
+    from homenode.cli.report import ERR
+
+    ERR.print(Text.assemble(("note: ", "yellow"), show_controls(text)), highlight=False)
+
+
 def print_error(error: HomenodeError) -> None:
     """One line on stderr."""
     from rich.text import Text
 
     from homenode.cli.report import ERR
 
-    ERR.print(Text.assemble(("homenode: error: ", "bold red"), error.message), highlight=False)
+    ERR.print(Text.assemble(("homenode: error: ", "bold red"), show_controls(error.message)), highlight=False)
 
 
 def print_json(value: Any) -> None:

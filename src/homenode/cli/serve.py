@@ -14,11 +14,12 @@ import click
 
 from homenode.cli.options import build, shown_settings, with_settings
 from homenode.cli.placement_options import ManyValuesCommand
-from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error
+from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error, print_note
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.engine.pairing import transfer_problems
 from homenode.errors import HomenodeError
+from homenode.model.checkpoint.reading import refuse_links
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
 from homenode.units import format_bytes
@@ -49,6 +50,8 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         engine: EngineConfig = build(EngineConfig, values)
         engine = dataclasses.replace(engine, model=dataclasses.replace(engine.model, model=model))
         server, text = build(ServerConfig, values), build(TextConfig, values)
+        if text.tokenizer and not engine.model.links:
+            refuse_links(Path(text.tokenizer))
         if show_config:
             _show(ctx)
             return
@@ -98,7 +101,7 @@ async def _serve_by_fronts(configs: Sequence[EngineConfig], server: ServerConfig
             ready = await coordinator.start(bind(server), update)
         warn_if_open(server)
         for finding in too_few_cores(configs, count):
-            ERR.print(f"[yellow]note:[/] {finding.text}", highlight=False)
+            print_note(finding.text)
         _keep_off_compute(ready)
         return await coordinator.serve(lambda url: _announce(url, ready, count))
     finally:
@@ -122,13 +125,13 @@ def _keep_off_compute(ready: Any) -> None:
 
     if cpus := tuple(ready.details.get("free_cpus", ())):
         for finding in keep_to(cpus):
-            ERR.print(f"[yellow]note:[/] {finding.text}", highlight=False)
+            print_note(finding.text)
 
 
 def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     details = ready.details
     for note in details.get("notes", ()):
-        ERR.print(f"[yellow]note:[/] {note}", highlight=False)
+        print_note(note)
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
     ERR.print(

@@ -38,6 +38,10 @@ class ModelConfig:
         "Keep the packed weights in a file, so that the next start reads them as they are: off, beside (the model), or a folder.",
         metavar="off|beside|DIR",
     )
+    links: bool = option(
+        True,
+        "Read model files that are links. Text files may only link inside of the model's folder or of the Hub cache.",
+    )
     max_model_len: int | None = option(
         None, "Most tokens of a sequence, prompt and answer together. Default: the model's own.", minimum=1
     )

@@ -14,7 +14,7 @@ from homenode.model.checkpoint.folder_spec import NORMS_LESS_ONE, spec_from_conf
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
 from homenode.model.checkpoint.fused_rows import FUSED, with_rows_apart
 from homenode.model.checkpoint.quantisation import quantisation_of
-from homenode.model.checkpoint.reading import damaged, inside, quoted, read_json
+from homenode.model.checkpoint.reading import damaged, inside, is_there, quoted, read_json
 from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
 
@@ -35,7 +35,7 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     config = read_json(folder / CONFIG, _MOST_JSON_BYTES)  # first: the most telling thing to be missing
     metadata: dict[str, object] = {CONFIG: config}
     for name in _JSON_FILES[1:]:
-        if _present(folder / name):
+        if is_there(folder / name):
             metadata[name] = read_json(folder / name, _MOST_JSON_BYTES)
     generation: Any = metadata.get(GENERATION, {})
     if text := holds_text_of(config):
@@ -73,9 +73,9 @@ def _spec(
 
 
 def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
-    if _present(folder / SINGLE):
+    if is_there(folder / SINGLE):
         return read_safetensors(folder / SINGLE)
-    if _present(folder / INDEX):
+    if is_there(folder / INDEX):
         return _read_indexed(folder, folder / INDEX)
     files = sorted(folder.glob("*.safetensors"))
     # Some folders also hold the model under its makers' own names, as consolidated files.
@@ -107,7 +107,7 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, TensorEntry]:
     if len(names) > _MOST_SHARDS:
         raise damaged(index, "weight_map", seen=f"{len(names)} files", wanted=f"at most {_MOST_SHARDS}")
     paths = {name: inside(folder, name, index) for name in sorted(names)}
-    if missing := [name for name, path in paths.items() if not _present(path)]:
+    if missing := [name for name, path in paths.items() if not is_there(path)]:
         seen = f"{len(paths) - len(missing)} of {len(paths)} shards, without {', '.join(missing[:5])}"
         raise damaged(index, "shards", seen=seen, wanted="every file it names", do="fetch the missing files")
     shards = {name: read_safetensors(path) for name, path in paths.items()}
@@ -133,8 +133,3 @@ def _no_weights(folder: Path) -> CheckpointError | UnsupportedError:
     return damaged(
         folder, "weights", seen="no .safetensors file", wanted=f"{SINGLE}, {INDEX} with its shards, or a .gguf file"
     )
-
-
-def _present(path: Path) -> bool:
-    """Whether anything, even a broken link, bears the name: what is there but cannot be read is an error, not a missing file."""
-    return path.exists() or path.is_symlink()

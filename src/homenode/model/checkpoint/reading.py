@@ -43,23 +43,36 @@ def quoted(value: object) -> str:
 def file_size(path: Path) -> int:
     """Bytes of the regular file at `path` (links followed, as the Hub's cache is made of them).
 
-    Raises CheckpointError when it is missing, unreadable, in a loop of links, or anything but a regular file (a pipe would block us).
+    Raises CheckpointError when it is missing, unreadable, in a loop of links, or anything but a regular file.
     """
-    try:
-        status = path.stat()
-    except (OSError, ValueError) as error:
-        raise damaged(path, "cannot be opened", seen=_reason(error), wanted="a readable file") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise damaged(path, "cannot be read", seen="something that is not a regular file", wanted="a regular file")
-    return status.st_size
+    with open_file(path) as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def open_file(path: Path) -> BinaryIO:
-    """`path` opened for reading; CheckpointError when the system refuses."""
+    """The regular file at `path` opened for reading, without ever waiting for it: opening a pipe would wait for a writer.
+
+    Raises CheckpointError when the system refuses, and for anything but a regular file (a pipe, a device, a folder).
+    """
     try:
-        return path.open("rb")
-    except OSError as error:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
         raise damaged(path, "cannot be opened", seen=_reason(error), wanted="a readable file") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise damaged(path, "cannot be read", seen="something that is not a regular file", wanted="a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything, even a broken link, bears the name: a file that cannot be read is an error, not a missing file."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
 
 
 def read_at(path: Path, offset: int, size: int) -> bytes:
@@ -73,12 +86,63 @@ def read_at(path: Path, offset: int, size: int) -> bytes:
     return data
 
 
+def read_text(path: Path, limit: int, *, any_target: bool = False) -> str:
+    """The text (UTF-8) of a file of at most `limit` bytes.
+
+    What a text file of a model holds can be seen by clients: chat templates are rendered, settings are listed. So a
+    file of the model's folder that is a link must lead to a file of that folder, or of the Hub cache it belongs to;
+    `any_target` is for files that the operator named. Raises CheckpointError.
+    """
+    data = _read_whole(path, limit, any_target=any_target)
+    try:
+        return data.decode("utf-8-sig")  # editors add a byte order mark to files written by hand
+    except UnicodeDecodeError as error:
+        raise damaged(path, "content", seen=f"no UTF-8 text ({error})", wanted="text in UTF-8") from error
+
+
 def read_json(path: Path, limit: int) -> dict[str, Any]:
-    """The JSON object in a file of at most `limit` bytes."""
+    """The JSON object in a file of at most `limit` bytes; where links may lead is said at `read_text`."""
+    return parse_json(path, _read_whole(path, limit), "content")
+
+
+def _read_whole(path: Path, limit: int, *, any_target: bool = False) -> bytes:
+    if not any_target:
+        _check_link_target(path)
     size = file_size(path)
     if size > limit:
-        raise damaged(path, "size", seen=format_bytes(size), wanted=f"at most {format_bytes(limit)} of JSON")
-    return parse_json(path, read_at(path, 0, size), "content")
+        raise damaged(path, "size", seen=format_bytes(size), wanted=f"at most {format_bytes(limit)} of text")
+    return read_at(path, 0, size)
+
+
+def _check_link_target(path: Path) -> None:
+    """Raises CheckpointError when `path` is a link to a file outside of its folder and of the Hub cache around it."""
+    try:
+        folder, target = path.parent.resolve(strict=True), path.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):
+        return  # a loop of links or a missing file: opening it says so
+    if not any(target.is_relative_to(root) for root in (folder, *_hub_repository(folder))):
+        raise damaged(
+            path,
+            "link",
+            seen=f"a link to {target}, outside of the model's folder",
+            wanted="a file of the folder, as clients can see what it holds (weight files may be links)",
+            do="copy that file into the folder",
+        )
+
+
+def _hub_repository(folder: Path) -> list[Path]:
+    """The folder of a repository in the Hub's cache, whose snapshots are made of links to its blobs: none elsewhere."""
+    around = [parent.parent for parent in folder.parents if parent.name == "snapshots"]
+    return [root for root in around if (root / "blobs").is_dir()][:1]
+
+
+def refuse_links(model: Path) -> None:
+    """Raises CheckpointError when the file or folder `model` is a link, or any file in the folder is one."""
+    for path in [model, *(sorted(model.iterdir()) if model.is_dir() else ())]:
+        if path.is_symlink():
+            raise damaged(
+                path, "file", seen="a link", wanted="no links (--no-links)", do="copy the file that it leads to"
+            )
 
 
 def parse_json(path: Path, text: bytes, what: str, *, strict: bool = False) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.errors import UserError
+from homenode.errors import CheckpointError, UserError
+from homenode.model.checkpoint.reading import read_text
 from homenode.model.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from homenode.options import option
 
@@ -30,13 +31,7 @@ class TextConfig:
     def _template(self) -> str | None:
         if self.chat_template is None:
             return None
-        file = Path(self.chat_template)
         try:
-            if file.stat().st_size > _LARGEST_TEMPLATE:
-                raise UserError(
-                    f"--chat-template {file} has {file.stat().st_size} bytes; at most {_LARGEST_TEMPLATE} are read",
-                    param="chat_template",
-                )
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--chat-template {file} cannot be read: {error}", param="chat_template") from error
+            return read_text(Path(self.chat_template), _LARGEST_TEMPLATE, any_target=True)
+        except CheckpointError as error:
+            raise UserError(f"--chat-template {error.message}", param="chat_template") from error

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.model.checkpoint.reading import is_there, read_json, read_text
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
 from homenode.model.tokenizer.stream import TextStream
@@ -122,7 +123,7 @@ def _gguf_file(path: Path) -> Path | None:
 
     if path.is_file():
         return first_shard(path) if path.suffix == ".gguf" else None
-    if (path / "tokenizer.json").is_file() or not any(path.glob("*.gguf")):
+    if is_there(path / "tokenizer.json") or not any(path.glob("*.gguf")):
         return None
     return find_gguf(path)
 
@@ -154,14 +155,14 @@ def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _from_folder(path: Path, chat_template: str | None) -> Tokenizer:
     file = path / "tokenizer.json"
-    if not file.is_file():
+    if not is_there(file):
         if (path / "tokenizer.model").is_file():
             raise UnsupportedError(
                 f"{path} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once with transformers (save_pretrained) to get one"
             )
         raise CheckpointError(f"{path} has no tokenizer.json")
     try:
-        library = Library.from_str(_text(file))
+        library = Library.from_str(read_text(file, _LARGEST_FILE))
     except CheckpointError:
         raise
     except Exception as error:  # the library raises bare Exception for anything wrong in the file
@@ -177,8 +178,8 @@ def _from_folder(path: Path, chat_template: str | None) -> Tokenizer:
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     file = path / "chat_template.jinja"
-    if file.is_file():
-        return {"default": _text(file)}
+    if is_there(file):
+        return {"default": read_text(file, _LARGEST_FILE)}
     value = _json(path / "chat_template.json").get("chat_template", config.get("chat_template"))
     if isinstance(value, str):
         return {"default": value}
@@ -192,25 +193,9 @@ def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
-def _text(file: Path) -> str:
-    if file.stat().st_size > _LARGEST_FILE:
-        raise CheckpointError(f"{file} has {file.stat().st_size} bytes; a tokenizer file has at most {_LARGEST_FILE}")
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{file} is not UTF-8 text: {error}") from error
-
-
 def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(_text(file))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} must hold a JSON object; found {type(value).__name__}")
-    return value
+    """The JSON object in a file of the model's folder; empty where the folder has no such file."""
+    return read_json(file, _LARGEST_FILE) if is_there(file) else {}
 
 
 def _content(token: Any) -> str | None:

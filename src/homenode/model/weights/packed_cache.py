@@ -228,7 +228,8 @@ def _remove_abandoned(path: Path) -> None:
     """Remove what writers of this file left that ended in the middle: a living one holds a lock."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         with suppress(OSError):
-            fd = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            # Opening a pipe of that name would wait for a writer.
+            fd = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 left.unlink()
