@@ -11,7 +11,7 @@ FLAGS   ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat check test test-all lab sanitize levels docs wheel format clean
+.PHONY: help setup serve chat check test test-all lab sanitize levels docs wheel lock format clean
 
 help:  ## print these lines
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -79,6 +79,11 @@ docs: $(VENV)/installed  ## build the documentation into docs/_build
 
 wheel: $(VENV)/tools  ## build a wheel and a source archive into dist/
 	$(BIN)/python -m build
+
+# The packages with which a release was tested, each with the hashes of its files, for every Python and system at once.
+lock: $(VENV)/pip  ## write anew which versions of the dependencies a release is installed with
+	$(BIN)/pip install --quiet uv
+	$(BIN)/python tools/lock.py
 
 format: $(VENV)/tools  ## put the code into the project's style
 	$(BIN)/ruff check --fix .

@@ -300,6 +300,18 @@ def test_what_a_writer_left_that_was_killed_is_removed(checkpoint: Checkpoint, t
     assert [file.name for file in folder.iterdir()] == [packed_file(folder).name]
 
 
+def test_a_pipe_in_the_place_of_a_file_does_not_hold_the_load(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    _, wanted = load(checkpoint, folder)
+    name = packed_file(folder).name
+    packed_file(folder).unlink()
+    for pipe in (name, f".{name}.0123456789abcdef"):
+        os.mkfifo(folder / pipe)
+    model, tokens = load(checkpoint, folder)
+    assert tokens == wanted and "no regular file" in model.notes[0]
+    assert [file.name for file in folder.iterdir()] == [name] and packed_file(folder).is_file()
+
+
 WRITER = """
 import sys
 from dataclasses import replace
