@@ -22,6 +22,7 @@ from homenode.errors import HomenodeError
 from homenode.model.checkpoint.reading import refuse_links
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
+from homenode.server.stop_signals import StopSignals, run_until_stopped
 from homenode.units import format_bytes
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         _log_to_stderr()
         if problems := transfer_problems(engine):
             sys.exit(_tell(problems))
-        sys.exit(asyncio.run(_serve(server, engine, text)))
+        sys.exit(asyncio.run(run_until_stopped(lambda stop: _serve(server, engine, text, stop))))
 
 
-async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
+async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, stop: StopSignals) -> int:
     """Start the engine and read the vocabulary at the same time, then answer until told to stop."""
     from homenode.engine.location import located
     from homenode.engine.replicas.configs import replica_configs
@@ -72,7 +73,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -
     configs = replica_configs(engine)
     count = server.api_server_count or engine.parallel.data_parallel_size
     if count > 1:
-        return await _serve_by_fronts(configs, server, text, count)
+        return await _serve_by_fronts(configs, server, text, count, stop)
     client = _client(configs)
     try:
         with loading_bar("loading") as update:
@@ -84,12 +85,16 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -
             tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
             ready = await loading
         _keep_off_compute(ready)
-        return await serve(client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready))
+        return await serve(
+            client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready), stop=stop
+        )
     finally:
         await client.close()
 
 
-async def _serve_by_fronts(configs: Sequence[EngineConfig], server: ServerConfig, text: TextConfig, count: int) -> int:
+async def _serve_by_fronts(
+    configs: Sequence[EngineConfig], server: ServerConfig, text: TextConfig, count: int, stop: StopSignals
+) -> int:
     """The same by several processes that answer HTTP; this one starts and watches them and the engines."""
     from homenode.server.fronts.coordinator import Coordinator
     from homenode.server.fronts.cores import too_few_cores
@@ -103,7 +108,7 @@ async def _serve_by_fronts(configs: Sequence[EngineConfig], server: ServerConfig
         for finding in too_few_cores(configs, count):
             print_note(finding.text)
         _keep_off_compute(ready)
-        return await coordinator.serve(lambda url: _announce(url, ready, count))
+        return await coordinator.serve(lambda url: _announce(url, ready, count), stop)
     finally:
         await coordinator.close()
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -19,7 +17,6 @@ from homenode.server.config import HttpConfig
 from homenode.server.protocol import LARGEST_HEAD, bounded_protocol
 
 _LOG = logging.getLogger("homenode.server")
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_WORDS_S = 2.0  # for the answers of aborted requests to get out
 _BACKLOG = 2048
 _CLOSING_S = 5  # for connections to close after that
@@ -155,22 +152,6 @@ class Ending:
     async def _last_words(self) -> None:
         await self._state.idle(_LAST_WORDS_S)
         self._server.stop(at_once=self._state.in_flight > 0)
-
-
-@contextmanager
-def signals(handler: Callable[[], None]) -> Iterator[None]:
-    """`handler` for SIGTERM and SIGINT, where this is the main thread (elsewhere Python allows none)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, handler)
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 def uvicorn_config(app: object, config: HttpConfig, backlog: int = _BACKLOG) -> uvicorn.Config:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from homenode.server.app import create_app
 from homenode.server.config import ServerConfig
 from homenode.server.engine import EngineClient, Tokenizer
-from homenode.server.listener import Ending, Server, bind, signals, url_of, uvicorn_config, warn_if_open
+from homenode.server.listener import Ending, Server, bind, url_of, uvicorn_config, warn_if_open
+from homenode.server.stop_signals import StopSignals, signals
 
 __all__ = ["bind", "serve", "url_of"]
 
@@ -20,11 +21,12 @@ async def serve(
     *,
     listener: socket.socket | None = None,
     on_listening: Callable[[str], None] | None = None,
+    stop: StopSignals | None = None,
 ) -> int:
     """Answers requests until a signal or the loss of the engine; the exit code for the process.
 
     `client` is started and stays the caller's to close. `listener` comes from `bind` and is closed here. `on_listening` is called with the
-    URL once connections are taken. 0 after SIGTERM or SIGINT, 1 after the engine was lost. Raises PeerError when its loop does not answer
+    URL once connections are taken. `stop`: the signals of the process, when somebody heard them before. 0 after SIGTERM or SIGINT, 1 after the engine was lost. Raises PeerError when its loop does not answer
     to begin with.
     """
     listener = listener or bind(config)
@@ -33,7 +35,7 @@ async def serve(
     server = Server(uvicorn_config(app, config), lambda: on_listening(url_of(listener)) if on_listening else None)
     ending = Ending(app.state, server, config.shutdown_timeout)
     client.on_engine_lost = ending.engine_lost
-    await client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
-    with signals(ending.signalled):
+    with signals(ending.signalled, stop):
+        await client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
         await server.serve(sockets=[listener])
     return ending.exit_code

@@ -18,8 +18,8 @@ from homenode.server.failures import failure_of
 DONE = b"data: [DONE]\n\n"
 
 _LOG = logging.getLogger("homenode.server")
-_GRACE_S = 1.0  # an error this early still gets its own HTTP status, because nothing was sent yet
-_HEADERS = [
+STREAM_GRACE_S = 1.0  # an error this early still gets its own HTTP status, because nothing was sent yet
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -85,7 +85,7 @@ class EventStream(Response):
 
     async def _keep_alive(self, send: Send) -> None:
         """Commits to a stream after the grace, then breaks long silences, which proxies and clients take for a dead server."""
-        await asyncio.sleep(_GRACE_S)
+        await asyncio.sleep(STREAM_GRACE_S)
         await self._start(send)
         while self._keep_alive_s:
             silent = time.monotonic() - self._last
@@ -97,7 +97,7 @@ class EventStream(Response):
     async def _start(self, send: Send) -> None:
         if not self._started:
             self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
 
     async def _send(self, send: Send, data: bytes) -> None:
         if not self._started:

@@ -359,6 +359,7 @@ async def stage(
         "wait_timeout": 5.0,
         "release_timeout": 3.0,
         "port": 0,
+        "sse_keep_alive": 0,  # which bytes a client gets is not to depend on how busy the machine is
     }
     config = ProxyConfig(
         prefill=tuple(s.url for s in prefillers), decode=tuple(s.url for s in decoders), **{**fast, **settings}

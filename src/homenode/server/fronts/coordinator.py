@@ -48,7 +48,8 @@ from homenode.server.fronts.folder import MetricsFolder
 from homenode.server.fronts.members import Fronts
 from homenode.server.fronts.messages import Begin, FromFront, Prepare, Stop
 from homenode.server.fronts.process import FrontProcess
-from homenode.server.listener import signals, url_of
+from homenode.server.listener import url_of
+from homenode.server.stop_signals import StopSignals, signals
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048  # connections that wait to be accepted
@@ -125,13 +126,13 @@ class Coordinator:
             raise
         return self._ready
 
-    async def serve(self, on_listening: Callable[[str], None] | None = None) -> int:
+    async def serve(self, on_listening: Callable[[str], None] | None = None, stop: StopSignals | None = None) -> int:
         """Watch until a signal, or until nothing is left to watch; the exit code for the process, as `server.run.serve` gives it."""
         if self._listener is None:
             raise InternalError("the coordinator was not started")
-        if on_listening is not None:
-            on_listening(url_of(self._listener))
-        with signals(self.signalled):
+        with signals(self.signalled, stop):
+            if on_listening is not None:
+                on_listening(url_of(self._listener))
             code = await self._fronts.kept()
         if self._draining and code is not None:
             return code

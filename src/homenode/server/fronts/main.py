@@ -27,11 +27,10 @@ from homenode.engine.process import call_itself, die_with_parent, in_words
 from homenode.engine.settle import keep_to
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
-from homenode.server.app import create_app
 from homenode.server.engine import Tokenizer
 from homenode.server.fronts.messages import Begin, FromFront, Prepare, Prepared, Serve, Serving, Stop, ToFront
+from homenode.server.fronts.metrics_files import reserve_metrics_files
 from homenode.server.listener import Ending, Server, uvicorn_config
-from homenode.server.state import Share
 
 _log = logging.getLogger(__name__)
 _CHUNK = 256 * 1024
@@ -50,6 +49,7 @@ def main(arguments: list[str], load: Load | None = None) -> int:
     call_itself(name)
     control, door = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
     die_with_parent(parent)
+    reserve_metrics_files(os.environ)
     return asyncio.run(_Front(control, door, SharedListener(fileno=descriptors[2]), load or _load).run())
 
 
@@ -90,6 +90,11 @@ class _Front:
     async def _serve(
         self, prepare: Prepare, begin: Begin, tokenizer: Tokenizer, messages: AsyncIterator[ToFront]
     ) -> int:
+        from homenode.server.app import (
+            create_app,  # imports prometheus_client, for which files had to be reserved first
+        )
+        from homenode.server.state import Share
+
         _keep_off_compute(begin)
         client = LinkedClient(begin.front, begin.engines, self._say)
         share = Share(begin.front, begin.fronts, prepare.metrics, begin.started)

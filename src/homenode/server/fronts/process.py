@@ -19,10 +19,10 @@ from homenode.engine.messages import Fatal, Heartbeat, Ping
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.server.fronts.messages import FromFront, Prepare, Prepared, Serving, ToFront
+from homenode.server.fronts.metrics_files import FOLDER_VARIABLE
 
 _log = logging.getLogger(__name__)
 _CHUNK = 256 * 1024
-_METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # read by prometheus_client when it is imported
 _KILL_AFTER_S = 2.0
 
 
@@ -67,7 +67,7 @@ class FrontProcess:
                 [sys.executable, "-P", "-m", program, ",".join(map(str, descriptors)), str(os.getpid()), self.name],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, _METRICS_FOLDER: metrics},
+                env={**os.environ, FOLDER_VARIABLE: metrics},
                 process_group=0,  # a terminal's Ctrl-C is for the coordinator
             )
         return ours
@@ -127,6 +127,8 @@ class FrontProcess:
             while data := await reader.read(_CHUNK):
                 for body in decoder.feed(data):
                     self._take(decode_body(body, FromFront))
+        except ConnectionError:
+            pass  # it ended without reading all that it was told; how the process ended says more
         except (PeerError, OSError) as error:
             _log.error("%s is ended, as the stream to it failed: %s", self.name, error)
             self.kill()

@@ -78,7 +78,7 @@ class _Generation:
                 asked = wanted(body, chat=self._chat)
             if asked.direct is not None:
                 self._state.metrics.direct(asked.direct)
-            await Forward(self._state, request, asked, lease).run(send)
+            await Forward(self._state, request, asked, lease, send).run()
 
 
 def _counted(handler: Handler) -> Handler:

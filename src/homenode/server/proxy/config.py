@@ -83,6 +83,12 @@ class ProxyConfig(HttpConfig):
     wait_timeout: float = option(
         10.0, "How long a request waits for a decode server while none is usable.", parse=parse_seconds, minimum=0
     )
+    sse_keep_alive: float = option(
+        2.0,
+        "A stream whose answer has not begun yet gets its head after a second, and a comment line this often. 0: neither.",
+        parse=parse_seconds,
+        minimum=0,
+    )
     poll_interval: float = option(
         0.5, "Time between two looks at a server's health.", parse=parse_seconds, minimum=0.01
     )

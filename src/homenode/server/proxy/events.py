@@ -13,6 +13,12 @@ _LARGEST_EVENT = 1 << 20  # bytes kept back; what is longer is passed on as it c
 _DONE = b"data: [DONE]"
 
 
+def event_of(body: bytes) -> bytes:
+    """A whole answer, such as an error, as one event of a stream."""
+    lines = b"".join(b"data: " + line + b"\n" for line in body.splitlines())
+    return lines + b"\n"
+
+
 class Events:
     """Passes whole events on and keeps the beginning of the next one back."""
 

@@ -14,7 +14,8 @@ from starlette.types import Send
 
 from homenode.server.exchange import disconnected
 from homenode.server.failures import ApiError
-from homenode.server.proxy.events import Events
+from homenode.server.proxy.client_response import ClientResponse, Unread
+from homenode.server.proxy.events import Events, event_of
 from homenode.server.proxy.journey import (
     Action,
     Choose,
@@ -51,7 +52,7 @@ class Silent(Exception):
 class Forward:
     """One request. `lease`: of its body, given back once no server needs it any more."""
 
-    def __init__(self, state: ProxyState, request: Request, wanted: Wanted, lease: Lease) -> None:
+    def __init__(self, state: ProxyState, request: Request, wanted: Wanted, lease: Lease, send: Send) -> None:
         config = state.config
         self._state, self._request, self._wanted, self._lease = state, request, wanted, lease
         answer_s = config.first_byte_timeout if wanted.stream else config.answer_timeout
@@ -68,20 +69,25 @@ class Forward:
         self._opened: Opened | None = None
         self._held: Opened | None = None
         self._events = Events()
-        self._started = False
-        self._complete = False  # the last byte was sent
+        self._client = ClientResponse(send, config.write_timeout)
+        self._keep_alive: asyncio.Future[None] | None = None
+        self._waits_for = ""
 
-    async def run(self, send: Send) -> None:
+    async def run(self) -> None:
         """To the end. Raises ApiError when nothing was sent and there is no answer."""
         self._state.journeys.add(self.journey)
         gone = asyncio.ensure_future(disconnected(self._request.receive))
+        if self._wanted.stream and (every_s := self._state.config.sse_keep_alive):
+            self._keep_alive = asyncio.ensure_future(self._client.keep_alive(every_s, lambda: self._waits_for))
         try:
             step = self._next(self.journey.begin())
             while not isinstance(step, Over):
-                step = self._next(await self._unless_gone(step, gone, send))
-            await self._finish(step, send)
+                step = self._next(await self._unless_gone(step, gone))
+            await self._stop_keep_alive()
+            await self._finish(step)
         finally:
             gone.cancel()
+            await self._stop_keep_alive()
             if self.journey.phase != "over":  # the task was cancelled, or a bug
                 self._next(self.journey.aborted())
             self._leave_decoder()
@@ -101,19 +107,27 @@ class Forward:
             self._over(step)
         return step
 
-    async def _unless_gone(self, step: Step, gone: asyncio.Future[None], send: Send) -> list[Action]:
-        work = asyncio.ensure_future(self._perform(step, send))
+    async def _stop_keep_alive(self) -> None:
+        """From here on somebody else writes to the client."""
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+            await asyncio.gather(self._keep_alive, return_exceptions=True)
+            self._keep_alive = None
+
+    async def _unless_gone(self, step: Step, gone: asyncio.Future[None]) -> list[Action]:
+        work = asyncio.ensure_future(self._perform(step))
         try:
             ends: set[asyncio.Future[Any]] = {work, gone, self._state.aborting}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if work.done() or self._complete:  # the server calls the end of an answer a disconnect, too
+            if work.done() or self._client.complete:  # the server calls the end of an answer a disconnect, too
                 return await work
             return self.journey.client_gone() if gone.done() else self.journey.aborted()
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    async def _perform(self, step: Step, send: Send) -> list[Action]:
+    async def _perform(self, step: Step) -> list[Action]:
+        self._waits_for = _wait_of(step)
         match step:
             case Choose():
                 return await self._choose(step)
@@ -122,7 +136,7 @@ class Forward:
             case Decode():
                 return await self._decode(step)
             case Relay():
-                return await self._relay(send)
+                return await self._relay()
             case _:
                 raise AssertionError(step)
 
@@ -235,12 +249,13 @@ class Forward:
         self._failed(decoder, fault)
         return self.journey.decode_failed(fault, held=held)
 
-    async def _relay(self, send: Send) -> list[Action]:
+    async def _relay(self) -> list[Action]:
         assert self._opened is not None
+        await self._stop_keep_alive()
         decoder = self._opened.url
         try:
-            await self._guarded(self._pump(self._opened, send), decoder, None, self._state.config.lost_after)
-        except _Unread:
+            await self._guarded(self._pump(self._opened), decoder, None, self._state.config.lost_after)
+        except Unread:
             _LOG.warning(
                 "request %s: the client left its answer unread for %g s", self._id, self._state.config.write_timeout
             )
@@ -248,7 +263,7 @@ class Forward:
         except (Broken, Silent, TimeoutError) as error:
             if not self._events.done:  # else only the end of the connection is missing
                 return self._cut(decoder, error)
-            await self._send(send, b"", more=False)
+            await self._client.write(b"", more=False)
         complete = self._events.done if self._opened.is_stream else True
         return self.journey.ended(used=self._opened.status < 300 and complete)
 
@@ -262,42 +277,35 @@ class Forward:
         self._failed(decoder, fault)
         return self.journey.cut(reason)
 
-    async def _pump(self, opened: Opened, send: Send) -> None:
-        """Pass everything on. Raises Broken, TimeoutError after a silence, and _Unread."""
+    async def _pump(self, opened: Opened) -> None:
+        """Pass everything on. Raises Broken, TimeoutError after a silence, and Unread."""
         instance = self._state.instances[opened.url]
-        await self._start(opened, send)
+        await self._client.start(opened.status, opened.headers)
+        within_stream = self._client.early and not opened.is_stream
+        body: list[bytes] = []
         while True:
             async with asyncio.timeout(self._state.config.idle_timeout):
                 chunk = await opened.next()
             if chunk is None:
                 break
             instance.heard_at = time.monotonic()
-            if data := self._events.feed(chunk) if opened.is_stream else chunk:
-                await self._send(send, data, more=True)
-        await self._send(send, self._events.flush(), more=False)
+            if within_stream:
+                body.append(chunk)
+            elif data := self._events.feed(chunk) if opened.is_stream else chunk:
+                await self._client.write(data, more=True)
+        await self._client.write(event_of(b"".join(body)) if within_stream else self._events.flush(), more=False)
 
-    async def _start(self, opened: Opened, send: Send) -> None:
-        self._started = True
-        await send({"type": "http.response.start", "status": opened.status, "headers": opened.headers})
-
-    async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
-        self._complete = not more
-        try:
-            async with asyncio.timeout(self._state.config.write_timeout):
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            raise _Unread from None
-
-    async def _finish(self, step: Over, send: Send) -> None:
+    async def _finish(self, step: Over) -> None:
         """What the client is told at the end, if it was not told everything."""
-        if step.problem is not None and not self._started:
+        if step.problem is not None and not self._client.started:
             raise _error(step.problem)
+        is_stream = self._client.early or (self._opened is not None and self._opened.is_stream)
         try:
             if step.held and self._held is not None:
-                await self._pump(self._held, send)
-            elif step.problem is not None and self._opened is not None and self._opened.is_stream:
-                await self._send(send, self._events.failure(_error(step.problem).body), more=False)
-        except _Unread:
+                await self._pump(self._held)
+            elif step.problem is not None and is_stream:
+                await self._client.write(self._events.failure(_error(step.problem).body), more=False)
+        except Unread:
             pass
         # any other answer that broke off stays without its end: the connection is closed, and the client sees that it is not whole
 
@@ -367,8 +375,17 @@ class Forward:
         return str(self._request.state.request_id)
 
 
-class _Unread(Exception):
-    """The client does not read."""
+def _wait_of(step: Step) -> str:
+    """What a client is told that waits for this step: for what, and for how many seconds at most."""
+    match step:
+        case Choose():
+            return f"waiting up to {step.wait_s:.0f} s for a decode server"
+        case Prefill():
+            return f"waiting up to {step.deadline_s:.0f} s for the prompt to be computed"
+        case Decode():
+            return f"waiting up to {step.deadline_s:.0f} s for the answer to begin"
+        case _:
+            return "waiting"
 
 
 def _error(problem: Problem) -> ApiError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from homenode.server.listener import Ending, Server, bind, signals, url_of, uvicorn_config, warn_if_open
+from homenode.server.listener import Ending, Server, bind, url_of, uvicorn_config, warn_if_open
 from homenode.server.proxy.app import create_app
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.state import ProxyState
+from homenode.server.stop_signals import signals
 
 __all__ = ["bind", "serve"]
 
@@ -27,10 +28,10 @@ async def serve(
         uvicorn_config(create_app(state), config), lambda: on_listening(url_of(listener)) if on_listening else None
     )
     ending = Ending(state, server, config.shutdown_timeout)
-    state.start()
-    try:
-        with signals(ending.signalled):
+    with signals(ending.signalled):
+        state.start()
+        try:
             await server.serve(sockets=[listener])
-    finally:
-        await state.close()
+        finally:
+            await state.close()
     return ending.exit_code

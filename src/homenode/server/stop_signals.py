@@ -1,0 +1,75 @@
+"""SIGTERM and SIGINT from a server's first moment to its last: a start is given up, requests are drained, an end is not disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_LOG = logging.getLogger("homenode.server")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """SIGTERM and SIGINT of this process, from its start to its end, for whichever of its parts has to act on them.
+
+    A context of the running event loop. `handler` is called for each signal and may be replaced at any time, so no
+    moment is without one; `ignore_signal` is the handler of a process that is ending already.
+    """
+
+    def __init__(self, handler: Callable[[], object]) -> None:
+        self.handler = handler
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+            self._loop = asyncio.get_running_loop()
+            for number in _SIGNALS:
+                self._loop.add_signal_handler(number, lambda: self.handler())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop is not None:
+            for number in _SIGNALS:
+                self._loop.remove_signal_handler(number)
+
+
+def ignore_signal() -> None:
+    """The handler of a process that is ending already."""
+
+
+@contextmanager
+def signals(handler: Callable[[], None], stop: StopSignals | None = None) -> Iterator[None]:
+    """`handler` for SIGTERM and SIGINT: through `stop`, which goes on to ignore them afterwards, or for this time only."""
+    if stop is None:
+        with StopSignals(handler):
+            yield
+        return
+    stop.handler = handler
+    try:
+        yield
+    finally:
+        stop.handler = ignore_signal
+
+
+async def run_until_stopped(serving: Callable[[StopSignals], Coroutine[Any, Any, int]]) -> int:
+    """What `serving` returns. A signal before it has a handler of its own cancels it: whatever it began it ends, and 0 is returned."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def cancel() -> None:
+        stop.handler = ignore_signal
+        task.cancel()
+        _LOG.warning("stopped while starting")
+
+    with StopSignals(cancel) as stop:
+        try:
+            return await serving(stop)
+        except asyncio.CancelledError:
+            if task.uncancel() == 0 and stop.handler is ignore_signal:
+                return 0
+            raise
