@@ -11,7 +11,7 @@ from dataclasses import replace
 from homenode.host.topology.facts import FactReader, numbered
 from homenode.host.topology.host import Cpu
 from homenode.host.topology.online import CPU_FOLDER
-from homenode.host.topology.siblings import groups, read_cores, shared_with
+from homenode.host.topology.siblings import cores_within_nodes, groups, read_cores, shared_with
 
 _FASTEST = 1024  # capacity of the fastest core: the scheduler's SCHED_CAPACITY_SCALE
 
@@ -20,7 +20,7 @@ def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, i
     """All online CPUs with what they share. Where the kernel tells no topology every CPU is a core of its own on socket 0."""
     if not online:
         return ()
-    cores = read_cores(reader, online)
+    cores = _read_cores(reader, online, node_of)
     clusters = _cluster_names(reader, online, cores)
     caches = groups(online, lambda cpu: _last_level_cache(reader, cpu))
     sockets = _numbers(reader, online, cores, "physical_package_id", "package_cpus_list")
@@ -31,6 +31,23 @@ def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, i
     )
     capacities = read_capacities(reader, online, cores)
     return tuple(replace(cpu, capacity=capacities.get(cpu.id, _FASTEST)) for cpu in cpus) if capacities else cpus
+
+
+def _read_cores(reader: FactReader, online: Sequence[int], node_of: Mapping[int, int]) -> dict[int, int]:
+    """The core of every CPU that tells its siblings, within one node. Notes `siblings_across_nodes`."""
+    told = read_cores(reader, online)
+    cores = cores_within_nodes(told, node_of)
+    if cut := [cpu for cpu in told if cores[cpu] != told[cpu]]:
+        pairs = ", ".join(
+            f"{told[cpu]} (node {node_of.get(told[cpu])}) and {cpu} (node {node_of.get(cpu)})" for cpu in cut[:4]
+        )
+        message = (
+            f"the kernel calls CPUs on several nodes SMT siblings: {pairs}{f' and {len(cut) - 4} more' if len(cut) > 4 else ''}; "
+            "each is taken for a core on its own node"
+        )
+        remedy = "On a guest, mend its topology (threads of a core belong on one NUMA node); else the firmware tells one of them wrong."
+        reader.note("siblings_across_nodes", message, remedy)
+    return cores
 
 
 def read_capacities(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]) -> dict[int, int]:

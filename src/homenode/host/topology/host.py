@@ -51,7 +51,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """A PCI function. `address` is `0000:c1:00.0`, lower case. `node` is None where the firmware does not say (-1)."""
+    """A PCI function. `address` is `0000:c1:00.0`, lower case. `node` is None where the firmware does not say (-1).
+
+    `local_cpus`: the CPUs near it; empty where that is not known, for which the kernel itself lists all CPUs.
+    """
 
     address: str
     vendor: int
@@ -77,7 +80,7 @@ class Accelerator:
 
     `kind`: "npu" | "cuda" | "rocm". `id`: the logical number, the one that the visible-devices variable of its kind means. `local_cpus`: as the
     vendor's tool or sysfs reports its affinity, in the order reported, not cut to the allowance; empty when unknown. `node`: the node whose
-    CPUs are local to it (never a node without CPUs), None when unknown. `processes`: ids of processes running on it.
+    CPUs are local to it (never a node without CPUs), None when unknown, as when the tool reports all CPUs of all nodes. `processes`: ids of processes running on it.
     """
 
     kind: str

@@ -64,7 +64,7 @@ def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[A
     unclaimed, claimed = without_claims(host, demand.claims, {device: shares.pools[device] for device in devices})
     pools, kept = _kept_back(unclaimed, demand.reserve_cpus or 0)
     workers = tuple(_worker(host, kind, rank, device, pools[device], shares) for rank, device in ranks.devices.items())
-    unknown = [chip.id for chip in chips if not chip.local_cpus and chip.node is None and chip.id in shares.pools]
+    unknown = [device for device, own in shares.near.items() if not own and device in shares.pools]
     findings = (*_fact_findings(host), *missing, *_unknown(unknown), *ranks.findings, *claimed, *_roles_shared(workers))
     return Plan(
         strategy=STRATEGY,
