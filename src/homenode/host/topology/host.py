@@ -95,19 +95,22 @@ class Accelerator:
     chip: int | None = None
     physical: int | None = None
     processes: tuple[int, ...] = ()
+    mig_instances: tuple[str, ...] = ()  # UUIDs of NVIDIA's MIG instances on it; read only where a variable names some
 
 
 @dataclass(frozen=True)
 class Accelerators:
     """What the vendors' tools said. `errors`: what could not be understood, by code; who needs the fact raises it, who does not goes on.
 
-    `device_type`: the Ascend family told from the chips' names: "A2", "A3", "310P", "950"; None when unknown or not Ascend.
+    `device_type`: the Ascend family told from the chips' names: "A2", "A3", "310P", "950"; None when unknown or not Ascend. `hidden_by`: the
+    variable that hides all accelerators of the host from this process, empty where none does.
     """
 
     chips: tuple[Accelerator, ...] = ()
     device_type: str | None = None
     errors: tuple[PlacementError, ...] = ()
     notes: tuple[Finding, ...] = ()
+    hidden_by: str = ""
 
     def of_kind(self, kind: str) -> tuple[Accelerator, ...]:
         """Chips of one kind, ascending by id."""

@@ -100,9 +100,9 @@ def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Core]])
     ranks = assign_ranks(range(count), demand.local_rank, single=False)
     shares = _shared_out(dict.fromkeys(range(count), ()), host, range(count), cores)
     pools, kept = _kept_back(shares.pools, demand.reserve_cpus or 0)
-    note = (
-        f"no accelerator was found: {count} CPU {'worker' if count == 1 else 'workers'} on the nodes with allowed CPUs"
-    )
+    hidden_by = host.accelerators.hidden_by
+    why = f"{hidden_by} hides all accelerators" if hidden_by else "no accelerator was found"
+    note = f"{why}: {count} CPU {'worker' if count == 1 else 'workers'} on the nodes with allowed CPUs"
     return Plan(
         strategy=STRATEGY,
         devices_total=0,

@@ -232,14 +232,12 @@ def _count_findings(host: Host, devices: Sequence[int], demand: Demand, lists: B
     """Numbers of devices, entries and workers that do not go together."""
     findings = []
     if host.accelerators.kind is None and demand.workers is None:
-        message = f"no accelerator is seen on this host; the plan is for {len(devices)} CPU workers"
+        hidden_by = host.accelerators.hidden_by
+        why = f"{hidden_by} hides all accelerators" if hidden_by else "no accelerator is seen on this host"
+        message = f"{why}; the plan is for {len(devices)} CPU worker{'' if len(devices) == 1 else 's'}"
+        remedy = f"unset {hidden_by}" if hidden_by else "mend the driver and its tool"
         findings.append(
-            Finding(
-                "info",
-                "no_accelerators",
-                message,
-                "Give --workers, or mend the driver and its tool if there are accelerators.",
-            )
+            Finding("info", "no_accelerators", message, f"Give --workers, or {remedy} if accelerators should be used.")
         )
     for flag, given in ((NODES, lists.nodes), (CPUS, lists.cpus)):
         if given is not None and len(given) > len(devices) > 1:
