@@ -19,8 +19,8 @@ _FAR = 256  # beyond every distance of the firmware, which are bytes
 def local_nodes(host: Host, chip: Accelerator) -> tuple[int, ...]:
     """Nodes whose CPUs are near the device: those of which its reported affinity holds at least half, else its node; empty when unknown.
 
-    With sub-NUMA clustering the affinity spans all nodes of a socket, and all of them count. An affinity that covers all nodes of the host
-    alike tells nothing.
+    With sub-NUMA clustering the affinity spans all nodes of a socket, and all of them count. An affinity that covers
+    all nodes of the host alike tells nothing.
     """
     counts: dict[int, int] = {}
     for cpu in chip.local_cpus:

@@ -106,12 +106,14 @@ def read_allowance(
 def _cpuset(
     reader: FactReader, told: tuple[int, ...] | None, cpus: tuple[int, ...] | None, online: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """The online CPUs of the cpuset; None when it is not told. Notes `cpuset_disagrees`: the kernel keeps a mask inside the cpuset, so one that
-    lacks CPUs of the mask is that of another group."""
+    """The online CPUs of the cpuset; None when it is not told. Notes `cpuset_disagrees`: the kernel keeps a mask
+    inside the cpuset, so one that lacks CPUs of the mask is that of another group.
+    """
     cpuset = None if told is None else _within(told, online)
     if not cpuset or not cpus or set(cpus) <= set(cpuset):
         return cpuset
-    message = f"the control group's cpuset is {format_cpu_list(cpuset)}, and this process may run on {format_cpu_list(cpus)}: the mask is taken"
+    group, own = format_cpu_list(cpuset), format_cpu_list(cpus)
+    message = f"the control group's cpuset is {group}, and this process may run on {own}: the mask is taken"
     reader.note(
         "cpuset_disagrees", message, "Check what is mounted at /sys/fs/cgroup: these files are of another group."
     )

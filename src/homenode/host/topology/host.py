@@ -78,9 +78,10 @@ class Interrupt:
 class Accelerator:
     """An accelerator chip.
 
-    `kind`: "npu" | "cuda" | "rocm". `id`: the logical number, the one that the visible-devices variable of its kind means. `local_cpus`: as the
-    vendor's tool or sysfs reports its affinity, in the order reported, not cut to the allowance; empty when unknown. `node`: the node whose
-    CPUs are local to it (never a node without CPUs), None when unknown, as when the tool reports all CPUs of all nodes. `processes`: ids of processes running on it.
+    `kind`: "npu" | "cuda" | "rocm". `id`: the logical number, the one that the visible-devices variable of its kind
+    means. `local_cpus`: as the vendor's tool or sysfs reports its affinity, in the order reported, not cut to the
+    allowance; empty when unknown. `node`: the node whose CPUs are local to it (never a node without CPUs), None when
+    unknown, as when the tool reports all CPUs of all nodes. `processes`: ids of processes running on it.
     """
 
     kind: str
@@ -102,8 +103,9 @@ class Accelerator:
 class Accelerators:
     """What the vendors' tools said. `errors`: what could not be understood, by code; who needs the fact raises it, who does not goes on.
 
-    `device_type`: the Ascend family told from the chips' names: "A2", "A3", "310P", "950"; None when unknown or not Ascend. `hidden_by`: the
-    variable that hides all accelerators of the host from this process, empty where none does.
+    `device_type`: the Ascend family told from the chips' names: "A2", "A3", "310P", "950"; None when unknown or not
+    Ascend. `hidden_by`: the variable that hides all accelerators of the host from this process, empty where none
+    does.
     """
 
     chips: tuple[Accelerator, ...] = ()

@@ -27,7 +27,9 @@ def read_meminfo(reader: FactReader, path: str) -> dict[str, int]:
 
 
 def read_available(reader: FactReader) -> int:
-    """Bytes of the machine that can be taken without swapping: MemAvailable, else, where it is not told, what that is made of; 0 without either."""
+    """Bytes of the machine that can be taken without swapping: MemAvailable, else, where it is not told, what that is
+    made of; 0 without either.
+    """
     found = read_meminfo(reader, "/proc/meminfo")
     return found.get("MemAvailable", sum(found.get(name, 0) for name in _EASILY_HAD))
 

@@ -45,13 +45,14 @@ def node_by_cpu(nodes: Iterable[Node]) -> dict[int, int]:
 
 
 def tells_place(cpus: Iterable[int], nodes: Iterable[Node]) -> bool:
-    """Whether a list of CPUs near a device tells nodes apart: it leaves one out, or covers one more than twice as densely as another.
+    """Whether a list of CPUs near a device tells nodes apart: it leaves one out, or covers one more than twice as
+    densely as another.
 
-    For a device of unknown place the kernel lists all CPUs as local (`local_cpulist` beside a `numa_node` of -1), and the vendors' tools repeat
-    it: such a list is an unknown, and no node may be made of it.
+    For a device of unknown place the kernel lists all CPUs as local (`local_cpulist` beside a `numa_node` of -1), and
+    the vendors' tools repeat it: such a list is an unknown, and no node may be made of it.
 
-    On a host that has one node with CPUs every list that touches it tells it, as there is no other place. A list cut to the CPUs that a container may
-    use is still the list of all, hence densities and not whole nodes.
+    On a host that has one node with CPUs every list that touches it tells it, as there is no other place. A list cut
+    to the CPUs that a container may use is still the list of all, hence densities and not whole nodes.
     """
     wanted = set(cpus)
     covered = [len(wanted.intersection(node.cpus)) / len(node.cpus) for node in nodes if node.cpus]

@@ -1,9 +1,9 @@
 """Which logical CPUs and NUMA nodes there are. Source: the kernel's Documentation/admin-guide/cputopology.rst.
 
-The list `/sys/devices/system/cpu/online` is one witness of several, and the one that containers falsify: lxcfs puts a file there that counts from 0
-up to the number of CPUs a container has, whichever they are. What the kernel keeps for itself is told elsewhere and is believed rather: a process
-always has an online CPU in its mask and an allowed node in its memory nodes, the nodes list their online CPUs, and the folder of a CPU
-says whether it is switched on.
+The list `/sys/devices/system/cpu/online` is one witness of several, and the one that containers falsify: lxcfs puts a
+file there that counts from 0 up to the number of CPUs a container has, whichever they are. What the kernel keeps for
+itself is told elsewhere and is believed rather: a process always has an online CPU in its mask and an allowed node in
+its memory nodes, the nodes list their online CPUs, and the folder of a CPU says whether it is switched on.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _RENUMBERED = (
 
 
 def read_online(reader: FactReader) -> tuple[int, ...]:
-    """Online CPUs: the kernel's list as far as its other files bear it out, else its cpu folders, else those of the nodes, else those this process
-    may use. Notes `online_disagrees` where the list is wrong and `no_online_cpus` where nothing names a CPU."""
+    """Online CPUs: the kernel's list as far as its other files bear it out, else its cpu folders, else those of the
+    nodes, else those this process may use. Notes `online_disagrees` where the list is wrong and `no_online_cpus`
+    where nothing names a CPU.
+    """
     told = reader.cpus(f"{CPU_FOLDER}/online")
     if told:
         return _corrected(reader, told)
@@ -50,7 +52,8 @@ def read_offline(reader: FactReader, online: Iterable[int]) -> tuple[int, ...]:
 
 
 def read_node_ids(reader: FactReader) -> tuple[int, ...]:
-    """Online nodes, ascending: the kernel's list and its node folders, and where this process may take memory from none of them, those it may.
+    """Online nodes, ascending: the kernel's list and its node folders, and where this process may take memory from
+    none of them, those it may.
 
     Only online nodes have folders. Notes `node_online_disagrees` where the list lacks some, and `too_many_nodes`.
     """
@@ -79,7 +82,9 @@ def read_node_cpus(reader: FactReader, node: int) -> tuple[int, ...]:
 
 
 def _corrected(reader: FactReader, told: tuple[int, ...]) -> tuple[int, ...]:
-    """The list of online CPUs, or, where this process may run on online CPUs that it lacks, all that other files show to be online."""
+    """The list of online CPUs, or, where this process may run on online CPUs that it lacks, all that other files show
+    to be online.
+    """
     mask = process_cpus(reader) or ()
     if not (beyond := set(mask).difference(told)):
         return told
@@ -95,7 +100,8 @@ def _corrected(reader: FactReader, told: tuple[int, ...]) -> tuple[int, ...]:
         missing = beyond  # a process runs somewhere: a mask of offline CPUs only cannot be
     if not missing:
         return told  # a mask that nobody has narrowed holds CPUs that are offline or not even there
-    message = f"{CPU_FOLDER}/online names CPUs {format_cpu_list(told)}, and this process may run on {format_cpu_list(missing)}: the file is wrong"
+    named, lacking = format_cpu_list(told), format_cpu_list(missing)
+    message = f"{CPU_FOLDER}/online names CPUs {named}, and this process may run on {lacking}: the file is wrong"
     reader.note("online_disagrees", message, _RENUMBERED)
     others = listed.union(told).difference(missing)
     return tuple(
@@ -104,7 +110,9 @@ def _corrected(reader: FactReader, told: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _shown_online(reader: FactReader, cpu: int, listed: Collection[int], folders: Collection[int]) -> bool | None:
-    """Whether a CPU is online by its own switch, the nodes' lists, or its topology, which only online CPUs have; None where all of them are silent."""
+    """Whether a CPU is online by its own switch, the nodes' lists, or its topology, which only online CPUs have; None
+    where all of them are silent.
+    """
     switch = reader.text(f"{CPU_FOLDER}/cpu{cpu}/online") if cpu in folders else ""
     if switch in ("0", "1"):
         return switch == "1"
@@ -116,7 +124,9 @@ def _shown_online(reader: FactReader, cpu: int, listed: Collection[int], folders
 
 
 def _is_limit(mask: Collection[int], told: Collection[int]) -> bool:
-    """Whether somebody has narrowed the mask. The kernel then puts online CPUs into it only; one of everything holds all possible ones."""
+    """Whether somebody has narrowed the mask. The kernel then puts online CPUs into it only; one of everything holds
+    all possible ones.
+    """
     return not set(told).issubset(mask)
 
 

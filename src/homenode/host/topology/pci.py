@@ -20,8 +20,9 @@ _MOST_DEVICES = 16384
 def read_devices(reader: FactReader, online_cpus: Iterable[int], nodes: Sequence[Node]) -> tuple[PciDevice, ...]:
     """All PCI functions by address. A node that is not online is no node; local CPUs are cut to the online ones.
 
-    For a function of unknown place the kernel lists all CPUs as local: these are left out. Where `local_cpulist` lies wholly outside the node
-    that `numa_node` names, the node counts, as the kernel takes the device's memory there, and the list is left out. Notes `device_place_disagrees`.
+    For a function of unknown place the kernel lists all CPUs as local: these are left out. Where `local_cpulist` lies
+    wholly outside the node that `numa_node` names, the node counts, as the kernel takes the device's memory there,
+    and the list is left out. Notes `device_place_disagrees`.
     """
     addresses = [name for name in reader.source.names(PCI_FOLDER) if _ADDRESS.fullmatch(name.lower())]
     if len(addresses) > _MOST_DEVICES:
@@ -71,7 +72,9 @@ def _note_disagreement(reader: FactReader, devices: Sequence[PciDevice], nodes: 
 
 
 def _local_cpus(own: Node | None, cpus: tuple[int, ...], nodes: Sequence[Node]) -> tuple[int, ...]:
-    """The CPUs that are local to a device on node `own`, empty where what is told is no place or another than that node."""
+    """The CPUs that are local to a device on node `own`, empty where what is told is no place or another than that
+    node.
+    """
     unknown = own is None and bool(nodes) and not tells_place(cpus, nodes)
     return () if unknown or _elsewhere(own, cpus) else cpus
 

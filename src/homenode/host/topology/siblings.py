@@ -18,10 +18,12 @@ def read_cores(reader: FactReader, cpus: Sequence[int]) -> dict[int, int]:
 
 
 def cores_within_nodes(cores: Mapping[int, int], node_of: Mapping[int, int]) -> dict[int, int]:
-    """`cores`, where CPUs on different nodes are never of one core: the lowest of the siblings on the same node, by CPU.
+    """`cores`, where CPUs on different nodes are never of one core: the lowest of the siblings on the same node, by
+    CPU.
 
-    Threads of one core share their memory controller, so one of the two facts is wrong (guests are given such topologies). The node counts, as
-    memory hangs on it; Linux on x86 drops a sibling on another node as well. A CPU without a node stays with the first sibling that has one.
+    Threads of one core share their memory controller, so one of the two facts is wrong (guests are given such
+    topologies). The node counts, as memory hangs on it; Linux on x86 drops a sibling on another node as well. A CPU
+    without a node stays with the first sibling that has one.
     """
     usual: dict[int, int] = {}
     for cpu in sorted(cores):

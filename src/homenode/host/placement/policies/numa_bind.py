@@ -167,7 +167,9 @@ def _automatic_node(host: Host, device: int, given: tuple[int, ...] | None) -> t
 
 
 def _local_node(chip: Accelerator, computing: Sequence[Node]) -> int | None:
-    """The device's node where that has CPUs, else the node on which most of its local CPUs lie; None when nothing tells it."""
+    """The device's node where that has CPUs, else the node on which most of its local CPUs lie; None when nothing
+    tells it.
+    """
     return chip.node if any(node.id == chip.node for node in computing) else node_of_cpus(chip.local_cpus, computing)
 
 

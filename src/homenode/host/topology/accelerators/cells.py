@@ -77,7 +77,9 @@ def quoted(line: str) -> str:
 
 
 def node_of_cpus(cpus: Sequence[int], nodes: Sequence[Node]) -> int | None:
-    """The node on which most of `cpus` lie, the lowest of equals; None when they lie on none, or on all alike: see `tells_place`."""
+    """The node on which most of `cpus` lie, the lowest of equals; None when they lie on none, or on all alike: see
+    `tells_place`.
+    """
     wanted = set(cpus)
     shares = [(len(wanted.intersection(node.cpus)), -node.id) for node in nodes]
     share, negative = max(shares, default=(0, 0))

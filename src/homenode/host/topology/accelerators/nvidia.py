@@ -142,7 +142,9 @@ def _mig_instances(source: Source, notes: list[Finding]) -> dict[int, tuple[str,
 
 
 def parse_list(text: str) -> dict[int, tuple[str, ...]]:
-    """UUIDs of MIG instances by the index of their GPU, from `nvidia-smi -L`: a line for each GPU, and indented ones for its instances."""
+    """UUIDs of MIG instances by the index of their GPU, from `nvidia-smi -L`: a line for each GPU, and indented ones
+    for its instances.
+    """
     found: dict[int, tuple[str, ...]] = {}
     gpu = None
     for line in text.splitlines():

@@ -45,7 +45,9 @@ def read_accelerators(
 
 
 def _in_agreement(chip: Accelerator, nodes: Sequence[Node]) -> Accelerator:
-    """The chip without local CPUs that all lie outside the node that its tool or the firmware names: the node counts, everywhere."""
+    """The chip without local CPUs that all lie outside the node that its tool or the firmware names: the node counts,
+    everywhere.
+    """
     return replace(chip, local_cpus=()) if _outside(chip.local_cpus, chip.node, nodes) else chip
 
 
@@ -58,7 +60,9 @@ def _outside(cpus: Sequence[int], named: int | None, nodes: Sequence[Node]) -> b
 
 
 def _disagreements(chips: Sequence[Accelerator], devices: Sequence[PciDevice], nodes: Sequence[Node]) -> list[Finding]:
-    """`device_place_disagrees` for chips whose vendor's tool contradicts itself or the firmware; the tool's node is taken."""
+    """`device_place_disagrees` for chips whose vendor's tool contradicts itself or the firmware; the tool's node is
+    taken.
+    """
     firmware = {device.address: device.node for device in devices}
     astray = []
     for chip in chips:
@@ -69,6 +73,7 @@ def _disagreements(chips: Sequence[Accelerator], devices: Sequence[PciDevice], n
             astray.append(f"{chip.kind} {chip.id}: the tool says node {chip.node}, the firmware node {named}")
     if not astray:
         return []
-    message = f"two sources disagree on where devices are; {'; '.join(astray[:4])}{f'; and {len(astray) - 4} more' if len(astray) > 4 else ''}"
+    more = f"; and {len(astray) - 4} more" if len(astray) > 4 else ""
+    message = f"two sources disagree on where devices are; {'; '.join(astray[:4])}{more}"
     remedy = "The first one named is taken. Measure which is right, and give --numa-bind-nodes where it is the other."
     return [Finding("warning", "device_place_disagrees", message, remedy)]

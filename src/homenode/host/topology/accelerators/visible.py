@@ -26,9 +26,11 @@ _VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What a process sees of a host's accelerators. `accelerators`: those of the host, or none where a variable hides them all (`hidden_by`).
+    """What a process sees of a host's accelerators. `accelerators`: those of the host, or none where a variable hides
+    them all (`hidden_by`).
 
-    `devices`: logical ids in the user's order; None when nothing restricts them. `findings`: what of the variable could not be followed.
+    `devices`: logical ids in the user's order; None when nothing restricts them. `findings`: what of the variable
+    could not be followed.
     """
 
     accelerators: Accelerators
@@ -37,11 +39,12 @@ class Visible:
 
 
 def see(accelerators: Accelerators, env: Mapping[str, str], given: str | None) -> Visible:
-    """The accelerators as a process with these variables sees them. `given`, the text of the flag, wins over the variable.
+    """The accelerators as a process with these variables sees them. `given`, the text of the flag, wins over the
+    variable.
 
-    An empty list, or one that begins with a negative number, means that no device is wanted: the host then counts as one without accelerators.
-    MIG instances of which nothing says what GPU they are part of restrict nothing, with the finding `mig_gpu_unknown`. Raises PlacementError
-    `bad_visible_devices` as `visible_devices` does.
+    An empty list, or one that begins with a negative number, means that no device is wanted: the host then counts as
+    one without accelerators. MIG instances of which nothing says what GPU they are part of restrict nothing, with the
+    finding `mig_gpu_unknown`. Raises PlacementError `bad_visible_devices` as `visible_devices` does.
     """
     if given is None and accelerators.kind == "cuda":
         text = env.get("CUDA_VISIBLE_DEVICES", "")
@@ -58,7 +61,8 @@ def see(accelerators: Accelerators, env: Mapping[str, str], given: str | None) -
 def visible_devices(accelerators: Accelerators, env: Mapping[str, str], given: str | None) -> tuple[int, ...] | None:
     """Logical ids in the user's order; None when nothing restricts them, empty when no device is wanted.
 
-    - Every variable's list ends before the first negative number, as the runtimes have it; an empty one means no device.
+    - Every variable's list ends before the first negative number, as the runtimes have it; an empty one means no
+      device.
     - Ascend: numbers only. Ones that the host lacks are passed on: which of them run is for the policy to say.
     - NVIDIA: numbers, UUIDs or unique beginnings of them, or names of MIG instances, which stand for their GPU (once).
     - AMD: ROCR_VISIBLE_DEVICES first, then HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) counts within what that left.
@@ -100,7 +104,7 @@ def _of_variable(
     kept: list[str] = []
     for entry in () if _is_empty(text) else text.split(","):
         if entry.strip().startswith("-") and number(entry.strip()[1:]) is not None:
-            break  # a number that is too large ends the runtimes' list too, but is a mistake more often than a wish, and refused
+            break  # a number that is too large ends the runtimes' list too, but is rather a mistake, and refused
         kept.append(entry)
     return _devices(",".join(kept), name, chips, strict=strict) if kept else ()
 
@@ -117,7 +121,9 @@ def _rocm(env: Mapping[str, str], chips: Sequence[Accelerator]) -> tuple[int, ..
 
 
 def _of_unknown_gpus(text: str, chips: Sequence[Accelerator]) -> list[str]:
-    """MIG instances in a list whose names do not hold their GPU's, where the driver's list of instances was not to be had."""
+    """MIG instances in a list whose names do not hold their GPU's, where the driver's list of instances was not to be
+    had.
+    """
     if len(chips) == 1 or any(chip.mig_instances for chip in chips):
         return []
     words = [word.strip() for word in text[:_MOST_TEXT].split(",")]
@@ -125,7 +131,8 @@ def _of_unknown_gpus(text: str, chips: Sequence[Accelerator]) -> list[str]:
 
 
 def _gpu_unknown(words: Sequence[str]) -> Finding:
-    message = f"CUDA_VISIBLE_DEVICES: nothing says which GPU {quoted(', '.join(words))} is part of, so all GPUs are planned for"
+    named = quoted(", ".join(words))
+    message = f"CUDA_VISIBLE_DEVICES: nothing says which GPU {named} is part of, so all GPUs are planned for"
     return Finding(
         "warning", "mig_gpu_unknown", message, "Name its GPU by number: --visible-devices; `nvidia-smi -L` lists them."
     )
@@ -151,8 +158,9 @@ def _devices(text: str, origin: str, chips: Sequence[Accelerator], *, strict: bo
 
 
 def _by_uuid(word: str, origin: str, text: str, chips: Sequence[Accelerator]) -> int:
-    """The GPU whose UUID begins so. A MIG instance is named by its GPU (`MIG-GPU-<uuid>/...`) or by a UUID of its own, which the driver lists with
-    its GPU; where there is one GPU it needs no list."""
+    """The GPU whose UUID begins so. A MIG instance is named by its GPU (`MIG-GPU-<uuid>/...`) or by a UUID of its
+    own, which the driver lists with its GPU; where there is one GPU it needs no list.
+    """
     parents = [chip.id for chip in chips if any(one.lower().startswith(word.lower()) for one in chip.mig_instances)]
     if word.startswith("MIG-") and len(parents) == 1 and len(word) > len("MIG-"):
         return parents[0]
