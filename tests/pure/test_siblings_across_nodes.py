@@ -78,7 +78,7 @@ def test_the_recorded_guest() -> None:
     plan = make_plan("fair", host, Demand())
     assert [(worker.cpus, worker.memory_nodes) for worker in plan.workers] == [((0, 1), (0,)), ((2, 3), (1,))]
     told = next(finding for finding in doctor(host, plan) if finding.code == "siblings_across_nodes")
-    assert "0 (node 0) and 2 (node 1), 1 (node 0) and 3 (node 1)" in told.message
+    assert "0,2 on nodes 0-1; 1,3 on nodes 0-1" in told.message
 
 
 SHAPES = ("2s/2n/2c/quota=1", "2s/2n/3c", "2s/2n/4c/allowed=0-1", "1s/1n/4c", "2s/2n/2c/smt2", "1s/0n/4c", "2s/2n/2c")

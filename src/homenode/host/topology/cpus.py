@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from homenode.cpuset import format_cpu_list
 from homenode.host.topology.facts import FactReader, numbered
 from homenode.host.topology.host import Cpu
 from homenode.host.topology.online import CPU_FOLDER
 from homenode.host.topology.siblings import cores_within_nodes, groups, read_cores, shared_with
 
+_MOST_NAMED = 4  # cores in a message
 _FASTEST = 1024  # capacity of the fastest core: the scheduler's SCHED_CAPACITY_SCALE
 
 
@@ -37,17 +39,21 @@ def _read_cores(reader: FactReader, online: Sequence[int], node_of: Mapping[int,
     """The core of every CPU that tells its siblings, within one node. Notes `siblings_across_nodes`."""
     told = read_cores(reader, online)
     cores = cores_within_nodes(told, node_of)
-    if cut := [cpu for cpu in told if cores[cpu] != told[cpu]]:
-        pairs = ", ".join(
-            f"{told[cpu]} (node {node_of.get(told[cpu])}) and {cpu} (node {node_of.get(cpu)})" for cpu in cut[:4]
+    spanning = dict.fromkeys(head for cpu, head in told.items() if cores[cpu] != cores[head])
+    if spanning:
+        threads = {head: [cpu for cpu in told if told[cpu] == head] for head in list(spanning)[:_MOST_NAMED]}
+        named = [f"{format_cpu_list(cpus)} on nodes {_nodes_named(cpus, node_of)}" for cpus in threads.values()]
+        more = f"; and {len(spanning) - len(named)} more cores" if len(spanning) > len(named) else ""
+        message = f"the kernel calls CPUs on several nodes SMT siblings: {'; '.join(named)}{more}. The nodes are taken"
+        remedy = (
+            "Mend the guest's topology: threads of a core belong on one NUMA node. Elsewhere the firmware is wrong."
         )
-        message = (
-            f"the kernel calls CPUs on several nodes SMT siblings: {pairs}{f' and {len(cut) - 4} more' if len(cut) > 4 else ''}; "
-            "each is taken for a core on its own node"
-        )
-        remedy = "On a guest, mend its topology (threads of a core belong on one NUMA node); else the firmware tells one of them wrong."
         reader.note("siblings_across_nodes", message, remedy)
     return cores
+
+
+def _nodes_named(cpus: Sequence[int], node_of: Mapping[int, int]) -> str:
+    return format_cpu_list({node_of[cpu] for cpu in cpus if cpu in node_of})
 
 
 def read_capacities(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]) -> dict[int, int]:

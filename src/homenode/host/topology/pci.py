@@ -62,8 +62,9 @@ def _note_disagreement(reader: FactReader, devices: Sequence[PciDevice], nodes: 
     astray = [one for one in devices if one.node is not None and _elsewhere(nodes[one.node], one.local_cpus)]
     if astray:
         first = astray[0]
+        functions = f"{len(astray)} PCI function{'s' if len(astray) > 1 else ''}"
         message = (
-            f"numa_node and local_cpulist of {len(astray)} PCI function{'s' if len(astray) > 1 else ''} disagree, such as {first.address}: "
+            f"numa_node and local_cpulist of {functions} disagree, such as {first.address}: "
             f"node {first.node} and CPUs {format_cpu_list(first.local_cpus)}; the node is taken"
         )
         reader.note(
