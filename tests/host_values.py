@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from homenode.cpuset import parse_cpu_list
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Accelerator, Accelerators, Cpu, Host, Node
+from homenode.host.topology.nodes import tells_place
 
 
 @dataclass(frozen=True)
@@ -123,12 +124,13 @@ def _node(shape: Shape, shapes: Sequence[Shape], cpus: Sequence[Cpu], distances:
 
 def _chip(kind: str, device: int, own: Sequence[int], nodes: Sequence[Node], affinity: str | None) -> Accelerator:
     cpus = tuple(cpu for node in nodes if node.id in own for cpu in node.cpus)
+    local = cpus if affinity is None else parse_cpu_list(affinity)
     computing = [node.id for node in nodes if node.id in own and node.cpus]
     return Accelerator(
         kind,
         device,
         "chip",
         f"0000:{device:02x}:00.0",
-        local_cpus=cpus if affinity is None else parse_cpu_list(affinity),
-        node=min(computing, default=None),
+        local_cpus=local,
+        node=min(computing, default=None) if tells_place(local, nodes) else None,
     )

@@ -68,6 +68,26 @@ def test_run_by_a_plan_gives_the_plans_pool() -> None:
     assert result.stdout.split()[1] == format_cpu_list(CPUS), result.stderr
 
 
+_TWO_GPUS = """#!/bin/sh
+case "$1" in
+--query-gpu*) echo "0, GPU-0a, 00000000:10:00.0, H100"; echo "1, GPU-1b, 00000000:11:00.0, H100" ;;
+-L) exit 9 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("visible", "told"), [("", ""), ("-1", ""), ("MIG-5c89852c-d268", "nothing says which GPU")])
+def test_run_starts_a_program_that_wants_no_gpu_or_part_of_one(tmp_path: Path, visible: str, told: str) -> None:
+    (tmp_path / "nvidia-smi").write_text(_TWO_GPUS)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    if told and len(CPUS) < 2:
+        pytest.skip("two devices want two CPUs")
+    result = homenode("run", "--", *_MASK, CUDA_VISIBLE_DEVICES=visible, PATH=path)
+    assert (result.returncode, result.stdout.split()[1:]) == (0, [format_cpu_list(CPUS)]), result.stderr
+    assert told in result.stderr
+
+
 @two_cpus
 def test_run_takes_its_rank_from_the_launchers_variable() -> None:
     seen = [homenode("run", "--workers", 2, "--", *_MASK, LOCAL_RANK=rank).stdout.split()[1] for rank in ("0", "1")]

@@ -122,6 +122,29 @@ def test_the_fields_variables_are_read_from_the_recording_and_flags_win(tmp_path
     assert [worker["cpus"] for worker in plan["workers"]] == ["4-5", "12-13"]
 
 
+@pytest.mark.parametrize(
+    ("host", "variables"),
+    [
+        ("2s/2n/16c/gpu=2", {"CUDA_VISIBLE_DEVICES": ""}),
+        ("2s/2n/16c/gpu=2", {"CUDA_VISIBLE_DEVICES": "-1"}),
+        ("2s/2n/16c/gpu=2:amd", {"HIP_VISIBLE_DEVICES": ""}),
+        ("2s/2n/16c/gpu=2:amd", {"ROCR_VISIBLE_DEVICES": "-1"}),
+        ("2s/2n/64c/arm/npu=2:A2", {"ASCEND_RT_VISIBLE_DEVICES": ""}),
+    ],
+)
+def test_no_visible_device_on_purpose_is_a_plan_for_cpu_workers(
+    host: str, variables: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "host.json"
+    file.write_text(json.dumps({**save_recording(file, synthetic(host)), "env": variables}))
+    code, plan = as_json("plan", "--from", str(file))
+    bare = host.partition("/gpu")[0].partition("/npu")[0]
+    assert (code, plan["workers"]) == (0, as_json("plan", "--from", bare)[1]["workers"])
+    code, page = as_json("doctor", "--from", str(file))
+    told = {finding["code"]: finding for finding in page["findings"]}
+    assert code == 0 and next(iter(variables)) in told["no_accelerators"]["message"]
+
+
 def test_a_host_is_drawn_with_its_nodes_devices_and_limits() -> None:
     drawn = run("host", "--from", "2s/4n/16c/smt2/gpu=4/cpuless=1/allowed=0-7").stdout
     for word in ("socket 1", "node 3", "cuda 2", "nodes without processors", "8 of 32 CPUs", "distance"):

@@ -18,6 +18,7 @@ from homenode.errors import UserError
 if TYPE_CHECKING:
     from homenode.host.placement.demand import Claim, Demand
     from homenode.host.placement.plan import Plan
+    from homenode.host.topology.accelerators.visible import Visible
     from homenode.host.topology.host import Host
     from homenode.host.topology.source import Source
 
@@ -165,15 +166,17 @@ def demand_from_flags(
     flags: PlanFlags, *, before_start: bool = False, claims: tuple[Claim, ...] = ()
 ) -> tuple[Host, Demand]:
     """The host the flags name, and what is to be placed on it."""
+    from dataclasses import replace
+
+    from homenode.host.topology.accelerators.visible import see
     from homenode.host.topology.read import read_host
 
     source = open_source(flags.source)
     host = read_host(source)
     if flags.ignore_openmp_mask:
-        from dataclasses import replace
-
         host = replace(host, allowance=host.allowance.widened())
-    return host, _demand(flags, host, source.env, before_start, claims)
+    seen = see(host.accelerators, source.env, flags.visible_devices)
+    return replace(host, accelerators=seen.accelerators), _demand(flags, seen, source.env, before_start, claims)
 
 
 def plan_for(flags: PlanFlags, host: Host, demand: Demand) -> Plan:
@@ -187,11 +190,10 @@ def plan_for(flags: PlanFlags, host: Host, demand: Demand) -> Plan:
 
 
 def _demand(
-    flags: PlanFlags, host: Host, env: Mapping[str, str], before_start: bool, claims: tuple[Claim, ...]
+    flags: PlanFlags, seen: Visible, env: Mapping[str, str], before_start: bool, claims: tuple[Claim, ...]
 ) -> Demand:
     from homenode.host.placement.demand import Demand, Parallelism
     from homenode.host.placement.variables import memory_nodes, reserve_cpus, threads_bind
-    from homenode.host.topology.accelerators.visible import visible_devices
 
     parallelism = Parallelism(
         devices=flags.devices or 0,
@@ -204,7 +206,7 @@ def _demand(
     )
     return Demand(
         device_type=flags.device_type,
-        visible=visible_devices(host.accelerators, env, flags.visible_devices),
+        visible=seen.devices,
         local_rank=flags.local_rank,
         before_start=before_start,
         reserve_cpus=reserve_cpus(flags.reserve_cpus, env, cpu_workers=flags.chosen_strategy == "cpu-threads"),
@@ -215,4 +217,5 @@ def _demand(
         memory_nodes=memory_nodes(flags.memory_nodes, env),
         workers=flags.workers,
         claims=claims,
+        findings=seen.findings,
     )

@@ -46,7 +46,7 @@ def allowed_cores(host: Host, without: Collection[int] = ()) -> dict[int, list[C
         if name in taken:
             continue
         first = cpus[0]
-        node = NO_NODE if first.node is None else first.node
+        node = next((cpu.node for cpu in cpus if cpu.node is not None), NO_NODE)
         core = Core(name, tuple(sorted(cpu.id for cpu in cpus)), node, first.socket, max(cpu.capacity for cpu in cpus))
         nodes.setdefault(node, []).append((_neighbourhood(first), core))
     return {

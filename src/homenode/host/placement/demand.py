@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from homenode.host.topology.finding import Finding
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -58,3 +60,4 @@ class Demand:
     kv_transfer: bool = False  # cpu-threads: one more CPU is kept
     workers: int | None = None  # CPU workers on a host without accelerators; None: one for each node with allowed CPUs
     claims: tuple[Claim, ...] = ()
+    findings: tuple[Finding, ...] = ()  # what of the flags and variables could not be followed

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from homenode.host.placement.cores import Core
 from homenode.host.topology.host import Accelerator, Host
+from homenode.host.topology.nodes import tells_place
 
 Homes = dict[int, tuple[int, ...]]
 
@@ -18,8 +19,8 @@ _FAR = 256  # beyond every distance of the firmware, which are bytes
 def local_nodes(host: Host, chip: Accelerator) -> tuple[int, ...]:
     """Nodes whose CPUs are near the device: those of which its reported affinity holds at least half, else its node; empty when unknown.
 
-    With sub-NUMA clustering the affinity spans all nodes of a socket, and all of them count. An affinity that spans every node of the host
-    tells nothing.
+    With sub-NUMA clustering the affinity spans all nodes of a socket, and all of them count. An affinity that covers
+    all nodes of the host alike tells nothing.
     """
     counts: dict[int, int] = {}
     for cpu in chip.local_cpus:
@@ -27,9 +28,7 @@ def local_nodes(host: Host, chip: Accelerator) -> tuple[int, ...]:
         if known is not None and known.node is not None:
             counts[known.node] = counts.get(known.node, 0) + 1
     near = tuple(sorted(node for node, count in counts.items() if 2 * count >= len(host.node_by_id[node].cpus)))
-    if len(near) > 1 and all(node.id in near for node in host.nodes if node.cpus):
-        return ()
-    if near:
+    if near and tells_place(chip.local_cpus, host.nodes):
         return near
     return () if chip.node is None else (chip.node,)
 

@@ -169,4 +169,12 @@ def _only(host: Host, demand: NumaDemand, team: NodeTeam) -> str:
         )
     if demand.nodes is not None and len(parse_node_list(demand.nodes)) == 1:
         return f"--numa-nodes {demand.nodes} names one node"
-    return f"--threads {demand.threads} are on node {team.node} only, of {format_cpu_list(node for node in computing if node is not None)}"
+    where = f"node {team.node} only, of {format_cpu_list(node for node in computing if node is not None)}"
+    if demand.threads is not None:
+        return f"--threads {demand.threads} are on {where}"
+    quota = host.allowance.cpu_quota
+    if quota is not None and int(quota) < len(host.allowance.physical_cpus):
+        return f"the CPU quota of {quota:g} CPUs has compute threads on {where}"
+    if demand.reserve is not None:
+        return f"--reserve-cpus {demand.reserve} leaves compute threads on {where}"
+    return f"compute threads are on {where}, as the other cores are kept for the rest of the server"

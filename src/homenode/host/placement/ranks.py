@@ -29,12 +29,21 @@ class Ranks:
 def npu_inventory(accelerators: Accelerators, *, before_start: bool = False) -> tuple[Accelerator, ...]:
     """All NPUs of the host, ascending by logical id. Their count is the total that slices are made of.
 
-    The documented order of sources for that total (the map, else the affinity rows, else the running devices) comes to this one list: a row of
-    either later table means nothing without the map. Raises PlacementError with the parsers' own codes: `npu_map_*`; `npu_unmapped` unless
-    nothing has started, when the table of processes is not looked at.
+    The documented order of sources for that total (the map, else the affinity rows, else the running devices) comes
+    to this one list: a row of either later table means nothing without the map. Raises PlacementError with the
+    parsers' own codes: `npu_map_*`; `npu_unmapped` unless nothing has started, when the table of processes is not
+    looked at; `no_visible_device` where a variable hides them all.
     """
     _raise_first(accelerators, _MAP_ERRORS if before_start else (*_MAP_ERRORS, "npu_unmapped"))
     chips = accelerators.of_kind("npu")
+    if accelerators.hidden_by:
+        raise PlacementError(
+            "no_visible_device",
+            f"{accelerators.hidden_by} hides every NPU from this process",
+            seen="an empty list of visible devices",
+            wanted="NPUs to bind",
+            remedy=f"Name devices in {accelerators.hidden_by}, or take --strategy fair, which then places CPU workers.",
+        )
     if not chips:
         _raise_tool_error(accelerators)
         raise PlacementError(

@@ -25,9 +25,8 @@ def make_plan(strategy: str, host: Host, demand: Demand) -> Plan:
     """The plan of one strategy with everything a person should know about it as findings. Raises PlacementError when it must refuse."""
     made = _policy(strategy)(host, demand)
     known = {(finding.code, finding.message) for finding in made.findings}
-    return made.with_findings(
-        [finding for finding in check(host, made) if (finding.code, finding.message) not in known]
-    )
+    said = (*demand.findings, *check(host, made))
+    return made.with_findings([finding for finding in said if (finding.code, finding.message) not in known])
 
 
 def _policy(strategy: str) -> Callable[[Host, Demand], Plan]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from homenode.cpuset import format_cpu_list
 from homenode.host.topology.cgroups import read_group_limits
 from homenode.host.topology.facts import FactReader
-from homenode.host.topology.memory import available_on, read_meminfo
-from homenode.host.topology.online import read_node_ids, read_online
-from homenode.host.topology.siblings import read_cores
+from homenode.host.topology.memory import available_on, read_available
+from homenode.host.topology.online import read_node_cpus, read_node_ids, read_online
+from homenode.host.topology.siblings import cores_within_nodes, read_cores
 from homenode.host.topology.source import LiveSource, Source
 from homenode.host.topology.status import process_cpus, process_memory_nodes
 
@@ -73,14 +74,14 @@ def read_allowance(
             "/proc/self/status does not say which CPUs this process may use; every online one is taken",
         )
     cpus = _within(mask, online)
-    cpuset = None if limits.cpus is None else _within(limits.cpus, online)
+    cpuset = _cpuset(reader, limits.cpus, mask and cpus, online)
     permitted = cpuset or online
-    cores = read_cores(reader, permitted) if cores is None else cores
+    cores = _read_cores(reader, permitted, nodes) if cores is None else cores
     origin = _mask_origin(cpus, online, permitted, cores, reader.source.env)
     told = process_memory_nodes(reader) or ()
     mems = tuple(node for node in told if node in nodes) or tuple(nodes) or told
     narrow = set(mems) < set(nodes)
-    free = available_on(reader, mems) if narrow else read_meminfo(reader, "/proc/meminfo").get("MemAvailable", 0)
+    free = available_on(reader, mems) if narrow else read_available(reader)
     seen = Allowance(
         cpus=cpus,
         physical_cpus=_one_per_core(cpus, cores),
@@ -100,6 +101,31 @@ def read_allowance(
         mask_origin="none" if cpuset == online else "cpuset",
     )
     return replace(seen, beyond_accident=wide)
+
+
+def _cpuset(
+    reader: FactReader, told: tuple[int, ...] | None, cpus: tuple[int, ...] | None, online: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The online CPUs of the cpuset; None when it is not told. Notes `cpuset_disagrees`: the kernel keeps a mask
+    inside the cpuset, so one that lacks CPUs of the mask is that of another group.
+    """
+    cpuset = None if told is None else _within(told, online)
+    if not cpuset or not cpus or set(cpus) <= set(cpuset):
+        return cpuset
+    group, own = format_cpu_list(cpuset), format_cpu_list(cpus)
+    message = f"the control group's cpuset is {group}, and this process may run on {own}: the mask is taken"
+    reader.note(
+        "cpuset_disagrees", message, "Check what is mounted at /sys/fs/cgroup: these files are of another group."
+    )
+    return None
+
+
+def _read_cores(reader: FactReader, cpus: Sequence[int], nodes: Collection[int]) -> dict[int, int]:
+    told = read_cores(reader, cpus)
+    if len(set(told.values())) == len(told):
+        return told
+    node_of = {cpu: node for node in sorted(nodes, reverse=True) for cpu in read_node_cpus(reader, node)}
+    return cores_within_nodes(told, node_of)
 
 
 def _within(cpus: tuple[int, ...] | None, online: tuple[int, ...]) -> tuple[int, ...]:

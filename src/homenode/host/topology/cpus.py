@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from homenode.cpuset import format_cpu_list
 from homenode.host.topology.facts import FactReader, numbered
 from homenode.host.topology.host import Cpu
 from homenode.host.topology.online import CPU_FOLDER
-from homenode.host.topology.siblings import groups, read_cores, shared_with
+from homenode.host.topology.siblings import cores_within_nodes, groups, read_cores, shared_with
 
+_MOST_NAMED = 4  # cores in a message
 _FASTEST = 1024  # capacity of the fastest core: the scheduler's SCHED_CAPACITY_SCALE
 
 
@@ -20,7 +22,7 @@ def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, i
     """All online CPUs with what they share. Where the kernel tells no topology every CPU is a core of its own on socket 0."""
     if not online:
         return ()
-    cores = read_cores(reader, online)
+    cores = _read_cores(reader, online, node_of)
     clusters = _cluster_names(reader, online, cores)
     caches = groups(online, lambda cpu: _last_level_cache(reader, cpu))
     sockets = _numbers(reader, online, cores, "physical_package_id", "package_cpus_list")
@@ -31,6 +33,27 @@ def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, i
     )
     capacities = read_capacities(reader, online, cores)
     return tuple(replace(cpu, capacity=capacities.get(cpu.id, _FASTEST)) for cpu in cpus) if capacities else cpus
+
+
+def _read_cores(reader: FactReader, online: Sequence[int], node_of: Mapping[int, int]) -> dict[int, int]:
+    """The core of every CPU that tells its siblings, within one node. Notes `siblings_across_nodes`."""
+    told = read_cores(reader, online)
+    cores = cores_within_nodes(told, node_of)
+    spanning = dict.fromkeys(head for cpu, head in told.items() if cores[cpu] != cores[head])
+    if spanning:
+        threads = {head: [cpu for cpu in told if told[cpu] == head] for head in list(spanning)[:_MOST_NAMED]}
+        named = [f"{format_cpu_list(cpus)} on nodes {_nodes_named(cpus, node_of)}" for cpus in threads.values()]
+        more = f"; and {len(spanning) - len(named)} more cores" if len(spanning) > len(named) else ""
+        message = f"the kernel calls CPUs on several nodes SMT siblings: {'; '.join(named)}{more}. The nodes are taken"
+        remedy = (
+            "Mend the guest's topology: threads of a core belong on one NUMA node. Elsewhere the firmware is wrong."
+        )
+        reader.note("siblings_across_nodes", message, remedy)
+    return cores
+
+
+def _nodes_named(cpus: Sequence[int], node_of: Mapping[int, int]) -> str:
+    return format_cpu_list({node_of[cpu] for cpu in cpus if cpu in node_of})
 
 
 def read_capacities(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]) -> dict[int, int]:

@@ -115,6 +115,7 @@ def _chip(chip: Accelerator) -> dict[str, Any]:
         "chip": chip.chip,
         "physical": chip.physical,
         "processes": list(chip.processes),
+        "mig_instances": list(chip.mig_instances),
     }
 
 

@@ -22,9 +22,10 @@ class FactReader:
         self.notes: list[Finding] = []
 
     def note(self, code: str, message: str, remedy: str = _REMEDY) -> None:
-        """Add a warning, unless there are very many already."""
-        if len(self.notes) < _MOST_NOTES:
-            self.notes.append(Finding("warning", code, message, remedy))
+        """Add a warning, unless it is there or there are very many already."""
+        finding = Finding("warning", code, message, remedy)
+        if len(self.notes) < _MOST_NOTES and finding not in self.notes:
+            self.notes.append(finding)
 
     def text(self, path: str) -> str:
         """The file's text; empty when there is none."""

@@ -51,7 +51,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """A PCI function. `address` is `0000:c1:00.0`, lower case. `node` is None where the firmware does not say (-1)."""
+    """A PCI function. `address` is `0000:c1:00.0`, lower case. `node` is None where the firmware does not say (-1).
+
+    `local_cpus`: the CPUs near it; empty where that is not known, for which the kernel itself lists all CPUs.
+    """
 
     address: str
     vendor: int
@@ -75,9 +78,10 @@ class Interrupt:
 class Accelerator:
     """An accelerator chip.
 
-    `kind`: "npu" | "cuda" | "rocm". `id`: the logical number, the one that the visible-devices variable of its kind means. `local_cpus`: as the
-    vendor's tool or sysfs reports its affinity, in the order reported, not cut to the allowance; empty when unknown. `node`: the node whose
-    CPUs are local to it (never a node without CPUs), None when unknown. `processes`: ids of processes running on it.
+    `kind`: "npu" | "cuda" | "rocm". `id`: the logical number, the one that the visible-devices variable of its kind
+    means. `local_cpus`: as the vendor's tool or sysfs reports its affinity, in the order reported, not cut to the
+    allowance; empty when unknown. `node`: the node whose CPUs are local to it (never a node without CPUs), None when
+    unknown, as when the tool reports all CPUs of all nodes. `processes`: ids of processes running on it.
     """
 
     kind: str
@@ -92,19 +96,23 @@ class Accelerator:
     chip: int | None = None
     physical: int | None = None
     processes: tuple[int, ...] = ()
+    mig_instances: tuple[str, ...] = ()  # UUIDs of NVIDIA's MIG instances on it; read only where a variable names some
 
 
 @dataclass(frozen=True)
 class Accelerators:
     """What the vendors' tools said. `errors`: what could not be understood, by code; who needs the fact raises it, who does not goes on.
 
-    `device_type`: the Ascend family told from the chips' names: "A2", "A3", "310P", "950"; None when unknown or not Ascend.
+    `device_type`: the Ascend family told from the chips' names: "A2", "A3", "310P", "950"; None when unknown or not
+    Ascend. `hidden_by`: the variable that hides all accelerators of the host from this process, empty where none
+    does.
     """
 
     chips: tuple[Accelerator, ...] = ()
     device_type: str | None = None
     errors: tuple[PlacementError, ...] = ()
     notes: tuple[Finding, ...] = ()
+    hidden_by: str = ""
 
     def of_kind(self, kind: str) -> tuple[Accelerator, ...]:
         """Chips of one kind, ascending by id."""

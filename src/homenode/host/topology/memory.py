@@ -26,12 +26,20 @@ def read_meminfo(reader: FactReader, path: str) -> dict[str, int]:
     return found
 
 
+def read_available(reader: FactReader) -> int:
+    """Bytes of the machine that can be taken without swapping: MemAvailable, else, where it is not told, what that is
+    made of; 0 without either.
+    """
+    found = read_meminfo(reader, "/proc/meminfo")
+    return found.get("MemAvailable", sum(found.get(name, 0) for name in _EASILY_HAD))
+
+
 def available_on(reader: FactReader, nodes: Collection[int]) -> int:
     """Bytes that can be taken from `nodes` without swapping: their part of MemAvailable, which the kernel tells of the whole machine only.
 
     Their part is that of the pages that are free or can be read again. All of it where the nodes do not say.
     """
-    whole = read_meminfo(reader, "/proc/meminfo").get("MemAvailable", 0)
+    whole = read_available(reader)
     easy = _easily_had(reader, read_node_ids(reader))
     total = sum(easy.values())
     return whole * sum(easy.get(node, 0) for node in set(nodes)) // total if total else whole

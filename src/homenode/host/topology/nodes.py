@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from homenode.host.topology.facts import FactReader, parse_number
 from homenode.host.topology.host import Node
 from homenode.host.topology.memory import available_by_node, read_huge_pages, read_meminfo
-from homenode.host.topology.online import NODE_FOLDER, read_node_ids
+from homenode.host.topology.online import NODE_FOLDER, read_node_cpus, read_node_ids
 
 _LOCAL, _REMOTE = 10, 20
+_DENSER = 2  # a node that a list covers more than twice as densely as another is nearer than that one
 
 
 def read_nodes(reader: FactReader, online_cpus: Sequence[int]) -> tuple[Node, ...]:
@@ -43,9 +44,25 @@ def node_by_cpu(nodes: Iterable[Node]) -> dict[int, int]:
     return found
 
 
+def tells_place(cpus: Iterable[int], nodes: Iterable[Node]) -> bool:
+    """Whether a list of CPUs near a device tells nodes apart: it leaves one out, or covers one more than twice as
+    densely as another.
+
+    For a device of unknown place the kernel lists all CPUs as local (`local_cpulist` beside a `numa_node` of -1), and
+    the vendors' tools repeat it: such a list is an unknown, and no node may be made of it.
+
+    On a host that has one node with CPUs every list that touches it tells it, as there is no other place. A list cut
+    to the CPUs that a container may use is still the list of all, hence densities and not whole nodes.
+    """
+    wanted = set(cpus)
+    covered = [len(wanted.intersection(node.cpus)) / len(node.cpus) for node in nodes if node.cpus]
+    if len(covered) < 2:
+        return any(covered)
+    return max(covered) > _DENSER * min(covered)
+
+
 def _node_cpus(reader: FactReader, node: int, online: frozenset[int]) -> tuple[int, ...]:
-    folder = f"{NODE_FOLDER}/node{node}"
-    listed = reader.cpus_or_mask(f"{folder}/cpulist", f"{folder}/cpumap") or ()
+    listed = read_node_cpus(reader, node)
     return listed if online.issuperset(listed) else tuple(cpu for cpu in listed if cpu in online)
 
 

@@ -27,7 +27,7 @@ def read_host(source: Source, *, accelerators: bool = True) -> Host:
     nodes = read_nodes(reader, online)
     node_ids = tuple(node.id for node in nodes)
     cpus = read_cpus(reader, online, node_by_cpu(nodes))
-    devices = read_devices(reader, online, node_ids)
+    devices = read_devices(reader, online, nodes)
     found = Accelerators()
     if accelerators:
         from homenode.host.topology.accelerators.read import read_accelerators

@@ -24,7 +24,7 @@ def _list_of(reader: FactReader, name: str) -> tuple[int, ...] | None:
         field, colon, rest = line.partition(":")
         if field == name and colon:
             try:
-                return parse_cpu_list(rest.strip())
+                return parse_cpu_list(rest.strip()) or None  # no process runs nowhere: an empty list tells nothing
             except UserError as error:
                 reader.note("fact_unreadable", f"{_FILE}, {name}: {error.message}")
                 return None

@@ -64,7 +64,7 @@ def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[A
     unclaimed, claimed = without_claims(host, demand.claims, {device: shares.pools[device] for device in devices})
     pools, kept = _kept_back(unclaimed, demand.reserve_cpus or 0)
     workers = tuple(_worker(host, kind, rank, device, pools[device], shares) for rank, device in ranks.devices.items())
-    unknown = [chip.id for chip in chips if not chip.local_cpus and chip.node is None and chip.id in shares.pools]
+    unknown = [device for device, own in shares.near.items() if not own and device in shares.pools]
     findings = (*_fact_findings(host), *missing, *_unknown(unknown), *ranks.findings, *claimed, *_roles_shared(workers))
     return Plan(
         strategy=STRATEGY,
@@ -100,9 +100,9 @@ def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Core]])
     ranks = assign_ranks(range(count), demand.local_rank, single=False)
     shares = _shared_out(dict.fromkeys(range(count), ()), host, range(count), cores)
     pools, kept = _kept_back(shares.pools, demand.reserve_cpus or 0)
-    note = (
-        f"no accelerator was found: {count} CPU {'worker' if count == 1 else 'workers'} on the nodes with allowed CPUs"
-    )
+    hidden_by = host.accelerators.hidden_by
+    why = f"{hidden_by} hides all accelerators" if hidden_by else "no accelerator was found"
+    note = f"{why}: {count} CPU {'worker' if count == 1 else 'workers'} on the nodes with allowed CPUs"
     return Plan(
         strategy=STRATEGY,
         devices_total=0,

@@ -21,6 +21,7 @@ from homenode.host.placement.numa_bind_lists import CPUS, NODES, BindLists, read
 from homenode.host.placement.parallelism import check_sizes, engines, worker_index, world_size
 from homenode.host.placement.plan import Place, Plan, Worker
 from homenode.host.placement.ranks import assign_ranks, given_one, offered
+from homenode.host.topology.accelerators.cells import node_of_cpus
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host, Node
 
@@ -152,7 +153,7 @@ def _automatic_node(host: Host, device: int, given: tuple[int, ...] | None) -> t
     if kind is None:
         return _node_of_worker(host, device, given)
     chip = next(chip for chip in host.accelerators.of_kind(kind) if chip.id == device)
-    node = _local_node(host, chip, computing)
+    node = _local_node(chip, computing)
     if node is not None:
         return node, f"where device {device} is"
     raise PlacementError(
@@ -165,13 +166,11 @@ def _automatic_node(host: Host, device: int, given: tuple[int, ...] | None) -> t
     )
 
 
-def _local_node(host: Host, chip: Accelerator, computing: Sequence[Node]) -> int | None:
-    """The device's node where that has CPUs, else the node of the first of its local CPUs."""
-    if any(node.id == chip.node for node in computing):
-        return chip.node
-    return next(
-        (cpu.node for number in chip.local_cpus if (cpu := host.cpu_by_id.get(number)) and cpu.node is not None), None
-    )
+def _local_node(chip: Accelerator, computing: Sequence[Node]) -> int | None:
+    """The device's node where that has CPUs, else the node on which most of its local CPUs lie; None when nothing
+    tells it.
+    """
+    return chip.node if any(node.id == chip.node for node in computing) else node_of_cpus(chip.local_cpus, computing)
 
 
 def _node_of_worker(host: Host, worker: int, given: tuple[int, ...] | None) -> tuple[int, str]:
@@ -235,14 +234,12 @@ def _count_findings(host: Host, devices: Sequence[int], demand: Demand, lists: B
     """Numbers of devices, entries and workers that do not go together."""
     findings = []
     if host.accelerators.kind is None and demand.workers is None:
-        message = f"no accelerator is seen on this host; the plan is for {len(devices)} CPU workers"
+        hidden_by = host.accelerators.hidden_by
+        why = f"{hidden_by} hides all accelerators" if hidden_by else "no accelerator is seen on this host"
+        message = f"{why}; the plan is for {len(devices)} CPU worker{'' if len(devices) == 1 else 's'}"
+        remedy = f"unset {hidden_by}" if hidden_by else "mend the driver and its tool"
         findings.append(
-            Finding(
-                "info",
-                "no_accelerators",
-                message,
-                "Give --workers, or mend the driver and its tool if there are accelerators.",
-            )
+            Finding("info", "no_accelerators", message, f"Give --workers, or {remedy} if accelerators should be used.")
         )
     for flag, given in ((NODES, lists.nodes), (CPUS, lists.cpus)):
         if given is not None and len(given) > len(devices) > 1:

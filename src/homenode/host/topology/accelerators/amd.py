@@ -22,17 +22,12 @@ def read_amd(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]
     """The AMD GPUs in the order of HIP's device numbers (that of the compute driver's nodes); without that driver, in PCI order."""
     found = list(_compute_nodes(source))
     if not found:
-        found = [
-            ("", f"AMD {one.device:04x}", one.address, "")
-            for one in devices
-            if one.vendor == _VENDOR and one.kind >> 8 in _CLASSES
-        ]
-        found.sort(key=lambda one: pci_order(one[2]))
-    by_address = {device.address: device for device in devices}
+        own = [one for one in devices if one.vendor == _VENDOR and one.kind >> 8 in _CLASSES]
+        own.sort(key=lambda one: pci_order(one.address))
+        found = [("", f"AMD {one.device:04x}", one.address, "") for one in own]
     chips = []
     for index, (gpu, name, address, uuid) in enumerate(found):
-        device = by_address.get(address)
-        local = device.local_cpus if device else ()
+        local = next((device.local_cpus for device in devices if device.address == address), ())
         node = node_of_device(address, devices, nodes)
         chips.append(
             Accelerator(
@@ -49,7 +44,7 @@ def read_amd(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]
     return Accelerators(tuple(chips))
 
 
-def _compute_nodes(source: Source) -> Iterator[tuple[str, str, str, str]]:
+def _compute_nodes(source: Source) -> Iterator[tuple[str, str, str | None, str]]:
     """Driver's id, name, PCI address and UUID of every GPU. A node whose properties cannot be read belongs to another container."""
     folder = f"{_KFD}/topology/nodes"
     for node in sorted(found for name in source.names(folder)[:_MOST_NODES] if (found := number(name)) is not None):
@@ -60,11 +55,17 @@ def _compute_nodes(source: Source) -> Iterator[tuple[str, str, str, str]]:
                 facts[name] = int(value)
         if not facts.get("simd_count"):
             continue
-        location = facts.get("location_id", 0)
-        address = f"{facts.get('domain', 0) & 0xFFFFFFFF:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+        address = _address(facts.get("domain", 0), facts.get("location_id", 0))
         unique = facts.get("unique_id", 0)
         name = label(source.read(f"{folder}/{node}/name") or "AMD GPU")
         yield source.read(f"{folder}/{node}/gpu_id") or "", name, address, f"GPU-{unique:016x}" if unique else ""
+
+
+def _address(domain: int, location: int) -> str | None:
+    """The PCI address; None where the driver does not tell it, as 0 is the host bridge and never a GPU."""
+    if not location:
+        return None
+    return f"{domain & 0xFFFFFFFF:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
 def _processes(source: Source, gpu: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from homenode.errors import PlacementError
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Node, PciDevice
+from homenode.host.topology.nodes import tells_place
 from homenode.host.topology.source import CommandResult
 
 CPU_LIMIT = 1 << 16  # no machine has more logical CPUs
@@ -76,11 +77,13 @@ def quoted(line: str) -> str:
 
 
 def node_of_cpus(cpus: Sequence[int], nodes: Sequence[Node]) -> int | None:
-    """The node on which most of `cpus` lie, the lowest of equals; None when they lie on none."""
+    """The node on which most of `cpus` lie, the lowest of equals; None when they lie on none, or on all alike: see
+    `tells_place`.
+    """
     wanted = set(cpus)
     shares = [(len(wanted.intersection(node.cpus)), -node.id) for node in nodes]
     share, negative = max(shares, default=(0, 0))
-    return -negative if share else None
+    return -negative if share and tells_place(cpus, nodes) else None
 
 
 def node_of_device(address: str | None, devices: Sequence[PciDevice], nodes: Sequence[Node]) -> int | None:

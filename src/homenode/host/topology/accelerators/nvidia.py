@@ -5,6 +5,7 @@ Without nvidia-smi the PCI functions of the vendor are taken in the order of the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,9 @@ from homenode.host.topology.source import LiveSource, Source
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheader")
 _APPS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
+_LIST = ("nvidia-smi", "-L")
+_GPU_LINE = re.compile(r"GPU ([0-9]{1,5}):", re.ASCII)
+_MIG_LINE = re.compile(r"\s+MIG .{0,80}\(UUID: (MIG-[0-9A-Za-z/-]{1,80})\)", re.ASCII)
 _TOPO = ("nvidia-smi", "topo", "-m")
 _DRIVER = "/proc/driver/nvidia"
 _VENDOR = 0x10DE
@@ -81,7 +85,10 @@ def _from_tool(
         return [], False
     chips = parse_query(answer.out, problems)
     running = _processes(source, notes) if chips else {}
-    return [replace(chip, processes=running.get(chip.uuid, ())) for chip in chips], bool(chips)
+    instances = _mig_instances(source, notes) if chips and "MIG-" in source.env.get("CUDA_VISIBLE_DEVICES", "") else {}
+    return [
+        replace(chip, processes=running.get(chip.uuid, ()), mig_instances=instances.get(chip.id, ())) for chip in chips
+    ], bool(chips)
 
 
 def parse_query(text: str, problems: Problems) -> list[Accelerator]:
@@ -123,6 +130,29 @@ def _processes(source: Source, notes: list[Finding]) -> dict[str, tuple[int, ...
         if (process := number(pid.strip())) is not None:
             found.setdefault(uuid.strip(), set()).add(process)
     return {uuid: tuple(sorted(pids)) for uuid, pids in found.items()}
+
+
+def _mig_instances(source: Source, notes: list[Finding]) -> dict[int, tuple[str, ...]]:
+    """UUIDs of MIG instances by the index of their GPU."""
+    answer = source.command(_LIST)
+    if answer.failure in ("timeout", "failed"):
+        notes.append(noted(tool_error(_LIST, answer)))
+        return {}
+    return parse_list(answer.out)
+
+
+def parse_list(text: str) -> dict[int, tuple[str, ...]]:
+    """UUIDs of MIG instances by the index of their GPU, from `nvidia-smi -L`: a line for each GPU, and indented ones
+    for its instances.
+    """
+    found: dict[int, tuple[str, ...]] = {}
+    gpu = None
+    for line in text.splitlines():
+        if head := _GPU_LINE.match(line):
+            gpu = int(head[1])
+        elif gpu is not None and (instance := _MIG_LINE.match(line)):
+            found[gpu] = (*found.get(gpu, ()), instance[1])
+    return found
 
 
 def _topo(source: Source, problems: Problems, notes: list[Finding]) -> Mapping[int, TopoRow]:

@@ -6,73 +6,136 @@ Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm document
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from homenode.errors import PlacementError
 from homenode.host.topology.accelerators.cells import number, quoted
+from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators
 
 _FLAG = "--visible-devices"
 _NONE = "NoDevFiles"  # what Slurm and CUDA's own tools set for: no device
 _MOST_TEXT = 1 << 16
+_VARIABLES = {
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "rocm": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """What a process sees of a host's accelerators. `accelerators`: those of the host, or none where a variable hides
+    them all (`hidden_by`).
+
+    `devices`: logical ids in the user's order; None when nothing restricts them. `findings`: what of the variable
+    could not be followed.
+    """
+
+    accelerators: Accelerators
+    devices: tuple[int, ...] | None
+    findings: tuple[Finding, ...] = ()
+
+
+def see(accelerators: Accelerators, env: Mapping[str, str], given: str | None) -> Visible:
+    """The accelerators as a process with these variables sees them. `given`, the text of the flag, wins over the
+    variable.
+
+    An empty list, or one that begins with a negative number, means that no device is wanted: the host then counts as
+    one without accelerators. MIG instances of which nothing says what GPU they are part of restrict nothing, with the
+    finding `mig_gpu_unknown`. Raises PlacementError `bad_visible_devices` as `visible_devices` does.
+    """
+    if given is None and accelerators.kind == "cuda":
+        text = env.get("CUDA_VISIBLE_DEVICES", "")
+        if unknown := _of_unknown_gpus(text, accelerators.of_kind("cuda")):
+            return Visible(accelerators, None, (_gpu_unknown(unknown),))
+    devices = visible_devices(accelerators, env, given)
+    if devices != ():
+        return Visible(accelerators, devices)
+    names = _VARIABLES[_kind(accelerators) or ""]
+    hidden_by = next(name for name in names if name in env and _is_empty(env[name]))
+    return Visible(Accelerators(hidden_by=hidden_by), None)
 
 
 def visible_devices(accelerators: Accelerators, env: Mapping[str, str], given: str | None) -> tuple[int, ...] | None:
-    """Logical ids in the user's order; None when nothing restricts them. `given`, the text of the flag, wins over the variable.
+    """Logical ids in the user's order; None when nothing restricts them, empty when no device is wanted.
 
-    - Ascend: numbers only. Ones that the host lacks are passed on: which of them run is for the policy to say. An empty variable is no restriction.
-    - NVIDIA: numbers, UUIDs or unique beginnings of them, or names of MIG instances, which stand for their GPU (once). The variable's list ends
-      before the first negative number, as in CUDA; an empty one means no device.
+    - Every variable's list ends before the first negative number, as the runtimes have it; an empty one means no
+      device.
+    - Ascend: numbers only. Ones that the host lacks are passed on: which of them run is for the policy to say.
+    - NVIDIA: numbers, UUIDs or unique beginnings of them, or names of MIG instances, which stand for their GPU (once).
     - AMD: ROCR_VISIBLE_DEVICES first, then HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) counts within what that left.
 
     Raises PlacementError `bad_visible_devices` for words, ranges, repeats, an empty flag and, except for Ascend, devices that the host lacks.
     """
-    kind = accelerators.kind or ("npu" if any(error.code.startswith("npu_") for error in accelerators.errors) else None)
+    kind = _kind(accelerators)
     chips = accelerators.of_kind(kind) if kind else ()
     if given is not None:
         if not given.strip():
             _refuse(_FLAG, given, "the list of devices is empty")
         return _devices(given, _FLAG, chips, strict=kind in ("cuda", "rocm"))
-    if kind == "npu":
-        text = env.get("ASCEND_RT_VISIBLE_DEVICES", "")
-        return _devices(text, "ASCEND_RT_VISIBLE_DEVICES", (), strict=False) if text.strip() else None
-    if kind == "cuda":
-        return _cuda(env.get("CUDA_VISIBLE_DEVICES"), chips)
-    return _rocm(env, chips) if kind == "rocm" else None
+    if kind == "rocm":
+        return _rocm(env, chips)
+    if kind is None:
+        return None
+    return _of_variable(env, _VARIABLES[kind][0], chips, strict=kind == "cuda")
 
 
-def _cuda(text: str | None, chips: Sequence[Accelerator]) -> tuple[int, ...] | None:
+def _kind(accelerators: Accelerators) -> str | None:
+    """The kind whose variable counts; NPUs as well where their tool is there and cannot be understood."""
+    troubled = any(error.code.startswith("npu_") or "npu-smi" in error.summary for error in accelerators.errors)
+    return accelerators.kind or ("npu" if troubled else None)
+
+
+def _is_empty(text: str) -> bool:
+    """Whether a variable says that no device is wanted."""
+    first = text.partition(",")[0].strip()
+    return text.strip() in ("", _NONE) or (first.startswith("-") and number(first[1:]) is not None)
+
+
+def _of_variable(
+    env: Mapping[str, str], name: str, chips: Sequence[Accelerator], *, strict: bool
+) -> tuple[int, ...] | None:
+    """The devices of one variable; None where it is not set."""
+    text = env.get(name)
     if text is None:
         return None
-    if text.strip() in ("", _NONE):
-        return ()
     kept: list[str] = []
-    for entry in text.split(","):
+    for entry in () if _is_empty(text) else text.split(","):
         if entry.strip().startswith("-") and number(entry.strip()[1:]) is not None:
-            break  # as CUDA does; a number that is too large ends its list too, but is a mistake more often than a wish, and refused
+            break  # a number that is too large ends the runtimes' list too, but is rather a mistake, and refused
         kept.append(entry)
-    return _devices(",".join(kept), "CUDA_VISIBLE_DEVICES", chips, strict=True) if kept else ()
+    return _devices(",".join(kept), name, chips, strict=strict) if kept else ()
 
 
 def _rocm(env: Mapping[str, str], chips: Sequence[Accelerator]) -> tuple[int, ...] | None:
     """ROCR hides devices from the whole runtime; HIP, which also understands CUDA's variable, counts over those that are left."""
-    left: Sequence[Accelerator] = chips
-    rocr = env.get("ROCR_VISIBLE_DEVICES")
-    if rocr is not None:
-        by_id = {chip.id: chip for chip in chips}
-        left = (
-            [by_id[index] for index in _devices(rocr, "ROCR_VISIBLE_DEVICES", chips, strict=True)]
-            if rocr.strip()
-            else []
-        )
+    rocr = _of_variable(env, "ROCR_VISIBLE_DEVICES", chips, strict=True)
+    by_id = {chip.id: chip for chip in chips}
+    left = chips if rocr is None else [by_id[index] for index in rocr]
     name = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in env else "CUDA_VISIBLE_DEVICES"
-    text = env.get(name)
-    if text is None:
-        return None if rocr is None else tuple(chip.id for chip in left)
-    if text.strip() in ("", "-1", _NONE):
-        return ()
     counted = [Accelerator(chip.kind, place, chip.name, uuid=chip.uuid) for place, chip in enumerate(left)]
-    return tuple(left[place].id for place in _devices(text, name, counted, strict=True))
+    places = _of_variable(env, name, counted, strict=True)
+    return rocr if places is None else tuple(left[place].id for place in places)
+
+
+def _of_unknown_gpus(text: str, chips: Sequence[Accelerator]) -> list[str]:
+    """MIG instances in a list whose names do not hold their GPU's, where the driver's list of instances was not to be
+    had.
+    """
+    if len(chips) == 1 or any(chip.mig_instances for chip in chips):
+        return []
+    words = [word.strip() for word in text[:_MOST_TEXT].split(",")]
+    return [word for word in words if word.startswith("MIG-") and not word.startswith("MIG-GPU-")]
+
+
+def _gpu_unknown(words: Sequence[str]) -> Finding:
+    named = quoted(", ".join(words))
+    message = f"CUDA_VISIBLE_DEVICES: nothing says which GPU {named} is part of, so all GPUs are planned for"
+    return Finding(
+        "warning", "mig_gpu_unknown", message, "Name its GPU by number: --visible-devices; `nvidia-smi -L` lists them."
+    )
 
 
 def _devices(text: str, origin: str, chips: Sequence[Accelerator], *, strict: bool) -> tuple[int, ...]:
@@ -95,7 +158,12 @@ def _devices(text: str, origin: str, chips: Sequence[Accelerator], *, strict: bo
 
 
 def _by_uuid(word: str, origin: str, text: str, chips: Sequence[Accelerator]) -> int:
-    """The GPU whose UUID begins so. A MIG instance is named by its GPU (`MIG-GPU-<uuid>/...`) or by a UUID of its own, clear with one GPU only."""
+    """The GPU whose UUID begins so. A MIG instance is named by its GPU (`MIG-GPU-<uuid>/...`) or by a UUID of its
+    own, which the driver lists with its GPU; where there is one GPU it needs no list.
+    """
+    parents = [chip.id for chip in chips if any(one.lower().startswith(word.lower()) for one in chip.mig_instances)]
+    if word.startswith("MIG-") and len(parents) == 1 and len(word) > len("MIG-"):
+        return parents[0]
     wanted = word.removeprefix("MIG-").partition("/")[0].lower()
     if not wanted.startswith("gpu-") and len(chips) == 1:
         return chips[0].id
