@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,8 +22,8 @@ _LOOK_EVERY_S = 0.02
 class Live:
     """A server with a client of its own."""
 
-    def __init__(self, *flags: str) -> None:
-        self.server = LiveServer("--threads", "1", *flags)
+    def __init__(self, *flags: str, model: Path | None = None) -> None:
+        self.server = LiveServer("--threads", "1", *flags, model=model)
         self.http = httpx.Client(base_url=self.server.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=64))
 
     def published(self) -> dict[str, Any]:
@@ -60,12 +61,13 @@ class Pair:
         both: Sequence[str] = (),
         sender: Sequence[str] = (),
         receiver: Sequence[str] = (),
+        model: Path | None = None,
     ) -> None:
         flags = ["--transfer-channel", channel, *MODES[mode], *both]
         self._name, self._numbers = secrets.token_hex(4), itertools.count()
         with ThreadPoolExecutor(2) as pool:
             starts = [
-                pool.submit(Live, "--pd-role", role, *flags, *own)
+                pool.submit(Live, "--pd-role", role, *flags, *own, model=model)
                 for role, own in (("sender", sender), ("receiver", receiver))
             ]
             self.sender, self.receiver = (start.result() for start in starts)
