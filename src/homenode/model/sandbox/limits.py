@@ -51,10 +51,16 @@ def allow_cpu(seconds: float) -> None:
     This is the second line: the parent ends a process whose time is over, unless the parent is stopped or does not come to run.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _lower(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds) + 1)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    until = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (_least(until, hard), hard))
 
 
 def _lower(limit: int, value: int) -> None:
-    """Set the soft limit, which whoever started the parent may have set lower already."""
-    hard = resource.getrlimit(limit)[1]
-    resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+    """Set the soft limit, unless it is lower already."""
+    soft, hard = resource.getrlimit(limit)
+    resource.setrlimit(limit, (_least(value, soft, hard), hard))
+
+
+def _least(*limits: int) -> int:
+    return min(limit for limit in limits if limit != resource.RLIM_INFINITY)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from homenode.errors import UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
-from homenode.model.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from homenode.model.tokenizer.tokenizer import Tokenizer, begin_trial, load_tokenizer
+from homenode.model.tokenizer.trial.trial import TokenizerTrial
 from homenode.options import option
 from homenode.units import parse_seconds
 
@@ -32,10 +33,16 @@ class TextConfig:
         maximum=600,
     )
 
-    def load(self, model: Path) -> Tokenizer:
-        """The tokenizer to use with the model at `model`. Raises UserError or CheckpointError for what cannot be read."""
-        path = Path(self.tokenizer) if self.tokenizer else model
-        return load_tokenizer(path, self._template(), self.chat_template_timeout)
+    def begin_trial(self, model: Path) -> TokenizerTrial | None:
+        """Begin to try the files of that tokenizer, as far as they need it, so that other work can be done until `load` is called."""
+        return begin_trial(self._path(model))
+
+    def load(self, model: Path, trial: TokenizerTrial | None = None) -> Tokenizer:
+        """The tokenizer to use with the model at `model`; `trial`: if it has begun. Raises UserError or CheckpointError for what cannot be read."""
+        return load_tokenizer(self._path(model), self._template(), self.chat_template_timeout, trial)
+
+    def _path(self, model: Path) -> Path:
+        return Path(self.tokenizer) if self.tokenizer else model
 
     def _template(self) -> str | None:
         if self.chat_template is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer as Library
@@ -61,20 +62,13 @@ class NamedLibrary:
         self._library = library
 
     def __getattr__(self, name: str) -> Any:
-        """What is not called for each text: properties, and what tells of the vocabulary as a whole."""
-        return getattr(self._library, name)
+        """What is not called for each text or token."""
+        found = getattr(self._library, name)
+        return partial(_call, "what it was given", found) if callable(found) else found
 
     def encode(self, text: str, **rest: Any) -> Any:
         """As the library's. Raises CheckpointError when it fails on `text`."""
         return _call("this text", self._library.encode, text, **rest)
-
-    def encode_batch(self, texts: Sequence[str], **rest: Any) -> Any:
-        """As the library's. Raises CheckpointError when it fails on one of `texts`."""
-        return _call("this text", self._library.encode_batch, texts, **rest)
-
-    def encode_batch_fast(self, texts: Sequence[str], **rest: Any) -> Any:
-        """As the library's. Raises CheckpointError when it fails on one of `texts`."""
-        return _call("this text", self._library.encode_batch_fast, texts, **rest)
 
     def decode(self, ids: Sequence[int], **rest: Any) -> Any:
         """As the library's. Raises CheckpointError when it fails on `ids`."""

@@ -11,13 +11,12 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.locate import builtin_model
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
 from homenode.model.tokenizer.library import NamedLibrary, library_from_json, named_faults
 from homenode.model.tokenizer.stream import TextStream
-from homenode.model.tokenizer.trial import TokenizerTrial
+from homenode.model.tokenizer.trial.trial import TokenizerTrial
 
 _LARGEST_FILE = 256 * 2**20
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -32,13 +31,15 @@ class Tokenizer:
         library: Library,
         config: Mapping[str, Any],
         chat_templates: Mapping[str, str],
+        *,
         renderer: TemplateRenderer | None = None,
     ) -> None:
         """`config` is tokenizer_config.json (or its likeness from GGUF); `chat_templates` by name, "default" first among them.
 
         `renderer` renders the templates; without one, as in a trial of the vocabulary, they are left out.
         """
-        self._library = NamedLibrary(library)
+        library = NamedLibrary(library)
+        self._library = library
         self._special = {role: text for role in _SPECIAL_ROLES if (text := _content(config.get(role)))}
         self._config = dict(config)
         self._templates = {
@@ -83,7 +84,7 @@ class Tokenizer:
     @property
     def added_tokens(self) -> tuple[int, ...]:
         """The ids of the tokens that are found in a text before it is cut into words, special ones and others, ascending."""
-        return tuple(sorted(self._added))
+        return tuple(sorted(int(index) for index in self._library.get_added_tokens_decoder()))
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary."""
@@ -135,25 +136,36 @@ class Tokenizer:
         return None if text is None else self.token_id(text)
 
 
+def begin_trial(path: Path) -> TokenizerTrial | None:
+    """Begin to try the tokenizer of the model at `path` in a process of its own, so that other work can be done until it is loaded.
+
+    None where that needs no trial: the file is not there, or it is homenode's own, which is as trusted as its code.
+    """
+    from homenode.model.locate import builtin_model  # not for the process of a trial, which is to start fast
+
+    file = vocabulary_file(path)
+    return TokenizerTrial(path, file) if file.is_file() and path != builtin_model() else None
+
+
 def load_tokenizer(
-    path: Path, chat_template: str | None = None, chat_template_timeout: float = DEFAULT_TIMEOUT_S
+    path: Path,
+    chat_template: str | None = None,
+    chat_template_timeout: float = DEFAULT_TIMEOUT_S,
+    trial: TokenizerTrial | None = None,
 ) -> Tokenizer:
     """The tokenizer of a Hugging Face folder (tokenizer.json) or a GGUF file; `chat_template` (its text) replaces the model's own.
 
-    The files are tried in a process of their own before, and chat templates are rendered in one, for `chat_template_timeout` seconds at
-    most. Raises CheckpointError for missing, damaged or hostile files, UnsupportedError for vocabularies of unknown kind, HostError when a
-    process cannot be started.
+    The files are tried in a process of their own before (`trial`, where that has begun), and chat templates are rendered in one, for
+    `chat_template_timeout` seconds at most. Raises CheckpointError for missing, damaged or hostile files, UnsupportedError for vocabularies
+    of unknown kind, HostError when a process cannot be started.
     """
-    file = vocabulary_file(path)
-    trial = (
-        None if path == builtin_model() else TokenizerTrial(path, file)
-    )  # what homenode brings is as trusted as its code
+    trial = trial or begin_trial(path)
     renderer = TemplateRenderer(chat_template_timeout)
     if chat_template or _may_have_template(path):
         renderer.start()  # it becomes ready meanwhile
-    if trial:
+    if trial is not None:
         trial.wait()
-    with named_faults(f"{file} is not a usable tokenizer"):
+    with named_faults(f"{vocabulary_file(path)} is not a usable tokenizer"):
         return load_untried(path, chat_template, renderer)
 
 
@@ -169,8 +181,13 @@ def vocabulary_file(path: Path) -> Path:
 
 
 def _may_have_template(path: Path) -> bool:
-    names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
-    return path.is_file() or any((path / name).is_file() for name in names) or not (path / "tokenizer.json").is_file()
+    """Whether it is worth while to start what renders templates before the files have been read."""
+    config = path / "tokenizer_config.json"
+    return (
+        path.is_file()
+        or any((path / f"chat_template.{kind}").is_file() for kind in ("jinja", "json"))
+        or (config.is_file() and config.stat().st_size <= _LARGEST_FILE and b'"chat_template"' in config.read_bytes())
+    )
 
 
 def _gguf_file(path: Path) -> Path | None:
@@ -196,7 +213,7 @@ def _from_gguf(path: Path, chat_template: str | None, renderer: TemplateRenderer
         if isinstance(tokens, list) and isinstance(index, int) and 0 <= index < len(tokens):
             config[role] = tokens[index]
     templates = {"default": chat_template} if chat_template else _gguf_templates(metadata)
-    return Tokenizer(library, config, templates, renderer)
+    return Tokenizer(library, config, templates, renderer=renderer)
 
 
 def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -222,7 +239,7 @@ def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRender
     for role, value in _json(path / "special_tokens_map.json").items():
         config.setdefault(role, value)
     templates = {"default": chat_template} if chat_template else _folder_templates(path, config)
-    return Tokenizer(library, config, templates, renderer)
+    return Tokenizer(library, config, templates, renderer=renderer)
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The process of a tokenizer's trial: `python -m homenode.model.tokenizer.trial_process FD PATH MEMORY SECONDS`.
+"""The process of a tokenizer's trial: `python -m homenode.model.tokenizer.trial.process FD PATH MEMORY SECONDS`.
 
 It loads the tokenizer of the model at PATH as the program itself would, uses it on samples, and says over the socket FD that all is well, {},
 or what is wrong, {"failure": KIND OF ERROR, "message": TEXT}. MEMORY is the address space it may use, SECONDS its processor time.
@@ -15,8 +15,8 @@ from homenode.errors import UserError
 from homenode.model.sandbox.frames import FrameStream, encode
 from homenode.model.sandbox.limits import allow_cpu, confine
 from homenode.model.tokenizer.library import named_faults
-from homenode.model.tokenizer.samples import examine
 from homenode.model.tokenizer.tokenizer import load_untried, vocabulary_file
+from homenode.model.tokenizer.trial.samples import examine
 
 
 def try_tokenizer(path: Path) -> dict[str, Any]:
@@ -30,7 +30,8 @@ def try_tokenizer(path: Path) -> dict[str, Any]:
         except UserError as error:
             return _failure("CheckpointError", f"{file} is not a usable tokenizer: {error.message}")
     except UserError as error:
-        return _failure(type(error).__name__, error.message)
+        named = error.message if file.name in error.message else f"{file}: {error.message}"
+        return _failure(type(error).__name__, named)
     return {}
 
 
