@@ -89,7 +89,9 @@ def test_memory_has_a_limit(source: str) -> None:
 
 @pytest.mark.alone
 def test_who_waits_too_long_is_told_to_come_again() -> None:
-    """Of many renderings without end some are ended at their deadline; for the others there was never a process, and they wait no longer than that."""
+    """Of many renderings without end some are ended at their deadline; for the others there was never a process, and
+    they wait no longer than that.
+    """
     renderer = TemplateRenderer(timeout_s=1.0)
     template = ChatTemplate(LOOP, {}, renderer)
     kinds: list[type[HomenodeError]] = []

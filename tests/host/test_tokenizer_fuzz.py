@@ -1,4 +1,5 @@
-"""Tokenizer files and chat templates under fuzzing: whatever they are, there is a result or an error with a name, in bounded time.
+"""Tokenizer files and chat templates under fuzzing: whatever they are, there is a result or an error with a name, in
+bounded time.
 
 HOMENODE_FUZZ_EXAMPLES sets how many are tried.
 """
@@ -51,7 +52,9 @@ fuzz_files = settings(fuzz, max_examples=max(8, EXAMPLES // 8))  # each takes a 
 
 @st.composite
 def mutated_files(draw: st.DrawFn) -> str:
-    """A file with a part that the library is known to trip over, or a value somewhere that does not belong there, or both."""
+    """A file with a part that the library is known to trip over, or a value somewhere that does not belong there, or
+    both.
+    """
     file: dict[str, Any] = tokenizer_json()
     for part, value in draw(st.lists(st.sampled_from(PARTS), max_size=1)):
         file[part] = json.loads(json.dumps(value))
@@ -82,12 +85,14 @@ def test_any_tokenizer_file_is_refused_or_works(text: str) -> None:
 
 
 PIECES = [
-    "x", "{{ messages }}", "{% for a in messages %}", "{% for a in range(10 ** 6) %}", "{% endfor %}", "{% if a %}", "{% else %}",
-    "{% endif %}", "{% macro m(n) %}", "{% endmacro %}", "{{ m(a) }}", "{% break %}", "{% continue %}", "{% set a = 'a' * 10 ** 9 %}",
-    "{{ a | indent(10 ** 7) }}", "{{ 10 ** 9999 }}", "{% set ns = namespace(x='a') %}", "{% set ns.x = ns.x ~ ns.x %}", "{{ ns.x }}",
-    "{% generation %}", "{% endgeneration %}", "{{ raise_exception(a) }}", "{{ messages | tojson(indent=a) }}", "{{ self.a() }}",
-    "{% block a %}", "{% endblock %}", "{% include 'a' %}", "{% extends a %}", "{{ lipsum(a) }}", "{{ '%9999999d' % 1 }}", "{#", "#}",
-    "{{ messages | map(attribute='x' * 99) | list }}", "{{ [a] * 10 ** 8 }}", "{% raw %}", "{{ strftime_now(a) }}", "\ud800", "\0",
+    "x", "{{ messages }}", "{% for a in messages %}", "{% for a in range(10 ** 6) %}", "{% endfor %}", "{% if a %}",
+    "{% else %}", "{% endif %}", "{% macro m(n) %}", "{% endmacro %}", "{{ m(a) }}", "{% break %}",
+    "{% continue %}", "{% set a = 'a' * 10 ** 9 %}", "{{ a | indent(10 ** 7) }}", "{{ 10 ** 9999 }}",
+    "{% set ns = namespace(x='a') %}", "{% set ns.x = ns.x ~ ns.x %}", "{{ ns.x }}", "{% generation %}",
+    "{% endgeneration %}", "{{ raise_exception(a) }}", "{{ messages | tojson(indent=a) }}", "{{ self.a() }}",
+    "{% block a %}", "{% endblock %}", "{% include 'a' %}", "{% extends a %}", "{{ lipsum(a) }}",
+    "{{ '%9999999d' % 1 }}", "{#", "#}", "{{ messages | map(attribute='x' * 99) | list }}", "{{ [a] * 10 ** 8 }}",
+    "{% raw %}", "{{ strftime_now(a) }}", "\ud800", "\0",
 ]  # fmt: skip
 
 

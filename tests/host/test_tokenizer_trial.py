@@ -1,4 +1,6 @@
-"""Tokenizer files on which the library panics, aborts, hangs or asks for all memory are refused by name, and this process goes on."""
+"""Tokenizer files on which the library panics, aborts, hangs or asks for all memory are refused by name, and this
+process goes on.
+"""
 
 from __future__ import annotations
 

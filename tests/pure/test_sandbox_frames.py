@@ -1,4 +1,6 @@
-"""Frames between a sandboxed process and its parent: any JSON goes through unchanged, and nothing else makes the reader wait or take memory."""
+"""Frames between a sandboxed process and its parent: any JSON goes through unchanged, and nothing else makes the
+reader wait or take memory.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a sandboxed process and its parent speak: a 4-byte little-endian length and that many bytes of JSON, over a socket pair.
+"""What a sandboxed process and its parent speak: a 4-byte little-endian length and that many bytes of JSON, over a
+socket pair.
 
-JSON, and nothing that could name code, because what the child says must not be trusted more than the model's files. Lone surrogates, which
-Python's strings and JSON can hold, go through unchanged.
+JSON, and nothing that could name code, because what the child says must not be trusted more than the model's files.
+Lone surrogates, which Python's strings and JSON can hold, go through unchanged.
 """
 
 from __future__ import annotations
@@ -21,19 +22,28 @@ class FrameError(Exception):
 
 
 class FrameStream:
-    """Frames over a connected socket, used by one thread at a time. Deadlines are moments of time.monotonic(); None waits for ever."""
+    """Frames over a connected socket, used by one thread at a time.
+
+    Deadlines are moments of time.monotonic(); None waits for ever.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._read = bytearray()  # what has come and was not taken
 
     def send(self, *bodies: bytes, deadline: float | None = None) -> None:
-        """Send frames with these bodies, made by `encode`. TimeoutError at the deadline, OSError when nobody is there."""
+        """Send frames with these bodies, made by `encode`.
+
+        TimeoutError at the deadline, OSError when nobody is there.
+        """
         self._until(deadline)
         self._sock.sendall(b"".join(part for body in bodies for part in (len(body).to_bytes(_HEADER, "little"), body)))
 
     def receive(self, deadline: float | None = None) -> dict[str, Any] | None:
-        """The next value; None when the other end has closed. FrameError for what is no frame, TimeoutError at the deadline."""
+        """The next value; None when the other end has closed.
+
+        FrameError for what is no frame, TimeoutError at the deadline.
+        """
         header = self._take(_HEADER, deadline)
         if header is None:
             return None

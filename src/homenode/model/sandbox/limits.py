@@ -17,7 +17,8 @@ _LARGEST_FILE = 1 << 20  # what standard error, a memfd, may grow to
 
 
 def confine(memory_bytes: int) -> None:
-    """Limit the address space of this process to `memory_bytes`, forbid core dumps and large files, and tie it to its parent.
+    """Limit the address space of this process to `memory_bytes`, forbid core dumps and large files, and tie it to its
+    parent.
 
     Standard input must be a pipe whose other end only the parent holds.
     """
@@ -32,8 +33,8 @@ def confine(memory_bytes: int) -> None:
 def end_with_parent(descriptor: int = 0) -> None:
     """Let the kernel end this process by SIGIO as soon as the other end of the pipe `descriptor` is closed.
 
-    This works while native code runs that never comes back, and unlike PR_SET_PDEATHSIG it does not depend on the thread of the parent
-    that started this process.
+    This works while native code runs that never comes back, and unlike PR_SET_PDEATHSIG it does not depend on the
+    thread of the parent that started this process.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGIO})
@@ -46,9 +47,11 @@ def end_with_parent(descriptor: int = 0) -> None:
 
 
 def allow_cpu(seconds: float) -> None:
-    """Let this process use `seconds` more of processor time, from now on; the kernel ends it by SIGXCPU when they are used up.
+    """Let this process use `seconds` more of processor time, from now on; the kernel ends it by SIGXCPU when they are
+    used up.
 
-    This is the second line: the parent ends a process whose time is over, unless the parent is stopped or does not come to run.
+    This is the second line: the parent ends a process whose time is over, unless the parent is stopped or does not
+    come to run.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]

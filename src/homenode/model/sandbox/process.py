@@ -19,7 +19,8 @@ from homenode.model.sandbox.frames import FrameError, FrameStream
 _STARTS_WITHIN_S = 30.0
 _LAST_WORDS = 2000  # bytes of standard error that are looked at
 _NOT_A_REASON = re.compile(r"panicked at|^note: |^Traceback|^\s+File ")  # lines around the one that says what happened
-# What Python, the dynamic linker and the clock need; secrets in the environment are not for a process that runs a model's code.
+# What Python, the dynamic linker and the clock need; secrets in the environment are not for a process that runs a
+# model's code.
 _KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LANGUAGE", "VIRTUAL_ENV", "TMPDIR")
 _KEPT_BEGINNINGS = ("LC_", "PYTHON", "LD_", "ASAN_", "UBSAN_", "TSAN_", "LSAN_")
 
@@ -29,10 +30,11 @@ class ProcessLostError(Exception):
 
 
 class SandboxProcess:
-    """One child process that runs a module of ours, and answers one request after the other. Used by one thread at a time.
+    """One child process that runs a module of ours, and answers one request after the other. Used by one thread at a
+    time.
 
-    The module's `main` gets the descriptor of its socket as its first argument; `homenode.model.sandbox.limits` says what else it may rely on.
-    The child ends with this process, whatever ends that.
+    The module's `main` gets the descriptor of its socket as its first argument; `homenode.model.sandbox.limits` says
+    what else it may rely on. The child ends with this process, whatever ends that.
     """
 
     def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
@@ -77,7 +79,10 @@ class SandboxProcess:
             self._ready = True
 
     def send(self, *bodies: bytes, deadline: float) -> None:
-        """Send frames, made by `frames.encode`. TimeoutError at the deadline, ProcessLostError when the process has ended before."""
+        """Send frames, made by `frames.encode`.
+
+        TimeoutError at the deadline, ProcessLostError when the process has ended before.
+        """
         try:
             self._frames.send(*bodies, deadline=deadline)
         except TimeoutError:

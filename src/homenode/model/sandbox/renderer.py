@@ -20,6 +20,7 @@ _MODULE = "homenode.model.sandbox.template_process"
 _MOST_PROCESSES = 3
 _ANOTHER_AFTER_S = 0.2  # a rendering waits so long for a process before one more is started
 _LEAST_LIMIT = 1 << 20  # characters that any rendering may give
+_REMEDY = "give another with --chat-template"
 _TIMES_INPUT = 8  # and so many times as much as what it is made of
 
 
@@ -34,8 +35,8 @@ class _Renderer:
 class _Pool:
     """At most `_MOST_PROCESSES` processes, of which each renders one conversation at a time.
 
-    There is one as long as renderings are short. Another is started when a rendering has waited for a while, so that one conversation that
-    takes all its time does not hold up everybody.
+    There is one as long as renderings are short. Another is started when a rendering has waited for a while, so that
+    one conversation that takes all its time does not hold up everybody.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,10 @@ class _Pool:
 
     @contextlib.contextmanager
     def borrowed(self, wait_s: float) -> Iterator[_Renderer]:
-        """A process to use, which is ended when the body raises. OverloadedError when none is free within `wait_s` seconds."""
+        """A process to use, which is ended when the body raises.
+
+        OverloadedError when none is free within `wait_s` seconds.
+        """
         renderer = self._take(time.monotonic(), wait_s) or self._new()
         try:
             yield renderer
@@ -89,7 +93,7 @@ class _Pool:
                     return None
                 if waited >= wait_s:
                     raise OverloadedError(
-                        f"the chat template is busy with {self._count} other conversations; this one waited {wait_s:g} s",
+                        f"the chat template is busy with {self._count} others; this conversation waited {wait_s:g} s",
                         retry_after_s=wait_s,
                     )
                 self._changed.wait((_ANOTHER_AFTER_S if self._count < _MOST_PROCESSES else wait_s) - waited)
@@ -119,10 +123,11 @@ class _Pool:
 
 
 class TemplateRenderer:
-    """Compiles and renders chat templates in processes of their own. Safe to use from several threads, and blocks the one that calls.
+    """Compiles and renders chat templates in processes of their own. Safe to use from several threads, and blocks the
+    one that calls.
 
-    A template that takes longer than `timeout_s` seconds, more memory than the process may have, or gives far more text than it was given
-    ends in an error; the process is ended and replaced when it does not come back.
+    A template that takes longer than `timeout_s` seconds, more memory than the process may have, or gives far more
+    text than it was given ends in an error; the process is ended and replaced when it does not come back.
     """
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -131,7 +136,10 @@ class TemplateRenderer:
         self.close = weakref.finalize(self, self._pool.close)
 
     def start(self) -> None:
-        """Start the process, and do not wait for it; otherwise the first use does. HostError when the machine refuses."""
+        """Start the process, and do not wait for it; otherwise the first use does.
+
+        HostError when the machine refuses.
+        """
         self._pool.start()
 
     def compile(self, source: str) -> None:
@@ -141,20 +149,18 @@ class TemplateRenderer:
                 answer = self._number(renderer, source)
         except TimeoutError:
             raise CheckpointError(
-                f"the model's chat template could not be compiled within {self.timeout_s:g} s; give another with --chat-template"
+                f"the model's chat template could not be compiled within {self.timeout_s:g} s; {_REMEDY}"
             ) from None
         except (ProcessLostError, FrameError) as error:
             raise CheckpointError(f"the model's chat template could not be compiled: {error}") from None
         if isinstance(answer, dict):
-            raise CheckpointError(
-                f"the model's chat template is not valid jinja2: {answer.get('message')}; give another with --chat-template"
-            )
+            raise CheckpointError(f"the model's chat template is not valid jinja2: {answer.get('message')}; {_REMEDY}")
 
     def render(self, source: str, values: Mapping[str, Any]) -> str:
         """The text of template `source` for `values`, which must be what JSON can say.
 
-        Raises UserError when the template refuses the values, fails on them or goes over a limit; OverloadedError when no process is free
-        for as long as one rendering may take; HostError when none can be started.
+        Raises UserError when the template refuses the values, fails on them or goes over a limit; OverloadedError
+        when no process is free for as long as one rendering may take; HostError when none can be started.
         """
         try:
             body = encode(dict(values))

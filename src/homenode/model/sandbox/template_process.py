@@ -6,7 +6,8 @@ FD is one end of a socket pair, on which the process speaks frames: first a Read
     {"render": NUMBER, "characters": N, "seconds": S}   -> {"text": TEXT} of at most N characters, or a failure
     and a frame with the values to render with
 
-A failure is {"failure": KIND, "message": TEXT} with a kind of `failure.Failure`. S is the processor time that the kernel allows for the request.
+A failure is {"failure": KIND, "message": TEXT} with a kind of `failure.Failure`. S is the processor time that the
+kernel allows for the request.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Chat templates as the sandboxed process compiles and renders them: jinja2, with the extensions Hugging Face templates rely on.
+"""Chat templates as the sandboxed process compiles and renders them: jinja2, with the extensions Hugging Face
+templates rely on.
 
-The environment is jinja2's immutable sandbox; a template sees only the values passed to it. The extensions are `{% break %}` and
-`{% continue %}`, `{% generation %}` blocks (rendered as their content), `tojson` without HTML escapes, `raise_exception` and `strftime_now`.
+The environment is jinja2's immutable sandbox; a template sees only the values passed to it. The extensions are `{%
+break %}` and `{% continue %}`, `{% generation %}` blocks (rendered as their content), `tojson` without HTML escapes,
+`raise_exception` and `strftime_now`.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import random  # noqa: F401 - jinja2 imports it when a template asks for `lipsum`, and files cannot be opened at any time
+import random  # noqa: F401 - jinja2 imports it when a template asks for `lipsum`; here it costs no rendering time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -49,7 +51,10 @@ def template_environment() -> jinja2.Environment:
 
 
 def render(template: jinja2.Template, values: Mapping[str, Any], most_characters: int) -> str:
-    """The text of a rendering. Raises OutputTooLong for more than `most_characters`, and whatever the template raises."""
+    """The text of a rendering.
+
+    Raises OutputTooLong for more than `most_characters`, and whatever the template raises.
+    """
     pieces, length = [], 0
     for piece in template.generate(values):  # a mapping, because a value may have any name, such as `self`
         pieces.append(piece)

@@ -1,7 +1,7 @@
 """Chat templates of a model, which are compiled and rendered in a process of their own (`homenode.model.sandbox`).
 
-A template comes with a model, from anywhere: it runs in jinja2's immutable sandbox, sees only the values passed to it, has a deadline and limits of
-memory and output, and its errors become UserError.
+A template comes with a model, from anywhere: it runs in jinja2's immutable sandbox, sees only the values passed to
+it, has a deadline and limits of memory and output, and its errors become UserError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ class ChatTemplate:
     """A template that compiles. `values` (bos_token and the like) are given to every rendering."""
 
     def __init__(self, source: str, values: Mapping[str, Any], renderer: TemplateRenderer | None = None) -> None:
-        """`renderer` renders it; by default one of its own. Raises CheckpointError when the template is no valid jinja2."""
+        """`renderer` renders it; by default one of its own.
+
+        Raises CheckpointError when the template is no valid jinja2.
+        """
         if len(source) > _LARGEST_TEMPLATE:
             raise CheckpointError(
                 f"the model's chat template has {len(source)} characters; at most {_LARGEST_TEMPLATE} are read"
@@ -40,8 +43,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt text for a conversation; `values` may have any names. Blocks for as long as a rendering takes.
 
-        Raises UserError when the template refuses the conversation, fails on it or goes over a limit, OverloadedError when others take all
-        the time there is.
+        Raises UserError when the template refuses the conversation, fails on it or goes over a limit, OverloadedError
+        when others take all the time there is.
         """
         given = {
             "documents": None,

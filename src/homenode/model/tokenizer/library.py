@@ -1,7 +1,9 @@
-"""The `tokenizers` library behind names: whatever it raises about a vocabulary, panics included, becomes a CheckpointError.
+"""The `tokenizers` library behind names: whatever it raises about a vocabulary, panics included, becomes a
+CheckpointError.
 
-The library raises bare Exception for anything wrong in a file, and a panic of its code arrives as a BaseException that no `except Exception` sees:
-it would end the thread that asked. What ends the whole process, a crash or an abort, is met by trying a file before (`trial`).
+The library raises bare Exception for anything wrong in a file, and a panic of its code arrives as a BaseException
+that no `except Exception` sees: it would end the thread that asked. What ends the whole process, a crash or an abort,
+is met by trying a file before (`trial`).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer as Library
 
@@ -23,7 +25,9 @@ _LONGEST_MESSAGE = 300
 
 @contextlib.contextmanager
 def named_faults(what: str) -> Iterator[None]:
-    """Raises CheckpointError, whose message begins with `what`, for any exception or panic of the body that has no name of ours."""
+    """Raises CheckpointError, whose message begins with `what`, for any exception or panic of the body that has no
+    name of ours.
+    """
     try:
         yield
     except BaseException as error:
@@ -31,7 +35,9 @@ def named_faults(what: str) -> Iterator[None]:
 
 
 def _named(error: BaseException, what: str) -> BaseException:
-    """The error to raise in place of `error`: itself if it is one of ours or none about the vocabulary, such as KeyboardInterrupt."""
+    """The error to raise in place of `error`: itself if it is one of ours or none about the vocabulary, such as
+    KeyboardInterrupt.
+    """
     if isinstance(error, HomenodeError) or not (isinstance(error, Exception) or type(error).__name__ == _PANIC):
         return error
     told = str(error).strip() or type(error).__name__
@@ -39,7 +45,8 @@ def _named(error: BaseException, what: str) -> BaseException:
 
 
 def library_from_json(text: str, name: str) -> Library:
-    """A tokenizer from the text of a tokenizer.json, without what is for training: a length limit, padding, BPE dropout.
+    """A tokenizer from the text of a tokenizer.json, without what is for training: a length limit, padding, BPE
+    dropout.
 
     `name`: what the text is called in messages. Raises CheckpointError.
     """
@@ -55,7 +62,12 @@ def library_from_json(text: str, name: str) -> Library:
     return library
 
 
-class NamedLibrary:
+def with_named_faults(library: Library) -> Library:
+    """A stand-in for `library` that does the same, and raises CheckpointError in place of what the library raises."""
+    return cast(Library, _NamedLibrary(library))
+
+
+class _NamedLibrary:
     """A vocabulary of the library, whose faults at each text or token are errors with a name."""
 
     def __init__(self, library: Library) -> None:
@@ -84,7 +96,10 @@ class NamedLibrary:
 
 
 def _call(subject: str, function: Callable[..., Any], *arguments: Any, **rest: Any) -> Any:
-    """What the function returns. Raises CheckpointError for its faults; called for every token, so it is no context manager."""
+    """What the function returns.
+
+    Raises CheckpointError for its faults; called for every token, so it is no context manager.
+    """
     try:
         return function(*arguments, **rest)
     except BaseException as error:

@@ -14,7 +14,7 @@ from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
-from homenode.model.tokenizer.library import NamedLibrary, library_from_json, named_faults
+from homenode.model.tokenizer.library import library_from_json, named_faults, with_named_faults
 from homenode.model.tokenizer.stream import TextStream
 from homenode.model.tokenizer.trial.trial import TokenizerTrial
 
@@ -38,7 +38,7 @@ class Tokenizer:
 
         `renderer` renders the templates; without one, as in a trial of the vocabulary, they are left out.
         """
-        library = NamedLibrary(library)
+        library = with_named_faults(library)
         self._library = library
         self._special = {role: text for role in _SPECIAL_ROLES if (text := _content(config.get(role)))}
         self._config = dict(config)

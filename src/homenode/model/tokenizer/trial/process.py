@@ -1,7 +1,8 @@
 """The process of a tokenizer's trial: `python -m homenode.model.tokenizer.trial.process FD PATH MEMORY SECONDS`.
 
-It loads the tokenizer of the model at PATH as the program itself would, uses it on samples, and says over the socket FD that all is well, {},
-or what is wrong, {"failure": KIND OF ERROR, "message": TEXT}. MEMORY is the address space it may use, SECONDS its processor time.
+It loads the tokenizer of the model at PATH as the program itself would, uses it on samples, and says over the socket
+FD that all is well, {}, or what is wrong, {"failure": KIND OF ERROR, "message": TEXT}. MEMORY is the address space it
+may use, SECONDS its processor time.
 """
 
 from __future__ import annotations

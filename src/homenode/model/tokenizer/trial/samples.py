@@ -1,4 +1,5 @@
-"""What a tokenizer must stand before it is used: texts of many scripts, its special tokens, long runs, and every token of its vocabulary.
+"""What a tokenizer must stand before it is used: texts of many scripts, its special tokens, long runs, and every
+token of its vocabulary.
 
 `examine` runs in the process of a trial (`trial.process`), where a crash, a hang or a wish for all memory harms nobody.
 """
@@ -8,9 +9,7 @@ from __future__ import annotations
 from homenode.errors import CheckpointError
 from homenode.model.tokenizer.tokenizer import Tokenizer
 
-_MOST_TOKENS_A_BYTE = (
-    4  # of a text of many scripts: byte fallback gives one, normalizers that take letters apart some more
-)
+_MOST_TOKENS_A_BYTE = 4  # of a text of many scripts: byte fallback gives one, taking letters apart some more
 _SOME_TOKENS = 64  # that come with any text
 _ENDS = 200  # tokens at each end of the vocabulary that are decoded one by one
 _RUN = 2000  # characters
@@ -23,7 +22,9 @@ _RUNS = ("a", " ", "\n", "7", ".", "-", "é", "中", "ab ", "x1", "▁")
 
 
 def examine(tokenizer: Tokenizer) -> None:
-    """Raises CheckpointError for what a tokenizer gets wrong: it fails, is random, gives tokens it does not have, or too many."""
+    """Raises CheckpointError for what a tokenizer gets wrong: it fails, is random, gives tokens it does not have, or
+    too many.
+    """
     for text in _texts(tokenizer):
         ids = tokenizer.encode(text)
         _check(tokenizer, text, ids)

@@ -1,7 +1,7 @@
 """A model's tokenizer is loaded and used in a process that may die, before it is loaded in this one.
 
-The library that reads the file aborts, hangs or asks for all memory on some hostile files. Where that happens in the process of the trial, the
-file is refused by name, and nothing else has happened.
+The library that reads the file aborts, hangs or asks for all memory on some hostile files. Where that happens in the
+process of the trial, the file is refused by name, and nothing else has happened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ class TokenizerTrial:
     """A trial that is under way. It begins at once, so that other things can be done until `wait` is called."""
 
     def __init__(self, path: Path, file: Path) -> None:
-        """`path`: of the model, as `load_tokenizer` takes it; `file`: what of it has the vocabulary. HostError when the machine refuses."""
+        """`path`: of the model, as `load_tokenizer` takes it; `file`: what of it has the vocabulary.
+
+        HostError when the machine refuses.
+        """
         size = min(_size(file), _LARGEST_COUNTED)
         self._file = file
         self._cpu_s = _CPU_S + _CPU_S_A_MIB * size / _MIB
@@ -37,14 +40,18 @@ class TokenizerTrial:
         self._process = SandboxProcess(_MODULE, (str(path.absolute()), str(self._memory), str(self._cpu_s)))
 
     def wait(self) -> None:
-        """Returns when the tokenizer may be loaded. Raises what loading it raised, and CheckpointError for any other end."""
+        """Returns when the tokenizer may be loaded.
+
+        Raises what loading it raised, and CheckpointError for any other end.
+        """
         try:
             answer = self._process.receive(self._deadline)
         except TimeoutError:
             self._refuse(f"reading it and encoding a sample text did not come to an end within {self._wait_s:.0f} s")
         except ProcessLostError as error:
             self._refuse(
-                f"the process that tried it was lost, {error} (it may use {self._memory // _MIB} MiB and {self._cpu_s:.0f} s of processor time)"
+                f"the process that tried it was lost, {error} (it may use {self._memory // _MIB} MiB and "
+                f"{self._cpu_s:.0f} s of processor time)"
             )
         finally:
             self._process.end()
