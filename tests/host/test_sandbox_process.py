@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.errors import HomenodeError, OverloadedError, UserError
+from homenode.errors import HomenodeError, HostError, OverloadedError, UserError
 from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.sandbox.template_process import MEMORY_BYTES
 from homenode.model.tokenizer.chat import ChatTemplate
@@ -84,7 +84,7 @@ def test_a_rendering_without_end_is_ended_and_others_go_on(source: str) -> None:
 @pytest.mark.parametrize("source", [DOUBLING, "{% set x = messages[0].content * 10 ** 10 %}{{ x | length }}"])
 def test_memory_has_a_limit(source: str) -> None:
     with pytest.raises(UserError, match=r"takes more than 1024 MiB|gave more than|process that renders it was lost"):
-        ChatTemplate(source, {}).render(HI)
+        ChatTemplate(source, {}, TemplateRenderer(timeout_s=60.0)).render(HI)
 
 
 @pytest.mark.alone
@@ -134,6 +134,23 @@ def test_it_has_limits_no_secrets_and_no_descriptors(monkeypatch: pytest.MonkeyP
         assert "a secret" not in Path(f"/proc/{pid}/environ").read_text()
         assert len(list(Path(f"/proc/{pid}/fd").iterdir())) == 4  # the three standard ones, and its socket
     assert template.render(HI) == "x"
+
+
+def test_a_process_that_cannot_start_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nonexistent")
+    with pytest.raises(HostError, match="could not be started: it ended by exit code 1"):
+        ChatTemplate("x", {})
+
+
+def test_a_fork_leaves_its_parents_process_alone() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    before = children()
+    if (pid := os.fork()) == 0:
+        template._renderer.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert template.render(HI) == "hi"
+    assert children() == before
 
 
 PARENT = f"""

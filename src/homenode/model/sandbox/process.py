@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -39,44 +40,50 @@ class SandboxProcess:
 
     def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
         """Starts it, and does not wait until it runs. HostError when the machine refuses."""
-        try:
-            self._errors = os.memfd_create("standard error", os.MFD_CLOEXEC)  # grows to no more than the child's limit
-            ours, theirs = socket.socketpair()
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-W", "ignore", "-m", module, str(theirs.fileno()), *arguments],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._errors,
-                    env=_environment(),
-                    process_group=0,  # a terminal's Ctrl-C is for the parent
-                )
-        except OSError as error:
-            raise HostError(
-                f"the process {module} could not be started: {error.strerror}; the machine lacks memory or processes",
-                errno=error.errno,
-            ) from error
-        self._frames = FrameStream(ours)
+        self._module, self._owner = module, os.getpid()
+        with contextlib.ExitStack() as undone:
+            try:
+                # Standard error grows to no more than the child's limit, and nobody has to read it meanwhile.
+                errors = os.memfd_create("standard error", os.MFD_CLOEXEC)
+                undone.callback(os.close, errors)
+                ours, theirs = socket.socketpair()
+                undone.callback(ours.close)
+                with theirs:
+                    self._process = self._spawn(theirs.fileno(), errors, arguments)
+            except OSError as error:
+                raise HostError(f"{module} could not be started: {error.strerror}", errno=error.errno) from error
+            undone.pop_all()
+        self._frames, self._errors = FrameStream(ours), errors
         self._started_by = time.monotonic() + _STARTS_WITHIN_S
         self._ready = False
-        self.end = weakref.finalize(
-            self, _end, self._process, self._frames, self._errors
-        )  # also at the end of the program
+        self.end = weakref.finalize(self, _end, self._owner, self._process, self._frames, errors)  # at exit as well
+
+    def _spawn(self, descriptor: int, errors: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-W", "ignore", "-m", self._module, str(descriptor), *arguments],
+            pass_fds=(descriptor,),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=_environment(),
+            process_group=0,  # a terminal's Ctrl-C is for the parent
+        )
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
-        return self.end.alive and self._process.poll() is None
+        """Whether it has not ended, and belongs to this process; a forked one has to start its own."""
+        return self._owner == os.getpid() and self.end.alive and self._process.poll() is None
 
     def wait_ready(self) -> None:
-        """Wait until it has said that it takes requests. ProcessLostError when it ends or is silent instead."""
-        if not self._ready:
-            try:
-                self._receive(self._started_by)
-            except TimeoutError:
-                raise ProcessLostError(f"it did not start within {_STARTS_WITHIN_S:g} s") from None
-            self._ready = True
+        """Wait until it has said that it takes requests. HostError when it ends or is silent instead."""
+        if self._ready:
+            return
+        try:
+            self._receive(self._started_by)
+        except (TimeoutError, ProcessLostError) as error:
+            why = str(error) or f"it was not ready within {_STARTS_WITHIN_S:g} s"
+            raise HostError(f"{self._module} could not be started: {why}") from None
+        self._ready = True
 
     def send(self, *bodies: bytes, deadline: float) -> None:
         """Send frames, made by `frames.encode`.
@@ -118,10 +125,11 @@ class SandboxProcess:
         return f"it ended by {end}" + (f": {lines[-1][:200]}" if lines else "")
 
 
-def _end(process: subprocess.Popen[bytes], frames: FrameStream, errors: int) -> None:
-    """End the process at once, and free what it had."""
-    process.kill()
-    process.wait()
+def _end(owner: int, process: subprocess.Popen[bytes], frames: FrameStream, errors: int) -> None:
+    """End the process at once, unless it is that of another process which this one was forked from; free what it had."""
+    if owner == os.getpid():
+        process.kill()
+        process.wait()
     if process.stdin is not None:
         process.stdin.close()
     frames.close()
