@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from homenode.errors import CheckpointError, UserError
+from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.tokenizer.chat import ChatTemplate
 from tests.paths import DATA, needs_data
 
@@ -59,11 +60,16 @@ def test_the_templates_are_there() -> None:
     assert len(TEMPLATES) == 13
 
 
-def render_here(source: str, conversation: dict[str, Any]) -> str | None:
+@pytest.fixture(scope="module")
+def renderer() -> TemplateRenderer:
+    return TemplateRenderer()
+
+
+def render_here(source: str, conversation: dict[str, Any], renderer: TemplateRenderer) -> str | None:
     """The rendering, or None where the template refuses or fails."""
     rest = dict(conversation)
     try:
-        return ChatTemplate(source, VALUES).render(rest.pop("messages"), **rest)
+        return ChatTemplate(source, VALUES, renderer).render(rest.pop("messages"), **rest)
     except UserError:
         return None
 
@@ -83,25 +89,25 @@ def render_there(source: str, conversation: dict[str, Any]) -> str | None:
 @pytest.mark.torch
 @pytest.mark.parametrize("conversation", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
 @pytest.mark.parametrize("file", TEMPLATES, ids=lambda p: p.stem)
-def test_renders_as_transformers_does(file: Any, conversation: dict[str, Any]) -> None:
+def test_renders_as_transformers_does(file: Any, conversation: dict[str, Any], renderer: TemplateRenderer) -> None:
     pytest.importorskip("transformers")
     source = file.read_text(encoding="utf-8")
-    assert render_here(source, conversation) == render_there(source, conversation)
+    assert render_here(source, conversation, renderer) == render_there(source, conversation)
 
 
 @pytest.mark.parametrize("file", TEMPLATES, ids=lambda p: p.stem)
-def test_every_template_renders_a_plain_turn(file: Any) -> None:
+def test_every_template_renders_a_plain_turn(file: Any, renderer: TemplateRenderer) -> None:
     tools = {"tools": [TOOL]} if "tool_use" in file.stem else {}  # a template for tools only
-    text = render_here(file.read_text(encoding="utf-8"), CONVERSATIONS["one turn"] | tools)
+    text = render_here(file.read_text(encoding="utf-8"), CONVERSATIONS["one turn"] | tools, renderer)
     assert text is not None
     assert "Hello <there> & 'you'" in text
 
 
-def test_extensions() -> None:
+def test_extensions(renderer: TemplateRenderer) -> None:
     source = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}"
     messages = [{"role": "user", "content": "<é>"}, {"role": "user", "content": "never"}]
-    assert ChatTemplate(source, {}).render(messages) == json.dumps(messages[0], ensure_ascii=False)
-    assert len(ChatTemplate("{{ strftime_now('%Y') }}", {}).render([])) == 4
+    assert ChatTemplate(source, {}, renderer).render(messages) == json.dumps(messages[0], ensure_ascii=False)
+    assert len(ChatTemplate("{{ strftime_now('%Y') }}", {}, renderer).render([])) == 4
 
 
 @pytest.mark.parametrize(
@@ -115,13 +121,56 @@ def test_extensions() -> None:
         "{% for i in range(999999999) %}x{% endfor %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ lipsum.__globals__.os }}",
+        "{{ (10 ** 20000) | string }}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ messages[0].content | indent(10 ** 10) }}",
+        "{{ lipsum(n=10 ** 9) | length if false }}{{ 'x' * 9000000 }}",
+        "{{ messages[0].content ~ raise_exception('x' * 10000000) }}",
     ],
 )
-def test_hostile_and_failing_templates_end_in_a_named_error(source: str) -> None:
-    with pytest.raises(UserError, match="chat template"):
-        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
+def test_hostile_and_failing_templates_end_in_a_named_error(source: str, renderer: TemplateRenderer) -> None:
+    with pytest.raises(UserError, match="chat template") as raised:
+        ChatTemplate(source, {}, renderer).render([{"role": "user", "content": "x"}])
+    assert len(raised.value.message) < 1500
 
 
-def test_a_template_that_is_no_jinja_is_refused_on_loading() -> None:
-    with pytest.raises(CheckpointError, match="jinja2"):
-        ChatTemplate("{% if %}", {})
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% if %}", "Expected an expression"),
+        ("{% break %}", "'break' outside loop"),
+        ("{% continue %}", "'continue'"),
+        ("{{ " + "9" * 5000 + " }}", "4300 digits"),
+        ("".join(f"{{% for a{i} in 'a' %}}" for i in range(25)) + "x" + "{% endfor %}" * 25, "statically nested"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "RecursionError"),
+        ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "RecursionError"),
+        ("x" * (1 << 20) + "y", "at most 1048576"),
+    ],
+    ids=["no expression", "break", "continue", "digits", "loops", "brackets", "blocks", "length"],
+)
+def test_what_is_no_template_is_refused_on_loading(source: str, words: str, renderer: TemplateRenderer) -> None:
+    with pytest.raises(CheckpointError, match=words) as raised:
+        ChatTemplate(source, {}, renderer)
+    assert "chat template" in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "name", ["self", "cls", "args", "kwargs", "values", "name", "template", "", "a b", "é", "loop"]
+)
+def test_a_value_may_have_any_name(name: str, renderer: TemplateRenderer) -> None:
+    template = ChatTemplate("{{ messages[0].content }}{{ given }}", {}, renderer)
+    assert template.render([{"role": "user", "content": "x"}], **{name: 1, "given": 2}) == "x2"
+
+
+@pytest.mark.parametrize("content", ["\ud800", "\ud83d" + "\ude00", "\0\x1b[31m\u2028", '"\\', "é中👩‍👩‍👧"])
+def test_any_text_goes_through_unchanged(content: str, renderer: TemplateRenderer) -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {}, renderer)
+    assert template.render([{"role": "user", "content": content}]) == content
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, 10**5000, b"x"], ids=["object", "set", "digits", "bytes"])
+def test_values_that_json_cannot_say_are_named(value: Any, renderer: TemplateRenderer) -> None:
+    template = ChatTemplate("{{ messages }}", {}, renderer)
+    with pytest.raises(UserError, match="cannot be given to the model's chat template"):
+        template.render([{"role": "user", "content": value}])
+    assert template.render([]) == "[]"

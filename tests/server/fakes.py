@@ -44,6 +44,7 @@ class ByteTokenizer:
 
     def render_chat(
         self,
+        /,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,

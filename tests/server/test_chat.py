@@ -62,6 +62,15 @@ def test_template_values_and_open_turns(server: Running) -> None:
     assert prompt_of(server) == "<user>hi</><assistant>well, "
 
 
+@pytest.mark.parametrize("name", ["self", "cls", "args", "kwargs", "values", "name", "template", "state", ""])
+def test_values_for_the_template_may_have_any_names(server: Running, name: str) -> None:
+    """Those of the code's own parameters too."""
+    assert server.chat(chat_template_kwargs={name: 1, "prefix": "P"}, max_tokens=1).status_code == 200
+    assert prompt_of(server) == "P<user>hi</><assistant>"
+    body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {name: 1}}
+    assert server.http.post("/tokenize", json=body).status_code == 200
+
+
 def test_stream(server: Running) -> None:
     got = events(server.chat(max_tokens=30, n=2, stream=True, stream_options={"include_usage": True}))
     for index in (0, 1):

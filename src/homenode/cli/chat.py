@@ -49,7 +49,7 @@ Messages = list[dict[str, str]]
 )
 @click.option("--seed", type=int, help="Makes the answers repeatable.")
 @with_some_settings(EngineConfig, *_SETTINGS)
-@with_some_settings(TextConfig, "tokenizer", "chat_template")
+@with_some_settings(TextConfig, "tokenizer", "chat_template", "chat_template_timeout")
 def chat(
     model: str | None,
     system: str | None,
@@ -59,16 +59,20 @@ def chat(
     seed: int | None,
     tokenizer: str | None,
     chat_template: str | None,
+    chat_template_timeout: float,
     **settings: Any,
 ) -> None:
     """Talk to MODEL. An empty line or Ctrl-D ends the conversation; /new starts another; Ctrl-C stops an answer."""
-    from homenode.engine.llm import LLM
     from homenode.engine.location import located
-    from homenode.engine.request import SamplingParams
 
     with plain_errors():
         config = located(EngineConfig.of(model, {"max_num_seqs": 1, **settings}))
-        text = TextConfig(tokenizer, chat_template).load(Path(str(config.model.path)))
+        path, text_config = Path(str(config.model.path)), TextConfig(tokenizer, chat_template, chat_template_timeout)
+        trial = text_config.begin_trial(path)
+        from homenode.engine.llm import LLM  # takes a while, in which the trial goes on
+        from homenode.engine.request import SamplingParams
+
+        text = text_config.load(path, trial)
         if not text.has_chat_template:
             raise UserError(
                 "this model has no chat template; give one with --chat-template, or use `homenode generate`"

@@ -15,6 +15,7 @@ from homenode.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from homenode.model.tokenizer import Tokenizer
+    from homenode.model.tokenizer.trial.trial import TokenizerTrial
 
 _SETTINGS = (
     "threads",
@@ -62,14 +63,18 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
 
     Without --max-model-len there is room for the prompt and its continuation only, so that a model of long context needs little memory.
     """
-    from homenode.engine.llm import LLM
-    from homenode.engine.request import SamplingParams
+    from homenode.engine.location import located
+    from homenode.model.tokenizer.tokenizer import begin_trial
 
     settings = {name: options.pop(name) for name in _SETTINGS}
     with plain_errors():
+        config = located(EngineConfig.of(model, {"max_num_seqs": 1, **settings}))
+        trial = begin_trial(Path(str(config.model.path)))
+        from homenode.engine.llm import LLM  # takes a while, in which the trial goes on
+        from homenode.engine.request import SamplingParams
+
         params = SamplingParams(**options)
-        config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
-        config, tokenizer = _sized(config, prompt, chat, params.max_tokens)
+        config, tokenizer = _sized(config, trial, prompt, chat, params.max_tokens)
         with loading_bar("loading") as update:
             llm = LLM(config=config, tokenizer=tokenizer, progress=update)
         with llm:
@@ -84,15 +89,15 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
             OUT.print()
 
 
-def _sized(config: EngineConfig, prompt: str, chat: bool, max_tokens: int) -> tuple[EngineConfig, Tokenizer]:
+def _sized(
+    config: EngineConfig, trial: TokenizerTrial | None, prompt: str, chat: bool, max_tokens: int
+) -> tuple[EngineConfig, Tokenizer]:
     """The config with room for this prompt and its continuation only: a model's whole context can take more memory than there is."""
-    from homenode.engine.location import located
     from homenode.model.checkpoint import open_checkpoint
     from homenode.model.tokenizer import load_tokenizer
 
-    config = located(config)
     path = Path(str(config.model.path))
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, trial=trial)
     if config.model.max_model_len is None:
         text = tokenizer.render_chat([_user(prompt)]) if chat else prompt
         needed = len(tokenizer.encode(text, add_special_tokens=not chat)) + max_tokens

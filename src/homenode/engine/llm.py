@@ -26,6 +26,7 @@ from homenode.engine.location import located
 from homenode.engine.messages import Output, Ready, Statistics
 from homenode.engine.request import Request, SamplingParams
 from homenode.errors import UserError
+from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_tokenizer
 
 Prompt = str | list[int]
@@ -42,14 +43,15 @@ class LLM:
         config: EngineConfig | None = None,
         tokenizer: Tokenizer | None = None,
         chat_template: str | None = None,
+        chat_template_timeout: float = DEFAULT_TIMEOUT_S,
         progress: Callable[[int, int], None] | None = None,
         **settings: Any,
     ) -> None:
         """`model`: a Hugging Face folder, a GGUF file, a Hub id, or None for the built-in one.
 
         `settings`: any setting of the engine by its name, such as threads=4 or kv_cache_memory="2GiB"; or all of them as a `config`.
-        `tokenizer` stands in for the model's own, `chat_template` (its text) for the model's template. `progress` is told
-        (bytes done, bytes in all) while weights are read. Raises UserError, CheckpointError, CapacityError or HostError.
+        `tokenizer` stands in for the model's own, `chat_template` (its text) for the model's template, which may take
+        `chat_template_timeout` seconds for a conversation. `progress` is told (bytes done, bytes in all) while weights are read. Raises UserError, CheckpointError, CapacityError or HostError.
         """
         if config is not None and (settings or model is not None):
             raise UserError("give either a config or a model and settings, not both")
@@ -61,7 +63,7 @@ class LLM:
                 param="data_parallel_size",
             )
         config = located(config)
-        self.tokenizer = tokenizer or load_tokenizer(Path(str(config.model.path)), chat_template)
+        self.tokenizer = tokenizer or load_tokenizer(Path(str(config.model.path)), chat_template, chat_template_timeout)
         self._ids = itertools.count(1)
         self._engine = LocalEngine(config, progress)
         self._closed = weakref.finalize(
@@ -117,7 +119,7 @@ class LLM:
         return [answer.completion(logprobs=p.logprobs is not None) for answer, p in jobs.values()]
 
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
+        self, /, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
     ) -> Completion:
         """Answer a conversation. Without `params` the answer may fill the context. `values` go to the chat template."""
         ids = self._chat_prompt(messages, values)
@@ -130,7 +132,7 @@ class LLM:
         return self._stream(self._prompts(prompt)[0], params or SamplingParams(), stop)
 
     def stream_chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
+        self, /, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
     ) -> Generator[str, None, None]:
         """The answer to a conversation as it is made. Closing the iterator ends the request."""
         ids = self._chat_prompt(messages, values)

@@ -91,6 +91,7 @@ class Tokenizer(Protocol):
 
     def render_chat(
         self,
+        /,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,

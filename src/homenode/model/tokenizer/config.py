@@ -7,8 +7,11 @@ from pathlib import Path
 
 from homenode.errors import CheckpointError, UserError
 from homenode.model.checkpoint.reading import read_text
-from homenode.model.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
+from homenode.model.tokenizer.tokenizer import Tokenizer, begin_trial, load_tokenizer
+from homenode.model.tokenizer.trial.trial import TokenizerTrial
 from homenode.options import option
+from homenode.units import parse_seconds
 
 _LARGEST_TEMPLATE = 1 << 20
 
@@ -23,10 +26,24 @@ class TextConfig:
     chat_template: str | None = option(
         None, "File with a jinja2 chat template that stands in for the model's.", metavar="FILE"
     )
+    chat_template_timeout: float = option(
+        DEFAULT_TIMEOUT_S,
+        "How long a chat template may take to make a conversation a prompt, such as 5s; after that the request is refused.",
+        parse=parse_seconds,
+        minimum=0.1,
+        maximum=600,
+    )
 
-    def load(self, model: Path) -> Tokenizer:
-        """The tokenizer to use with the model at `model`. Raises UserError or CheckpointError for what cannot be read."""
-        return load_tokenizer(Path(self.tokenizer) if self.tokenizer else model, self._template())
+    def begin_trial(self, model: Path) -> TokenizerTrial | None:
+        """Begin to try the files of that tokenizer, as far as they need it, so that other work can be done until `load` is called."""
+        return begin_trial(self._path(model))
+
+    def load(self, model: Path, trial: TokenizerTrial | None = None) -> Tokenizer:
+        """The tokenizer to use with the model at `model`; `trial`: if it has begun. Raises UserError or CheckpointError for what cannot be read."""
+        return load_tokenizer(self._path(model), self._template(), self.chat_template_timeout, trial)
+
+    def _path(self, model: Path) -> Path:
+        return Path(self.tokenizer) if self.tokenizer else model
 
     def _template(self) -> str | None:
         if self.chat_template is None:

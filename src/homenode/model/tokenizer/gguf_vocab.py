@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.tokenizer import pretokenizers
+from homenode.model.tokenizer.library import library_from_json
 
 _CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2
 _SPACE = "▁"
@@ -26,7 +27,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """
     whole = metadata.get("tokenizer.huggingface.json")
     if isinstance(whole, str):
-        return Tokenizer.from_str(whole)
+        return library_from_json(whole, "tokenizer.huggingface.json")
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise UnsupportedError(

@@ -12,9 +12,12 @@ from tokenizers import Tokenizer as Library
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.checkpoint.reading import is_there, read_json, read_text
+from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
+from homenode.model.tokenizer.library import library_from_json, named_faults, with_named_faults
 from homenode.model.tokenizer.stream import TextStream
+from homenode.model.tokenizer.trial.trial import TokenizerTrial
 
 _LARGEST_FILE = 256 * 2**20
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -24,12 +27,25 @@ _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 class Tokenizer:
     """A vocabulary with its rules. Safe to use from several threads."""
 
-    def __init__(self, library: Library, config: Mapping[str, Any], chat_templates: Mapping[str, str]) -> None:
-        """`config` is tokenizer_config.json (or its likeness from GGUF); `chat_templates` by name, "default" first among them."""
+    def __init__(
+        self,
+        library: Library,
+        config: Mapping[str, Any],
+        chat_templates: Mapping[str, str],
+        *,
+        renderer: TemplateRenderer | None = None,
+    ) -> None:
+        """`config` is tokenizer_config.json (or its likeness from GGUF); `chat_templates` by name, "default" first among them.
+
+        `renderer` renders the templates; without one, as in a trial of the vocabulary, they are left out.
+        """
+        library = with_named_faults(library)
         self._library = library
         self._special = {role: text for role in _SPECIAL_ROLES if (text := _content(config.get(role)))}
         self._config = dict(config)
-        self._templates = {name: ChatTemplate(source, self._special) for name, source in chat_templates.items()}
+        self._templates = {
+            name: ChatTemplate(source, self._special, renderer) for name, source in chat_templates.items() if renderer
+        }
         self.vocab_size = library.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = self._id("bos_token")
         self.eos_token_id = self._id("eos_token")
@@ -62,6 +78,15 @@ class Tokenizer:
         """One token as text; bytes that are no whole character come out as U+FFFD."""
         return self.token_bytes(token).decode("utf-8", "replace")
 
+    def has_token(self, token: int) -> bool:
+        """Whether the vocabulary has a token of this id."""
+        return self._library.id_to_token(token) is not None
+
+    @property
+    def added_tokens(self) -> tuple[int, ...]:
+        """The ids of the tokens that are found in a text before it is cut into words, special ones and others, ascending."""
+        return tuple(sorted(int(index) for index in self._library.get_added_tokens_decoder()))
+
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary."""
         found = self._library.token_to_id(token)
@@ -74,12 +99,16 @@ class Tokenizer:
 
     def render_chat(
         self,
+        /,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **values: Any,
     ) -> str:
-        """The prompt text of a conversation. Raises UserError when there is no template or it refuses the messages."""
+        """The prompt text of a conversation; `values` may have any names. Blocks for as long as a rendering takes.
+
+        Raises UserError when there is no template, it refuses the messages or takes too long, OverloadedError when others take all the time.
+        """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         template = self._templates.get(name) or next(iter(self._templates.values()), None)
         if template is None:
@@ -108,13 +137,58 @@ class Tokenizer:
         return None if text is None else self.token_id(text)
 
 
-def load_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer:
+def begin_trial(path: Path) -> TokenizerTrial | None:
+    """Begin to try the tokenizer of the model at `path` in a process of its own, so that other work can be done until it is loaded.
+
+    None where that needs no trial: the file is not there, or it is homenode's own, which is as trusted as its code.
+    """
+    from homenode.model.locate import builtin_model  # not for the process of a trial, which is to start fast
+
+    file = vocabulary_file(path)
+    return TokenizerTrial(path, file) if file.is_file() and path != builtin_model() else None
+
+
+def load_tokenizer(
+    path: Path,
+    chat_template: str | None = None,
+    chat_template_timeout: float = DEFAULT_TIMEOUT_S,
+    trial: TokenizerTrial | None = None,
+) -> Tokenizer:
     """The tokenizer of a Hugging Face folder (tokenizer.json) or a GGUF file; `chat_template` (its text) replaces the model's own.
 
-    Raises CheckpointError for missing or damaged files, UnsupportedError for vocabularies of unknown kind.
+    The files are tried in a process of their own before (`trial`, where that has begun), and chat templates are rendered in one, for
+    `chat_template_timeout` seconds at most. Raises CheckpointError for missing, damaged or hostile files, UnsupportedError for vocabularies
+    of unknown kind, HostError when a process cannot be started.
     """
+    trial = trial or begin_trial(path)
+    renderer = TemplateRenderer(chat_template_timeout)
+    if chat_template or _may_have_template(path):
+        renderer.start()  # it becomes ready meanwhile
+    if trial is not None:
+        trial.wait()
+    with named_faults(f"{vocabulary_file(path)} is not a usable tokenizer"):
+        return load_untried(path, chat_template, renderer)
+
+
+def load_untried(path: Path, chat_template: str | None = None, renderer: TemplateRenderer | None = None) -> Tokenizer:
+    """What `load_tokenizer` gives, in this process at once; without `renderer` there are no chat templates."""
     gguf = _gguf_file(path)
-    return _from_gguf(gguf, chat_template) if gguf else _from_folder(path, chat_template)
+    return _from_gguf(gguf, chat_template, renderer) if gguf else _from_folder(path, chat_template, renderer)
+
+
+def vocabulary_file(path: Path) -> Path:
+    """The file of the model at `path` that has the vocabulary, whether or not it is there."""
+    return _gguf_file(path) or (path / "tokenizer.json" if path.is_dir() else path)
+
+
+def _may_have_template(path: Path) -> bool:
+    """Whether it is worth while to start what renders templates before the files have been read."""
+    config = path / "tokenizer_config.json"
+    return (
+        path.is_file()
+        or any((path / f"chat_template.{kind}").is_file() for kind in ("jinja", "json"))
+        or (config.is_file() and config.stat().st_size <= _LARGEST_FILE and b'"chat_template"' in config.read_bytes())
+    )
 
 
 def _gguf_file(path: Path) -> Path | None:
@@ -128,7 +202,7 @@ def _gguf_file(path: Path) -> Path | None:
     return find_gguf(path)
 
 
-def _from_gguf(path: Path, chat_template: str | None) -> Tokenizer:
+def _from_gguf(path: Path, chat_template: str | None, renderer: TemplateRenderer | None) -> Tokenizer:
     from homenode.model.checkpoint.gguf import read_gguf  # opened only for GGUF files
 
     metadata = read_gguf(path).metadata
@@ -140,7 +214,7 @@ def _from_gguf(path: Path, chat_template: str | None) -> Tokenizer:
         if isinstance(tokens, list) and isinstance(index, int) and 0 <= index < len(tokens):
             config[role] = tokens[index]
     templates = {"default": chat_template} if chat_template else _gguf_templates(metadata)
-    return Tokenizer(library, config, templates)
+    return Tokenizer(library, config, templates, renderer=renderer)
 
 
 def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -153,7 +227,7 @@ def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: item[0] != "default"))
 
 
-def _from_folder(path: Path, chat_template: str | None) -> Tokenizer:
+def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRenderer | None) -> Tokenizer:
     file = path / "tokenizer.json"
     if not is_there(file):
         if (path / "tokenizer.model").is_file():
@@ -161,19 +235,12 @@ def _from_folder(path: Path, chat_template: str | None) -> Tokenizer:
                 f"{path} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once with transformers (save_pretrained) to get one"
             )
         raise CheckpointError(f"{path} has no tokenizer.json")
-    try:
-        library = Library.from_str(read_text(file, _LARGEST_FILE))
-    except CheckpointError:
-        raise
-    except Exception as error:  # the library raises bare Exception for anything wrong in the file
-        raise CheckpointError(f"{file} is not a tokenizer: {error}") from error
+    library = library_from_json(read_text(file, _LARGEST_FILE), str(file))
     config = _json(path / "tokenizer_config.json")
     for role, value in _json(path / "special_tokens_map.json").items():
         config.setdefault(role, value)
-    library.no_truncation()  # a length limit in the file is for training; cutting a prompt silently would change its meaning
-    library.no_padding()
     templates = {"default": chat_template} if chat_template else _folder_templates(path, config)
-    return Tokenizer(library, config, templates)
+    return Tokenizer(library, config, templates, renderer=renderer)
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

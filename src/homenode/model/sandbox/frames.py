@@ -1,0 +1,101 @@
+"""What a sandboxed process and its parent speak: a 4-byte little-endian length and that many bytes of JSON, over a
+socket pair.
+
+JSON, and nothing that could name code, because what the child says must not be trusted more than the model's files.
+Lone surrogates, which Python's strings and JSON can hold, go through unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+LARGEST_FRAME = 64 << 20  # bytes of one frame, both ways
+_HEADER = 4
+_CHUNK = 256 << 10
+
+
+class FrameError(Exception):
+    """What is to be sent is no JSON, or too large; or what came is no frame."""
+
+
+class FrameStream:
+    """Frames over a connected socket, used by one thread at a time.
+
+    Deadlines are moments of time.monotonic(); None waits for ever.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._read = bytearray()  # what has come and was not taken
+
+    def send(self, *bodies: bytes, deadline: float | None = None) -> None:
+        """Send frames with these bodies, made by `encode`.
+
+        TimeoutError at the deadline, OSError when nobody is there.
+        """
+        self._until(deadline)
+        self._sock.sendall(b"".join(part for body in bodies for part in (len(body).to_bytes(_HEADER, "little"), body)))
+
+    def receive(self, deadline: float | None = None) -> dict[str, Any] | None:
+        """The next value; None when the other end has closed.
+
+        FrameError for what is no frame, TimeoutError at the deadline.
+        """
+        header = self._take(_HEADER, deadline)
+        if header is None:
+            return None
+        size = int.from_bytes(header, "little")
+        if size > LARGEST_FRAME:
+            raise FrameError(f"a frame announces {size} bytes; at most {LARGEST_FRAME} are taken")
+        body = self._take(size, deadline)
+        return None if body is None else decode(body)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+    def _take(self, size: int, deadline: float | None) -> bytes | None:
+        """Exactly `size` bytes, for which memory is taken as they come; None when the stream ends before."""
+        while len(self._read) < size:
+            self._until(deadline)
+            piece = self._sock.recv(_CHUNK)
+            if not piece:
+                return None
+            self._read += piece
+        taken = bytes(memoryview(self._read)[:size])
+        del self._read[:size]
+        return taken
+
+    def _until(self, deadline: float | None) -> None:
+        if deadline is None:
+            self._sock.settimeout(None)
+            return
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+
+
+def encode(value: dict[str, Any]) -> bytes:
+    """The body of a frame. FrameError for what JSON cannot say, and for what is larger than a frame."""
+    try:
+        body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FrameError(str(error)) from error
+    if len(body) > LARGEST_FRAME:
+        raise FrameError(f"it takes {len(body)} bytes; at most {LARGEST_FRAME} are taken")
+    return body
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The value in the body of a frame. FrameError for anything but a JSON object."""
+    try:
+        value = json.loads(body.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"it is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FrameError("it is no JSON object")
+    return value

@@ -1,0 +1,69 @@
+"""A model's tokenizer is loaded and used in a process that may die, before it is loaded in this one.
+
+The library that reads the file aborts, hangs or asks for all memory on some hostile files. Where that happens in the
+process of the trial, the file is refused by name, and nothing else has happened.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.model.sandbox.process import ProcessLostError, SandboxProcess
+
+_MODULE = "homenode.model.tokenizer.trial.process"
+_MIB = 1 << 20
+_LARGEST_COUNTED = 32 * _MIB  # of a GGUF file, whose size tells little of its vocabulary
+# The largest vocabularies, of 256 Ki tokens in 32 MiB of text, take about 6 s and 1 GiB on a slow machine.
+_MEMORY_BYTES, _MEMORY_A_BYTE = 3 << 29, 24
+_CPU_S, _CPU_S_A_MIB = 8.0, 1.0
+_WAIT_S, _WAIT_S_A_MIB = 14.0, 2.0
+_ERRORS: dict[str, type[UserError]] = {e.__name__: e for e in (CheckpointError, UnsupportedError, UserError)}
+
+
+class TokenizerTrial:
+    """A trial that is under way. It begins at once, so that other things can be done until `wait` is called."""
+
+    def __init__(self, path: Path, file: Path) -> None:
+        """`path`: of the model, as `load_tokenizer` takes it; `file`: what of it has the vocabulary.
+
+        HostError when the machine refuses.
+        """
+        size = min(_size(file), _LARGEST_COUNTED)
+        self._file = file
+        self._cpu_s = _CPU_S + _CPU_S_A_MIB * size / _MIB
+        self._memory = _MEMORY_BYTES + _MEMORY_A_BYTE * size
+        self._wait_s = _WAIT_S + _WAIT_S_A_MIB * size / _MIB
+        self._deadline = time.monotonic() + self._wait_s
+        self._process = SandboxProcess(_MODULE, (str(path.absolute()), str(self._memory), str(self._cpu_s)))
+
+    def wait(self) -> None:
+        """Returns when the tokenizer may be loaded.
+
+        Raises what loading it raised, and CheckpointError for any other end.
+        """
+        try:
+            answer = self._process.receive(self._deadline)
+        except TimeoutError:
+            self._refuse(f"reading it and encoding a sample text did not come to an end within {self._wait_s:.0f} s")
+        except ProcessLostError as error:
+            self._refuse(
+                f"the process that tried it was lost, {error} (it may use {self._memory // _MIB} MiB and "
+                f"{self._cpu_s:.0f} s of processor time)"
+            )
+        finally:
+            self._process.end()
+        if (kind := answer.get("failure")) is not None:
+            raise _ERRORS.get(str(kind), CheckpointError)(str(answer.get("message")))
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise CheckpointError(f"{self._file} is not a usable tokenizer: {why}")
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0  # loading says what is wrong with it

@@ -1,0 +1,86 @@
+"""Tokenizer files on which the library panics, aborts, hangs or asks for all memory are refused by name, and this
+process goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.errors import CheckpointError, UnsupportedError
+from homenode.model.locate import builtin_model
+from homenode.model.tokenizer import load_tokenizer
+from homenode.model.tokenizer.tokenizer import begin_trial, load_untried
+from homenode.model.tokenizer.trial import trial
+from tests.tokenizer_files import HOSTILE, folder_of, model, tokenizer_json, with_changes
+
+TEXT = "hello é Z 中 the end"
+
+
+def test_a_sound_file_is_loaded_and_knows_its_texts(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(folder_of(tmp_path, json.dumps(tokenizer_json())))
+    ids = tokenizer.encode(TEXT)
+    assert tokenizer.encode(TEXT) == ids
+    assert tokenizer.decode(ids) == TEXT.replace(" ", "▁")
+
+
+@pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_files_are_refused_by_name(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "_CPU_S", 1.0)
+    monkeypatch.setattr(trial, "_WAIT_S", 6.0)
+    folder = folder_of(tmp_path, with_changes(changes))
+    with pytest.raises(CheckpointError) as raised:
+        load_tokenizer(folder)
+    assert str(folder / "tokenizer.json") in raised.value.message
+    assert not {"panicked", "RUST_BACKTRACE", "\n"} & {*raised.value.message.split(), *raised.value.message}
+
+
+def test_a_hang_is_refused_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_WAIT_S", 0.05)  # less than any trial takes
+    with pytest.raises(CheckpointError, match="did not come to an end within"):
+        load_tokenizer(folder_of(tmp_path, json.dumps(tokenizer_json())))
+
+
+@pytest.mark.parametrize("dropout", [0.5, 1.0])
+def test_dropout_is_not_used(dropout: float, tmp_path: Path) -> None:
+    usual = load_untried(folder_of(tmp_path / "usual", json.dumps(tokenizer_json())))
+    random = load_tokenizer(folder_of(tmp_path / "random", with_changes(model(dropout=dropout))))
+    assert {tuple(random.encode("the then hethe")) for _ in range(10)} == {tuple(usual.encode("the then hethe"))}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["an unknown token that is missing", "a special token without an id", "a second text where there is one"],
+)
+def test_what_the_library_raises_for_a_text_has_a_name(name: str, tmp_path: Path) -> None:
+    """Also a panic, which is no Exception. A trial would have refused these files."""
+    folder = folder_of(tmp_path, with_changes(HOSTILE[name]))
+    with pytest.raises(CheckpointError, match="fails on this text"):
+        load_untried(folder).encode(TEXT)
+
+
+def test_what_the_library_raises_for_tokens_has_a_name(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, with_changes(HOSTILE["a decoder that strips too much"]))
+    with pytest.raises(CheckpointError, match="fails on these tokens"):
+        tokenizer = load_untried(folder)
+        tokenizer.decode(tokenizer.encode("a", add_special_tokens=False))
+
+
+def test_the_kind_of_an_error_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_what_homenode_brings_needs_no_trial() -> None:
+    assert begin_trial(builtin_model()) is None
+
+
+def test_what_homenode_brings_would_pass(tmp_path: Path) -> None:
+    text = (builtin_model() / "tokenizer.json").read_text()
+    assert load_tokenizer(folder_of(tmp_path, text)).encode("Once") == load_untried(builtin_model()).encode("Once")
