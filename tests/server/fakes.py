@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from homenode.engine.messages import EngineFigures, Output, Ready, Statistics
@@ -28,6 +28,13 @@ class ByteTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [*(self._bos if add_special_tokens else ()), *text.encode("utf-8", "surrogatepass")]
+
+    def encode_pieces(self, text: str, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        ids = self.encode(text, add_special_tokens)
+        return (ids[at : at + 1000] for at in range(0, len(ids), 1000))
+
+    def fewest_tokens(self, text: str) -> int:
+        return len(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         shown = [token for token in ids if token < 256 or not skip_special_tokens]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from homenode.engine.messages import EngineFigures, Output, Ready, Statistics
@@ -79,6 +79,12 @@ class Tokenizer(Protocol):
     def has_chat_template(self) -> bool: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def encode_pieces(self, text: str, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        """The same ids, some at a time."""
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that `text` certainly has, told without encoding it."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 

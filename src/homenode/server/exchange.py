@@ -13,9 +13,11 @@ from starlette.types import Receive
 from homenode.server.config import HttpConfig
 from homenode.server.decoding import from_decoding
 from homenode.server.failures import ApiError
+from homenode.server.json_size import check_json_size
 from homenode.server.state import Bodies, Lease
 
 T = TypeVar("T")
+_SMALL_BODY = 2**17  # bytes that are decoded within milliseconds, whatever they hold
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
@@ -37,10 +39,18 @@ async def read_json(state: Reading, request: Request, decode: Callable[[bytes], 
     _check_type(request)
     with state.bodies.lease() as lease:
         body = await read_body(state, request, lease)
-        try:
-            return decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise from_decoding(error) from None
+        if len(body) <= _SMALL_BODY:
+            return _decoded(body, decode)
+        return await asyncio.to_thread(_decoded, body, decode)
+
+
+def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
+    if len(body) > _SMALL_BODY:
+        check_json_size(body)
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise from_decoding(error) from None
 
 
 async def read_body(state: Reading, request: Request, lease: Lease) -> bytes:

@@ -12,8 +12,9 @@ from homenode.server.failures import ApiError
 from homenode.server.generation import Generation, Sequence
 from homenode.server.kv_transfer import HandOver, hand_over
 from homenode.server.openai import ChatRequest, CompletionRequest, Sampling
-from homenode.server.prompts import chat_ids, check_prompt, prompt_ids, split_prompt
+from homenode.server.prompts import chat_ids, prompt_ids, split_prompt
 from homenode.server.state import ServerState
+from homenode.server.text_work import SHORT_TEXT, memory_of
 
 _MOST_PROMPT_TOKENS = 2**22  # of all sequences of a request; each takes its prompt to the engine
 _SMALLEST_TOP_P = 1e-9  # top_p 0 is valid in the API and means the most likely token alone
@@ -23,12 +24,24 @@ async def completion(state: ServerState, body: CompletionRequest) -> Generation:
     """The sequences of a completion request: every prompt n times, in that order. Raises ApiError 400."""
     prompts = split_prompt(body.prompt)
     _check_sequences(state, len(prompts) * (body.n or 1))
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    async with state.text_work.room(sum(map(memory_of, texts))):
+        return await _completion(state, body, prompts, inline=sum(map(len, texts)) <= SHORT_TEXT)
+
+
+async def _completion(
+    state: ServerState, body: CompletionRequest, prompts: list[str | list[int]], *, inline: bool
+) -> Generation:
+    """`inline`: all texts together are short."""
     score = body.logprobs if body.echo else None
     over: HandOver | None = None
     sequences: list[Sequence] = []
+    tokens = 0
     for place, prompt in enumerate(prompts):
         param = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
-        ids = await prompt_ids(state, prompt, param, body.add_special_tokens is not False)
+        ids = await prompt_ids(state, prompt, param, body.add_special_tokens is not False, inline=inline)
+        tokens += len(ids) * (body.n or 1)
+        _check_tokens(tokens)
         over = await _hand_over(state, body, len(prompts), ids, score)
         echo = _echo(state, ids, prompt, score is not None) if body.echo else None
         wanted = 16 if body.max_tokens is None else body.max_tokens
@@ -51,7 +64,7 @@ async def chat(state: ServerState, body: ChatRequest) -> Generation:
         continue_final=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
     )
-    check_prompt(state, ids, "messages")
+    _check_tokens(len(ids) * (body.n or 1))
     wanted = body.max_completion_tokens or body.max_tokens or state.ready.max_model_len
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     over = await _hand_over(state, body, 1, ids, None)
@@ -70,16 +83,18 @@ async def _hand_over(
 
 
 def _generation(state: ServerState, sequences: list[Sequence], over: HandOver | None) -> Generation:
-    """Raises ApiError 400 when the prompts together are too long to be handed over at once."""
-    tokens = sum(len(sequence.request.prompt_ids) for sequence in sequences)
+    return Generation(state.client, sequences, state.active, state.tickets, over.result if over else None)
+
+
+def _check_tokens(tokens: int) -> None:
+    """Raises ApiError 400 when the prompts so far are too long to be handed over at once."""
     if tokens > _MOST_PROMPT_TOKENS:
         raise ApiError(
             400,
-            f"`prompt` and `n` ask for {tokens} prompt tokens in all; at most {_MOST_PROMPT_TOKENS} are taken in one request",
+            f"`prompt` and `n` ask for {tokens} prompt tokens or more; at most {_MOST_PROMPT_TOKENS} are taken in one request",
             param="n",
             code="invalid_value",
         )
-    return Generation(state.client, sequences, state.active, state.tickets, over.result if over else None)
 
 
 def _echo(state: ServerState, ids: list[int], prompt: str | list[int], offsets: bool) -> Echo:
