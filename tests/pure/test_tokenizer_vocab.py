@@ -9,7 +9,8 @@ import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.tokenizer import load_tokenizer
-from homenode.model.tokenizer.gguf_vocab import scored_merges, tokenizer_from_gguf
+from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
+from homenode.model.tokenizer.scored_merges import scored_merges
 from tests.paths import DATA, STORIES, needs_data
 
 VOCABULARIES = sorted((DATA / "ggml-vocab").glob("*.gguf.inp")) if DATA.is_dir() else []

@@ -25,6 +25,7 @@ from homenode.errors import CapacityError, InternalError
 PIECE_CHARACTERS = 64 * 1024  # about a tenth of a second of work
 LONGEST_PIECE_CHARACTERS = 2**19  # of a text with no place to cut; one of emoji takes 350 MB while it is encoded
 _OVERLAP_CHARACTERS = 1024
+_LONGEST_ADDED = 4096  # characters of a token that is looked for in texts; with longer ones texts are not divided
 _SAMPLES = ("a", "0", "e", "\n", "あ")  # texts, of which at least one has tokens in any vocabulary
 _AGREEING_TOKENS = (
     4  # on each side of a place; one would do by the argument above, and expressions look some characters around
@@ -39,8 +40,9 @@ class PieceEncoder:
         # Otherwise the library would encode even a single text in a pool of as many threads as there are CPUs, those of the engine too.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         longest_added = max((len(token.content) for token in library.get_added_tokens_decoder().values()), default=0)
-        self._overlap = max(min(_OVERLAP_CHARACTERS, piece_characters // 4), 2 * longest_added, 16)
-        self.piece_characters = max(piece_characters, 4 * self._overlap)
+        self._overlap = max(min(_OVERLAP_CHARACTERS, piece_characters // 4), 2 * min(longest_added, _LONGEST_ADDED), 16)
+        divides = longest_added <= _LONGEST_ADDED
+        self.piece_characters = max(piece_characters, 4 * self._overlap) if divides else LONGEST_PIECE_CHARACTERS
         self._joins_inside_words = _merges_over_whole_texts(library)
 
     def pieces(self, text: str, add_special_tokens: bool = False) -> Iterator[list[int]]:
