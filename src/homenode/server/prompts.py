@@ -6,14 +6,22 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
+from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.server.failures import ApiError
 from homenode.server.openai import Content, Message, Messages
 from homenode.server.state import ServerState
 from homenode.server.text_work import SHORT_TEXT, memory_of
 
 _OWN_VALUES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+class PromptText(NamedTuple):
+    """A text to encode. `hidden`: the names of control tokens that were hidden in it, where they are to stay text."""
+
+    text: str
+    hidden: HiddenNames | None = None
 
 
 def split_prompt(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -45,7 +53,7 @@ async def prompt_ids(
 ) -> list[int]:
     """Token ids of one prompt. `inline`: at once, as it is short. Raises ApiError 400 under the name `param`."""
     if isinstance(prompt, str):
-        ids = await fitting_ids(state, prompt, param, add_special_tokens, inline=inline)
+        ids = await fitting_ids(state, PromptText(prompt), param, add_special_tokens, inline=inline)
     else:
         ids = prompt
     check_prompt(state, ids, param)
@@ -64,15 +72,15 @@ async def chat_ids(
     add_special_tokens: bool = False,
 ) -> list[int]:
     """Token ids of a conversation that fits the context. Templates write BOS themselves, so special tokens are not added unless asked for."""
-    text = await chat_text(
+    prompt = await chat_text(
         state,
         messages,
         template_kwargs=template_kwargs,
         add_generation_prompt=add_generation_prompt,
         continue_final=continue_final,
     )
-    async with state.text_work.room(memory_of(text)):
-        ids = await fitting_ids(state, text, "messages", add_special_tokens, inline=len(text) <= SHORT_TEXT)
+    async with state.text_work.room(memory_of(prompt.text)):
+        ids = await fitting_ids(state, prompt, "messages", add_special_tokens, inline=len(prompt.text) <= SHORT_TEXT)
     check_prompt(state, ids, "messages")
     return ids
 
@@ -84,7 +92,7 @@ async def chat_text(
     template_kwargs: Mapping[str, Any] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final: bool = False,
-) -> str:
+) -> PromptText:
     """What the chat template makes of a conversation."""
     values = dict(template_kwargs or {})
     if taken := sorted(_OWN_VALUES & values.keys()):
@@ -100,21 +108,37 @@ async def chat_text(
         )
     said = [_said(message) for message in messages]
     render = _render_open if continue_final else _render
-    # A template is a program, and may wait for a process of its own: never on the event loop.
-    return await asyncio.to_thread(render, state, said, values, add_generation_prompt is not False)
+
+    def work() -> PromptText:
+        if state.config.special_tokens_in_content:
+            return PromptText(render(state, said, values, add_generation_prompt is not False))
+        hidden = state.tokenizer.hidden_names()
+        return PromptText(
+            render(state, hidden.hide(said), hidden.hide(values), add_generation_prompt is not False), hidden
+        )
+
+    return await asyncio.to_thread(work)  # a template is a program, and may wait for a process of its own
 
 
 async def fitting_ids(
-    state: ServerState, text: str, param: str, add_special_tokens: bool, *, inline: bool = False
+    state: ServerState, prompt: PromptText, param: str, add_special_tokens: bool, *, inline: bool = False
 ) -> list[int]:
-    """Token ids of a text that fits the context; one that does not is refused as early as that is known. Raises ApiError 400."""
-    if inline:
-        return state.tokenizer.encode(text, add_special_tokens)
+    """Token ids of a text that fits the context; one that does not is refused as early as that is known. Raises ApiError 400.
+
+    `inline`: it is short, so that it is encoded at once.
+    """
+    text, hidden = prompt
+    if hidden is None or not hidden.any:
+        if inline:
+            return state.tokenizer.encode(text, add_special_tokens)
+        if (
+            fewest := await state.text_work.run(lambda: state.tokenizer.fewest_tokens(text))
+        ) >= state.ready.max_model_len:
+            raise _too_long(state, param, f"at least {fewest}")
     most = state.ready.max_model_len
-    if (fewest := await state.text_work.run(lambda: state.tokenizer.fewest_tokens(text))) >= most:
-        raise _too_long(state, param, f"at least {fewest}")
     ids: list[int] = []
-    async with aclosing(state.text_work.each(state.tokenizer.encode_pieces(text, add_special_tokens))) as pieces:
+    encoded = state.tokenizer.encode_pieces(text, add_special_tokens, hidden)
+    async with aclosing(state.text_work.each(encoded)) as pieces:
         async for piece in pieces:
             if piece and len(ids) >= most:
                 raise _too_long(state, param, f"at least {len(ids)}")

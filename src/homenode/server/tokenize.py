@@ -27,13 +27,13 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     """Token ids of a text or of a conversation."""
     body = await read_json(state, request, _decode_tokenize)
     state.model(body.model)
-    text = await _text(state, body)
+    prompt = await _prompt_text(state, body)
     usual = body.prompt is not None  # chat templates write special tokens themselves
     add_special_tokens = usual if body.add_special_tokens is None else body.add_special_tokens
     written = _Written(state, bool(body.return_token_strs))
-    async with state.text_work.room(memory_of(text)):
-        pieces = map(written.add, state.tokenizer.encode_pieces(text, add_special_tokens))
-        if len(text) <= SHORT_TEXT:
+    async with state.text_work.room(memory_of(prompt.text)):
+        pieces = map(written.add, state.tokenizer.encode_pieces(prompt.text, add_special_tokens, prompt.hidden))
+        if len(prompt.text) <= SHORT_TEXT and prompt.hidden is None:
             list(pieces)
         else:
             async with aclosing(state.text_work.each(pieces)) as counted:
@@ -103,11 +103,11 @@ def _json_list(parts: list[bytes]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
-async def _text(state: ServerState, body: TokenizeRequest) -> str:
+async def _prompt_text(state: ServerState, body: TokenizeRequest) -> prompts.PromptText:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either `prompt` or `messages`", param="prompt", code="invalid_value")
     if body.prompt is not None:
-        return body.prompt
+        return prompts.PromptText(body.prompt)
     assert body.messages is not None
     return await prompts.chat_text(
         state,

@@ -52,12 +52,17 @@ class PieceEncoder:
         """
         if not add_special_tokens:
             yield from self._bare_pieces(text)
-        elif (around := self._around) is None:
+        elif self._around is None:
             yield self._library.encode_batch([text])[0].ids
         else:
-            yield around[0]
-            yield from self._bare_pieces(text)
-            yield around[1]
+            yield from self.surrounded(self._bare_pieces(text))
+
+    def surrounded(self, pieces: Iterator[list[int]]) -> Iterator[list[int]]:
+        """The pieces of a text between the special tokens that belong around one."""
+        before, behind = self._around or ([], [])
+        yield before
+        yield from pieces
+        yield behind
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]] | None:

@@ -28,7 +28,9 @@ def scored_merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> lis
             if (rest := ends.get(len(token) - len(part))) is not None:
                 found.append((-float(scores[index]), index, len(part), part, rest))
         if len(found) > MOST_MERGES:
-            raise CheckpointError(f"the vocabulary has more than {MOST_MERGES} ways to divide its tokens; no tokenizer needs as many")
+            raise CheckpointError(
+                f"the vocabulary has more than {MOST_MERGES} ways to divide its tokens; no tokenizer needs as many"
+            )
     return [(part, rest) for _, _, _, part, rest in sorted(found)]
 
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Library
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
+from homenode.model.tokenizer.literal_text import HiddenNames, LiteralEncoder
 from homenode.model.tokenizer.pieces import PieceEncoder
 from homenode.model.tokenizer.stream import TextStream
 from homenode.model.tokenizer.token_bound import TokenBound
@@ -45,6 +46,9 @@ class Tokenizer:
 
         self._pieces = PieceEncoder(library)
         self._bound = TokenBound(library, self.token_bytes)
+        self._literals = LiteralEncoder(
+            library, lambda text: any(text in template.source for template in self._templates.values())
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with the BOS or EOS the model wants around a text unless `add_special_tokens` is off.
@@ -55,9 +59,23 @@ class Tokenizer:
             return list(chain.from_iterable(self.encode_pieces(text, add_special_tokens)))
         return list(self._library.encode(_without_surrogates(text), add_special_tokens=add_special_tokens).ids)
 
-    def encode_pieces(self, text: str, add_special_tokens: bool = True) -> Iterator[list[int]]:
-        """The same ids, some at a time: the work for each item is bounded, and other threads run meanwhile."""
-        return self._pieces.pieces(_without_surrogates(text), add_special_tokens)
+    def encode_pieces(
+        self, text: str, add_special_tokens: bool = True, hidden: HiddenNames | None = None
+    ) -> Iterator[list[int]]:
+        """The same ids, some at a time: the work for each item is bounded, and other threads run meanwhile.
+
+        `hidden`: the names that were hidden in the text before it was rendered; they are encoded as text.
+        """
+        text = _without_surrogates(text)
+        if hidden is None or not hidden.any:
+            yield from self._pieces.pieces(text, add_special_tokens)
+        else:
+            pieces = self._literals.pieces(text, hidden, self._pieces.pieces)
+            yield from self._pieces.surrounded(pieces) if add_special_tokens else pieces
+
+    def hidden_names(self) -> HiddenNames:
+        """For one conversation: hides the names of control tokens in it, so that they do not become tokens."""
+        return self._literals.hidden_names()
 
     def fewest_tokens(self, text: str) -> int:
         """A number of tokens that `text` certainly has, told without encoding it; 0 where this vocabulary does not allow to tell."""
