@@ -34,6 +34,10 @@ class Piece(NamedTuple):
         """Nothing a client would notice."""
         return not (self.text or self.token_ids or self.scored or self.finish_reason)
 
+    def items(self, top: int) -> int:
+        """Tokens and log-probabilities in it, where each token has `top` others."""
+        return len(self.token_ids) + len(self.scored) * (top + 1)
+
 
 @dataclass(frozen=True)
 class Echo:

@@ -13,11 +13,10 @@ from starlette.types import Receive
 from homenode.server.config import HttpConfig
 from homenode.server.decoding import from_decoding
 from homenode.server.failures import ApiError
-from homenode.server.json_size import check_json_size
+from homenode.server.json_size import SMALL_BODY, check_json_size
 from homenode.server.state import Bodies, Lease
 
 T = TypeVar("T")
-_SMALL_BODY = 2**17  # bytes that are decoded within milliseconds, whatever they hold
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
@@ -39,13 +38,13 @@ async def read_json(state: Reading, request: Request, decode: Callable[[bytes], 
     _check_type(request)
     with state.bodies.lease() as lease:
         body = await read_body(state, request, lease)
-        if len(body) <= _SMALL_BODY:
+        if len(body) <= SMALL_BODY:
             return _decoded(body, decode)
         return await asyncio.to_thread(_decoded, body, decode)
 
 
 def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
-    if len(body) > _SMALL_BODY:
+    if len(body) > SMALL_BODY:
         check_json_size(body)
     try:
         return decode(body)

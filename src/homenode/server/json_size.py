@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from homenode.server.failures import ApiError
 
+SMALL_BODY = 2**17  # bytes that are decoded within milliseconds, whatever they hold
 MOST_CONTAINERS = 2**16  # lists and objects; a conversation of 4,096 messages of several parts has fewer
 MOST_VALUES = 2**22  # as many prompt tokens as one request may have
 _SLICE_BYTES = 2**18

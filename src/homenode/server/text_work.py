@@ -19,6 +19,7 @@ T = TypeVar("T")
 SHORT_TEXT = (
     8192  # characters, which take some milliseconds: handing them to a thread and back would cost more than it saves
 )
+_FEW_ITEMS = 2048  # tokens or log-probabilities, each of which takes a microsecond or some
 _THREADS = 2  # each may need some hundred megabytes for a text that cannot be divided
 _WAIT_S = 10.0
 _RETRY_AFTER_S = 5.0
@@ -62,8 +63,10 @@ class TextWork:
         finally:
             self._waiting.remove(waiter)
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`, done on one of the threads."""
+    async def run(self, work: Callable[[], T], items: int | None = None) -> T:
+        """The result of `work`, done on one of the threads, or at once where it is about `items` tokens and these are few."""
+        if items is not None and items <= _FEW_ITEMS:
+            return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def each(self, items: Iterator[T]) -> AsyncGenerator[T, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -16,6 +17,7 @@ from homenode.server.prompts import chat_ids, prompt_ids, split_prompt
 from homenode.server.state import ServerState
 from homenode.server.text_work import SHORT_TEXT, memory_of
 
+_PROMPTS_AT_ONCE = 16
 _MOST_PROMPT_TOKENS = 2**22  # of all sequences of a request; each takes its prompt to the engine
 _SMALLEST_TOP_P = 1e-9  # top_p 0 is valid in the API and means the most likely token alone
 
@@ -24,6 +26,7 @@ async def completion(state: ServerState, body: CompletionRequest) -> Generation:
     """The sequences of a completion request: every prompt n times, in that order. Raises ApiError 400."""
     prompts = split_prompt(body.prompt)
     _check_sequences(state, len(prompts) * (body.n or 1))
+    _check_bias(state, body)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     async with state.text_work.room(sum(map(memory_of, texts))):
         return await _completion(state, body, prompts, inline=sum(map(len, texts)) <= SHORT_TEXT)
@@ -38,12 +41,14 @@ async def _completion(
     sequences: list[Sequence] = []
     tokens = 0
     for place, prompt in enumerate(prompts):
+        if place % _PROMPTS_AT_ONCE == 0:
+            await asyncio.sleep(0)  # others get a turn
         param = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
         ids = await prompt_ids(state, prompt, param, body.add_special_tokens is not False, inline=inline)
         tokens += len(ids) * (body.n or 1)
         _check_tokens(tokens)
         over = await _hand_over(state, body, len(prompts), ids, score)
-        echo = _echo(state, ids, prompt, score is not None) if body.echo else None
+        echo = await _echo(state, ids, prompt, score is not None) if body.echo else None
         wanted = 16 if body.max_tokens is None else body.max_tokens
         sequences += _sequences(
             state, body, ids, wanted, logprobs=body.logprobs, prompt_logprobs=score, echo=echo, over=over
@@ -56,6 +61,7 @@ async def chat(state: ServerState, body: ChatRequest) -> Generation:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
     _check_sequences(state, body.n or 1)
+    _check_bias(state, body)
     ids = await chat_ids(
         state,
         body.messages,
@@ -83,7 +89,8 @@ async def _hand_over(
 
 
 def _generation(state: ServerState, sequences: list[Sequence], over: HandOver | None) -> Generation:
-    return Generation(state.client, sequences, state.active, state.tickets, over.result if over else None)
+    result = over.result if over else None
+    return Generation(state.client, sequences, state.active, state.tickets, result, state.text_work)
 
 
 def _check_tokens(tokens: int) -> None:
@@ -97,8 +104,9 @@ def _check_tokens(tokens: int) -> None:
         )
 
 
-def _echo(state: ServerState, ids: list[int], prompt: str | list[int], offsets: bool) -> Echo:
-    return echo_prompt(state.tokenizer, ids, prompt if isinstance(prompt, str) else None, offsets=offsets)
+async def _echo(state: ServerState, ids: list[int], prompt: str | list[int], offsets: bool) -> Echo:
+    text = prompt if isinstance(prompt, str) else None
+    return await state.text_work.run(lambda: echo_prompt(state.tokenizer, ids, text, offsets=offsets), len(ids))
 
 
 def _check_sequences(state: ServerState, count: int) -> None:
@@ -124,7 +132,6 @@ def _sequences(
     over: HandOver | None = None,
 ) -> list[Sequence]:
     """The n sequences of one prompt. The i-th gets `seed` + i, or all would say the same. Of `over` the first one has the ticket."""
-    _check_bias(state, body)
     if over is not None and over.result is not None:  # whom it is for gives the answer
         wanted, logprobs, prompt_logprobs, echo = 0, None, None, None
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
