@@ -26,8 +26,10 @@ OUTPUTS = st.builds(
     finish_reason=st.none() | st.just("stop"),
     cached_tokens=st.integers(0, 9),
 )
-MESSAGES = st.builds(Outputs, st.lists(OUTPUTS, max_size=4)) | st.builds(Serving, st.booleans()) | st.builds(
-    Heartbeat, st.integers(0, 9), st.floats(0, 9)
+MESSAGES = (
+    st.builds(Outputs, st.lists(OUTPUTS, max_size=4))
+    | st.builds(Serving, st.booleans())
+    | st.builds(Heartbeat, st.integers(0, 9), st.floats(0, 9))
 )
 
 

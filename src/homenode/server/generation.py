@@ -16,6 +16,8 @@ from homenode.server.metrics import Recorder
 from homenode.server.responses import KvTransferResult, PromptDetails, Usage
 from homenode.server.text_work import TextWork
 
+_AT_ONCE = 64  # of many sequences, those that are begun or heard before others get a turn
+
 
 @dataclass(slots=True)
 class Sequence:
@@ -125,11 +127,18 @@ class Generation:
                     yield 0, output
             return
         queue: asyncio.Queue[tuple[int, Output] | Exception | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._forward(i, queue)) for i in range(len(self.sequences))]
+        tasks: list[asyncio.Task[None]] = []
         try:
-            ended = 0
+            for index in range(len(self.sequences)):
+                tasks.append(asyncio.create_task(self._forward(index, queue)))
+                if index % _AT_ONCE == 0:
+                    await asyncio.sleep(0)  # others get a turn
+            ended = taken = 0
             while ended < len(tasks):
-                item = await queue.get()
+                item = await queue.get()  # which goes on at once where there is an item
+                taken += 1
+                if taken % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if isinstance(item, Exception):
                     raise item
                 if item is None:

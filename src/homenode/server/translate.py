@@ -24,7 +24,7 @@ _SMALLEST_TOP_P = 1e-9  # top_p 0 is valid in the API and means the most likely 
 
 async def completion(state: ServerState, body: CompletionRequest) -> Generation:
     """The sequences of a completion request: every prompt n times, in that order. Raises ApiError 400."""
-    prompts = split_prompt(body.prompt)
+    prompts = await state.text_work.run(lambda: split_prompt(body.prompt), len(body.prompt))
     _check_sequences(state, len(prompts) * (body.n or 1))
     _check_bias(state, body)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]

@@ -50,11 +50,12 @@ class _Watch:
     The table grows with what was reached: many sequences watch for long stop strings of which hardly any begins.
     """
 
+    __slots__ = ("_shorter", "reached", "stop")
+
     def __init__(self, stop: str) -> None:
         self.stop, self.reached = stop, 0
-        self._shorter: list[
-            int
-        ] = []  # of the first i + 1 characters: the longest proper beginning that is also their end
+        # Of the first i + 1 characters: the longest proper beginning that is also their end.
+        self._shorter: tuple[int, ...] | list[int] = ()
 
     def sees(self, character: str) -> bool:
         """Takes the next character; true when the stop string is complete."""
@@ -68,6 +69,8 @@ class _Watch:
 
     def _grow(self) -> None:
         """One more entry of the table."""
+        if not isinstance(self._shorter, list):
+            self._shorter = []
         at = len(self._shorter)
         length = self._shorter[at - 1] if at else 0
         while length and self.stop[at] != self.stop[length]:
