@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import dataclasses
 import logging
 import sys
@@ -81,6 +82,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig) -
             tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
             ready = await loading
         _keep_off_compute(ready)
+        gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
         return await serve(client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready))
     finally:
         await client.close()
