@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import dataclasses
+import gc
 import logging
 import sys
 from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ from homenode.server.choices import Piece, Scored
 from homenode.server.completions import LEAST_LOGPROB
 from homenode.server.decoding import decode_as
 from homenode.server.engine import Tokenizer
-from homenode.server.exchange import read_json
+from homenode.server.exchange import read_json, unless_gone_early
 from homenode.server.generation import Generation
 from homenode.server.openai import ChatRequest, StreamOptions
 from homenode.server.respond import respond
@@ -43,7 +43,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer the last message of a conversation."""
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
-    generation = await translate.chat(state, body)
+    generation = await unless_gone_early(request, translate.chat(state, body))
     answer = _Answer(state, body, model, generation)
     return await respond(state, request, answer, stream=bool(body.stream))
 

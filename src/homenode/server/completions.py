@@ -17,7 +17,7 @@ from homenode.server import translate
 from homenode.server.choices import Piece, Scored
 from homenode.server.decoding import decode_as
 from homenode.server.engine import Tokenizer
-from homenode.server.exchange import read_json
+from homenode.server.exchange import read_json, unless_gone_early
 from homenode.server.generation import Generation
 from homenode.server.openai import CompletionRequest, StreamOptions
 from homenode.server.respond import respond
@@ -34,7 +34,7 @@ async def completions(state: ServerState, request: Request) -> Response:
     """Continue one or several prompts."""
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
-    generation = await translate.completion(state, body)
+    generation = await unless_gone_early(request, translate.completion(state, body))
     answer = _Answer(state, body, model, generation)
     return await respond(state, request, answer, stream=bool(body.stream))
 

@@ -102,6 +102,14 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
+async def unless_gone_early(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work` on a body that was read; where it is large, `work` ends when the client leaves, and ClientGone is raised."""
+    length = request.headers.get("content-length")
+    if length is not None and int(length) <= SMALL_BODY:
+        return await work  # done sooner than somebody can be set to watch
+    return await unless_gone(request.receive, work)
+
+
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; when the client leaves first, `work` is cancelled and ClientGone raised."""
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))

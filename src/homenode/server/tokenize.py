@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from homenode.server import prompts
 from homenode.server.decoding import decode_as
-from homenode.server.exchange import read_json
+from homenode.server.exchange import read_json, unless_gone_early
 from homenode.server.failures import ApiError
 from homenode.server.openai import DetokenizeRequest, TokenizeRequest
 from homenode.server.responses import Detokenized, Tokenized
@@ -27,6 +27,11 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     """Token ids of a text or of a conversation."""
     body = await read_json(state, request, _decode_tokenize)
     state.model(body.model)
+    answer = await unless_gone_early(request, _tokenized(state, body))
+    return Response(answer, media_type="application/json")
+
+
+async def _tokenized(state: ServerState, body: TokenizeRequest) -> bytes:
     prompt = await _prompt_text(state, body)
     usual = body.prompt is not None  # chat templates write special tokens themselves
     add_special_tokens = usual if body.add_special_tokens is None else body.add_special_tokens
@@ -39,7 +44,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
             async with aclosing(state.text_work.each(pieces)) as counted:
                 async for _ in counted:
                     pass
-    return Response(written.answer(), media_type="application/json")
+    return written.answer()
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
