@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,10 @@ class TestOnStories:
     def test_mistakes_are_named(self, llm: LLM) -> None:
         with pytest.raises(CapacityError, match="600 tokens"):
             llm.generate([[1] * 600, [1]], GREEDY)
+        begin = time.process_time()
+        with pytest.raises(CapacityError, match=r"at least [0-9]+ tokens, but a sequence may have at most 512"):
+            llm.generate("Once upon a time. " * 10**6, GREEDY)
+        assert time.process_time() - begin < 1  # it was not tokenised
         with pytest.raises(UserError, match="token id 512"):
             llm.generate([[512]], GREEDY)
         with pytest.raises(UserError, match="temperature is -1"):

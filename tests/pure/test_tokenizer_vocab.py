@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.tokenizer import load_tokenizer
-from homenode.model.tokenizer.gguf_vocab import scored_merges, tokenizer_from_gguf
+from homenode.model.tokenizer import scored_merges as scored
+from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
+from homenode.model.tokenizer.scored_merges import scored_merges
 from tests.paths import DATA, STORIES, needs_data
 
 VOCABULARIES = sorted((DATA / "ggml-vocab").glob("*.gguf.inp")) if DATA.is_dir() else []
@@ -102,3 +107,34 @@ def test_scored_merges_prefer_the_better_whole() -> None:
     vocabulary = {"a": 0, "b": 1, "ab": 2, "ba": 3, "aba": 4}
     scores = [0.0, 0.0, -2.0, -1.0, -3.0]
     assert scored_merges(vocabulary, scores) == [("b", "a"), ("a", "b"), ("a", "ba"), ("ab", "a")]
+
+
+@given(
+    st.dictionaries(
+        st.text(alphabet="ab▁", min_size=1, max_size=7), st.sampled_from([0.0, -1.0, -2.5]), min_size=1, max_size=60
+    )
+)
+def test_scored_merges_are_all_splits(given_scores: dict[str, float]) -> None:
+    vocabulary = {token: index for index, token in enumerate(given_scores)}
+    splits = [
+        (-given_scores[token], index, cut, token[:cut], token[cut:])
+        for token, index in vocabulary.items()
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
+    assert scored_merges(vocabulary, list(given_scores.values())) == [(a, b) for *_, a, b in sorted(splits)]
+
+
+@pytest.mark.parametrize("unit", ["ab", "a"])
+def test_one_very_long_token_takes_no_long_time(unit: str) -> None:
+    vocabulary = {"a": 0, "b": 1, "ab": 2, "aa": 3, unit * 500_000: 4}
+    begin = time.process_time()
+    merges = scored_merges(vocabulary, [0.0] * 5)
+    assert ("a", "b") in merges and time.process_time() - begin < 2
+
+
+def test_a_vocabulary_with_too_many_splits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scored, "MOST_MERGES", 1000)
+    vocabulary = {"a" * length: length - 1 for length in range(1, 60)}
+    with pytest.raises(CheckpointError, match="more than 1000 ways to divide its tokens"):
+        scored_merges(vocabulary, [0.0] * len(vocabulary))

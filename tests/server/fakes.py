@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from homenode.engine.messages import EngineFigures, Output, Ready, Statistics
 from homenode.engine.request import Request, TokenLogprob
 from homenode.errors import PeerError, UserError
+from homenode.model.tokenizer.literal_text import HiddenNames
 
 BOS, EOS, VOCAB = 256, 257, 258
 MAX_MODEL_LEN = 256
@@ -28,6 +29,18 @@ class ByteTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [*(self._bos if add_special_tokens else ()), *text.encode("utf-8", "surrogatepass")]
+
+    def encode_pieces(
+        self, text: str, add_special_tokens: bool = True, hidden: HiddenNames | None = None
+    ) -> Iterator[list[int]]:
+        ids = self.encode(text, add_special_tokens)
+        return (ids[at : at + 1000] for at in range(0, len(ids), 1000))
+
+    def hidden_names(self) -> HiddenNames:
+        return HiddenNames([])
+
+    def fewest_tokens(self, text: str) -> int:
+        return len(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         shown = [token for token in ids if token < 256 or not skip_special_tokens]

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+from homenode.model.tokenizer.literal_text import HiddenNames
 from tests.server.conftest import Running, Start
 from tests.server.fakes import BOS, MAX_MODEL_LEN, VOCAB, ByteTokenizer
 
@@ -47,3 +53,35 @@ def test_info(server: Running, start: Start) -> None:
         and info["max_model_len"] == MAX_MODEL_LEN
     )
     assert start(tokenizer=ByteTokenizer(template=False)).http.get("/tokenizer_info").json()["chat_template"] is None
+
+
+class EndlessTokenizer(ByteTokenizer):
+    """Never comes to the end of a text. `left`: nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.left = threading.Event(), threading.Event()
+
+    def encode_pieces(
+        self, text: str, add_special_tokens: bool = True, hidden: HiddenNames | None = None
+    ) -> Iterator[list[int]]:
+        try:
+            while True:
+                self.begun.set()
+                yield [0]
+        finally:
+            self.left.set()
+
+
+def test_nobody_works_on_the_text_of_a_client_that_left(start: Start) -> None:
+    tokenizer = EndlessTokenizer()
+    server = start(tokenizer=tokenizer)
+    host, port = server.http.base_url.host, server.http.base_url.port
+    body = json.dumps({"prompt": "x" * 200_000}).encode()
+    head = (
+        f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((host, port or 80)) as client:
+        client.sendall(head.encode() + body)
+        assert tokenizer.begun.wait(10)
+    assert tokenizer.left.wait(10)

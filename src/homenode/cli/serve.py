@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
             tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
             ready = await loading
         _keep_off_compute(ready)
+        gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
         return await serve(
             client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready), stop=stop
         )

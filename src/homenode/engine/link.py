@@ -12,6 +12,7 @@ import time
 from collections import deque
 from typing import Protocol
 
+from homenode.engine.large_frames import LARGE_FRAME, decode_large_body
 from homenode.engine.messages import (
     Abort,
     Heartbeat,
@@ -191,7 +192,10 @@ class EngineLink:
         try:
             while data := await reader.read(_CHUNK):
                 for body in decoder.feed(data):
-                    self._take(decode_body(body, ToFront))
+                    if len(body) > LARGE_FRAME:
+                        self._take(await asyncio.to_thread(decode_large_body, body))
+                    else:
+                        self._take(decode_body(body, ToFront))
         except PeerError as error:
             reason = error.message
         except OSError:

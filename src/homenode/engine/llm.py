@@ -21,6 +21,7 @@ from typing import Any
 from homenode.engine.completion import Answer, Completion
 from homenode.engine.config import EngineConfig
 from homenode.engine.failures import named_error
+from homenode.engine.fitting_text import encode_fitting
 from homenode.engine.local import LocalEngine
 from homenode.engine.location import located
 from homenode.engine.messages import Output, Ready, Statistics
@@ -190,7 +191,8 @@ class LLM:
         return [self._ids_of(ids)]
 
     def _ids_of(self, prompt: Prompt) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        most = self.ready.max_model_len
+        ids = encode_fitting(self.tokenizer, prompt, most) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise UserError(
                 "the prompt is empty, and this model has no token to begin a text with; give some text", param="prompt"

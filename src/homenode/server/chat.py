@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
@@ -17,7 +18,7 @@ from homenode.server.choices import Piece, Scored
 from homenode.server.completions import LEAST_LOGPROB
 from homenode.server.decoding import decode_as
 from homenode.server.engine import Tokenizer
-from homenode.server.exchange import read_json
+from homenode.server.exchange import read_json, unless_gone_early
 from homenode.server.generation import Generation
 from homenode.server.openai import ChatRequest, StreamOptions
 from homenode.server.respond import respond
@@ -42,7 +43,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer the last message of a conversation."""
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
-    generation = await translate.chat(state, body)
+    generation = await unless_gone_early(request, translate.chat(state, body))
     answer = _Answer(state, body, model, generation)
     return await respond(state, request, answer, stream=bool(body.stream))
 
@@ -53,14 +54,18 @@ class _Answer:
     def __init__(self, state: ServerState, body: ChatRequest, model: str, generation: Generation) -> None:
         self._tokenizer, self._body, self._generation = state.tokenizer, body, generation
         self._id, self._created, self._model = f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), model
-        self._fingerprint = state.fingerprint
+        self._fingerprint, self._text_work = state.fingerprint, state.text_work
 
-    async def whole(self) -> ChatCompletion:
-        """Everything at once. Raises ApiError when a sequence ends without a result."""
+    async def whole(self) -> bytes:
+        """Everything at once, as JSON. Raises ApiError when a sequence ends without a result."""
         gathered: list[list[Piece]] = [[] for _ in self._generation.sequences]
         async with aclosing(self._generation.pieces()) as pieces:
             async for index, piece in pieces:
                 gathered[index].append(piece)
+        items = sum(piece.items(self._top) for parts in gathered for piece in parts) + self._prompt_items()
+        return await self._text_work.run(lambda: msgspec.json.encode(self._completion(gathered)), items)
+
+    def _completion(self, gathered: list[list[Piece]]) -> ChatCompletion:
         return ChatCompletion(
             id=self._id,
             created=self._created,
@@ -84,13 +89,24 @@ class _Answer:
                     opening = self._chunk([_opening(index)], options)
                     opening.prompt_token_ids = UNSET if any(begun) else self._prompt_ids()
                     begun[index] = True
-                    yield event(opening)
-                yield event(self._chunk([self._chunk_choice(index, piece)], options))
+                    yield await self._text_work.run(partial(event, opening), self._prompt_items())
+                yield await self._text_work.run(partial(self._event, index, piece, options), piece.items(self._top))
         if options.include_usage:
             last = self._chunk([], options)
             last.usage = self._generation.usage()
             yield event(last)
         yield DONE
+
+    def _event(self, index: int, piece: Piece, options: StreamOptions) -> bytes:
+        return event(self._chunk([self._chunk_choice(index, piece)], options))
+
+    @property
+    def _top(self) -> int:
+        return self._body.top_logprobs or 0
+
+    def _prompt_items(self) -> int:
+        """Prompt tokens that the answer shows as ids."""
+        return len(self._generation.sequences[0].request.prompt_ids) if self._body.return_token_ids else 0
 
     def _prompt_ids(self) -> list[int] | msgspec.UnsetType:
         return self._generation.sequences[0].request.prompt_ids if self._body.return_token_ids else UNSET

@@ -12,6 +12,8 @@ from homenode.engine.request import TokenLogprob
 from homenode.model.tokenizer.stops import StopStrings
 from homenode.server.engine import TextStream, Tokenizer
 
+_ITEMS_OF_A_PIECE = 8  # what it costs besides its tokens
+
 
 class Scored(NamedTuple):
     """A token of the choice, its log-probability (None for the first of a prompt) and the characters before it."""
@@ -33,6 +35,10 @@ class Piece(NamedTuple):
     def empty(self) -> bool:
         """Nothing a client would notice."""
         return not (self.text or self.token_ids or self.scored or self.finish_reason)
+
+    def items(self, top: int) -> int:
+        """Tokens and log-probabilities in it, where each token has `top` others."""
+        return _ITEMS_OF_A_PIECE + len(self.token_ids) + len(self.scored) * (top + 1)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +17,7 @@ from homenode.server import translate
 from homenode.server.choices import Piece, Scored
 from homenode.server.decoding import decode_as
 from homenode.server.engine import Tokenizer
-from homenode.server.exchange import read_json
+from homenode.server.exchange import read_json, unless_gone_early
 from homenode.server.generation import Generation
 from homenode.server.openai import CompletionRequest, StreamOptions
 from homenode.server.respond import respond
@@ -32,7 +34,7 @@ async def completions(state: ServerState, request: Request) -> Response:
     """Continue one or several prompts."""
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
-    generation = await translate.completion(state, body)
+    generation = await unless_gone_early(request, translate.completion(state, body))
     answer = _Answer(state, body, model, generation)
     return await respond(state, request, answer, stream=bool(body.stream))
 
@@ -43,18 +45,24 @@ class _Answer:
     def __init__(self, state: ServerState, body: CompletionRequest, model: str, generation: Generation) -> None:
         self._tokenizer, self._body, self._generation = state.tokenizer, body, generation
         self._id, self._created, self._model = f"cmpl-{secrets.token_hex(12)}", int(time.time()), model
-        self._fingerprint = state.fingerprint
+        self._fingerprint, self._text_work = state.fingerprint, state.text_work
 
-    async def whole(self) -> Completion:
-        """Everything at once. Raises ApiError when a sequence ends without a result."""
+    async def whole(self) -> bytes:
+        """Everything at once, as JSON. Raises ApiError when a sequence ends without a result."""
         gathered: list[list[Piece]] = [[] for _ in self._generation.sequences]
         async with aclosing(self._generation.pieces()) as pieces:
             async for index, piece in pieces:
                 gathered[index].append(piece)
-        answer = self._chunk([self._choice(i, _joined(parts), first=True) for i, parts in enumerate(gathered)])
-        answer.usage = self._generation.usage()
-        answer.kv_transfer_params = self._generation.handed_over or UNSET
-        return answer
+
+        def written() -> bytes:
+            answer = self._chunk([self._choice(i, _joined(parts), first=True) for i, parts in enumerate(gathered)])
+            answer.usage = self._generation.usage()
+            answer.kv_transfer_params = self._generation.handed_over or UNSET
+            return msgspec.json.encode(answer)
+
+        wanted = self._body.logprobs or 0
+        items = sum(piece.items(wanted) for parts in gathered for piece in parts) + self._prompt_items()
+        return await self._text_work.run(written, items)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events, ending with [DONE]."""
@@ -63,16 +71,25 @@ class _Answer:
         async with aclosing(self._generation.pieces()) as pieces:
             async for index, piece in pieces:
                 if not piece.empty:
-                    chunk = self._chunk([self._choice(index, piece, first=not begun[index])])
-                    begun[index] = True
-                    if options.include_usage or options.continuous_usage_stats:
-                        chunk.usage = self._generation.usage() if options.continuous_usage_stats else None
-                    yield event(chunk)
+                    items = piece.items(self._body.logprobs or 0) + (0 if begun[index] else self._prompt_items())
+                    first, begun[index] = not begun[index], True
+                    yield await self._text_work.run(partial(self._event, index, piece, options, first=first), items)
         if options.include_usage:
             chunk = self._chunk([])
             chunk.usage = self._generation.usage()
             yield event(chunk)
         yield DONE
+
+    def _event(self, index: int, piece: Piece, options: StreamOptions, *, first: bool) -> bytes:
+        chunk = self._chunk([self._choice(index, piece, first=first)])
+        if options.include_usage or options.continuous_usage_stats:
+            chunk.usage = self._generation.usage() if options.continuous_usage_stats else None
+        return event(chunk)
+
+    def _prompt_items(self) -> int:
+        """Prompt tokens that the answer shows as ids."""
+        sequences = self._generation.sequences
+        return sum(len(sequence.request.prompt_ids) for sequence in sequences) if self._body.return_token_ids else 0
 
     def _chunk(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(

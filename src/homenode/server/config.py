@@ -66,6 +66,10 @@ class ServerConfig(HttpConfig):
         minimum=1,
         maximum=1024,
     )
+    special_tokens_in_content: bool = option(
+        True,
+        "Whether the name of a special token in a message, such as <|im_start|>, becomes that token. Off: it stays text.",
+    )
     generation_config: str = option(
         "auto",
         "Where sampling parameters a request leaves open come from; auto is the model's generation_config.json, none is neutral values.",

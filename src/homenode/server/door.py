@@ -52,6 +52,9 @@ class Door:
             return
         except Exception as error:  # the last resort of every request: the log keeps the reason, the client gets a body
             failure = _failure(error, request.state.request_id)
+            failure.__traceback__ = (
+                None  # which leads to this frame, and would keep the request's body until a collection of cycles
+            )
             if not started:  # otherwise the connection is closed: a cut answer must not look whole
                 await failure.response()(scope, receive, stamped)
 

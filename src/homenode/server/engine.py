@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from homenode.engine.messages import EngineFigures, Output, Ready, Statistics
 from homenode.engine.request import Request
+from homenode.model.tokenizer.literal_text import HiddenNames
 
 
 class OutputStream(Protocol):
@@ -79,6 +80,17 @@ class Tokenizer(Protocol):
     def has_chat_template(self) -> bool: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def encode_pieces(
+        self, text: str, add_special_tokens: bool = True, hidden: HiddenNames | None = None
+    ) -> Iterator[list[int]]:
+        """The same ids, some at a time. `hidden`: the names that were hidden in the text before it was rendered."""
+
+    def hidden_names(self) -> HiddenNames:
+        """For one conversation: hides the names of control tokens in it, so that they do not become tokens."""
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that `text` certainly has, told without encoding it."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 

@@ -13,6 +13,7 @@ from starlette.types import Receive
 from homenode.server.config import HttpConfig
 from homenode.server.decoding import from_decoding
 from homenode.server.failures import ApiError
+from homenode.server.json_size import SMALL_BODY, check_json_size
 from homenode.server.state import Bodies, Lease
 
 T = TypeVar("T")
@@ -37,10 +38,18 @@ async def read_json(state: Reading, request: Request, decode: Callable[[bytes], 
     _check_type(request)
     with state.bodies.lease() as lease:
         body = await read_body(state, request, lease)
-        try:
-            return decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise from_decoding(error) from None
+        if len(body) <= SMALL_BODY:
+            return _decoded(body, decode)
+        return await asyncio.to_thread(_decoded, body, decode)
+
+
+def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
+    if len(body) > SMALL_BODY:
+        check_json_size(body)
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise from_decoding(error) from None
 
 
 async def read_body(state: Reading, request: Request, lease: Lease) -> bytes:
@@ -91,6 +100,14 @@ async def disconnected(receive: Receive) -> None:
     """Returns when the client closes the connection; only after the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def unless_gone_early(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work` on a body that was read; where it is large, `work` ends when the client leaves, and ClientGone is raised."""
+    length = request.headers.get("content-length")
+    if length is not None and int(length) <= SMALL_BODY:
+        return await work  # done sooner than somebody can be set to watch
+    return await unless_gone(request.receive, work)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

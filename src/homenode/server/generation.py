@@ -14,6 +14,9 @@ from homenode.server.engine import EngineClient
 from homenode.server.failures import ApiError, from_output
 from homenode.server.metrics import Recorder
 from homenode.server.responses import KvTransferResult, PromptDetails, Usage
+from homenode.server.text_work import TextWork
+
+_AT_ONCE = 64  # of many sequences, those that are begun or heard before others get a turn
 
 
 @dataclass(slots=True)
@@ -37,10 +40,12 @@ class Generation:
         active: set[int],
         tickets: dict[str, int],
         handed_over: KvTransferResult | None,
+        text_work: TextWork,
     ) -> None:
         """`active`: where the ids of running requests are kept for a shutdown that has to abort them; `tickets`: likewise those whose KV is handed
         over, by ticket. `handed_over`: what to tell of that in the answer."""
         self._client, self._active, self._tickets = client, active, tickets
+        self._text_work = text_work
         self.sequences = sequences
         self.handed_over = handed_over
 
@@ -59,7 +64,7 @@ class Generation:
                     sequence = self.sequences[index]
                     if sequence.choice.finish_reason is not None:
                         continue  # a stop string matched before the engine heard of it
-                    yield index, self._piece(sequence, output)
+                    yield index, await self._piece(sequence, output)
                     if sequence.choice.finish_reason is not None:
                         if output.finish_reason is None:
                             await self._client.abort(sequence.request.id, "stop")
@@ -103,13 +108,14 @@ class Generation:
             prompt_tokens_details=PromptDetails(cached),
         )
 
-    def _piece(self, sequence: Sequence, output: Output) -> Piece:
+    async def _piece(self, sequence: Sequence, output: Output) -> Piece:
         if output.error_kind is not None or output.finish_reason in ("error", "abort"):
             sequence.recorder.end("error")
             raise from_output(output)
         sequence.recorder.tokens(len(output.tokens))
         sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)
-        piece = sequence.choice.feed(output)
+        tokens = len(output.tokens) + len(output.prompt_logprobs or ())
+        piece = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)
         if piece.finish_reason is not None:
             sequence.recorder.end(piece.finish_reason)
         return piece
@@ -121,11 +127,18 @@ class Generation:
                     yield 0, output
             return
         queue: asyncio.Queue[tuple[int, Output] | Exception | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._forward(i, queue)) for i in range(len(self.sequences))]
+        tasks: list[asyncio.Task[None]] = []
         try:
-            ended = 0
+            for index in range(len(self.sequences)):
+                tasks.append(asyncio.create_task(self._forward(index, queue)))
+                if index % _AT_ONCE == 0:
+                    await asyncio.sleep(0)  # others get a turn
+            ended = taken = 0
             while ended < len(tasks):
-                item = await queue.get()
+                item = await queue.get()  # which goes on at once where there is an item
+                taken += 1
+                if taken % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if isinstance(item, Exception):
                     raise item
                 if item is None:

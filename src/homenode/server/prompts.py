@@ -5,21 +5,30 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from contextlib import aclosing
+from typing import Any, NamedTuple
 
+from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.server.failures import ApiError
 from homenode.server.openai import Content, Message, Messages
 from homenode.server.state import ServerState
+from homenode.server.text_work import SHORT_TEXT, memory_of
 
-_LONG_TEXT = 8192  # characters; longer ones are tokenised off the event loop
 _OWN_VALUES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+class PromptText(NamedTuple):
+    """A text to encode. `hidden`: the names of control tokens that were hidden in it, where they are to stay text."""
+
+    text: str
+    hidden: HiddenNames | None = None
 
 
 def split_prompt(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     """The prompts in the four forms of the API's `prompt`. Raises ApiError 400 for an empty or mixed list."""
     if isinstance(prompt, str):
         return [prompt]
-    kinds = {type(entry) for entry in prompt}
+    kinds = set(map(type, prompt))
     if not prompt:
         raise ApiError(
             400,
@@ -39,14 +48,17 @@ def split_prompt(prompt: str | list[str | int | list[int]]) -> list[str | list[i
     )
 
 
-async def prompt_ids(state: ServerState, prompt: str | list[int], param: str, add_special_tokens: bool) -> list[int]:
-    """Token ids of one prompt. Raises ApiError 400 under the name `param`."""
+async def prompt_ids(
+    state: ServerState, prompt: str | list[int], param: str, add_special_tokens: bool, *, inline: bool = False
+) -> list[int]:
+    """Token ids of one prompt. `inline`: at once, as it is short. Raises ApiError 400 under the name `param`."""
     if isinstance(prompt, str):
-        ids = await text_ids(state, prompt, add_special_tokens)
+        ids = await fitting_ids(state, PromptText(prompt), param, add_special_tokens, inline=inline)
     else:
         ids = prompt
-        check_token_ids(state, ids, param)
     check_prompt(state, ids, param)
+    if not isinstance(prompt, str):
+        check_token_ids(state, ids, param)
     return ids
 
 
@@ -59,7 +71,29 @@ async def chat_ids(
     continue_final: bool = False,
     add_special_tokens: bool = False,
 ) -> list[int]:
-    """Token ids of a conversation. Templates write BOS themselves, so special tokens are not added unless asked for."""
+    """Token ids of a conversation that fits the context. Templates write BOS themselves, so special tokens are not added unless asked for."""
+    prompt = await chat_text(
+        state,
+        messages,
+        template_kwargs=template_kwargs,
+        add_generation_prompt=add_generation_prompt,
+        continue_final=continue_final,
+    )
+    async with state.text_work.room(memory_of(prompt.text)):
+        ids = await fitting_ids(state, prompt, "messages", add_special_tokens, inline=len(prompt.text) <= SHORT_TEXT)
+    check_prompt(state, ids, "messages")
+    return ids
+
+
+async def chat_text(
+    state: ServerState,
+    messages: Messages,
+    *,
+    template_kwargs: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final: bool = False,
+) -> PromptText:
+    """What the chat template makes of a conversation."""
     values = dict(template_kwargs or {})
     if taken := sorted(_OWN_VALUES & values.keys()):
         raise ApiError(
@@ -73,21 +107,43 @@ async def chat_ids(
             code="invalid_value",
         )
     said = [_said(message) for message in messages]
+    render = _render_open if continue_final else _render
 
-    def work() -> list[int]:
-        render = _render_open if continue_final else _render
-        text = render(state, said, values, add_generation_prompt is not False)
-        return state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    def work() -> PromptText:
+        if state.config.special_tokens_in_content:
+            return PromptText(render(state, said, values, add_generation_prompt is not False))
+        hidden = state.tokenizer.hidden_names()
+        return PromptText(
+            render(state, hidden.hide(said), hidden.hide(values), add_generation_prompt is not False), hidden
+        )
 
-    long = sum(len(message["content"]) for message in said) > _LONG_TEXT
-    return await asyncio.to_thread(work) if long else work()
+    return await asyncio.to_thread(work)  # a template is a program, and may wait for a process of its own
 
 
-async def text_ids(state: ServerState, text: str, add_special_tokens: bool) -> list[int]:
-    """Token ids of a text."""
-    if len(text) > _LONG_TEXT:
-        return await asyncio.to_thread(state.tokenizer.encode, text, add_special_tokens)
-    return state.tokenizer.encode(text, add_special_tokens)
+async def fitting_ids(
+    state: ServerState, prompt: PromptText, param: str, add_special_tokens: bool, *, inline: bool = False
+) -> list[int]:
+    """Token ids of a text that fits the context; one that does not is refused as early as that is known. Raises ApiError 400.
+
+    `inline`: it is short, so that it is encoded at once.
+    """
+    text, hidden = prompt
+    if hidden is None or not hidden.any:
+        if inline:
+            return state.tokenizer.encode(text, add_special_tokens)
+        if (
+            fewest := await state.text_work.run(lambda: state.tokenizer.fewest_tokens(text))
+        ) >= state.ready.max_model_len:
+            raise _too_long(state, param, f"at least {fewest}")
+    most = state.ready.max_model_len
+    ids: list[int] = []
+    encoded = state.tokenizer.encode_pieces(text, add_special_tokens, hidden)
+    async with aclosing(state.text_work.each(encoded)) as pieces:
+        async for piece in pieces:
+            if piece and len(ids) >= most:
+                raise _too_long(state, param, f"at least {len(ids)}")
+            ids += piece
+    return ids
 
 
 def check_token_ids(state: ServerState, ids: list[int], param: str) -> None:
@@ -112,12 +168,16 @@ def check_prompt(state: ServerState, ids: list[int], param: str) -> None:
             code="invalid_value",
         )
     if len(ids) >= state.ready.max_model_len:
-        raise ApiError(
-            400,
-            f"`{param}` has {len(ids)} tokens; the context takes {state.ready.max_model_len} (--max-model-len), one of them for the answer",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise _too_long(state, param, str(len(ids)))
+
+
+def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
+    return ApiError(
+        400,
+        f"`{param}` has {tokens} tokens; the context takes {state.ready.max_model_len} (--max-model-len), one of them for the answer",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def _said(message: Message) -> dict[str, str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,8 +19,8 @@ class Answer(Protocol):
     def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events, the last one included."""
 
-    async def whole(self) -> Any:
-        """Everything at once, fit for JSON. Raises ApiError when a sequence ends without a result."""
+    async def whole(self) -> bytes:
+        """Everything at once as JSON. Raises ApiError when a sequence ends without a result."""
 
 
 async def respond(state: ServerState, request: Request, answer: Answer, *, stream: bool) -> Response:
@@ -32,4 +31,4 @@ async def respond(state: ServerState, request: Request, answer: Answer, *, strea
             request, answer.events(), keep_alive_s=config.sse_keep_alive, write_timeout_s=config.write_timeout
         )
     whole = await unless_gone(request.receive, answer.whole())
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return Response(whole, media_type="application/json")

@@ -76,6 +76,7 @@ class EventStream(Response):
             return
         except Exception as error:  # a stream has begun: its client is told within it
             failure = failure_of(error, self._id)
+            failure.__traceback__ = None  # or the frames that it leads to, this one among them, would be kept
             if not self._started:
                 self._started = True
                 await failure.response()(scope, receive, send)

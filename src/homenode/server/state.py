@@ -19,9 +19,11 @@ from homenode.server.config import ServerConfig
 from homenode.server.engine import EngineClient, Tokenizer
 from homenode.server.failures import ApiError
 from homenode.server.metrics import Metrics
+from homenode.server.text_work import TextWork
 from homenode.transfer.published import Published
 
 _BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together, of all fronts
+_TEXTS_AT_ONCE = 8  # texts of the largest size, at a byte a character, that may be turned into tokens together
 
 
 class Bodies:
@@ -103,6 +105,7 @@ class ServerState(Admission):
         self.tickets: dict[str, int] = {}  # those of them whose KV is handed over, by ticket
         self.kv_transfer = _published(self.ready)  # None: this server has no part in that
         self.bodies = Bodies(-(-_BODIES_AT_ONCE // share.fronts) * config.max_request_body)
+        self.text_work = TextWork(_TEXTS_AT_ONCE * config.max_request_body)
         self._ids = itertools.count(first_number(share.front) + 1)
 
     def next_id(self) -> int:

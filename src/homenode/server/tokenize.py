@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server import prompts
 from homenode.server.decoding import decode_as
-from homenode.server.exchange import read_json
+from homenode.server.exchange import read_json, unless_gone_early
 from homenode.server.failures import ApiError
 from homenode.server.openai import DetokenizeRequest, TokenizeRequest
 from homenode.server.responses import Detokenized, Tokenized
 from homenode.server.state import ServerState
+from homenode.server.text_work import SHORT_TEXT, memory_of
 
+_FEW_TOKENS = 4096
+_TOKEN_BYTES = 64  # of memory for each token while a text is made of them
 _decode_tokenize = decode_as(TokenizeRequest)
 _decode_detokenize = decode_as(DetokenizeRequest)
 
@@ -22,19 +27,40 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     """Token ids of a text or of a conversation."""
     body = await read_json(state, request, _decode_tokenize)
     state.model(body.model)
-    ids = await _ids(state, body)
-    texts = [state.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-    answer = Tokenized(count=len(ids), max_model_len=state.ready.max_model_len, tokens=ids, token_strs=texts)
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    answer = await unless_gone_early(request, _tokenized(state, body))
+    return Response(answer, media_type="application/json")
+
+
+async def _tokenized(state: ServerState, body: TokenizeRequest) -> bytes:
+    prompt = await _prompt_text(state, body)
+    usual = body.prompt is not None  # chat templates write special tokens themselves
+    add_special_tokens = usual if body.add_special_tokens is None else body.add_special_tokens
+    written = _Written(state, bool(body.return_token_strs))
+    async with state.text_work.room(memory_of(prompt.text)):
+        pieces = map(written.add, state.tokenizer.encode_pieces(prompt.text, add_special_tokens, prompt.hidden))
+        if len(prompt.text) <= SHORT_TEXT and prompt.hidden is None:
+            list(pieces)
+        else:
+            async with aclosing(state.text_work.each(pieces)) as counted:
+                async for _ in counted:
+                    pass
+    return written.answer()
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
     """Text of token ids, special tokens included unless they are to be skipped."""
     body = await read_json(state, request, _decode_detokenize)
     state.model(body.model)
-    prompts.check_token_ids(state, body.tokens, "tokens")
-    text = state.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
-    return Response(msgspec.json.encode(Detokenized(text)), media_type="application/json")
+
+    def answer() -> bytes:
+        prompts.check_token_ids(state, body.tokens, "tokens")
+        text = state.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+        return msgspec.json.encode(Detokenized(text))
+
+    if len(body.tokens) <= _FEW_TOKENS:
+        return Response(answer(), media_type="application/json")
+    async with state.text_work.room(_TOKEN_BYTES * len(body.tokens)):
+        return Response(await state.text_work.run(answer), media_type="application/json")
 
 
 async def tokenizer_info(state: ServerState, request: Request) -> Response:
@@ -49,17 +75,49 @@ async def tokenizer_info(state: ServerState, request: Request) -> Response:
     return Response(msgspec.json.encode(facts), media_type="application/json")
 
 
-async def _ids(state: ServerState, body: TokenizeRequest) -> list[int]:
+class _Written:
+    """The answer of /tokenize as it grows: a text may have millions of tokens, so they are kept as the JSON that they become."""
+
+    def __init__(self, state: ServerState, with_texts: bool) -> None:
+        self._state = state
+        self._count = 0
+        self._ids: list[bytes] = []
+        self._texts: list[bytes] | None = [] if with_texts else None
+
+    def add(self, ids: list[int]) -> int:
+        """Add the next tokens; how many they are."""
+        self._count += len(ids)
+        if ids:
+            self._ids.append(msgspec.json.encode(ids)[1:-1])
+        if ids and self._texts is not None:
+            self._texts.append(msgspec.json.encode([self._state.tokenizer.token_text(token) for token in ids])[1:-1])
+        return len(ids)
+
+    def answer(self) -> bytes:
+        """The whole body."""
+        answer = Tokenized(
+            count=self._count,
+            max_model_len=self._state.ready.max_model_len,
+            tokens=_json_list(self._ids),  # type: ignore[arg-type]  # encoded as it is
+            token_strs=None if self._texts is None else _json_list(self._texts),  # type: ignore[arg-type]
+        )
+        return msgspec.json.encode(answer)
+
+
+def _json_list(parts: list[bytes]) -> msgspec.Raw:
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+
+
+async def _prompt_text(state: ServerState, body: TokenizeRequest) -> prompts.PromptText:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either `prompt` or `messages`", param="prompt", code="invalid_value")
     if body.prompt is not None:
-        return await prompts.text_ids(state, body.prompt, body.add_special_tokens is not False)
+        return prompts.PromptText(body.prompt)
     assert body.messages is not None
-    return await prompts.chat_ids(
+    return await prompts.chat_text(
         state,
         body.messages,
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message),
-        add_special_tokens=bool(body.add_special_tokens),
     )

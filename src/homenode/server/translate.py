@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -12,25 +13,42 @@ from homenode.server.failures import ApiError
 from homenode.server.generation import Generation, Sequence
 from homenode.server.kv_transfer import HandOver, hand_over
 from homenode.server.openai import ChatRequest, CompletionRequest, Sampling
-from homenode.server.prompts import chat_ids, check_prompt, prompt_ids, split_prompt
+from homenode.server.prompts import chat_ids, prompt_ids, split_prompt
 from homenode.server.state import ServerState
+from homenode.server.text_work import SHORT_TEXT, memory_of
 
+_PROMPTS_AT_ONCE = 16
 _MOST_PROMPT_TOKENS = 2**22  # of all sequences of a request; each takes its prompt to the engine
 _SMALLEST_TOP_P = 1e-9  # top_p 0 is valid in the API and means the most likely token alone
 
 
 async def completion(state: ServerState, body: CompletionRequest) -> Generation:
     """The sequences of a completion request: every prompt n times, in that order. Raises ApiError 400."""
-    prompts = split_prompt(body.prompt)
+    prompts = await state.text_work.run(lambda: split_prompt(body.prompt), len(body.prompt))
     _check_sequences(state, len(prompts) * (body.n or 1))
+    _check_bias(state, body)
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    async with state.text_work.room(sum(map(memory_of, texts))):
+        return await _completion(state, body, prompts, inline=sum(map(len, texts)) <= SHORT_TEXT)
+
+
+async def _completion(
+    state: ServerState, body: CompletionRequest, prompts: list[str | list[int]], *, inline: bool
+) -> Generation:
+    """`inline`: all texts together are short."""
     score = body.logprobs if body.echo else None
     over: HandOver | None = None
     sequences: list[Sequence] = []
+    tokens = 0
     for place, prompt in enumerate(prompts):
+        if place % _PROMPTS_AT_ONCE == 0:
+            await asyncio.sleep(0)  # others get a turn
         param = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
-        ids = await prompt_ids(state, prompt, param, body.add_special_tokens is not False)
+        ids = await prompt_ids(state, prompt, param, body.add_special_tokens is not False, inline=inline)
+        tokens += len(ids) * (body.n or 1)
+        _check_tokens(tokens)
         over = await _hand_over(state, body, len(prompts), ids, score)
-        echo = _echo(state, ids, prompt, score is not None) if body.echo else None
+        echo = await _echo(state, ids, prompt, score is not None) if body.echo else None
         wanted = 16 if body.max_tokens is None else body.max_tokens
         sequences += _sequences(
             state, body, ids, wanted, logprobs=body.logprobs, prompt_logprobs=score, echo=echo, over=over
@@ -43,6 +61,7 @@ async def chat(state: ServerState, body: ChatRequest) -> Generation:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
     _check_sequences(state, body.n or 1)
+    _check_bias(state, body)
     ids = await chat_ids(
         state,
         body.messages,
@@ -51,7 +70,7 @@ async def chat(state: ServerState, body: ChatRequest) -> Generation:
         continue_final=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
     )
-    check_prompt(state, ids, "messages")
+    _check_tokens(len(ids) * (body.n or 1))
     wanted = body.max_completion_tokens or body.max_tokens or state.ready.max_model_len
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     over = await _hand_over(state, body, 1, ids, None)
@@ -70,20 +89,24 @@ async def _hand_over(
 
 
 def _generation(state: ServerState, sequences: list[Sequence], over: HandOver | None) -> Generation:
-    """Raises ApiError 400 when the prompts together are too long to be handed over at once."""
-    tokens = sum(len(sequence.request.prompt_ids) for sequence in sequences)
+    result = over.result if over else None
+    return Generation(state.client, sequences, state.active, state.tickets, result, state.text_work)
+
+
+def _check_tokens(tokens: int) -> None:
+    """Raises ApiError 400 when the prompts so far are too long to be handed over at once."""
     if tokens > _MOST_PROMPT_TOKENS:
         raise ApiError(
             400,
-            f"`prompt` and `n` ask for {tokens} prompt tokens in all; at most {_MOST_PROMPT_TOKENS} are taken in one request",
+            f"`prompt` and `n` ask for {tokens} prompt tokens or more; at most {_MOST_PROMPT_TOKENS} are taken in one request",
             param="n",
             code="invalid_value",
         )
-    return Generation(state.client, sequences, state.active, state.tickets, over.result if over else None)
 
 
-def _echo(state: ServerState, ids: list[int], prompt: str | list[int], offsets: bool) -> Echo:
-    return echo_prompt(state.tokenizer, ids, prompt if isinstance(prompt, str) else None, offsets=offsets)
+async def _echo(state: ServerState, ids: list[int], prompt: str | list[int], offsets: bool) -> Echo:
+    text = prompt if isinstance(prompt, str) else None
+    return await state.text_work.run(lambda: echo_prompt(state.tokenizer, ids, text, offsets=offsets), len(ids))
 
 
 def _check_sequences(state: ServerState, count: int) -> None:
@@ -109,7 +132,6 @@ def _sequences(
     over: HandOver | None = None,
 ) -> list[Sequence]:
     """The n sequences of one prompt. The i-th gets `seed` + i, or all would say the same. Of `over` the first one has the ticket."""
-    _check_bias(state, body)
     if over is not None and over.result is not None:  # whom it is for gives the answer
         wanted, logprobs, prompt_logprobs, echo = 0, None, None, None
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.tokenizer import pretokenizers
 from homenode.model.tokenizer.library import library_from_json
+from homenode.model.tokenizer.scored_merges import scored_merges
 
 _CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2
 _SPACE = "▁"
@@ -107,17 +108,6 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokeni
     undo: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prefix else undo)
     return tokenizer
-
-
-def scored_merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every split of a token into two tokens, best score of the whole first; among equal scores the lower id first."""
-    found = [
-        (-float(scores[index]), index, token[:cut], token[cut:])
-        for token, index in vocabulary.items()
-        for cut in range(1, len(token))
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
-    ]
-    return [(a, b) for _, _, a, b in sorted(found)]
 
 
 def _token(tokens: Sequence[str], metadata: Mapping[str, Any], role: str) -> str | None:

@@ -45,19 +45,17 @@ class StopStrings:
 
 
 class _Watch:
-    """Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977): `reached` is how much of the stop string the text ends with."""
+    """Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977): `reached` is how much of the stop string the text ends with.
+
+    The table grows with what was reached: many sequences watch for long stop strings of which hardly any begins.
+    """
+
+    __slots__ = ("_shorter", "reached", "stop")
 
     def __init__(self, stop: str) -> None:
         self.stop, self.reached = stop, 0
-        self._shorter = [0] * len(
-            stop
-        )  # of the first i + 1 characters: the longest proper beginning that is also their end
-        length = 0
-        for i in range(1, len(stop)):
-            while length and stop[i] != stop[length]:
-                length = self._shorter[length - 1]
-            length += stop[i] == stop[length]
-            self._shorter[i] = length
+        # Of the first i + 1 characters: the longest proper beginning that is also their end.
+        self._shorter: tuple[int, ...] | list[int] = ()
 
     def sees(self, character: str) -> bool:
         """Takes the next character; true when the stop string is complete."""
@@ -65,4 +63,16 @@ class _Watch:
         while reached and character != self.stop[reached]:
             reached = self._shorter[reached - 1]
         self.reached = reached + (character == self.stop[reached])
+        if self.reached > len(self._shorter):
+            self._grow()
         return self.reached == len(self.stop)
+
+    def _grow(self) -> None:
+        """One more entry of the table."""
+        if not isinstance(self._shorter, list):
+            self._shorter = []
+        at = len(self._shorter)
+        length = self._shorter[at - 1] if at else 0
+        while length and self.stop[at] != self.stop[length]:
+            length = self._shorter[length - 1]
+        self._shorter.append(length + (at > 0 and self.stop[at] == self.stop[length]))

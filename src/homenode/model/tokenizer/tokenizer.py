@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,16 @@ from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
 from homenode.model.tokenizer.library import library_from_json, named_faults, with_named_faults
+from homenode.model.tokenizer.literal_text import HiddenNames, LiteralEncoder
+from homenode.model.tokenizer.pieces import PieceEncoder
 from homenode.model.tokenizer.stream import TextStream
+from homenode.model.tokenizer.token_bound import TokenBound
 from homenode.model.tokenizer.trial.trial import TokenizerTrial
 
 _LARGEST_FILE = 256 * 2**20
+_SHORT_TEXT = (
+    8192  # characters; the library encodes these while it keeps the interpreter's lock, which takes milliseconds
+)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -54,12 +61,47 @@ class Tokenizer:
             int(index): token.content.encode() for index, token in library.get_added_tokens_decoder().items()
         }
 
+        self._pieces = PieceEncoder(library)
+        self._bound = TokenBound(library, self.token_bytes)
+        self._literals = LiteralEncoder(
+            library, lambda text: any(text in template.source for template in self._templates.values())
+        )
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; with the BOS or EOS the model wants around a text unless `add_special_tokens` is off."""
+        """Token ids of `text`; with the BOS or EOS the model wants around a text unless `add_special_tokens` is off.
+
+        Raises CapacityError for a very long text that cannot be divided.
+        """
+        if len(text) > _SHORT_TEXT:
+            return list(chain.from_iterable(self.encode_pieces(text, add_special_tokens)))
         return list(self._library.encode(_without_surrogates(text), add_special_tokens=add_special_tokens).ids)
+
+    def encode_pieces(
+        self, text: str, add_special_tokens: bool = True, hidden: HiddenNames | None = None
+    ) -> Iterator[list[int]]:
+        """The same ids, some at a time: the work for each item is bounded, and other threads run meanwhile.
+
+        `hidden`: the names that were hidden in the text before it was rendered; they are encoded as text.
+        """
+        text = _without_surrogates(text)
+        if hidden is None or not hidden.any:
+            yield from self._pieces.pieces(text, add_special_tokens)
+        else:
+            pieces = self._literals.pieces(text, hidden, self._pieces.pieces)
+            yield from self._pieces.surrounded(pieces) if add_special_tokens else pieces
+
+    def hidden_names(self) -> HiddenNames:
+        """For one conversation: hides the names of control tokens in it, so that they do not become tokens."""
+        return self._literals.hidden_names()
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that `text` certainly has, told without encoding it; 0 where this vocabulary does not allow to tell."""
+        return self._bound.fewest_tokens(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that form no character come out as U+FFFD. Ids outside the vocabulary give nothing."""
+        if len(ids) > _SHORT_TEXT:  # decode() would keep the interpreter's lock
+            return str(self._library.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self._library.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
@@ -274,6 +316,8 @@ def _content(token: Any) -> str | None:
 
 def _without_surrogates(text: str) -> str:
     """JSON can carry lone surrogates, which are no text: each becomes U+FFFD, as in any UTF-8 decoder."""
+    if text.isascii():
+        return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

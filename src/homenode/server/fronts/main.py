@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -106,6 +107,7 @@ class _Front:
         listens = asyncio.Event()
         hearing = asyncio.ensure_future(self._hear(messages, client, ending, listens))
         await listens.wait()
+        gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
         await server.serve(sockets=[self._listener])
         hearing.cancel()
         return ending.exit_code

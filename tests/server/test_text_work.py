@@ -1,0 +1,87 @@
+"""Text work of many clients at once: bounded memory, waits with an end, turns."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from homenode.server.failures import ApiError
+from homenode.server.text_work import TextWork
+
+
+def run_in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @functools.wraps(test)
+    def run() -> None:
+        asyncio.run(test())
+
+    return run
+
+
+@run_in_loop
+async def test_room_is_given_in_turn_and_the_wait_has_an_end() -> None:
+    work, order = TextWork(100, wait_s=0.05), []
+    release = asyncio.Event()
+
+    async def take(name: str, size: int) -> None:
+        async with work.room(size):
+            order.append(name)
+            await release.wait()
+
+    first = asyncio.create_task(take("first", 80))
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError) as refused:
+        await take("too much beside it", 30)
+    assert refused.value.status == 503 and refused.value.retry_after_s
+    beside, waits = asyncio.create_task(take("beside it", 20)), asyncio.create_task(take("waits", 50))
+    await asyncio.sleep(0)
+    assert order == ["first", "beside it"]
+    release.set()
+    await asyncio.gather(first, beside, waits)
+    assert order == ["first", "beside it", "waits"]
+    async with work.room(1000):  # larger than all: alone, or never
+        pass
+
+
+@run_in_loop
+async def test_room_is_given_back_by_whoever_gives_up() -> None:
+    work = TextWork(10)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            async with work.room(10):
+                raise RuntimeError
+    async with work.room(10):
+        waiting = asyncio.create_task(work.room(1).__aenter__())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    async with work.room(10):
+        pass
+
+
+@run_in_loop
+async def test_a_short_text_does_not_wait_behind_a_long_one() -> None:
+    work, done = TextWork(100), []
+
+    def pieces(count: int) -> Iterator[int]:
+        yield from range(count)
+
+    async def encode(name: str, count: int) -> None:
+        async for _ in work.each(pieces(count)):
+            pass
+        done.append(name)
+
+    await asyncio.gather(encode("long", 300), encode("longer", 400), encode("longest", 500), encode("short", 2))
+    assert done == ["short", "long", "longer", "longest"]
+
+
+@run_in_loop
+async def test_few_items_are_worked_on_at_once() -> None:
+    work = TextWork(100)
+    assert await work.run(lambda: asyncio.get_running_loop(), items=10) is asyncio.get_running_loop()
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        await work.run(lambda: asyncio.get_running_loop(), items=10**6)
