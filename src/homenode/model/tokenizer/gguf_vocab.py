@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.tokenizer import pretokenizers
+from homenode.model.tokenizer.pretokenizers import pre_tokenizer
 
 _CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2
 _SPACE = "▁"
@@ -60,16 +60,12 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
-    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    cut = pre_tokenizer(str(metadata.get("tokenizer.ggml.pre", "default")))
     merges = [_pair(m) for m in _strings(metadata, "tokenizer.ggml.merges")]
     vocabulary = _vocabulary(tokens)
     usable = [(a, b) for a, b in merges if a in vocabulary and b in vocabulary and a + b in vocabulary]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab=vocabulary, merges=usable, ignore_merges=pretokenizers.family(pre) in pretokenizers.WHOLE_WORDS
-        )
-    )
-    cuts = [pre_tokenizers.Split(Regex(e), "isolated") for e in pretokenizers.expressions(pre)]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=usable, ignore_merges=cut.whole_words))
+    cuts = [pre_tokenizers.Split(Regex(e), "isolated") for e in cut.expressions]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -142,7 +138,7 @@ def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapping[
 
 def _add_bos_and_eos(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapping[str, Any], kind: str) -> None:
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
-    usual = kind == "llama" or pretokenizers.family(pre) in pretokenizers.BEGIN_WITH_BOS
+    usual = kind == "llama" or pre_tokenizer(pre).begins_with_bos
     bos = _token(tokens, metadata, "bos") if metadata.get("tokenizer.ggml.add_bos_token", usual) else None
     eos = _token(tokens, metadata, "eos") if metadata.get("tokenizer.ggml.add_eos_token", False) else None
     surround(tokenizer, bos, eos)
