@@ -1,8 +1,10 @@
-"""How byte-level BPE vocabularies cut text into words before merging, by the name GGUF gives each cut (`tokenizer.ggml.pre`).
+"""How byte-level BPE vocabularies cut text into words before merging, by the name GGUF gives each cut
+(`tokenizer.ggml.pre`).
 
-A cut is a list of regular expressions applied one after the other: each divides what the one before left. The expressions are the published
-ones of the tokenizers they are named after. A name says two things more, where the file does not: whether a word that stands in the vocabulary
-is taken whole, and whether a text begins with the BOS token. Names that share a cut need not agree in these.
+A cut is a list of regular expressions applied one after the other: each divides what the one before left. The
+expressions are the published ones of the tokenizers they are named after. A name says two things more, where the file
+does not: whether a word that stands in the vocabulary is taken whole, and whether a text begins with the BOS token.
+Names that share a cut need not agree in these.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ _BY_NAME = {name: cut for cut, names in _NAMED.items() for name in names}
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """What a `tokenizer.ggml.pre` name means. Raises UnsupportedError for an unknown one: guessing would give wrong tokens silently."""
+    """What a `tokenizer.ggml.pre` name means. Raises UnsupportedError for an unknown one: guessing would give wrong
+    tokens silently.
+    """
     found = _BY_NAME.get(name)
     if found is None:
         raise UnsupportedError(
