@@ -74,11 +74,15 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     bos_token_id: int | None
+    stop_token_ids: tuple[int, ...]  # what ends an answer besides the ids in the model's configuration
 
     @property
     def has_chat_template(self) -> bool: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def encode_chat(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """The ids of a rendered conversation, with the special tokens that its template leaves to the model's file."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 

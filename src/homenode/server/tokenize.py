@@ -61,5 +61,5 @@ async def _ids(state: ServerState, body: TokenizeRequest) -> list[int]:
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message),
-        add_special_tokens=bool(body.add_special_tokens),
+        add_special_tokens=body.add_special_tokens,
     )
