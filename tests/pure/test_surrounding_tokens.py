@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from homenode.model.tokenizer import Tokenizer, load_tokenizer
+from tests.paths import DATA, needs_data
 from tests.vocabularies import CHATML, CONTROL, byte_level_metadata, sentencepiece_metadata, write_folder, write_gguf
 
 SPECIAL = [("<|bos|>", CONTROL), ("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL)]
@@ -138,6 +139,13 @@ def test_special_tokens_of_phi3_swallow_the_white_space_behind_them(
     between = [] if swallows else [newline]
     ids = tokenizer.encode("<|user|>\na<|end|>\n<|assistant|>\n<|endoftext|>\n", add_special_tokens=False)
     assert ids == [user, *between, a, end, *between, assistant, *between, text_end, newline]
+
+
+@needs_data
+def test_a_conversation_of_phi3_is_what_its_own_tokenizer_makes_of_it() -> None:
+    tokenizer = load_tokenizer(DATA / "ggml-vocab" / "ggml-vocab-phi-3.gguf")
+    text = tokenizer.render_chat([{"role": "user", "content": "Hello"}])
+    assert tokenizer.encode_chat(text) == [1, 32010, 15043, 32007, 32001]
 
 
 def test_special_tokens_of_a_byte_level_phi3_do_not(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tokenizers import decoders, models
 
 from homenode.model.tokenizer import Tokenizer, load_tokenizer
 from homenode.model.tokenizer.stream import WindowStream
-from tests.vocabularies import CONTROL, byte_level_metadata, sentencepiece_metadata, write_gguf
+from tests.vocabularies import CONTROL, USER_DEFINED, byte_level_metadata, sentencepiece_metadata, write_gguf
 
 # Beginnings of characters, what goes on with them, and what may not: here the rules differ.
 _EDGES = b"\xe0\xed\xef\xf0\xf4\xc0\xc2\xf5\x80\x8f\x90\x9f\xa0\xbf\xbd"
@@ -119,6 +119,14 @@ def test_a_character_that_begins_in_the_context_is_finished(vocabularies: dict[s
         assert [stream.push([i]) for i in cat[1:]] == ["", "猫"]
         stream = tokenizer.stream(cat[:2])
         assert stream.push([first + ord("a")]) == "a"  # the unfinished one belongs to the context
+
+
+def test_an_added_token_is_its_text_whatever_its_letters_stand_for_elsewhere(tmp_path: Path) -> None:
+    """The letters of a byte-level vocabulary that stand for bytes, such as é, are letters in the tokens added to it."""
+    special = [("<é>", CONTROL), ("naïve", USER_DEFINED), ("<\u4e2d>", CONTROL)]
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", byte_level_metadata(special)))
+    assert tokenizer.decode([256, 97, 257, 258], skip_special_tokens=False) == "<é>anaïve<中>"
+    assert tokenizer.token_bytes(257).decode() == "naïve"
 
 
 @pytest.mark.parametrize("kind", KINDS)

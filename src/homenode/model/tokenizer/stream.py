@@ -36,7 +36,7 @@ class ByteStream:
 
     def push(self, ids: Iterable[int]) -> str:
         """Text that became certain with these ids; may be empty."""
-        data = self._table.join(tuple(ids), skip_special=self._skip_special)
+        data = self._table.join(ids, skip_special=self._skip_special)
         return self._text(self._decoder.decode(self._continued(data) if self._begun and data else data))
 
     def flush(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,26 +30,32 @@ class ByteRule:
     strip_count: int = 0  # as often as this
 
 
-class TokenBytes:
-    """The bytes of each token, kept once they were asked for. Safe to use from several threads."""
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each token: of a special one its name, none for ids outside the vocabulary.
 
-    def __init__(self, library: Library, of_piece: Callable[[str], bytes]) -> None:
-        added = library.get_added_tokens_decoder()
-        self.special = frozenset(int(index) for index, token in added.items() if token.special)
+    An entry is made when it is asked for first; a vocabulary has up to some hundred thousand. Safe to use from several threads.
+    """
+
+    def __init__(self, library: Library, of_piece: Callable[[str], bytes], *, added_are_text: bool) -> None:
+        """`added_are_text`: added tokens are written as text even where others are not, as in byte-level vocabularies."""
+        added = {int(index): token for index, token in library.get_added_tokens_decoder().items()}
+        self.special = frozenset(index for index, token in added.items() if token.special)
         self._library, self._of_piece = library, of_piece
-        self._known = {index: added[index].content.encode() for index in self.special}
+        for index, token in added.items():
+            if token.special or added_are_text:
+                self[index] = token.content.rpartition(_PLACEHOLDER)[2].encode()
 
-    def __getitem__(self, token: int) -> bytes:
-        """Of a special token its name; empty for ids outside the vocabulary."""
-        found = self._known.get(token)
-        if found is None:
-            piece = self._library.id_to_token(token) if 0 <= token < 2**32 else None
-            found = self._known[token] = b"" if piece is None else self._of_piece(piece.rpartition(_PLACEHOLDER)[2])
+    def __missing__(self, token: int) -> bytes:
+        piece = self._library.id_to_token(token) if 0 <= token < 2**32 else None
+        if piece is None:
+            return b""
+        found = self[token] = self._of_piece(piece.rpartition(_PLACEHOLDER)[2])
         return found
 
-    def join(self, ids: Sequence[int], *, skip_special: bool) -> bytes:
+    def join(self, ids: Iterable[int], *, skip_special: bool) -> bytes:
         """The bytes of a sequence."""
-        return b"".join(self[token] for token in ids if not (skip_special and token in self.special))
+        wanted = (token for token in ids if token not in self.special) if skip_special else ids
+        return b"".join(map(self.__getitem__, wanted))
 
 
 def placeholder(index: int, text: str = "") -> str:
@@ -101,10 +107,10 @@ def _byte_level_reader() -> Callable[[str], bytes]:
     letters = _byte_letters()
 
     def read(piece: str) -> bytes:
-        # The library takes a piece with any other character as text, the whole of it.
-        if all(character in letters for character in piece):
-            return bytes(letters[character] for character in piece)
-        return piece.encode()
+        try:
+            return bytes(map(letters.__getitem__, piece))
+        except KeyError:  # the library takes a piece with any other character as text, the whole of it
+            return piece.encode()
 
     return read
 

@@ -57,7 +57,9 @@ class Tokenizer:
         self.eos_token_id = self._id("eos_token")
         self._surrounding = read_surrounding_tokens(library, opens_chats=of_gguf)
         self._rule = byte_rule(library)
-        self._bytes = TokenBytes(library, piece_bytes(library))
+        self._bytes = TokenBytes(
+            library, piece_bytes(library), added_are_text=self._rule is not None and not self._rule.each_byte
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with the BOS or EOS the model wants around a text unless `add_special_tokens` is off."""
