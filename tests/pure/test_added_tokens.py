@@ -70,6 +70,8 @@ def test_tokens_with_a_role_are_special_if_the_vocabulary_has_them(tmp_path: Pat
         ({"-1": {"content": "<a>"}}, "'-1'"),
         ({"99999999999": {"content": "<a>"}}, "ids go from 0"),
         ({"256": {"content": ""}}, "no token"),
+        ({"256": {"content": "\ud800"}}, "no token"),
+        ({"9" * 5000: {"content": "<a>"}}, "ids go from 0"),
         ({"256": 7}, "no token"),
         ({"900000": {"content": "<a>"}}, "may be left out"),
     ],

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from homenode.cli.stop_tokens import print_stop_tokens
+from homenode.engine.config import ModelConfig
 from homenode.engine.request import SamplingParams
 from homenode.errors import CheckpointError
 from homenode.model.checkpoint.gguf_token_ids import token_id_of, token_ids_of
 from homenode.model.tokenizer import load_tokenizer
+from homenode.model.tokenizer.config import TextConfig
+from tests.checkpoints import make_folder, make_gguf
 from tests.vocabularies import (
     CHATML,
     CONTROL,
@@ -92,6 +96,8 @@ FOLDERS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"chat_template_jinja": LLAMA2, "tokenizer_config_json": {"eos_token": "<|endoftext|>"}}, {"<|endoftext|>", "</s>"},
     ),
     "names that nobody mentions": ({}, set()),
+    "a name that is no text": ({"tokenizer_config_json": {"eos_token": "\ud800"}}, set()),
+    "a template that writes what is no text": ({"chat_template_json": {"chat_template": CHATML.replace("im_end", "\ud800")}}, set()),
     "a name outside the vocabulary": ({"tokenizer_config_json": {"eos_token": "<|gone|>"}}, set()),
 }  # fmt: skip
 
@@ -107,6 +113,25 @@ def test_a_template_given_by_the_user_tells_of_its_own_turns(tmp_path: Path) -> 
     folder = write_folder(tmp_path / "m", CHAT_END, chat_template_jinja=CHATML)
     tokenizer = load_tokenizer(folder, chat_template=PHI3)
     assert [tokenizer.token_text(token) for token in tokenizer.stop_token_ids] == ["<|end|>"]
+
+
+def shown(model: Path | None, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    print_stop_tokens(ModelConfig(model=str(model) if model else None), TextConfig())
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_the_configuration_that_is_shown_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_folder(tmp_path / "m", eos_token_id=[7, 99999])
+    write_folder(folder, CHAT_END, tokenizer_config_json={"eos_token": "<|im_end|>"})
+    assert shown(folder, capsys)[0] == "tokens that end an answer: \\x07 (7), <|im_end|> (257)\n"  # no bell rings
+    assert shown(make_gguf(tmp_path / "m.gguf"), capsys)[0] == "tokens that end an answer: </s> (2)\n"
+    assert "<|end|>" in shown(None, capsys)[0]
+
+
+def test_a_model_that_is_not_there_has_a_note_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = shown(tmp_path / "nothing.gguf", capsys)
+    assert out == "" and err.startswith("note: the tokens that end an answer are not known: model")
 
 
 def test_missing_keys_of_sentencepiece_files() -> None:

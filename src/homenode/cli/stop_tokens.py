@@ -27,7 +27,12 @@ def print_stop_tokens(model: ModelConfig, text: TextConfig) -> None:
         tokenizer = text.load(path)
         ids = dict.fromkeys((*open_checkpoint(path).spec.eos_token_ids, *tokenizer.stop_token_ids))
     except HomenodeError as error:
-        ERR.print(f"note: the tokens that end an answer are not known: {error.message}", markup=False, highlight=False)
+        ERR.print(
+            f"note: the tokens that end an answer are not known: {error.message}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         return
     told = _named(tokenizer, ids) or "none; the model's files name no such token"
     OUT.print(f"tokens that end an answer: {told}", markup=False, highlight=False, soft_wrap=True)

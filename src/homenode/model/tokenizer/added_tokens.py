@@ -63,7 +63,7 @@ def _listed(library: Library, config: Mapping[str, Any]) -> list[dict[str, Any]]
     entries = []
     for index, token in listed.items():
         text = token_text(token)
-        if not str(index).isdecimal() or int(index) >= _MOST_PLACES or text is None:
+        if not str(index).isdecimal() or len(index) > 7 or int(index) >= _MOST_PLACES or text is None:
             raise CheckpointError(
                 f"added_tokens_decoder in tokenizer_config.json holds {str(index)[:40]!r}: {str(token)[:80]}, which is no token; "
                 f"ids go from 0 to {_MOST_PLACES - 1}, and tokens have a content"

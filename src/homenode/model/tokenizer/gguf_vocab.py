@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.checkpoint.gguf_token_ids import token_id_of
 from homenode.model.tokenizer.pretokenizers import pre_tokenizer
-from homenode.model.tokenizer.stop_tokens import known_stop_tokens
+from homenode.model.tokenizer.stop_tokens import VocabularyNames, known_stop_tokens
 from homenode.model.tokenizer.token_bytes import placeholder
 
 _CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2
@@ -133,7 +133,7 @@ def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapping[
         raise CheckpointError(f"tokenizer.ggml.token_type must hold one number for each of {len(tokens)} tokens")
     control = {t for t, kind in zip(tokens, types, strict=False) if kind in (_CONTROL, _UNKNOWN) and t}
     control |= {t for role in ("bos", "eos", "eot", "eom") if (t := _token(tokens, metadata, role))}
-    control |= set(known_stop_tokens(set(tokens)))
+    control |= set(known_stop_tokens(VocabularyNames(tokenizer)))
     user = [t for t, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED and t and t not in control]
     swallows = _swallows_space(metadata)
     tokenizer.add_special_tokens([_added(t, special=True, rstrip=swallows(t)) for t in tokens if t in control])

@@ -37,7 +37,7 @@ class VocabularyNames:
         self._library = library
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._library.token_to_id(name) is not None
+        return isinstance(name, str) and _is_text(name) and self._library.token_to_id(name) is not None
 
 
 def closes_a_message_only(name: str, vocabulary: Container[str]) -> bool:
@@ -74,10 +74,19 @@ def stop_tokens_of_folder(
 
 
 def token_text(token: Any) -> str | None:
-    """A special token is written as its text or as an object with its text in `content`."""
+    """A special token is written as its text or as an object with its text in `content`; None for anything else."""
     if isinstance(token, dict):
         token = token.get("content")
-    return token if isinstance(token, str) and token else None
+    return token if isinstance(token, str) and token and _is_text(token) else None
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string out of JSON can be written as UTF-8: it may hold half of a surrogate pair, and no token does."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _without_message_ends(names: Iterable[str | None], vocabulary: Container[str]) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """The special tokens around a text, and the one place that decides which of them a prompt gets.
 
-A text gets those that the file adds, unless the request's `add_special_tokens` is false. A conversation gets them from
+A text gets those that the file adds, unless the request's `add_special_tokens` is false. What the file adds is told by
+tokenizer.json's post-processor in a folder (`add_bos_token` in tokenizer_config.json changes nothing, as in transformers)
+and by its keys and the kind of its vocabulary in a GGUF file. A conversation gets them from
 its chat template; what the file adds to that:
 
 | file | `add_special_tokens` | template writes BOS | BOS in the prompt |
