@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from homenode import LLM, SamplingParams
 from homenode.engine.completion import Answer
 from homenode.engine.messages import Output
 from homenode.errors import CapacityError, InternalError, UserError
-from homenode.model.tokenizer.stream import TextStream
+from homenode.model.locate import builtin_model
+from homenode.model.tokenizer.stream import WindowStream
 from tests.engine.engines import greedy
 from tests.paths import STORIES, needs_data
 
@@ -160,8 +162,8 @@ def test_settings_and_models_that_do_not_exist(tmp_path: Path) -> None:
 class Letters:
     """A tokenizer whose ids are code points."""
 
-    def stream(self, context: Any = ()) -> TextStream:
-        return TextStream(lambda ids: "".join(map(chr, ids)), context)
+    def stream(self, context: Any = ()) -> WindowStream:
+        return WindowStream(lambda ids: "".join(map(chr, ids)), context)
 
 
 def answer(*outputs: Output, stop: tuple[str, ...] = ()) -> tuple[list[str], Any]:
@@ -183,3 +185,20 @@ def test_an_answer_holds_back_what_may_become_a_stop_string() -> None:
 def test_the_token_that_stopped_it_has_no_text() -> None:
     _, whole = answer(text("ab"), text("c!", finish_reason="stop", stop_token=33))
     assert (whole.text, whole.token_ids[-1]) == ("abc", 33)
+
+
+def test_an_answer_ends_where_tokenizer_config_says_although_other_files_name_another_token(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(builtin_model(), folder)
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | {"eos_token_id": 0}))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}\n"
+    )
+    with LLM(str(folder), threads=1, kv_cache_memory="20MiB") as llm:
+        end = llm.tokenizer.token_id("<|end|>")
+        prompt = "<|user|>\nWhat is NUMA?<|end|>\n<|assistant|>\n"
+        (answer,) = llm.generate([prompt], SamplingParams(max_tokens=120, temperature=0))
+    assert (answer.finish_reason, answer.token_ids[-1]) == ("stop", end)
+    assert "<|" not in answer.text

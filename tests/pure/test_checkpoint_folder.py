@@ -143,7 +143,7 @@ def test_sliding_windows(folder: Path) -> None:
     assert (none.sliding_window, none.sliding_layers) == (None, ())
 
 
-def test_generation_config_wins(folder: Path) -> None:
+def test_what_generation_config_says(folder: Path) -> None:
     spec = spec_of(
         folder,
         generation={
@@ -156,12 +156,12 @@ def test_generation_config_wins(folder: Path) -> None:
         },
     )
     assert (spec.eos_token_ids, spec.bos_token_id, spec.generation) == (
-        (5, 7),
+        (5, 7, 2),
         3,
         {"temperature": 0.6, "top_p": 0.9, "top_k": 20},
     )
     assert spec_of(folder, generation={"eos_token_id": None}).eos_token_ids == (2,)
-    assert spec_of(folder, generation={"eos_token_id": 9}).eos_token_ids == (9,)
+    assert spec_of(folder, generation={"eos_token_id": 9}).eos_token_ids == (9, 2)
     assert spec_of(folder, generation={}, eos_token_id=[4, 6, 4000, -1]).eos_token_ids == (
         4,
         6,
@@ -257,3 +257,10 @@ def test_the_classes_of_the_makers_are_ours() -> None:
     assert {name: family.architecture for name, family in FAMILIES.items()} == {
         name: key for key, name in CLASSES.items()
     }
+
+
+def test_the_end_token_of_the_class_counts_where_no_file_names_one(folder: Path) -> None:
+    assert spec_of(folder, generation={}, eos_token_id="absent").eos_token_ids == (2,)
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<|im_end|>"}')
+    assert spec_of(folder, generation={}, eos_token_id="absent").eos_token_ids == ()
+    assert spec_of(folder, generation={"eos_token_id": 7}, eos_token_id="absent").eos_token_ids == (7,)

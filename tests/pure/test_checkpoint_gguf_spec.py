@@ -227,12 +227,18 @@ def raw_model(pairs: list[tuple[str, int, Any]]) -> bytes:
     )
 
 
-def test_ends_of_turns_are_found_by_their_text(tmp_path: Path) -> None:
+def test_end_tokens_are_those_under_keys(tmp_path: Path) -> None:
+    """Names are looked at where text is: see tests/pure/test_stop_tokens.py."""
     path = tmp_path / "m.gguf"
     tokens = ["a", "<|im_end|>", "</s>", "<|im_end|>"]
-    pairs = [("tokenizer.ggml.tokens", 9, (STRING, tokens)), ("tokenizer.ggml.token_type", 9, (5, [1, 3, 3, 1]))]
-    path.write_bytes(raw_model([*pairs, ("tokenizer.ggml.eos_token_id", U32, 2)]))
-    assert open_checkpoint(path).spec.eos_token_ids == (2, 1)  # the fourth is ordinary text
+    vocabulary = [("tokenizer.ggml.tokens", 9, (STRING, tokens)), ("tokenizer.ggml.token_type", 9, (5, [1, 3, 3, 1]))]
+    for keys, wanted in (([2], (2,)), ([2, 1], (2, 1)), ([99999], ()), ([2**32 - 1, 1], (1,)), ([], ())):
+        roles = [(f"tokenizer.ggml.{role}_token_id", U32, i) for role, i in zip(("eos", "eot"), keys, strict=False)]
+        path.write_bytes(raw_model([*vocabulary, *roles]))
+        assert open_checkpoint(path).spec.eos_token_ids == wanted
+        path.write_bytes(raw_model([*vocabulary, *roles, ("tokenizer.ggml.model", STRING, "llama")]))
+        usual = () if keys and keys[0] == 2 else (2,)
+        assert open_checkpoint(path).spec.eos_token_ids == tuple(dict.fromkeys((*usual, *wanted)))
 
 
 def test_sampling_defaults_and_missing_tokenizer(tmp_path: Path) -> None:

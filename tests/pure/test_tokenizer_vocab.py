@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from homenode.model.tokenizer import scored_merges as scored
 from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
 from homenode.model.tokenizer.scored_merges import scored_merges
 from tests.paths import DATA, STORIES, needs_data
+from tests.vocabularies import byte_level_metadata, write_gguf
 
 VOCABULARIES = sorted((DATA / "ggml-vocab").glob("*.gguf.inp")) if DATA.is_dir() else []
 
@@ -73,6 +75,14 @@ def test_byte_level_merges_and_control_tokens() -> None:
     assert tokenizer.encode("ab a<|end|>b").ids == [2, 4, 5, 1]
 
 
+def test_equal_tokens_keep_their_places_and_their_text(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(
+        write_gguf(tmp_path / "v.gguf", byte_level_metadata([("ab", 1), ("ab", 1), ("<|x|>", 3)]))
+    )
+    assert (tokenizer.vocab_size, tokenizer.token_id("<|x|>")) == (259, 258)
+    assert tokenizer.decode([256, 257, 97]) == "ababa"
+
+
 def test_bos_and_eos_surround_a_text_when_the_file_says_so() -> None:
     changes = {
         "tokenizer.ggml.bos_token_id": 6,
@@ -93,7 +103,7 @@ def test_bos_and_eos_surround_a_text_when_the_file_says_so() -> None:
         ({"tokenizer.ggml.tokens": [1, 2]}, CheckpointError, "tokens"),
         ({"tokenizer.ggml.merges": ["ab"]}, CheckpointError, "no pair"),
         ({"tokenizer.ggml.merges": None}, CheckpointError, "merges"),
-        ({"tokenizer.ggml.eos_token_id": 99}, CheckpointError, "99"),
+        ({"tokenizer.ggml.eos_token_id": "99"}, CheckpointError, "99"),
         ({"tokenizer.ggml.token_type": [1]}, CheckpointError, "token_type"),
         ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0]}, CheckpointError, "scores"),
     ],

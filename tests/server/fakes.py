@@ -11,6 +11,7 @@ from homenode.engine.messages import EngineFigures, Output, Ready, Statistics
 from homenode.engine.request import Request, TokenLogprob
 from homenode.errors import PeerError, UserError
 from homenode.model.tokenizer.literal_text import HiddenNames
+from homenode.model.tokenizer.template_traits import texts_of
 
 BOS, EOS, VOCAB = 256, 257, 258
 MAX_MODEL_LEN = 256
@@ -22,6 +23,7 @@ class ByteTokenizer:
 
     vocab_size = VOCAB
     bos_token_id: int | None = BOS
+    stop_token_ids: tuple[int, ...] = ()
 
     def __init__(self, *, template: bool = True, bos: bool = True) -> None:
         self.has_chat_template = template
@@ -41,6 +43,14 @@ class ByteTokenizer:
 
     def fewest_tokens(self, text: str) -> int:
         return len(text)
+
+    def encode_chat_pieces(
+        self, text: str, add_special_tokens: bool | None = None, hidden: HiddenNames | None = None
+    ) -> Iterator[list[int]]:
+        return self.encode_pieces(text, bool(add_special_tokens), hidden)
+
+    def chat_prompt(self, ids: list[int], add_special_tokens: bool | None = None) -> list[int]:
+        return self.encode("", bool(add_special_tokens)) + ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         shown = [token for token in ids if token < 256 or not skip_special_tokens]
@@ -65,7 +75,7 @@ class ByteTokenizer:
     ) -> str:
         if not self.has_chat_template:
             raise UserError("this model has no chat template", param="messages")
-        turns = "".join(f"<{message['role']}>{message['content']}</>" for message in messages)
+        turns = "".join(f"<{message['role']}>{chr(10).join(texts_of(message['content']))}</>" for message in messages)
         return f"{values.get('prefix', '')}{turns}" + ("<assistant>" if add_generation_prompt else "")
 
     def info(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.server.conftest import Running, Start
-from tests.server.fakes import MAX_MODEL_LEN, STORY, ByteTokenizer
+from tests.server.fakes import BOS, MAX_MODEL_LEN, STORY, ByteTokenizer
 from tests.server.test_completions import events
 
 
@@ -101,3 +101,34 @@ def test_an_empty_prompt_needs_a_token_that_begins_a_text(start: Start) -> None:
     server = start(tokenizer=ByteTokenizer(bos=False))
     assert server.complete(prompt="").status_code == 400
     assert server.complete(prompt="a").status_code == 200
+
+
+def test_a_turn_in_parts_can_be_continued(server: Running) -> None:
+    parts = [{"type": "text", "text": "well"}, {"type": "text", "text": "then "}]
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": parts}]
+    assert server.chat(messages=messages, continue_final_message=True, max_tokens=1).status_code == 200
+    assert prompt_of(server) == "<user>hi</><assistant>well\nthen "
+
+
+def test_the_tokens_that_end_an_answer_go_with_every_request(start: Start) -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.stop_token_ids = (
+        ord("u"),
+        99999,
+    )  # the second is no token of the model, as with a tokenizer given by --tokenizer
+    server = start(tokenizer=tokenizer)
+    for ask in (server.chat, server.complete):
+        answer = ask(max_tokens=30, return_token_ids=True).json()["choices"][0]
+        assert (answer["finish_reason"], answer["token_ids"]) == ("stop", [*b"Once u"])
+        assert ask(max_tokens=30, ignore_eos=True).json()["choices"][0]["finish_reason"] == "length"
+        ask(max_tokens=3, stop_token_ids=[5])
+        assert server.client.requests[-1].params.stop_token_ids == (5, ord("u"))
+
+
+def test_what_is_added_to_a_conversation_is_the_tokenizers_to_decide(server: Running) -> None:
+    asked: dict[bool | None, list[int]] = {None: [*b"<user>hi</><assistant>"]}
+    asked |= {False: asked[None], True: [BOS, *asked[None]]}
+    for add, wanted in asked.items():
+        fields = {"add_special_tokens": add, "messages": [{"role": "user", "content": "hi"}]}
+        assert server.post("/tokenize", fields).json()["tokens"] == wanted
+        assert server.chat(max_tokens=1, return_token_ids=True, **fields).json()["prompt_token_ids"] == wanted

@@ -99,8 +99,8 @@ def _sized(
     path = Path(str(config.model.path))
     tokenizer = load_tokenizer(path, trial=trial)
     if config.model.max_model_len is None:
-        text = tokenizer.render_chat([_user(prompt)]) if chat else prompt
-        needed = len(tokenizer.encode(text, add_special_tokens=not chat)) + max_tokens
+        ids = tokenizer.encode_chat(tokenizer.render_chat([_user(prompt)])) if chat else tokenizer.encode(prompt)
+        needed = len(ids) + max_tokens
         length = min(needed, open_checkpoint(path).spec.max_position)
         config = replace(config, model=replace(config.model, max_model_len=length))
     return config, tokenizer

@@ -16,6 +16,7 @@ import click
 from homenode.cli.options import build, shown_settings, with_settings
 from homenode.cli.placement_options import ManyValuesCommand
 from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error, print_note
+from homenode.cli.stop_tokens import print_stop_tokens
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.engine.pairing import transfer_problems
@@ -38,7 +39,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Validate all settings against the model and this machine, then exit: 0, or 2 with the reasons.",
 )
-@click.option("--show-config", is_flag=True, help="Print each setting, its value and where it came from, then exit.")
+@click.option(
+    "--show-config",
+    is_flag=True,
+    help="Print each setting, its value and where it came from, and the tokens that end an answer; then exit.",
+)
 @with_settings(ServerConfig, EngineConfig, TextConfig)
 @click.pass_context
 def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_config: bool, **values: Any) -> None:
@@ -56,6 +61,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             refuse_links(Path(text.tokenizer))
         if show_config:
             _show(ctx)
+            print_stop_tokens(engine.model, text)
             return
         if check_config:
             sys.exit(_check(server, engine, text))

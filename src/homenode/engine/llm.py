@@ -175,7 +175,8 @@ class LLM:
 
     def _request(self, number: int, ids: list[int], params: SamplingParams) -> Request:
         params.check()
-        return Request(id=number, prompt_ids=ids, params=params, arrival=time.monotonic())
+        stops = tuple(token for token in self.tokenizer.stop_token_ids if token < self.ready.vocab_size)
+        return Request(id=number, prompt_ids=ids, params=params.ended_by(stops), arrival=time.monotonic())
 
     def _prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         """Token ids of every prompt. One prompt as such, text or ids, is a list of one."""
@@ -202,9 +203,7 @@ class LLM:
         return ids
 
     def _chat_prompt(self, messages: Messages, values: Mapping[str, Any]) -> list[int]:
-        return self._ids_of(
-            self.tokenizer.encode(self.tokenizer.render_chat(messages, **values), add_special_tokens=False)
-        )
+        return self._ids_of(self.tokenizer.encode_chat(self.tokenizer.render_chat(messages, **values)))
 
     def _rest_of_context(self, ids: list[int]) -> SamplingParams:
         return SamplingParams(max_tokens=max(1, self.ready.max_model_len - len(ids)))

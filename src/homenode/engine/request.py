@@ -57,6 +57,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 text = f"logit_bias of token {token} is {bias}; it must be from -1000000 to 1000000, or minus infinity to forbid the token"
                 raise UserError(text, param="logit_bias")
 
+    def ended_by(self, stop_tokens: tuple[int, ...]) -> SamplingParams:
+        """The same, ended by these tokens of the model as well, unless its ends are to be ignored."""
+        if self.ignore_eos or not stop_tokens:
+            return self
+        return msgspec.structs.replace(self, stop_token_ids=tuple(dict.fromkeys((*self.stop_token_ids, *stop_tokens))))
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence to continue. `id` is chosen by the client and unique for the life of the engine."""

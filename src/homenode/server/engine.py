@@ -75,6 +75,7 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     bos_token_id: int | None
+    stop_token_ids: tuple[int, ...]  # what ends an answer besides the ids in the model's configuration
 
     @property
     def has_chat_template(self) -> bool: ...
@@ -91,6 +92,14 @@ class Tokenizer(Protocol):
 
     def fewest_tokens(self, text: str) -> int:
         """A number of tokens that `text` certainly has, told without encoding it."""
+
+    def encode_chat_pieces(
+        self, text: str, add_special_tokens: bool | None = None, hidden: HiddenNames | None = None
+    ) -> Iterator[list[int]]:
+        """The ids of a rendered conversation, with the special tokens that its template leaves to the model's file."""
+
+    def chat_prompt(self, ids: list[int], add_special_tokens: bool | None = None) -> list[int]:
+        """The prompt of a conversation encoded to `ids`, with the special tokens that its template leaves to the model's file."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from homenode.model.tokenizer.literal_text import HiddenNames
+from homenode.model.tokenizer.template_traits import with_text_behind
 from homenode.server.failures import ApiError
 from homenode.server.openai import Content, Message, Messages
 from homenode.server.state import ServerState
@@ -69,9 +70,9 @@ async def chat_ids(
     template_kwargs: Mapping[str, Any] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final: bool = False,
-    add_special_tokens: bool = False,
+    add_special_tokens: bool | None = None,
 ) -> list[int]:
-    """Token ids of a conversation that fits the context. Templates write BOS themselves, so special tokens are not added unless asked for."""
+    """Token ids of a conversation that fits the context. What `add_special_tokens` does to it: `homenode.model.tokenizer.surrounding_tokens`."""
     prompt = await chat_text(
         state,
         messages,
@@ -80,7 +81,8 @@ async def chat_ids(
         continue_final=continue_final,
     )
     async with state.text_work.room(memory_of(prompt.text)):
-        ids = await fitting_ids(state, prompt, "messages", add_special_tokens, inline=len(prompt.text) <= SHORT_TEXT)
+        ids = await fitting_ids(state, prompt, "messages", False, inline=len(prompt.text) <= SHORT_TEXT)
+    ids = state.tokenizer.chat_prompt(ids, add_special_tokens)
     check_prompt(state, ids, "messages")
     return ids
 
@@ -180,27 +182,28 @@ def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
     )
 
 
-def _said(message: Message) -> dict[str, str]:
+def _said(message: Message) -> dict[str, Any]:
     """A message as templates know it. A developer's is a system message under its newer name, which few templates have heard of."""
     role = str(message.__struct_config__.tag)
-    said = {"role": "system" if role == "developer" else role, "content": _text(message.content)}
+    said = {"role": "system" if role == "developer" else role, "content": _content(message.content)}
     return said | {"name": message.name} if message.name else said
 
 
-def _text(content: Content | None) -> str:
+def _content(content: Content | None) -> str | list[dict[str, str]]:
+    """The form the client sent; the tokenizer knows which one the template takes."""
     if isinstance(content, list):
-        return "\n".join(part.text for part in content)
+        return [{"type": "text", "text": part.text} for part in content]
     return content or ""
 
 
-def _render(state: ServerState, said: list[dict[str, str]], values: dict[str, Any], add_generation_prompt: bool) -> str:
+def _render(state: ServerState, said: list[dict[str, Any]], values: dict[str, Any], add_generation_prompt: bool) -> str:
     return state.tokenizer.render_chat(said, add_generation_prompt=add_generation_prompt, **values)
 
 
-def _render_open(state: ServerState, said: list[dict[str, str]], values: dict[str, Any], _: bool) -> str:
+def _render_open(state: ServerState, said: list[dict[str, Any]], values: dict[str, Any], _: bool) -> str:
     """The prompt up to the end of the last message's text: a mark at that end shows where the template would close the turn."""
     mark = f"[{secrets.token_hex(16)}]"
-    marked = [*said[:-1], {**said[-1], "content": said[-1]["content"] + mark}]
+    marked = [*said[:-1], {**said[-1], "content": with_text_behind(said[-1]["content"], mark)}]
     text = _render(state, marked, values, False)
     before, found, _after = text.rpartition(mark)
     if not found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import aclosing
 
 import msgspec
@@ -33,11 +34,9 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 
 async def _tokenized(state: ServerState, body: TokenizeRequest) -> bytes:
     prompt = await _prompt_text(state, body)
-    usual = body.prompt is not None  # chat templates write special tokens themselves
-    add_special_tokens = usual if body.add_special_tokens is None else body.add_special_tokens
     written = _Written(state, bool(body.return_token_strs))
     async with state.text_work.room(memory_of(prompt.text)):
-        pieces = map(written.add, state.tokenizer.encode_pieces(prompt.text, add_special_tokens, prompt.hidden))
+        pieces = map(written.add, _encoded(state, body, prompt))
         if len(prompt.text) <= SHORT_TEXT and prompt.hidden is None:
             list(pieces)
         else:
@@ -45,6 +44,12 @@ async def _tokenized(state: ServerState, body: TokenizeRequest) -> bytes:
                 async for _ in counted:
                     pass
     return written.answer()
+
+
+def _encoded(state: ServerState, body: TokenizeRequest, prompt: prompts.PromptText) -> Iterator[list[int]]:
+    if body.prompt is not None:
+        return state.tokenizer.encode_pieces(prompt.text, body.add_special_tokens is not False, prompt.hidden)
+    return state.tokenizer.encode_chat_pieces(prompt.text, body.add_special_tokens, prompt.hidden)
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:

@@ -68,7 +68,7 @@ async def chat(state: ServerState, body: ChatRequest) -> Generation:
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message),
-        add_special_tokens=bool(body.add_special_tokens),
+        add_special_tokens=body.add_special_tokens,
     )
     _check_tokens(len(ids) * (body.n or 1))
     wanted = body.max_completion_tokens or body.max_tokens or state.ready.max_model_len
@@ -137,7 +137,8 @@ def _sequences(
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     room = state.ready.max_model_len - len(ids)
     defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
-    params = _params(body, defaults, min(wanted, room), logprobs, prompt_logprobs)
+    ends = tuple(token for token in state.tokenizer.stop_token_ids if token < state.ready.vocab_size)
+    params = _params(body, defaults, min(wanted, room), logprobs, prompt_logprobs).ended_by(ends)
     made = []
     for index in range(body.n or 1):
         recorder = state.metrics.recorder()

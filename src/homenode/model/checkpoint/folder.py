@@ -37,7 +37,6 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     for name in _JSON_FILES[1:]:
         if is_there(folder / name):
             metadata[name] = read_json(folder / name, _MOST_JSON_BYTES)
-    generation: Any = metadata.get(GENERATION, {})
     if text := holds_text_of(config):
         config = text_config(config, text)
     tensors: dict[str, TensorEntry] = {}
@@ -49,9 +48,9 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
             tensors = with_coded_matrices(tensors, quantisation)
     except CheckpointError:
         # An architecture we do not run is the better answer to a folder we cannot read.
-        _spec(folder, config, generation, tensors)
+        _spec(folder, config, metadata, tensors)
         raise
-    spec = _spec(folder, config, generation, tensors)
+    spec = _spec(folder, config, metadata, tensors)
     limits.check_embedding(spec, tensors, folder)
     if spec.architecture in FUSED:
         tensors = with_rows_apart(tensors, spec)
@@ -61,15 +60,23 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
 
 
 def _spec(
-    folder: Path, config: dict[str, object], generation: dict[str, object], tensors: dict[str, TensorEntry]
+    folder: Path, config: dict[str, object], metadata: dict[str, object], tensors: dict[str, TensorEntry]
 ) -> ModelSpec:
+    generation: Any = metadata.get(GENERATION, {})
     return spec_from_config(
         folder / CONFIG,
         config,
         Fields(folder / GENERATION, generation),
         has_output=limits.OUTPUT in tensors,
         storage=limits.main_storage(tensors),
+        tokenizer_names_eos=_names_eos(metadata),
     )
+
+
+def _names_eos(metadata: dict[str, object]) -> bool:
+    """Whether the tokenizer's files name the token that ends a text, as its name or as an object that holds it."""
+    files = (metadata.get(name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    return any(isinstance(file, dict) and file.get("eos_token") for file in files)
 
 
 def _read_tensors(folder: Path) -> dict[str, TensorEntry]:

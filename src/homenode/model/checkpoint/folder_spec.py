@@ -87,11 +87,19 @@ _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "
 
 
 def spec_from_config(
-    path: Path, config: dict[str, object], generation: Fields, *, has_output: bool, storage: str
+    path: Path,
+    config: dict[str, object],
+    generation: Fields,
+    *,
+    has_output: bool,
+    storage: str,
+    tokenizer_names_eos: bool = False,
 ) -> ModelSpec:
     """The figures of the model described by `config` (the content of `path`).
 
-    `generation` holds generation_config.json (possibly empty); `has_output` says whether the weights hold an output matrix.
+    `generation` holds generation_config.json (possibly empty); `has_output` says whether the weights hold an output
+    matrix, `tokenizer_names_eos` whether the tokenizer's files name a token that ends a text: then the class's own is
+    not added where the configurations name none.
     Raises UnsupportedError for another architecture or an option we lack, CheckpointError for values that cannot be.
     """
     fields = Fields(path, config)
@@ -137,8 +145,8 @@ def spec_from_config(
         attention_scale=fields.number("query_pre_attn_scalar", _GEMMA_HEAD) ** -0.5 if family.gemma else None,
         attention_softcap=_softcap(fields, family, "attn_logit_softcapping", family.attention_softcap),
         logits_softcap=_softcap(fields, family, "final_logit_softcapping", family.logits_softcap),
-        bos_token_id=_first(_token_ids(fields, generation, "bos_token_id", vocab, family)),
-        eos_token_ids=_token_ids(fields, generation, "eos_token_id", vocab, family),
+        bos_token_id=_bos_id(fields, generation, vocab, family),
+        eos_token_ids=_eos_ids(fields, generation, vocab, family, named_by_tokenizer=tokenizer_names_eos),
         storage=storage,
         generation=sampling_defaults(generation, _SAMPLING),
     )
@@ -282,14 +290,20 @@ def _dense_layers(fields: Fields, layers: int, experts: int) -> tuple[int, ...]:
     return tuple(layer for layer in range(layers) if layer in listed or experts == 0 or (layer + 1) % step)
 
 
-def _token_ids(fields: Fields, generation: Fields, key: str, vocab: int, family: _Family) -> tuple[int, ...]:
-    """generation_config.json wins: instruction-tuned models name all their end tokens there only."""
+def _bos_id(fields: Fields, generation: Fields, vocab: int, family: _Family) -> int | None:
+    """generation_config.json wins."""
     for source in (generation, fields):
-        if source.has(key):
-            return source.token_ids(key, vocab)
-    default = family.special_ids
-    return () if default is None or fields.is_null(key) else (default[key == "eos_token_id"],)
+        if source.has("bos_token_id"):
+            return next(iter(source.token_ids("bos_token_id", vocab)), None)
+    return None if family.special_ids is None or fields.is_null("bos_token_id") else family.special_ids[0]
 
 
-def _first(ids: tuple[int, ...]) -> int | None:
-    return ids[0] if ids else None
+def _eos_ids(
+    fields: Fields, generation: Fields, vocab: int, family: _Family, *, named_by_tokenizer: bool
+) -> tuple[int, ...]:
+    """What both files name together, as some models tell some of it in one only; the class's own where no file names one."""
+    key = "eos_token_id"
+    told = [source for source in (generation, fields) if source.has(key)]
+    if told:
+        return tuple(dict.fromkeys(i for source in told for i in source.token_ids(key, vocab)))
+    return () if family.special_ids is None or fields.is_null(key) or named_by_tokenizer else (family.special_ids[1],)

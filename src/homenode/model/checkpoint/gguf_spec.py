@@ -18,6 +18,7 @@ from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import derived_head_dim, extended_position, sampling_defaults
 from homenode.model.checkpoint.gguf_gemma import GEMMAS, with_gemma
+from homenode.model.checkpoint.gguf_token_ids import token_id_of, token_ids_of
 from homenode.model.checkpoint.reading import damaged, quoted, read_at
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, TensorEntry
 
@@ -29,12 +30,7 @@ ARCHITECTURES = {
 _ROUTER = re.compile(r"model\.layers\.([0-9]+)\.(mlp|block_sparse_moe)\.gate\.weight")
 INTERLEAVED = ("llama", "mistral", "mixtral")  # whose query and key rows converters reorder: see `permuted_heads`
 _FACTORS, _LONG, _SHORT = ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# Files often name the end of text only; a control token that ends a turn ends the text too. These are the ones in use.
-_END_OF_TURN = frozenset(
-    ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
-)
-_CONTROL = 3
+_ENDS = ("eos", "eot", "eom")  # the roles of tokens that end an answer
 _SAMPLING = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -94,8 +90,6 @@ def spec_from_gguf(
     inner = fields.integer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE)
     gemma = GEMMAS.get(architecture)
     window = fields.integer("attention.sliding_window", gemma.window if gemma else 0, minimum=0) or None
-    tokenizer = Fields(path, metadata, "tokenizer.ggml.")
-    bos = tokenizer.token_ids("bos_token_id", vocab)
     spec = ModelSpec(
         architecture=architecture,
         hidden_size=hidden,
@@ -114,8 +108,8 @@ def spec_from_gguf(
         mlp_bias="model.layers.0.mlp.gate_proj.bias" in tensors,
         mixture=_mixture(fields, architecture, layers, inner, tensors) if num_experts(path, metadata) else None,
         sliding_window=window,
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=_eos_ids(tokenizer, metadata, vocab),
+        bos_token_id=token_id_of(metadata, "bos", vocab),
+        eos_token_ids=tuple(dict.fromkeys(i for role in _ENDS for i in token_ids_of(metadata, role, vocab))),
         storage=limits.main_storage(dict(tensors)),
         generation=sampling_defaults(Fields(path, metadata, "general.sampling."), _SAMPLING),
     )
@@ -262,15 +256,3 @@ def _rope_factors(entry: TensorEntry) -> tuple[float, ...]:
     if not bool(np.all(np.isfinite(values) & (values > 0))):
         raise damaged(entry.file, entry.name, seen="a value that is not positive", wanted=wanted)
     return tuple(float(value) for value in values)
-
-
-def _eos_ids(tokenizer: Fields, metadata: Mapping[str, Any], vocab: int) -> tuple[int, ...]:
-    ids = [i for key in _EOS_KEYS for i in tokenizer.token_ids(key, vocab)]
-    tokens, kinds = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", [])
-    if isinstance(kinds, list) and len(kinds) == len(tokens):
-        ids += [
-            i
-            for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-            if kind == _CONTROL and token in _END_OF_TURN
-        ]
-    return tuple(dict.fromkeys(ids))

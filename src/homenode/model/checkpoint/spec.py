@@ -73,7 +73,7 @@ class ModelSpec:
     attention_softcap: float | None = None  # of scores; None: no cap
     logits_softcap: float | None = None
     bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()  # by number; model.tokenizer.stop_tokens has what ends an answer besides
     storage: str = "F32"  # the DType most weight bytes are in
     generation: dict[str, float | int] = field(
         default_factory=dict

@@ -7,18 +7,24 @@ ordered by the token's score.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.tokenizer import pretokenizers
+from homenode.model.checkpoint.gguf_token_ids import token_id_of
 from homenode.model.tokenizer.library import library_from_json
+from homenode.model.tokenizer.pretokenizers import pre_tokenizer
 from homenode.model.tokenizer.scored_merges import scored_merges
+from homenode.model.tokenizer.stop_tokens import VocabularyNames, known_stop_tokens
+from homenode.model.tokenizer.token_bytes import placeholder
 
 _CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2
 _SPACE = "▁"
+_PHI3 = re.compile(r"phi[-_ ]?3")
+_KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -57,21 +63,17 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
     """Ids by token; of equal tokens the first counts, the others get names nothing matches so that ids keep their places."""
     vocabulary: dict[str, int] = {}
     for index, token in enumerate(tokens):
-        vocabulary[token if token not in vocabulary else f"\0duplicate {index}"] = index
+        vocabulary[token if token not in vocabulary else placeholder(index, token)] = index
     return vocabulary
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
-    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    cut = pre_tokenizer(str(metadata.get("tokenizer.ggml.pre") or "default"))
     merges = [_pair(m) for m in _strings(metadata, "tokenizer.ggml.merges")]
     vocabulary = _vocabulary(tokens)
     usable = [(a, b) for a, b in merges if a in vocabulary and b in vocabulary and a + b in vocabulary]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab=vocabulary, merges=usable, ignore_merges=pretokenizers.family(pre) in pretokenizers.WHOLE_WORDS
-        )
-    )
-    cuts = [pre_tokenizers.Split(Regex(e), "isolated") for e in pretokenizers.expressions(pre)]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=usable, ignore_merges=cut.whole_words))
+    cuts = [pre_tokenizers.Split(Regex(e), "isolated") for e in cut.expressions]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -111,32 +113,57 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokeni
 
 
 def _token(tokens: Sequence[str], metadata: Mapping[str, Any], role: str) -> str | None:
-    """The text of the token with a role (bos, eos, unknown...), checked to be inside the vocabulary."""
-    index = metadata.get(f"tokenizer.ggml.{role}_token_id")
-    if index is None:
-        return None
-    if not isinstance(index, int) or not 0 <= index < len(tokens):
-        raise CheckpointError(f"tokenizer.ggml.{role}_token_id is {index!r}; the vocabulary has {len(tokens)} tokens")
-    return tokens[index]
+    """The text of the token with a role (bos, eos, unknown...)."""
+    index = token_id_of(metadata, role, len(tokens))
+    return None if index is None else tokens[index]
 
 
 def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapping[str, Any]) -> None:
     types = metadata.get("tokenizer.ggml.token_type") or []
     if not isinstance(types, list) or len(types) not in (0, len(tokens)):
         raise CheckpointError(f"tokenizer.ggml.token_type must hold one number for each of {len(tokens)} tokens")
-    control = {t for t, kind in zip(tokens, types, strict=False) if kind == _CONTROL and t}
+    control = {t for t, kind in zip(tokens, types, strict=False) if kind in (_CONTROL, _UNKNOWN) and t}
     control |= {t for role in ("bos", "eos", "eot", "eom") if (t := _token(tokens, metadata, role))}
+    control |= set(known_stop_tokens(VocabularyNames(tokenizer)))
     user = [t for t, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED and t and t not in control]
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens if t in control])
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in user])
+    swallows = _swallows_space(metadata)
+    tokenizer.add_special_tokens([_added(t, special=True, rstrip=swallows(t)) for t in tokens if t in control])
+    tokenizer.add_tokens([_added(t, special=False, rstrip=swallows(t)) for t in user])
+
+
+def _added(token: str, *, special: bool, rstrip: bool) -> AddedToken:
+    return AddedToken(token, special=special, normalized=False, rstrip=rstrip)
+
+
+def _swallows_space(metadata: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Whether a special token takes the white space behind it, which GGUF cannot say.
+
+    In the SentencePiece vocabulary of Phi-3 all but three do.
+    """
+    name = str(metadata.get("general.name", "")).lower()
+    of_phi3 = metadata.get("general.architecture") == "phi3" or _PHI3.search(name) is not None
+    if metadata.get("tokenizer.ggml.model") != "llama" or not of_phi3:
+        return lambda token: False
+    return lambda token: token not in _KEEP_SPACE
 
 
 def _add_bos_and_eos(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapping[str, Any], kind: str) -> None:
-    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
-    usual = kind == "llama" or pretokenizers.family(pre) in pretokenizers.BEGIN_WITH_BOS
+    pre = str(metadata.get("tokenizer.ggml.pre") or "default")
+    usual = kind == "llama" or pre_tokenizer(pre).begins_with_bos
     bos = _token(tokens, metadata, "bos") if metadata.get("tokenizer.ggml.add_bos_token", usual) else None
     eos = _token(tokens, metadata, "eos") if metadata.get("tokenizer.ggml.add_eos_token", False) else None
     surround(tokenizer, bos, eos)
+
+
+def make_special(tokenizer: Tokenizer, names: Iterable[str]) -> None:
+    """Make these tokens of the vocabulary special: a prompt has each as one token, and an answer's text does not show it."""
+    present = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    added = []
+    for name in names:
+        known = present.get(name)
+        if tokenizer.token_to_id(name) is not None and not (known and known.special):
+            added.append(_added(name, special=True, rstrip=bool(known and known.rstrip)))
+    tokenizer.add_special_tokens(added)
 
 
 def surround(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:

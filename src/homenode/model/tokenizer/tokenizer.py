@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -12,22 +10,25 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.model.checkpoint.gguf_token_ids import token_id_of
 from homenode.model.checkpoint.reading import is_there, read_json, read_text
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
+from homenode.model.tokenizer.added_tokens import missing_tokens, with_tokens
 from homenode.model.tokenizer.chat import ChatTemplate
-from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
+from homenode.model.tokenizer.gguf_vocab import make_special, tokenizer_from_gguf
 from homenode.model.tokenizer.library import library_from_json, named_faults, with_named_faults
 from homenode.model.tokenizer.literal_text import HiddenNames, LiteralEncoder
 from homenode.model.tokenizer.pieces import PieceEncoder
-from homenode.model.tokenizer.stream import TextStream
+from homenode.model.tokenizer.stop_tokens import VocabularyNames, stop_tokens_of_folder, stop_tokens_of_gguf, token_text
+from homenode.model.tokenizer.stream import ByteStream, WindowStream
+from homenode.model.tokenizer.surrounding_tokens import read_surrounding_tokens
+from homenode.model.tokenizer.template_traits import TemplateTraits, read_traits
 from homenode.model.tokenizer.token_bound import TokenBound
+from homenode.model.tokenizer.token_bytes import TokenBytes, byte_rule, piece_bytes
 from homenode.model.tokenizer.trial.trial import TokenizerTrial
 
 _LARGEST_FILE = 256 * 2**20
-_SHORT_TEXT = (
-    8192  # characters; the library encodes these while it keeps the interpreter's lock, which takes milliseconds
-)
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SHORT_TEXT = 8192  # characters, or tokens; the library keeps the interpreter's lock meanwhile, for milliseconds
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -41,25 +42,37 @@ class Tokenizer:
         chat_templates: Mapping[str, str],
         *,
         renderer: TemplateRenderer | None = None,
+        stop_tokens: Callable[[str | None], Iterable[str]] = lambda turn_end: (),
+        of_gguf: bool = False,
     ) -> None:
         """`config` is tokenizer_config.json (or its likeness from GGUF); `chat_templates` by name, "default" first among them.
 
         `renderer` renders the templates; without one, as in a trial of the vocabulary, they are left out.
+        `stop_tokens` tells the names of the tokens that end an answer, given the one that the chat template writes
+        behind it. `of_gguf`: conversations begin with the BOS that the file adds to texts.
         """
         library = with_named_faults(library)
         self._library = library
-        self._special = {role: text for role in _SPECIAL_ROLES if (text := _content(config.get(role)))}
+        self._special = {role: text for role in _SPECIAL_ROLES if (text := token_text(config.get(role)))}
         self._config = dict(config)
         self._templates = {
             name: ChatTemplate(source, self._special, renderer) for name, source in chat_templates.items() if renderer
         }
+        self._traits = {name: self._traits_of(template) for name, template in self._templates.items()}
+        first = next(iter(self._traits.values()), TemplateTraits())
+        stops = tuple(stop_tokens(first.turn_end))
+        if of_gguf:
+            make_special(library, stops)
+        # Ids that end an answer besides those the model's configuration or the keys of its GGUF file have by number.
+        self.stop_token_ids = tuple(i for name in stops if (i := self.token_id(name)) is not None)
         self.vocab_size = library.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = self._id("bos_token")
         self.eos_token_id = self._id("eos_token")
-        self._bytes = _piece_reader(library)
-        self._added = {
-            int(index): token.content.encode() for index, token in library.get_added_tokens_decoder().items()
-        }
+        self._surrounding = read_surrounding_tokens(library, opens_chats=of_gguf)
+        self._rule = byte_rule(library)
+        self._bytes = TokenBytes(
+            library, piece_bytes(library), added_are_text=self._rule is not None and not self._rule.each_byte
+        )
 
         self._pieces = PieceEncoder(library)
         self._bound = TokenBound(library, self.token_bytes)
@@ -98,23 +111,38 @@ class Tokenizer:
         """A number of tokens that `text` certainly has, told without encoding it; 0 where this vocabulary does not allow to tell."""
         return self._bound.fewest_tokens(text)
 
+    def encode_chat(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Token ids of a rendered conversation; `surrounding_tokens` has what is added to the tokens that the template wrote."""
+        return self.chat_prompt(self.encode(text, add_special_tokens=False), add_special_tokens)
+
+    def chat_prompt(self, ids: list[int], add_special_tokens: bool | None = None) -> list[int]:
+        """The same for a conversation that has been encoded without special tokens."""
+        return self._surrounding.chat_prompt(ids, add_special_tokens)
+
+    def encode_chat_pieces(
+        self, text: str, add_special_tokens: bool | None = None, hidden: HiddenNames | None = None
+    ) -> Iterator[list[int]]:
+        """The ids of `encode_chat`, in pieces as those of `encode_pieces`."""
+        return self._surrounding.chat_pieces(self.encode_pieces(text, False, hidden), add_special_tokens)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that form no character come out as U+FFFD. Ids outside the vocabulary give nothing."""
+        if self._rule is not None:
+            stream = ByteStream(self._bytes, self._rule, skip_special=skip_special_tokens)
+            return stream.push(ids) + stream.flush()
         if len(ids) > _SHORT_TEXT:  # decode() would keep the interpreter's lock
             return str(self._library.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self._library.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
+    def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> ByteStream | WindowStream:
         """An incremental decoder; `context` are ids before the first pushed one whose text has already been given out."""
-        return TextStream(lambda ids: self.decode(ids, skip_special_tokens), context)
+        if self._rule is None:
+            return WindowStream(lambda ids: self.decode(ids, skip_special_tokens), context)
+        return ByteStream(self._bytes, self._rule, context, skip_special=skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for (of a special token its name); empty for ids outside the vocabulary."""
-        piece = self._library.id_to_token(token)
-        if piece is None:
-            return b""
-        added = self._added.get(token)
-        return added if added is not None else self._bytes(piece)
+        return self._bytes[token]
 
     def token_text(self, token: int) -> str:
         """One token as text; bytes that are no whole character come out as U+FFFD."""
@@ -149,16 +177,21 @@ class Tokenizer:
     ) -> str:
         """The prompt text of a conversation; `values` may have any names. Blocks for as long as a rendering takes.
 
-        Raises UserError when there is no template, it refuses the messages or takes too long, OverloadedError when others take all the time.
+        The content of a message may be a string or a list of parts; the template gets the form that it shows. Raises
+        UserError when there is no template, it refuses the messages or takes too long, OverloadedError when others
+        take all the time.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        template = self._templates.get(name) or next(iter(self._templates.values()), None)
+        if name not in self._templates:
+            name = next(iter(self._templates), name)
+        template = self._templates.get(name)
         if template is None:
             raise UserError(
                 "this model has no chat template; use /v1/completions with a plain prompt, or give one with --chat-template",
                 param="messages",
             )
-        return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **values)
+        said = self._traits[name].conform(messages)
+        return template.render(said, add_generation_prompt=add_generation_prompt, tools=tools, **values)
 
     def info(self) -> dict[str, Any]:
         """What clients want to know: special tokens, chat template, sizes."""
@@ -173,6 +206,14 @@ class Tokenizer:
             "vocab_size": self.vocab_size,
             "chat_template": template.source if template else None,
         }
+
+    def _traits_of(self, template: ChatTemplate) -> TemplateTraits:
+        added = [token.content for token in self._library.get_added_tokens_decoder().values()]
+        return read_traits(
+            lambda messages, answer_follows: template.render(messages, add_generation_prompt=answer_follows),
+            added,
+            VocabularyNames(self._library),
+        )
 
     def _id(self, role: str) -> int | None:
         text = self._special.get(role)
@@ -250,13 +291,18 @@ def _from_gguf(path: Path, chat_template: str | None, renderer: TemplateRenderer
     metadata = read_gguf(path).metadata
     library = tokenizer_from_gguf(metadata)
     tokens = metadata.get("tokenizer.ggml.tokens")
+    count = len(tokens) if isinstance(tokens, list) else 0
     config: dict[str, Any] = {}
     for role, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
-        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if isinstance(tokens, list) and isinstance(index, int) and 0 <= index < len(tokens):
+        if isinstance(tokens, list) and (index := token_id_of(metadata, key, count)) is not None:
             config[role] = tokens[index]
     templates = {"default": chat_template} if chat_template else _gguf_templates(metadata)
-    return Tokenizer(library, config, templates, renderer=renderer)
+    has_eot = token_id_of(metadata, "eot", count) is not None
+
+    def stops(turn_end: str | None) -> Iterable[str]:
+        return stop_tokens_of_gguf(VocabularyNames(library), has_eot=has_eot, turn_end=turn_end)
+
+    return Tokenizer(library, config, templates, renderer=renderer, stop_tokens=stops, of_gguf=True)
 
 
 def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -277,12 +323,21 @@ def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRender
                 f"{path} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once with transformers (save_pretrained) to get one"
             )
         raise CheckpointError(f"{path} has no tokenizer.json")
-    library = library_from_json(read_text(file, _LARGEST_FILE), str(file))
+    text = read_text(file, _LARGEST_FILE)
+    library = library_from_json(text, str(file))
     config = _json(path / "tokenizer_config.json")
-    for role, value in _json(path / "special_tokens_map.json").items():
+    named = _json(path / "special_tokens_map.json")
+    files = (dict(config), named)
+    for role, value in named.items():
         config.setdefault(role, value)
+    if missing := missing_tokens(library, config):
+        library = library_from_json(with_tokens(text, missing), str(file))
     templates = {"default": chat_template} if chat_template else _folder_templates(path, config)
-    return Tokenizer(library, config, templates, renderer=renderer)
+
+    def stops(turn_end: str | None) -> Iterable[str]:
+        return stop_tokens_of_folder(files, VocabularyNames(library), turn_end=turn_end)
+
+    return Tokenizer(library, config, templates, renderer=renderer, stop_tokens=stops)
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -307,46 +362,8 @@ def _json(file: Path) -> dict[str, Any]:
     return read_json(file, _LARGEST_FILE) if is_there(file) else {}
 
 
-def _content(token: Any) -> str | None:
-    """A special token is written as its text or as an object with its text in `content`."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) and token else None
-
-
 def _without_surrogates(text: str) -> str:
     """JSON can carry lone surrogates, which are no text: each becomes U+FFFD, as in any UTF-8 decoder."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _piece_reader(library: Library) -> Callable[[str], bytes]:
-    """How the vocabulary writes bytes: as stand-in letters (byte-level BPE) or as text with `▁` for a space and <0x0A> for a byte."""
-    kinds = set(_decoder_kinds(json.loads(library.decoder.__getstate__()))) if library.decoder else set()
-    if "ByteLevel" in kinds:
-        letters = _byte_letters()
-        return lambda piece: b"".join(letters.get(c, c.encode()) for c in piece)
-    if "ByteFallback" in kinds or "Metaspace" in kinds:
-        return _sentencepiece_bytes
-    return lambda piece: piece.encode()
-
-
-def _decoder_kinds(decoder: Any) -> Iterable[str]:
-    if isinstance(decoder, dict):
-        yield str(decoder.get("type"))
-        for inner in decoder.get("decoders", ()):
-            yield from _decoder_kinds(inner)
-
-
-def _sentencepiece_bytes(piece: str) -> bytes:
-    match = _BYTE_PIECE.fullmatch(piece)
-    return bytes([int(match[1], 16)]) if match else piece.replace("▁", " ").encode()
-
-
-def _byte_letters() -> dict[str, bytes]:
-    """The 256 letters byte-level BPE writes bytes with: printable Latin-1 as itself, the others from U+0100 on in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {chr(byte): bytes([byte]) for byte in printable}
-    rest = [byte for byte in range(256) if byte not in set(printable)]
-    return letters | {chr(0x100 + i): bytes([byte]) for i, byte in enumerate(rest)}

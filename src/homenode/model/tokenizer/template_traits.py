@@ -1,0 +1,153 @@
+"""What can be learned of a chat template by rendering trial conversations: the form of content it takes, and what it
+writes behind an answer.
+
+Templates say neither. Some want a message's content as a string, some as a list of parts, and given the wrong form
+most of them leave the words out without an error; a few want one form from the user and another from the system. So a
+word is put through, and looked for.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from homenode.errors import UserError
+
+Render = Callable[
+    [Sequence[Mapping[str, Any]], bool], str
+]  # of messages; the second says whether an answer is to follow
+_WORD = "Qx7Vh2"
+_BRACKETED = re.compile(r"<[^<>\s]{1,64}>|\[[^\[\]\s]{1,64}\]")
+_LONGEST_TRIAL_S = 1.0  # a template that takes longer for one trial is not tried further
+
+
+class Form(Enum):
+    """How the content of a message is given."""
+
+    STRING = "string"
+    PARTS = "parts"
+
+
+_STRING = frozenset((Form.STRING,))
+
+
+@dataclass(frozen=True)
+class TemplateTraits:
+    """`forms`: those a role's content is shown in. `turn_end`: the token behind what the assistant said, None where
+    there is none.
+    """
+
+    forms: Mapping[str, frozenset[Form]] = field(default_factory=dict)
+    turn_end: str | None = None
+
+    def conform(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The messages with their contents in forms the template takes: as they are where it can, changed where it
+        must be.
+        """
+        return [self._conform(message) for message in messages]
+
+    def _conform(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        forms = self.forms.get(str(message.get("role")), self.forms.get("user", _STRING))
+        content = message.get("content")
+        if isinstance(content, str) and Form.STRING not in forms:
+            return {**message, "content": _as_parts(content)}
+        if isinstance(content, list) and Form.PARTS not in forms and all(_is_text(part) for part in content):
+            return {**message, "content": "\n".join(part["text"] for part in content)}
+        return message
+
+
+def read_traits(
+    render: Render,
+    added_tokens: Collection[str],
+    vocabulary: Container[str],
+    clock: Callable[[], float] = time.monotonic,
+) -> TemplateTraits:
+    """The traits of the template that `render` renders. What cannot be found out, as the template refuses the trial,
+    is left at its default.
+
+    A turn may end with one of the `added_tokens`, or with another token of the `vocabulary` that is written like one.
+    """
+    trials = _Trials(render, clock)
+    user = trials.forms([], "user", []) or _STRING
+    asked = TemplateTraits({"user": user}).conform([{"role": "user", "content": "Hi"}])
+    system = trials.forms([], "system", asked) or user
+    assistant = trials.forms(asked, "assistant", asked) or user
+    traits = TemplateTraits({"user": user, "system": system, "assistant": assistant})
+    answered = traits.conform([*asked, {"role": "assistant", "content": _WORD}])
+    return TemplateTraits(traits.forms, _turn_end(trials.text(answered, False), added_tokens, vocabulary))
+
+
+def texts_of(content: str | Sequence[Mapping[str, Any]]) -> list[str]:
+    """The texts of a content in either form."""
+    return [content] if isinstance(content, str) else [str(part.get("text", "")) for part in content]
+
+
+def with_text_behind(content: str | Sequence[Mapping[str, Any]], more: str) -> str | list[Mapping[str, Any]]:
+    """A content in either form with `more` at the end of its text."""
+    if isinstance(content, str):
+        return content + more
+    *first, last = content
+    return [*first, {**last, "text": last["text"] + more}]
+
+
+class _Trials:
+    """Renders trial conversations until one of them takes too long."""
+
+    def __init__(self, render: Render, clock: Callable[[], float]) -> None:
+        self._render, self._clock, self._open = render, clock, True
+
+    def text(self, messages: Sequence[Mapping[str, Any]], answer_follows: bool) -> str:
+        """The rendering; empty where the template refuses or fails, and once it was too slow."""
+        if not self._open:
+            return ""
+        begun = self._clock()
+        try:
+            return self._render(messages, answer_follows)
+        except UserError:
+            return ""
+        finally:
+            self._open = self._clock() - begun <= _LONGEST_TRIAL_S
+
+    def forms(
+        self, before: Sequence[Mapping[str, Any]], role: str, after: Sequence[Mapping[str, Any]]
+    ) -> frozenset[Form]:
+        """The forms in which a message of `role` shows its words; none where neither does."""
+        found = set()
+        for form, content in ((Form.STRING, _WORD), (Form.PARTS, _as_parts(_WORD))):
+            text = self.text([*before, {"role": role, "content": content}, *after], True)
+            if _WORD in text and not (form is Form.PARTS and _shows_the_list(text)):
+                found.add(form)
+        return frozenset(found)
+
+
+def _shows_the_list(text: str) -> bool:
+    """Whether the parts were written as Python or JSON writes a list, which is what a template for strings does with
+    them.
+    """
+    before = text[: text.index(_WORD)]
+    return before.endswith(("'text': '", '"text": "', '"text":"'))
+
+
+def _turn_end(text: str, added_tokens: Collection[str], vocabulary: Container[str]) -> str | None:
+    """The token directly behind the last appearance of the word, white space apart; the longest of several that begin
+    alike.
+    """
+    _, found, rest = text.rpartition(_WORD)
+    rest = rest.lstrip()
+    if not found or not rest:
+        return None
+    added = max((token for token in added_tokens if token and rest.startswith(token)), key=len, default=None)
+    bracketed = _BRACKETED.match(rest)
+    return added or (bracketed[0] if bracketed and bracketed[0] in vocabulary else None)
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
