@@ -80,7 +80,7 @@ def _attend(found: Aim, command: tuple[str, ...]) -> None:
         warn(f"warning: interrupts are left alone: {error.message}")
         state = None
     attendant = Attendant(found.host, state)
-    if len(found.workers) == 1:
+    if not found.starts_ranks:
         attendant.attend(found.target)
     else:
         targets = {worker.local_rank: target_of(worker, chip_of(found.host, worker)) for worker in found.workers}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from homenode.cpuset import format_cpu_list
 from homenode.host.placement.homes import local_nodes
 from homenode.host.placement.plan import Plan, Worker
+from homenode.host.topology.accelerators.cells import noted
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
 
@@ -18,11 +19,27 @@ from homenode.host.topology.host import Accelerator, Host
 _OVERLAP_SEVERITY = {"fair": "error", "numa-bind": "info"}
 _UNEVEN = 0.75  # pools count as uneven when the smallest has less than this part of the largest
 _MOSTLY_LOCAL = 0.5
+_OF_VENDORS_TOOLS = (
+    "tool_",
+    "npu_",
+    "topo_row_",
+    "nvidia_smi_",
+)  # beginnings of the codes of what a tool failed to tell
 
 
 def check(host: Host, plan: Plan) -> tuple[Finding, ...]:
     """All findings of all checks, those of a broken plan first."""
     return tuple(finding for one in _CHECKS for finding in one(host, plan))
+
+
+def tool_findings(host: Host, plan: Plan) -> tuple[Finding, ...]:
+    """What vendors' tools failed to tell, for a plan that rests on what they tell: devices may be missing from it, or be misplaced."""
+    if plan.strategy == "cpu-threads":
+        return ()
+    errors = (noted(error) for error in host.accelerators.errors)
+    return tuple(
+        finding for finding in (*errors, *host.accelerators.notes) if finding.code.startswith(_OF_VENDORS_TOOLS)
+    )
 
 
 def places_devices(plan: Plan) -> bool:

@@ -26,15 +26,19 @@ class Ranks:
     findings: tuple[Finding, ...] = ()
 
 
-def npu_inventory(accelerators: Accelerators, *, before_start: bool = False) -> tuple[Accelerator, ...]:
+def npu_inventory(accelerators: Accelerators, named: Sequence[int] | None = None) -> tuple[Accelerator, ...]:
     """All NPUs of the host, ascending by logical id. Their count is the total that slices are made of.
 
     The documented order of sources for that total (the map, else the affinity rows, else the running devices) comes to this one list: a row of
-    either later table means nothing without the map. Raises PlacementError with the parsers' own codes: `npu_map_*`; `npu_unmapped` unless
-    nothing has started, when the table of processes is not looked at.
+    either later table means nothing without the map. Raises PlacementError with the parsers' own codes: `npu_map_*`.
+
+    `named`: the devices that are asked for, where their places do not depend on how many others there are. A row of the map that cannot be read
+    is then no reason to refuse, as long as the map has the named ones.
     """
-    _raise_first(accelerators, _MAP_ERRORS if before_start else (*_MAP_ERRORS, "npu_unmapped"))
     chips = accelerators.of_kind("npu")
+    if not named or not {chip.id for chip in chips}.issuperset(named):
+        _raise_first(accelerators, _MAP_ERRORS)
+    _raise_first(accelerators, ("npu_map_duplicate",))
     if not chips:
         _raise_tool_error(accelerators)
         raise PlacementError(
@@ -50,12 +54,15 @@ def npu_inventory(accelerators: Accelerators, *, before_start: bool = False) -> 
 def taking_part(accelerators: Accelerators, chips: Sequence[Accelerator], demand: Demand) -> tuple[int, ...]:
     """The devices that local ranks count over: the running ones that are visible, or, before anything has started, all visible ones.
 
-    A device is running when any process at all runs on it. Raises PlacementError `no_running_npu`; before a start `bad_visible_devices`.
+    A device is running when any process at all runs on it. Raises PlacementError `no_running_npu`; before a start `bad_visible_devices`;
+    `npu_unmapped` where a process whose device cannot be told may be on one of those that seem to be idle, which would count other ranks.
     """
     if demand.before_start:
         return offered([chip.id for chip in chips], demand.visible)
     running = {chip.id for chip in chips if chip.processes}
     order = sorted(running) if demand.visible is None else demand.visible
+    if not running.issuperset(chip.id for chip in chips if demand.visible is None or chip.id in demand.visible):
+        _raise_first(accelerators, ("npu_unmapped",))
     found = tuple(device for device in order if device in running)
     if not found:
         _raise_tool_error(accelerators)
@@ -142,7 +149,7 @@ def _raise_first(accelerators: Accelerators, codes: Sequence[str]) -> None:
 def _raise_tool_error(accelerators: Accelerators) -> None:
     """An npu-smi that hangs or fails is the cause; that nothing was learned from it is only the symptom."""
     for error in accelerators.errors:
-        if error.code in ("tool_timeout", "tool_failed") and "npu-smi" in error.summary:
+        if error.code in ("tool_timeout", "tool_failed", "npu_info_unparseable") and "npu-smi" in error.summary:
             raise error
 
 

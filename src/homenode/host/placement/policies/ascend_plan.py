@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list
+from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
-from homenode.host.placement.plan import Plan
+from homenode.host.placement.plan import Plan, Worker
 from homenode.host.placement.ranks import assign_ranks, given_one, idle_visible, npu_inventory, taking_part
-from homenode.host.placement.roles import require_room, worker
+from homenode.host.placement.roles import worker
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
+
+# Makes the worker of one rank: host, rank, device, pool, why.
+MakeWorker = Callable[[Host, int, int, tuple[int, ...], str], Worker]
 
 _X86 = ("x86_64", "amd64", "i386", "i686")
 
@@ -31,28 +35,58 @@ class Npus:
         return self.host.allowance.cpus
 
     def plan(
-        self, strategy: str, pools: Mapping[int, tuple[int, ...]], why: Mapping[int, str], findings: Sequence[Finding]
+        self,
+        strategy: str,
+        pools: Mapping[int, tuple[int, ...]],
+        why: Mapping[int, str],
+        findings: Sequence[Finding],
+        refused: Mapping[int, PlacementError],
+        make_worker: MakeWorker = worker,
     ) -> Plan:
-        """Roles, memory and ranks for the pools of `devices`. Raises PlacementError: `pool_too_small`, `rank_out_of_range`.
+        """Roles, memory and ranks for the pools of `devices`; `refused` says of each device without a pool why it has none.
 
-        In this order, as documented: a host on which some pool is too small has no plan for any rank.
+        A refusal fails the rank of that device only, as documented: the rank is in the plan, not bound, with an error as a finding. Raises
+        PlacementError `rank_out_of_range`, and the first refusal where no rank that was asked for can be bound.
         """
-        require_room(pools)
         ranks = assign_ranks(self.devices, self.demand.local_rank, single=given_one(self.chips, self.demand.visible))
+        failed = {rank: refused[device] for rank, device in ranks.devices.items() if device in refused}
+        if failed and len(failed) == len(ranks.devices):
+            raise next(iter(failed.values()))
         workers = tuple(
-            worker(self.host, rank, device, pools[device], why[device]) for rank, device in ranks.devices.items()
+            _unbound(rank, device, failed[rank])
+            if rank in failed
+            else make_worker(self.host, rank, device, pools[device], why[device])
+            for rank, device in ranks.devices.items()
         )
+        told = [_rank_refused(rank, error) for rank, error in failed.items()]
         idle = () if self.demand.before_start else idle_visible(self.devices, self.demand.visible)
         return Plan(
-            strategy, len(self.chips), self.devices, dict(pools), workers, findings=(*findings, *ranks.findings, *idle)
+            strategy,
+            len(self.chips),
+            self.devices,
+            {device: pool for device, pool in pools.items() if device not in refused},
+            workers,
+            findings=(*told, *findings, *ranks.findings, *idle),
         )
 
 
-def npus_of(host: Host, demand: Demand) -> Npus:
-    """Whom to place, and on what. Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`, `bad_visible_devices`."""
-    chips = npu_inventory(host.accelerators, before_start=demand.before_start)
+def npus_of(host: Host, demand: Demand, *, whole_map: bool = True) -> Npus:
+    """Whom to place, and on what. `whole_map`: whether pools depend on how many NPUs the host has.
+
+    Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`, `bad_visible_devices`.
+    """
+    chips = npu_inventory(host.accelerators, None if whole_map else demand.visible)
     devices = taking_part(host.accelerators, chips, demand)
     return Npus(host, demand, chips, devices)
+
+
+def _unbound(rank: int, device: int, error: PlacementError) -> Worker:
+    return Worker(rank, device, (), {}, (), error.summary, bound=False)
+
+
+def _rank_refused(rank: int, error: PlacementError) -> Finding:
+    message = f"rank {rank} is not bound: {error.summary} (seen: {error.seen}; wanted: {error.wanted})"
+    return Finding("error", error.code, message, error.remedy)
 
 
 def arm_gate(machine: str) -> tuple[Finding, ...]:

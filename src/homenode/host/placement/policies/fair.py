@@ -48,7 +48,7 @@ def plan(host: Host, demand: Demand) -> Plan:
     """
     kind = host.accelerators.kind
     if kind in (None, "npu") and (kind or host.accelerators.errors):
-        npu_inventory(host.accelerators, before_start=True)
+        npu_inventory(host.accelerators)
     chips = host.accelerators.of_kind(kind) if kind else ()
     if chips or demand.visible is not None:
         return _for_devices(host, demand, kind, chips)
