@@ -150,14 +150,6 @@ def test_npus_of_310p_have_physical_ids_and_two_chips_that_share_a_row() -> None
     assert pools_of(plan) == {0: "0-15", 1: "16-31", 2: "32-47", 3: "48-63"}
 
 
-def test_npus_of_950_are_their_own_logical_ids() -> None:
-    plan = topo_affinity.plan(
-        npu_host(FOUR_NODES, single_chips({0: "0-15", 1: "32-47"}), style="950"), Demand(local_rank=1)
-    )
-    assert pools_of(plan) == {0: "0-31", 1: "32-63"}
-    assert plan.workers[0].device == 1
-
-
 def test_logical_ids_that_start_at_four() -> None:
     chips = [Chip(card, 0, card, "16-31") for card in (4, 5)]
     assert pools_of(topo_affinity.plan(npu_host(FOUR_NODES, chips), Demand())) == {4: "16-31", 5: "32-47"}

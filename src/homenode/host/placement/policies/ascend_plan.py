@@ -11,9 +11,17 @@ from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan, Worker
 from homenode.host.placement.ranks import assign_ranks, given_one, idle_visible, npu_inventory, taking_part
 from homenode.host.placement.roles import worker
+from homenode.host.topology.accelerators.ascend_topo import unreadable_affinity
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
 
+# Beginnings of the names in use for a family, in lower case and without blanks, `ascend` and `atlas`; the longest that fits decides.
+_FAMILIES = {
+    "a2": "A2", "910b": "A2",
+    "a3": "A3", "910_93": "A3", "910c": "A3",
+    "310p": "310P", "300i": "310P", "300v": "310P", "300": "310P",
+    "a5": "950", "950": "950",
+}  # fmt: skip
 # Makes the worker of one rank: host, rank, device, pool, why.
 MakeWorker = Callable[[Host, int, int, tuple[int, ...], str], Worker]
 
@@ -87,6 +95,38 @@ def _unbound(rank: int, device: int, error: PlacementError) -> Worker:
 def _rank_refused(rank: int, error: PlacementError) -> Finding:
     message = f"rank {rank} is not bound: {error.summary} (seen: {error.seen}; wanted: {error.wanted})"
     return Finding("error", error.code, message, error.remedy)
+
+
+def device_type_of(host: Host, demand: Demand) -> tuple[str | None, str | None]:
+    """The Ascend device type as the flag, else the chips' names give it, and which of the known types that is; None where it is none."""
+    given = demand.device_type if demand.device_type is not None else host.accelerators.device_type
+    return given, family(given or "")
+
+
+def family(device_type: str) -> str | None:
+    """`A2`, `A3`, `310P` or `950` for any spelling in use (`a3`, `Ascend 910B3`, `910_93`, `Atlas 300I Duo`); None for any other."""
+    name = device_type.lower().replace(" ", "").removeprefix("ascend").removeprefix("atlas")
+    fitting = [known for known in _FAMILIES if name.startswith(known)]
+    return _FAMILIES[max(fitting, key=len)] if fitting else None
+
+
+def no_near_cpus(chip: Accelerator, allowed: Sequence[int]) -> PlacementError:
+    """The refusal of an NPU without an allowed CPU in its affinity: `topo_row_unparseable` or `affinity_conflict`."""
+    if chip.unreadable_affinity:
+        return unreadable_affinity(chip.id, chip.unreadable_affinity)
+    return PlacementError(
+        "affinity_conflict",
+        f"no allowed CPU is near NPU {chip.id}",
+        seen=f"allowed CPUs {format_cpu_list(allowed) or 'none'}, CPU affinity {format_cpu_list(chip.local_cpus) or 'not reported'}",
+        wanted="allowed CPUs that are in the NPU's affinity",
+        remedy=f"{_widen(chip)}, clear a mask inherited by accident (OMP_PROC_BIND leaves one), or choose --strategy fair.",
+    )
+
+
+def _widen(chip: Accelerator) -> str:
+    if not chip.local_cpus:
+        return "Use the NPUs whose affinity is reported"
+    return f"Allow CPUs of {format_cpu_list(chip.local_cpus)} (cpuset, taskset)"
 
 
 def arm_gate(machine: str) -> tuple[Finding, ...]:

@@ -6,6 +6,8 @@
 
 An NPU whose affinity spans several nodes keeps exactly that, in the order reported. Pools that are not identical may still overlap; that is how
 the documented strategy behaves, and a finding says so. After the last node comes the first.
+
+The Ascend 950 has rules of its own within this strategy: see `ascend_950`.
 """
 
 from __future__ import annotations
@@ -16,22 +18,30 @@ from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
-from homenode.host.placement.policies import global_slice
-from homenode.host.placement.policies.ascend_plan import Npus, arm_gate, hidden_counted, npus_of
+from homenode.host.placement.policies import ascend_950, global_slice
+from homenode.host.placement.policies.ascend_plan import (
+    Npus,
+    arm_gate,
+    device_type_of,
+    hidden_counted,
+    no_near_cpus,
+    npus_of,
+)
 from homenode.host.placement.roles import too_small
-from homenode.host.topology.accelerators.ascend_topo import unreadable_affinity
 from homenode.host.topology.finding import Finding
-from homenode.host.topology.host import Accelerator, Host
+from homenode.host.topology.host import Host
 
 STRATEGY = "topo-affinity"
 
 
 def plan(host: Host, demand: Demand) -> Plan:
-    """A plan of `global-slice` where the tool reports no affinity at all.
+    """A plan of `global-slice` where the tool reports no affinity at all; by the rules of the Ascend 950 where the NPUs are such.
 
     What is wrong with one NPU's affinity fails the rank of that NPU only. Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`,
     `no_numa_nodes`, `rank_out_of_range`; `topo_row_unparseable`, `affinity_conflict` and `pool_too_small` where no rank asked for has a pool.
     """
+    if device_type_of(host, demand)[1] == "950":
+        return ascend_950.plan(host, demand)
     npus = npus_of(host, demand, whole_map=False)
     if not any(chip.local_cpus or chip.unreadable_affinity for chip in npus.chips):
         return global_slice.plan(host, demand).with_findings([_fell_back(host)])
@@ -75,25 +85,6 @@ def _near_cpus(npus: Npus) -> tuple[dict[int, tuple[int, ...]], dict[int, Placem
         elif chip.id in npus.devices:
             refused[chip.id] = no_near_cpus(chip, npus.allowed)
     return near, refused
-
-
-def no_near_cpus(chip: Accelerator, allowed: Sequence[int]) -> PlacementError:
-    """The refusal of an NPU without an allowed CPU in its affinity: `topo_row_unparseable` or `affinity_conflict`."""
-    if chip.unreadable_affinity:
-        return unreadable_affinity(chip.id, chip.unreadable_affinity)
-    return PlacementError(
-        "affinity_conflict",
-        f"no allowed CPU is near NPU {chip.id}",
-        seen=f"allowed CPUs {format_cpu_list(allowed) or 'none'}, CPU affinity {format_cpu_list(chip.local_cpus) or 'not reported'}",
-        wanted="allowed CPUs that are in the NPU's affinity",
-        remedy=f"{_widen(chip)}, clear a mask inherited by accident (OMP_PROC_BIND leaves one), or choose --strategy fair.",
-    )
-
-
-def _widen(chip: Accelerator) -> str:
-    if not chip.local_cpus:
-        return "Use the NPUs whose affinity is reported"
-    return f"Allow CPUs of {format_cpu_list(chip.local_cpus)} (cpuset, taskset)"
 
 
 def _nodes(host: Host) -> list[int]:
