@@ -78,7 +78,7 @@ def aim(
         own = {pid, *ancestors(pid)}
         others = tuple(claim for claim in table.claims if claim.pid not in own) if table else ()
         host, demand = demand_from_flags(flags, before_start=before_start, claims=others)
-        demand = replace(demand, local_rank=_rank(flags, host))
+        demand = _of_rank(demand, flags, host)
         if line := _switched_off(flags, host):
             return Aim(None, host, lines=(line,))
         try:
@@ -112,10 +112,12 @@ def _direct(flags: PlanFlags, cpus: str | None) -> Aim:
     return Aim(Target(wanted, memory_nodes=memory_nodes(flags.memory_nodes, {}) or ()), host)
 
 
-def _rank(flags: PlanFlags, host: Host) -> int | None:
-    from homenode.host.placement.variables import rank_of_environment
+def _of_rank(demand: Demand, flags: PlanFlags, host: Host) -> Demand:
+    """The demand of one rank, if the flag or a launcher's variable says which this is."""
+    from homenode.host.placement.variables import local_rank_origin, rank_of_environment
 
-    return flags.local_rank if flags.local_rank is not None else rank_of_environment(host.variables)
+    rank = flags.local_rank if flags.local_rank is not None else rank_of_environment(host.variables)
+    return replace(demand, local_rank=rank, local_rank_origin=local_rank_origin(flags.local_rank, host.variables))
 
 
 def _switched_off(flags: PlanFlags, host: Host) -> str:

@@ -190,7 +190,13 @@ def _demand(
     flags: PlanFlags, host: Host, env: Mapping[str, str], before_start: bool, claims: tuple[Claim, ...]
 ) -> Demand:
     from homenode.host.placement.demand import Demand, Parallelism
-    from homenode.host.placement.variables import memory_nodes, reserve_cpus, threads_bind
+    from homenode.host.placement.variables import (
+        memory_nodes,
+        memory_nodes_origin,
+        reserve_cpus,
+        threads_bind,
+        threads_bind_origin,
+    )
     from homenode.host.topology.accelerators.visible import visible_devices
 
     parallelism = Parallelism(
@@ -215,4 +221,6 @@ def _demand(
         memory_nodes=memory_nodes(flags.memory_nodes, env),
         workers=flags.workers,
         claims=claims,
+        threads_bind_origin=threads_bind_origin(flags.cpu_threads_bind, env),
+        memory_nodes_origin=memory_nodes_origin(flags.memory_nodes, env),
     )

@@ -74,7 +74,7 @@ def _mask_by_accident(host: Host, plan: Plan) -> Iterable[Finding]:
     allowance = host.allowance
     if allowance.mask_origin == "openmp" and allowance.beyond_accident is not None:
         message = f"an OpenMP runtime has pinned this process to CPUs {format_cpu_list(allowance.cpus)}; nothing else could be planned for"
-        remedy = "Unset OMP_PROC_BIND and OMP_PLACES where this is started, or give --ignore-openmp-mask."
+        remedy = "Unset OMP_PROC_BIND and OMP_PLACES where this is started; `homenode plan` and `homenode run` also take --ignore-openmp-mask."
         yield Finding("warning", "mask_by_accident", message, remedy)
 
 
@@ -106,7 +106,7 @@ def _pools_overlap(host: Host, plan: Plan) -> Iterable[Finding]:
             f"devices {', '.join(names)} share {format_cpu_list(cpus)}" for names, cpus in shared.items()
         )
         severity = _OVERLAP_SEVERITY.get(plan.strategy, "warning")
-        yield Finding(severity, "pools_overlap", message, "--strategy fair gives every device CPUs of its own.")
+        yield Finding(severity, "pools_overlap", message, _or_fair(host, plan, "gives every device CPUs of its own"))
 
 
 def _siblings_split(host: Host, plan: Plan) -> Iterable[Finding]:
@@ -126,7 +126,7 @@ def _siblings_split(host: Host, plan: Plan) -> Iterable[Finding]:
         )
         message = f"SMT siblings are in different pools and slow each other down: {parts}"
         yield Finding(
-            "warning", "smt_siblings_split", message, "--strategy fair keeps the siblings of a core together."
+            "warning", "smt_siblings_split", message, _or_fair(host, plan, "keeps the siblings of a core together")
         )
 
 
@@ -186,11 +186,20 @@ def _nearer_memory(host: Host, near: Iterable[int], plan: Plan) -> str:
         return "That node has no memory of its own; populate its memory channels, or live with it."
     if host.allowance.mems and not set(near) & set(host.allowance.mems):
         return f"Allow memory of node {format_cpu_list(near)} (cpuset.mems)."
+    if not chips_by_device(host, plan):
+        return f"Let the worker take memory of node {format_cpu_list(near)}, or compute near the memory it takes."
     return (
         "--strategy fair takes memory from the device's own node."
         if plan.strategy != "fair"
         else "See cpuset.mems and the node's memory."
     )
+
+
+def _or_fair(host: Host, plan: Plan, what: str) -> str:
+    """What to do about pools that are in each other's way. Workers of an engine of ours have lists, and no strategy to choose."""
+    if not chips_by_device(host, plan):
+        return "Give each worker whole cores of its own."
+    return f"--strategy fair {what}."
 
 
 def _quota(host: Host, plan: Plan) -> Iterable[Finding]:

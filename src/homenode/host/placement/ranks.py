@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
+from homenode.host.placement.variables import LOCAL_RANK_FLAG
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators
 
@@ -93,11 +94,13 @@ def offered(ids: Sequence[int], visible: Sequence[int] | None) -> tuple[int, ...
     return tuple(visible)
 
 
-def assign_ranks(devices: Sequence[int], local_rank: int | None, *, single: bool) -> Ranks:
+def assign_ranks(
+    devices: Sequence[int], local_rank: int | None, *, single: bool, origin: str = LOCAL_RANK_FLAG
+) -> Ranks:
     """Rank i drives the i-th device; `local_rank` None asks for all ranks.
 
     `single`: the process has been given exactly one device, as a launcher does that narrows the list for every rank; then each rank drives it,
-    whatever its number. Any other rank beyond the list raises PlacementError `rank_out_of_range`.
+    whatever its number. Any other rank beyond the list raises PlacementError `rank_out_of_range`. `origin`: the flag or variable the rank is from.
     """
     if local_rank is None:
         return Ranks(dict(enumerate(devices)))
@@ -108,11 +111,12 @@ def assign_ranks(devices: Sequence[int], local_rank: int | None, *, single: bool
         return Ranks({local_rank: devices[0]}, (Finding("info", "rank_beyond_visible", note),))
     raise PlacementError(
         "rank_out_of_range",
-        f"there is no device for local rank {local_rank}",
+        f"there is no device for local rank {local_rank}"
+        + ("" if origin == LOCAL_RANK_FLAG else f", which {origin} says"),
         seen=f"devices {_listed(devices)}",
         wanted=f"a rank from 0 to {len(devices) - 1}",
-        remedy="Give --local-rank within the list of devices, or make more devices visible or running.",
-        param="--local-rank",
+        remedy=f"Give {LOCAL_RANK_FLAG} within the list of devices, or make more devices visible or running.",
+        param=LOCAL_RANK_FLAG,
     )
 
 

@@ -56,7 +56,8 @@ class Npus:
         A refusal fails the rank of that device only, as documented: the rank is in the plan, not bound, with an error as a finding. Raises
         PlacementError `rank_out_of_range`, and the first refusal where no rank that was asked for can be bound.
         """
-        ranks = assign_ranks(self.devices, self.demand.local_rank, single=given_one(self.chips, self.demand.visible))
+        single, origin = given_one(self.chips, self.demand.visible), self.demand.local_rank_origin
+        ranks = assign_ranks(self.devices, self.demand.local_rank, single=single, origin=origin)
         failed = {rank: refused[device] for rank, device in ranks.devices.items() if device in refused}
         if failed and len(failed) == len(ranks.devices):
             raise next(iter(failed.values()))

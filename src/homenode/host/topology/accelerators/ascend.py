@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from homenode.errors import PlacementError
 from homenode.host.topology.accelerators.ascend_tables import Info, MapRow, ProcessRow, family_of, parse_info, parse_map
 from homenode.host.topology.accelerators.ascend_topo import TopoRow, affinity_of, parse_topo
 from homenode.host.topology.accelerators.cells import (
@@ -108,14 +109,19 @@ def _read_affinity(
     if answer.failure in ("timeout", "failed"):
         notes.append(noted(tool_error(_TOPO, answer)))
     elif answer.out.strip() and "NPU" not in answer.out and "Phy-ID" not in answer.out:
-        notes.append(_no_topology(answer.out))
+        notes.append(noted(_no_topology(answer.out)))
     return affinity_of(parse_topo(answer.out, problems), rows, problems)
 
 
-def _no_topology(text: str) -> Finding:
+def _no_topology(text: str) -> PlacementError:
     line = " ".join(_TOPO)
-    message = f"`{line}` prints no table (seen: {quoted(telling_line(text))})"
-    return Finding("warning", "tool_failed", message, f"Run `{line}` by hand to see what it complains about.")
+    return PlacementError(
+        "tool_failed",
+        f"`{line}` prints no table",
+        seen=quoted(telling_line(text)),
+        wanted="a row for each NPU",
+        remedy=f"Run `{line}` by hand to see what it complains about.",
+    )
 
 
 def _running(processes: Sequence[ProcessRow], rows: tuple[MapRow, ...], problems: Problems) -> dict[int, set[int]]:
