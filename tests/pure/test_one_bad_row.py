@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from homenode.cli.main import cli
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import ascend
 from homenode.host.placement.select import make_plan
+from homenode.host.placement.variables import RANK_VARIABLES
 from homenode.host.topology.accelerators.visible import visible_devices
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
+from homenode.host.topology.snapshot import save_recording
 from homenode.host.topology.source import CommandResult, RecordedSource
 from tests.npu_hosts import kernel_files, map_text, npu_host, process_text, single_chips, topo_text
 from tests.recorded import recording
@@ -160,3 +168,22 @@ def test_a_node_of_amds_driver_that_cannot_be_read_costs_no_other_gpu_its_place(
     files[f"{KFD}/{row}/properties"] = text
     found = {chip.address: chip.node for chip in read_host(RecordedSource("x86_64", files)).accelerators.chips}
     assert {f"0000:{n + 1:02x}:00.0": n for n in range(4) if n != row}.items() <= found.items()
+
+
+def dry_run(path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
+    command = ("run", "--dry-run", "--from", str(path), "--strategy", "ascend", *flags, "--", "true")
+    result = CliRunner().invoke(cli, command, env=dict.fromkeys(RANK_VARIABLES))
+    return result.exit_code, json.loads(result.stdout) if result.stdout else {}
+
+
+def test_a_program_that_starts_its_ranks_has_the_cpus_of_all_where_one_of_them_is_not_bound(tmp_path: Path) -> None:
+    source = recording("ascend-192cpu-blank-affinity")
+    topo = topo_text("A2", [*CHIPS[:3], *CHIPS[4:]])
+    answers = {**source.commands, "npu-smi info -t topo": CommandResult(topo)}
+    save_recording(tmp_path / "host.json", RecordedSource(source.machine, source.files, answers))
+    code, whole = dry_run(tmp_path / "host.json")
+    assert (code, whole["bound"], whole["cpus"]) == (0, True, "0-191")  # rank 3 may not be shut in with the others
+    code, other = dry_run(tmp_path / "host.json", "--local-rank", "0")
+    assert (code, other["cpus"]) == (0, "2-45")
+    assert dry_run(tmp_path / "host.json", "--local-rank", "3") == (0, {"command": ["true"], "bound": False})
+    assert dry_run(tmp_path / "host.json", "--strict") == (2, {})

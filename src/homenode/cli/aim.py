@@ -146,11 +146,9 @@ def _unplanned(flags: PlanFlags, host: Host, demand: Demand, error: PlacementErr
 
 def _require_bound(flags: PlanFlags, plan: Plan) -> None:
     """Raises UserError for a rank that the Ascend binding refuses: --strict has all of them bound or none."""
-    for worker in plan.workers if flags.chosen_strategy in ASCEND else ():
-        if not worker.bound:
-            raise UserError(
-                f"rank {worker.local_rank} cannot be bound: {worker.why}. `homenode plan` says what to do about it"
-            )
+    if flags.chosen_strategy in ASCEND and not all(worker.bound for worker in plan.workers):
+        refused = next(finding for finding in plan.findings if finding.severity == "error")
+        raise UserError(f"{refused.message}. {refused.remedy}")
 
 
 def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:

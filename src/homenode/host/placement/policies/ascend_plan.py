@@ -115,19 +115,22 @@ def no_near_cpus(chip: Accelerator, allowed: Sequence[int]) -> PlacementError:
     """The refusal of an NPU without an allowed CPU in its affinity: `topo_row_unparseable` or `affinity_conflict`."""
     if chip.unreadable_affinity:
         return unreadable_affinity(chip.id, chip.unreadable_affinity)
+    if not chip.local_cpus:
+        return PlacementError(
+            "affinity_conflict",
+            f"no tool tells which CPUs are near NPU {chip.id}",
+            seen="CPU affinity not reported",
+            wanted="a CPU list in its row of `npu-smi info -t topo`",
+            remedy="Use the NPUs whose affinity is reported, or choose --strategy fair or global-slice, which do without it.",
+        )
     return PlacementError(
         "affinity_conflict",
         f"no allowed CPU is near NPU {chip.id}",
-        seen=f"allowed CPUs {format_cpu_list(allowed) or 'none'}, CPU affinity {format_cpu_list(chip.local_cpus) or 'not reported'}",
+        seen=f"allowed CPUs {format_cpu_list(allowed) or 'none'}, CPU affinity {format_cpu_list(chip.local_cpus)}",
         wanted="allowed CPUs that are in the NPU's affinity",
-        remedy=f"{_widen(chip)}, clear a mask inherited by accident (OMP_PROC_BIND leaves one), or choose --strategy fair.",
+        remedy=f"Allow CPUs of {format_cpu_list(chip.local_cpus)} (cpuset, taskset), clear a mask inherited by accident "
+        "(OMP_PROC_BIND leaves one), or choose --strategy fair.",
     )
-
-
-def _widen(chip: Accelerator) -> str:
-    if not chip.local_cpus:
-        return "Use the NPUs whose affinity is reported"
-    return f"Allow CPUs of {format_cpu_list(chip.local_cpus)} (cpuset, taskset)"
 
 
 def arm_gate(machine: str) -> tuple[Finding, ...]:
