@@ -108,9 +108,11 @@ class SettingOption(click.Option):
         try:
             return super().process_value(ctx, value)
         except click.BadParameter as error:
-            if where := set_by(self, ctx):
-                error.message += f" (set by {where})"
-            raise
+            where = set_by(self, ctx)
+            if where is None:
+                raise
+            message = f"{error.message} (set by {where})"
+            raise click.BadParameter(message, error.ctx, error.param, error.param_hint) from error
 
 
 def out_of_range(value: Any, option: Option) -> str | None:
