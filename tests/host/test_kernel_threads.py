@@ -1,4 +1,6 @@
-"""A driver's threads in the kernel: found by name in /proc, bound, compared, put back. /proc and the kernel's masks are a test's own here."""
+"""A driver's threads in the kernel: found by name in /proc, bound, compared, put back. /proc and the kernel's masks are
+a test's own here.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Kernel(Syscalls):
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """Two threads of the kernel by that name, one of them cut to fifteen characters as older kernels do, and others that are not meant."""
+    """Two threads of the kernel by that name, one of them cut to fifteen characters as older kernels do, and others
+    that are not meant.
+    """
     entries = {
         201: (NAME, KERNEL),
         202: (NAME[:15], KERNEL),

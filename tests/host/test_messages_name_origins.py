@@ -1,4 +1,6 @@
-"""A value that is wrong is called by where it was set: the flag, the variable or the file; and no flag is named that the command lacks."""
+"""A value that is wrong is called by where it was set: the flag, the variable or the file; and no flag is named that
+the command lacks.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from tests.paths import ROOT
 SOURCE = ROOT / "src" / "homenode"
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w-])")
 
-# Flags of other programs, which the same message names; a word of the flag itself where the sentence is put together of parts.
+# Flags of other programs, which the same message names; a word of the flag itself where the sentence is put together of
+# parts.
 OTHERS = {
     "--cap-add": ("docker", "container", "cap-add"), "--cpuset-mems": ("docker",), "--cpuset-cpus": ("docker", "cpuset"), "--memory": ("docker",),
     "--pid": ("docker", "container", "bind", "verify"), "--bind-to": ("mpirun",), "--cpu-bind": ("srun",), "--banirq": ("banirq",),
@@ -31,8 +32,8 @@ NO_MESSAGES = (
     "compute/devices.py",
     "compute/torch/probe.py",
 )
-# Modules whose messages an engine of ours shows, too (serve, generate, chat): they place its workers. What they say of flags that serve lacks
-# concerns accelerators and ranks of other programs, or a setting that an engine always gives.
+# Modules whose messages an engine of ours shows, too (serve, generate, chat): they place its workers. What they say of
+# flags that serve lacks concerns accelerators and ranks of other programs, or a setting that an engine always gives.
 OF_ENGINES = {
     "engine/placement.py": set(),
     "engine/replicas/places.py": set(),
@@ -66,7 +67,9 @@ def flags_of_commands() -> dict[str, set[str]]:
 
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:
-    """The texts of a file that are no docstrings; of an f-string all of its parts together, and of neighbours that are joined."""
+    """The texts of a file that are no docstrings; of an f-string all of its parts together, and of neighbours that are
+    joined.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

@@ -1,4 +1,6 @@
-"""A row of a vendor's table says something of its own device only: whatever one row becomes, the other devices are read and placed as before."""
+"""A row of a vendor's table says something of its own device only: whatever one row becomes, the other devices are read
+and placed as before.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ REMARK = "DrvMngGetConsoleLogLevel failed. (g_conLogLevel=3)"
 
 
 def with_line(text: str, start: str, line: str) -> str:
-    """`text` with `line` instead of the one that begins with `start`; what ends a line in Python is no part of a line."""
+    """`text` with `line` instead of the one that begins with `start`; what ends a line in Python is no part of a
+    line.
+    """
     flat = " ".join(line.splitlines())
     return "\n".join(flat if one.startswith((f"{start} ", f"{start}\t")) else one for one in text.split("\n"))
 

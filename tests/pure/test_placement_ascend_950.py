@@ -1,4 +1,6 @@
-"""The Ascend 950: one cluster of eight cores inside the node of the affinity, no roles, no interrupts, polling threads of the driver on node 0."""
+"""The Ascend 950: one cluster of eight cores inside the node of the affinity, no roles, no interrupts, polling threads
+of the driver on node 0.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A vendor's tool that fails: the line that says why is quoted, whatever stands around it, and plans say that they were made without the tool."""
+"""A vendor's tool that fails: the line that says why is quoted, whatever stands around it, and plans say that they were
+made without the tool.
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ ASCEND = ("ascend", "global-slice", "topo-affinity")
 
 @dataclass(frozen=True)
 class Aim:
-    """`target`: None when the process is to stay unbound. `workers`: those that are to be bound; the process starts them itself (`starts_ranks`)
-    where the plan has more than one, bound or not.
+    """`target`: None when the process is to stay unbound. `workers`: those that are to be bound; the process starts
+    them itself (`starts_ranks`) where the plan has more than one, bound or not.
 
     `lines`: what is to be told before anything is done.
     """

@@ -68,8 +68,8 @@ def print_error(error: HomenodeError) -> None:
 def with_origins(message: str) -> str:
     """A message with where the flags that it names were set, of those that were not given on the command line.
 
-    Who has set a variable years ago, or reads the flags of a service from a file, looks in vain for the flag otherwise. A flag that the command
-    does not have is called by the variable that was read instead.
+    Who has set a variable years ago, or reads the flags of a service from a file, looks in vain for the flag otherwise.
+    A flag that the command does not have is called by the variable that was read instead.
     """
     import click
 

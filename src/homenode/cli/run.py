@@ -93,7 +93,7 @@ def _attend(found: Aim, command: tuple[str, ...]) -> None:
 
 
 def _bind_kernel_threads(plan: Plan) -> None:
-    """Once and for good: they are the host's, and the workers of other programs count on their places too, so the end of this one changes nothing."""
+    """Bind them once and for good: they are the host's, and workers of other programs count on their places, too."""
     from homenode.host.binding.kernel_threads import bind_kernel_threads
 
     for finding in bind_kernel_threads(os.getpid(), plan.kernel_threads).findings:

@@ -1,7 +1,8 @@
-"""Threads that a device's driver has in the kernel: find them by name, keep them on the plan's CPUs, compare, and put back.
+"""Threads that a device's driver has in the kernel: find them by name, keep them on the plan's CPUs, and compare.
 
-They belong to the host, not to a process, and are seen from the host's own process numbers only. Sources: proc_pid_stat(5), kthreads in the
-kernel's include/linux/sched.h; since Linux 5.17 /proc shows their whole names, before that the first fifteen characters.
+They belong to the host, not to a process, and are seen from the host's own process numbers only. Since Linux 5.17 /proc
+shows their whole names, before that the first fifteen characters. Source: proc_pid_stat(5), PF_KTHREAD in the kernel's
+include/linux/sched.h.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def find_kernel_threads(name: str, proc: Path = _PROC) -> list[Thread]:
 def bind_kernel_threads(
     pid: int, wanted: KernelThreads, state: State | None = None, calls: Syscalls | None = None, proc: Path = _PROC
 ) -> Report:
-    """Give the threads named in `wanted` their CPUs; what they had is remembered with the binding of process `pid` (`state` None: not at all).
+    """Give the threads named in `wanted` their CPUs. What they had is remembered with the binding of process `pid`;
+    `state` None: not at all.
 
     Never raises for what the system refuses: each refusal is a step and a finding, and the others go on.
     """

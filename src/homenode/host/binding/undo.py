@@ -6,8 +6,8 @@ One file for each process, bindings/PID-START.json:
      "threads": {tid: {"start", "cpus": cpulist}}, "given": [cpulist, ...], "irqs": [...]}
 
 `given` are the masks that the binding handed out: a thread born since that carries one of them has inherited it. `irqs` belongs to whoever
-routes interrupts; it is kept and handed back as it is. `kernel_threads`, which older records lack, has the form of `threads`: threads of a
-driver in the kernel that were bound with the process.
+routes interrupts; it is kept and handed back as it is. `kernel_threads`, which older records lack, has the form of
+`threads`: threads of a driver in the kernel that were bound with the process.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def remember_irqs(process: Process, entries: Sequence[Mapping[str, Any]], state:
 
 
 def remember_kernel_threads(process: Process, masks: Mapping[tuple[int, int], Cpus], state: State) -> None:
-    """Keep the masks that threads of the kernel had, with the binding of the process that they were bound with; earlier ones win."""
+    """Keep the masks that threads of the kernel had, with the binding that they were bound with; earlier ones win."""
     with state.locked(FOLDER):
         before = recall(process, state) or Remembered(process, boot_id(), (), {}, ())
         kept = replace(before, kernel_threads={**masks, **before.kernel_threads})
@@ -142,7 +142,7 @@ def recorded(state: State) -> list[Process]:
 
 
 def _forget_ended(state: State) -> None:
-    """Drop records that nobody can need: of processes that have ended, without interrupts or threads of the kernel to give back; damaged ones too."""
+    """Drop records that nobody can need: of processes that have ended, with nothing to give back; damaged ones, too."""
     for process in recorded(state):
         try:
             known = recall(process, state)
@@ -167,7 +167,8 @@ def undo(
     restore_irqs: Restore | None = None,
     deadline_s: float = 10.0,
 ) -> Report:
-    """Put back the masks that process `pid` and threads of the kernel had before it was bound, and the interrupt routes through `restore_irqs`.
+    """Put back the masks that process `pid` and threads of the kernel had before it was bound, and the interrupt routes
+    through `restore_irqs`.
 
     A process that has ended still gets its interrupts back. Pages that moved stay. Raises UserError when nothing is remembered.
     """

@@ -33,7 +33,7 @@ def check(host: Host, plan: Plan) -> tuple[Finding, ...]:
 
 
 def tool_findings(host: Host, plan: Plan) -> tuple[Finding, ...]:
-    """What vendors' tools failed to tell, for a plan that rests on what they tell: devices may be missing from it, or be misplaced."""
+    """What vendors' tools failed to tell, for a plan that rests on it: devices may be missing, or be misplaced."""
     if plan.strategy == "cpu-threads":
         return ()
     errors = (noted(error) for error in host.accelerators.errors)
@@ -74,7 +74,10 @@ def _mask_by_accident(host: Host, plan: Plan) -> Iterable[Finding]:
     allowance = host.allowance
     if allowance.mask_origin == "openmp" and allowance.beyond_accident is not None:
         message = f"an OpenMP runtime has pinned this process to CPUs {format_cpu_list(allowance.cpus)}; nothing else could be planned for"
-        remedy = "Unset OMP_PROC_BIND and OMP_PLACES where this is started; `homenode plan` and `homenode run` also take --ignore-openmp-mask."
+        remedy = (
+            "Unset OMP_PROC_BIND and OMP_PLACES where this is started; "
+            "`homenode plan` and `homenode run` also take --ignore-openmp-mask."
+        )
         yield Finding("warning", "mask_by_accident", message, remedy)
 
 
@@ -196,7 +199,9 @@ def _nearer_memory(host: Host, near: Iterable[int], plan: Plan) -> str:
 
 
 def _or_fair(host: Host, plan: Plan, what: str) -> str:
-    """What to do about pools that are in each other's way. Workers of an engine of ours have lists, and no strategy to choose."""
+    """What to do about pools that are in each other's way. Workers of our engines have lists and no strategy to
+    choose.
+    """
     if not chips_by_device(host, plan):
         return "Give each worker whole cores of its own."
     return f"--strategy fair {what}."

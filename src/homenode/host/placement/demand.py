@@ -42,8 +42,8 @@ class Demand:
 
     `visible`: logical device ids in the user's order; None when nothing restricts them. `local_rank`: plan this rank only; None for all.
     `before_start`: nothing runs yet, so the visible devices are taken instead of the running ones. `reserve_cpus`: physical cores kept for API
-    server, tokenizer, scheduler and KV transfer (`fair`, `cpu-threads`); None lets the policy's own rule decide. `*_origin`: the flag or the
-    variable that a value comes from, for messages.
+    server, tokenizer, scheduler and KV transfer (`fair`, `cpu-threads`); None lets the policy's own rule decide.
+    `*_origin`: the flag or the variable that a value comes from, for messages.
     """
 
     device_type: str | None = None

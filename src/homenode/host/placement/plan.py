@@ -2,7 +2,8 @@
 
 {"strategy", "devices": {"total", "running"}, "pools": {device: cpulist},
  "workers": [{"local_rank", "device", "cpus", "roles": {role: cpulist}, "memory_node", "memory_nodes", "why"}],
- "processes": [{"name", "cpus", "memory_nodes", "why"}], "kernel_threads": {name: cpulist}, "findings": [{"severity", "code", "message", "remedy"}], "host"}
+ "processes": [{"name", "cpus", "memory_nodes", "why"}], "kernel_threads": {name: cpulist}, "findings": [{"severity",
+ "code", "message", "remedy"}], "host"}
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a policy decided. `pools` are of all devices that the policy places, `workers` only of those that were asked for.
+    """What a policy decided. `pools` are of all devices that the policy places, `workers` only of those that were asked
+    for.
 
-    `kernel_threads`: CPUs of threads that a device's driver has in the kernel, by their name. They belong to the host and to no worker.
+    `kernel_threads`: CPUs of threads that a device's driver has in the kernel, by their name. They belong to the host
+    and to no worker.
     """
 
     strategy: str

@@ -33,8 +33,8 @@ def npu_inventory(accelerators: Accelerators, named: Sequence[int] | None = None
     The documented order of sources for that total (the map, else the affinity rows, else the running devices) comes to this one list: a row of
     either later table means nothing without the map. Raises PlacementError with the parsers' own codes: `npu_map_*`.
 
-    `named`: the devices that are asked for, where their places do not depend on how many others there are. A row of the map that cannot be read
-    is then no reason to refuse, as long as the map has the named ones.
+    `named`: the devices that are asked for, where their places do not depend on how many others there are. A row of the
+    map that cannot be read is then no reason to refuse, as long as the map has the named ones.
     """
     chips = accelerators.of_kind("npu")
     if not named or not {chip.id for chip in chips}.issuperset(named):
@@ -55,8 +55,9 @@ def npu_inventory(accelerators: Accelerators, named: Sequence[int] | None = None
 def taking_part(accelerators: Accelerators, chips: Sequence[Accelerator], demand: Demand) -> tuple[int, ...]:
     """The devices that local ranks count over: the running ones that are visible, or, before anything has started, all visible ones.
 
-    A device is running when any process at all runs on it. Raises PlacementError `no_running_npu`; before a start `bad_visible_devices`;
-    `npu_unmapped` where a process whose device cannot be told may be on one of those that seem to be idle, which would count other ranks.
+    A device is running when any process at all runs on it. Raises PlacementError `no_running_npu`; before a start
+    `bad_visible_devices`; `npu_unmapped` where a process whose device cannot be told may be on one of those that seem
+    to be idle, which would count other ranks.
     """
     if demand.before_start:
         return offered([chip.id for chip in chips], demand.visible)
@@ -100,7 +101,8 @@ def assign_ranks(
     """Rank i drives the i-th device; `local_rank` None asks for all ranks.
 
     `single`: the process has been given exactly one device, as a launcher does that narrows the list for every rank; then each rank drives it,
-    whatever its number. Any other rank beyond the list raises PlacementError `rank_out_of_range`. `origin`: the flag or variable the rank is from.
+    whatever its number. Any other rank beyond the list raises PlacementError `rank_out_of_range`. `origin`: the flag or
+    variable the rank is from.
     """
     if local_rank is None:
         return Ranks(dict(enumerate(devices)))

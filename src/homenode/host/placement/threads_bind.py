@@ -19,7 +19,8 @@ ThreadLists = tuple[tuple[int, ...], ...]
 
 
 def parse_threads_bind(text: str, origin: str = THREADS_BIND_FLAG) -> str | ThreadLists:
-    """AUTO, NOBIND, or the CPUs of each worker in the order of its threads, without repeats. Raises PlacementError bad_threads_bind.
+    """AUTO, NOBIND, or the CPUs of each worker in the order of its threads, without repeats. Raises PlacementError
+    bad_threads_bind.
 
     `origin`: the flag or variable that the text comes from.
     """

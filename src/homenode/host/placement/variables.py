@@ -1,7 +1,8 @@
-"""Which value a placement setting has: the flag's, else that of our variable, else that of the field's. Pure over a mapping of variables.
+"""Which value a placement setting has: the flag's, else that of our variable, else that of the field's. Pure over a
+mapping of variables.
 
-Where a value may come from a variable there is a function for its origin, the name of the flag or the variable: what is wrong with it is to be
-mended there.
+Where a value may come from a variable there is a function for its origin, the name of the flag or the variable: what is
+wrong with it is to be mended there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _MEMORY_NODES = ("HOMENODE_MEMORY_NODES", "CPU_VISIBLE_MEMORY_NODES")
 
 
 _RESERVE = ("HOMENODE_RESERVE_CPUS", "VLLM_CPU_NUM_OF_RESERVED_CPU")
-# Variables of the settings that no command line declares, by the flag that messages call the setting by; the first that is set counts.
+# Variables of the settings that no command line declares, by the flag that messages call the setting by; the first that
+# is set counts.
 VARIABLES_OF = {THREADS_BIND_FLAG: _THREADS_BIND, MEMORY_NODES_FLAG: _MEMORY_NODES, "--reserve-cpus": _RESERVE}
 
 

@@ -77,8 +77,8 @@ class Accelerator:
 
     `kind`: "npu" | "cuda" | "rocm". `id`: the logical number, the one that the visible-devices variable of its kind means. `local_cpus`: as the
     vendor's tool or sysfs reports its affinity, in the order reported, not cut to the allowance; empty when unknown. `node`: the node whose
-    CPUs are local to it (never a node without CPUs), None when unknown. `processes`: ids of processes running on it. `unreadable_affinity`: the
-    line of the tool's topology that was to tell the affinity, where it is no CPU list.
+    CPUs are local to it (never a node without CPUs), None when unknown. `processes`: ids of processes running on it.
+    `unreadable_affinity`: the line of the tool's topology that was to tell the affinity, where it is no CPU list.
     """
 
     kind: str

@@ -55,7 +55,8 @@ VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command printed to standard output, and how it ended. `failure`: "" | "missing" | "timeout" | "failed" (exit code `rc`).
+    """What a command printed to standard output, and how it ended. `failure`: "" | "missing" | "timeout" | "failed"
+    (exit code `rc`).
 
     `err`: the beginning of what a failed one printed to standard error, for messages.
     """
@@ -246,7 +247,8 @@ def _run(words: Sequence[str], deadline_s: float) -> CommandResult:
 
 
 def _output(pipe: int, errors: int, err: bytearray, end: float) -> bytearray:
-    """What comes through `pipe` until it is closed, or until one byte more than is looked at; what comes through `errors` meanwhile goes to `err`.
+    """What comes through `pipe` until it is closed, or until one byte more than is looked at; what comes through
+    `errors` meanwhile goes to `err`.
 
     Raises TimeoutError.
     """

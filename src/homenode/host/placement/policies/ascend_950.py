@@ -1,12 +1,15 @@
-"""The Ascend 950 within `topo-affinity`: one cluster of eight cores for each NPU, inside the node of its affinity, without a split by role.
+"""The Ascend 950 within `topo-affinity`: one cluster of eight cores for each NPU, inside the node of its affinity,
+without a split by role.
 
     node 2: |cluster 0|cluster 1|cluster 2| ... |     eight cores each: 8 CPUs with one thread a core, 16 with two
             |  NPU 4  |  NPU 5  |  left   | ... |     NPUs of the node by number, hidden ones too
 
-No CPU is set apart for interrupts, submissions or releases: the driver of this generation has no such threads, it polls. Its polling threads are
-the kernel's and stay on node 0, on CPUs that no cluster has and not on CPU 0; they are seen only from the host's own process numbers.
+No CPU is set apart for interrupts, submissions or releases: the driver of this generation has no such threads, it
+polls. Its polling threads are the kernel's and stay on node 0, on CPUs that no cluster has and not on CPU 0; they are
+seen only from the host's own process numbers.
 
-Source: the CPU binding of vllm-ascend since July 2026, by its behaviour. Where the two differ docs/placement/ascend.md says how.
+Source: the CPU binding of vllm-ascend since July 2026, by its behaviour. Where the two differ docs/placement/ascend.md
+says how.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ Clusters = dict[int, tuple[int, ...]]
 def plan(host: Host, demand: Demand) -> Plan:
     """A plan for hosts with Ascend 950.
 
-    What is wrong with one NPU's affinity fails the rank of that NPU only. Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`,
-    `rank_out_of_range`, `clusters_unknown`; `topo_row_unparseable`, `affinity_conflict` and `insufficient_cpus` where no rank asked for has one.
+    What is wrong with one NPU's affinity fails the rank of that NPU only. Raises PlacementError: `npu_map_*`,
+    `npu_unmapped`, `no_running_npu`, `rank_out_of_range`, `clusters_unknown`; `topo_row_unparseable`,
+    `affinity_conflict` and `insufficient_cpus` where no rank asked for has one.
     """
     npus = npus_of(host, demand, whole_map=False)
     size = CORES_OF_CLUSTER * _threads_of_core(host)
@@ -84,7 +88,9 @@ def _homes(npus: Npus) -> tuple[dict[int, int], dict[int, PlacementError]]:
 
 
 def _nodes_near(npus: Npus, chip: Accelerator) -> list[int]:
-    """Nodes of the allowed CPUs in its affinity; where none is reported the node that the firmware names, if this process has CPUs there."""
+    """Nodes of the allowed CPUs in its affinity; where none is reported the node that the firmware names, if this
+    process has CPUs there.
+    """
     node_of = {cpu: npus.host.cpu_by_id[cpu].node for cpu in npus.allowed}
     if chip.local_cpus or chip.unreadable_affinity:
         near = {node_of.get(cpu) for cpu in chip.local_cpus}

@@ -15,7 +15,8 @@ from homenode.host.topology.accelerators.ascend_topo import unreadable_affinity
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
 
-# Beginnings of the names in use for a family, in lower case and without blanks, `ascend` and `atlas`; the longest that fits decides.
+# Beginnings of the names in use for a family, in lower case and without blanks, `ascend` and `atlas`; the longest that
+# fits decides.
 _FAMILIES = {
     "a2": "A2", "910b": "A2",
     "a3": "A3", "910_93": "A3", "910c": "A3",
@@ -51,10 +52,12 @@ class Npus:
         refused: Mapping[int, PlacementError],
         make_worker: MakeWorker = worker,
     ) -> Plan:
-        """Roles, memory and ranks for the pools of `devices`; `refused` says of each device without a pool why it has none.
+        """Roles, memory and ranks for the pools of `devices`; `refused` says of each device without a pool why it has
+        none.
 
-        A refusal fails the rank of that device only, as documented: the rank is in the plan, not bound, with an error as a finding. Raises
-        PlacementError `rank_out_of_range`, and the first refusal where no rank that was asked for can be bound.
+        A refusal fails the rank of that device only, as documented: the rank is in the plan, not bound, with an error
+        as a finding. Raises PlacementError `rank_out_of_range`, and the first refusal where no rank that was asked for
+        can be bound.
         """
         single, origin = given_one(self.chips, self.demand.visible), self.demand.local_rank_origin
         ranks = assign_ranks(self.devices, self.demand.local_rank, single=single, origin=origin)
@@ -99,13 +102,17 @@ def _rank_refused(rank: int, error: PlacementError) -> Finding:
 
 
 def device_type_of(host: Host, demand: Demand) -> tuple[str | None, str | None]:
-    """The Ascend device type as the flag, else the chips' names give it, and which of the known types that is; None where it is none."""
+    """The Ascend device type as the flag, else the chips' names give it, and which of the known types that is; None
+    where it is none.
+    """
     given = demand.device_type if demand.device_type is not None else host.accelerators.device_type
     return given, family(given or "")
 
 
 def family(device_type: str) -> str | None:
-    """`A2`, `A3`, `310P` or `950` for any spelling in use (`a3`, `Ascend 910B3`, `910_93`, `Atlas 300I Duo`); None for any other."""
+    """`A2`, `A3`, `310P` or `950` for any spelling in use (`a3`, `Ascend 910B3`, `910_93`, `Atlas 300I Duo`); None for
+    any other.
+    """
     name = device_type.lower().replace(" ", "").removeprefix("ascend").removeprefix("atlas")
     fitting = [known for known in _FAMILIES if name.startswith(known)]
     return _FAMILIES[max(fitting, key=len)] if fitting else None

@@ -35,10 +35,12 @@ STRATEGY = "topo-affinity"
 
 
 def plan(host: Host, demand: Demand) -> Plan:
-    """A plan of `global-slice` where the tool reports no affinity at all; by the rules of the Ascend 950 where the NPUs are such.
+    """A plan of `global-slice` where the tool reports no affinity at all; by the rules of the Ascend 950 where the NPUs
+    are such.
 
-    What is wrong with one NPU's affinity fails the rank of that NPU only. Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`,
-    `no_numa_nodes`, `rank_out_of_range`; `topo_row_unparseable`, `affinity_conflict` and `pool_too_small` where no rank asked for has a pool.
+    What is wrong with one NPU's affinity fails the rank of that NPU only. Raises PlacementError: `npu_map_*`,
+    `npu_unmapped`, `no_running_npu`, `no_numa_nodes`, `rank_out_of_range`; `topo_row_unparseable`, `affinity_conflict`
+    and `pool_too_small` where no rank asked for has a pool.
     """
     if device_type_of(host, demand)[1] == "950":
         return ascend_950.plan(host, demand)
@@ -74,7 +76,8 @@ def split(pool: Sequence[int], members: Sequence[int]) -> dict[int, tuple[int, .
 def _near_cpus(npus: Npus) -> tuple[dict[int, tuple[int, ...]], dict[int, PlacementError]]:
     """The allowed CPUs of each candidate's affinity, in the order reported, and why a device to be placed has none.
 
-    Candidates are the devices to be placed, and hidden ones whose near CPUs this process may use: another process with these CPUs may drive them.
+    Candidates are the devices to be placed, and hidden ones whose near CPUs this process may use: another process with
+    these CPUs may drive them.
     """
     usable = set(npus.allowed)
     near: dict[int, tuple[int, ...]] = {}

@@ -108,7 +108,9 @@ def _map_header(lines: list[str]) -> tuple[list[str], int]:
 
 
 def _is_remark(line: str, columns: list[str]) -> bool:
-    """Whether a line is none of the table's: the driver's logger writes between rows, too. A row has a number or a dash before its name."""
+    """Whether a line is none of the table's: the driver's logger writes between rows, too. A row has a number or a dash
+    before its name.
+    """
     return not any(word.isdecimal() or word in _NO_NUMBER for word in line.split()[: len(columns) - 1])
 
 

@@ -7,8 +7,8 @@ Rows are matched to chips by the number in their label. What it counts differs b
   that explains most rows, then in the order just named. So ids such as 32768 (310P) are NPU IDs and both chips of a card share the row, while the
   rows NPU0 to NPU15 over eight cards of two chips are logical numbers.
 
-Rows that belong to no chip of the map are those of devices hidden from this container, and are passed over. A row says something of its own
-device only: one that cannot be read, or says nothing, costs no other device its affinity.
+Rows that belong to no chip of the map are those of devices hidden from this container, and are passed over. A row says
+something of its own device only: one that cannot be read, or says nothing, costs no other device its affinity.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _REMEDY = "Run `npu-smi info -t topo` by hand; --strategy global-slice and --str
 
 @dataclass(frozen=True, slots=True)
 class TopoRow:
-    """`physical`: whether the label says Phy-ID. `cpus`: in the order of the list. `unreadable`: the line, where its affinity is no CPU list."""
+    """`physical`: whether the label says Phy-ID. `cpus`: in the order of the list. `unreadable`: the line, where its
+    affinity is no CPU list.
+    """
 
     physical: bool
     number: int
@@ -40,7 +42,8 @@ class TopoRow:
 
 
 def parse_topo(text: str, problems: Problems) -> tuple[TopoRow, ...]:
-    """Rows whose affinity is told; none when no header promises that column. Cells that are blank or say NA tell nothing.
+    """Rows whose affinity is told; none when no header promises that column. Cells that are blank or say NA tell
+    nothing.
 
     Adds `topo_row_unparseable` for a cell that is something else than a CPU list; that row comes back as unreadable.
     """
@@ -88,7 +91,9 @@ def _broken(line: str, problems: Problems) -> None:
 
 
 def affinity_of(rows: Sequence[TopoRow], chips: Sequence[MapRow], problems: Problems) -> dict[int, TopoRow]:
-    """Rows by logical number, by the rule at the top of this module. Two unlike rows for one label add `topo_row_unparseable`, and neither counts."""
+    """Rows by logical number, by the rule at the top of this module. Two unlike rows for one label add
+    `topo_row_unparseable`, and neither counts.
+    """
     found: dict[int, TopoRow] = {}
     for physical in (True, False):
         table: dict[int, TopoRow] = {}

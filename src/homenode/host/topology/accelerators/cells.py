@@ -16,7 +16,8 @@ _MOST_QUOTED = 120  # characters
 _MOST_LOOKED_AT = 1 << 16  # characters of either end of an output that are searched for what went wrong
 
 _CPU_LIST = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?)*")
-# Failures of getting or setting a log level, and lines that call themselves less than an error: they come before every table of some versions.
+# Failures of getting or setting a log level, and lines that call themselves less than an error: they come before every
+# table of some versions.
 _REMARK = re.compile(r"log_?level|\bwarn(?:ing)?\b|\b(?:info|debug|notice)\b\s*[]:]", re.IGNORECASE)
 _RESULT = re.compile(r"\b(?:ret|return|returned|result|error code|errno)\b\s*(?:is|=|:|code)?\s*-?[0-9]", re.IGNORECASE)
 _FAILURE = re.compile(
@@ -84,9 +85,11 @@ def quoted(line: str) -> str:
 
 
 def telling_line(text: str) -> str:
-    """The line of a tool's output that says what is wrong: vendors' tools print lines of their loggers first, and rows of tables around it.
+    """The line of a tool's output that says what is wrong: vendors' tools print lines of their loggers first, and rows
+    of tables around it.
 
-    Of the lines that speak most of a failure the last one, as a tool ends with what it failed by; the first line where none does.
+    Of the lines that speak most of a failure the last one, as a tool ends with what it failed by; the first line where
+    none does.
     """
     ends = text if len(text) <= 2 * _MOST_LOOKED_AT else f"{text[:_MOST_LOOKED_AT]}\n{text[-_MOST_LOOKED_AT:]}"
     lines = [line for line in ends.splitlines() if line.strip()]

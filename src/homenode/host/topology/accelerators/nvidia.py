@@ -70,7 +70,8 @@ def _usable(device: PciDevice, source: Source) -> bool:
 def _from_tool(source: Source, problems: Problems, notes: list[Finding]) -> tuple[list[Accelerator], bool]:
     """GPUs by `nvidia-smi`, with the processes on them. The flag: whether the tool listed any.
 
-    A tool that fails is told of also where no GPU is seen otherwise: a container may hide the devices of a driver that is broken.
+    A tool that fails is told of also where no GPU is seen otherwise: a container may hide the devices of a driver that
+    is broken.
     """
     answer = source.command(_QUERY)
     if answer.failure == "missing":
