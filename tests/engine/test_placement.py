@@ -93,7 +93,7 @@ def test_what_cannot_be_is_refused_by_name(config: PlacementConfig, word: str) -
 
 
 def test_threads_beyond_the_list_are_refused() -> None:
-    with pytest.raises(UserError, match="--threads 3: --cpu-threads-bind gives 2 CPUs"):
+    with pytest.raises(UserError, match="--threads 3: the list of this worker has 2 CPUs"):
         place(PlacementConfig(cpu_threads_bind="4,5"), threads=3)
 
 

@@ -75,6 +75,20 @@ def test_a_healthy_tool(tool: Tool) -> None:
     assert board_address(LiveSource(), found.chips[0]) is None
 
 
+def test_what_a_tool_says_on_standard_error_is_quoted_when_it_fails(tool: Tool) -> None:
+    tool("npu-smi", "echo 'npu-smi: error while loading shared libraries: libdcmi.so' >&2; exit 127")
+    found = read()
+    assert any("libdcmi.so" in note.message for note in found.notes)
+
+
+def test_a_flood_on_standard_error_holds_nobody_up_and_is_not_kept(tool: Tool) -> None:
+    flood = "i=0; while [ $i -lt 20000 ]; do echo 'a line of a logger that nobody reads' >&2; i=$((i+1)); done"
+    tool("npu-smi", npu_smi(info=f"{flood}; exit 3"))
+    found = read()
+    assert [error.code for error in found.errors] == ["tool_failed"] and len(found.chips) == 2
+    assert len(LiveSource().command(("npu-smi", "info")).err) <= 1 << 16
+
+
 def test_a_tool_that_hangs_is_ended_with_its_children(tool: Tool, tmp_path: Path) -> None:
     tool("npu-smi", npu_smi(info='sleep 60 & echo $! > "$TOOL_FOLDER/child"; echo $$ > "$TOOL_FOLDER/parent"; wait'))
     start = time.monotonic()

@@ -102,7 +102,7 @@ def test_a_cached_revision(tmp_path: Path) -> None:
 
 def test_offline_and_not_cached(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"not \(completely\) in the Hub cache of this machine, and offline; start once without"
+        UserError, match=r"not \(completely\) in the Hub cache of this machine, and offline; fetch it once with"
     ):
         locate("org/name", offline=True, cache_dir=tmp_path)
 

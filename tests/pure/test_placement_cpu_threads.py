@@ -185,8 +185,8 @@ def test_memory_of_all_nodes_that_a_list_spans_nearest_first() -> None:
 @pytest.mark.parametrize(
     ("text", "demand", "code", "word"),
     [
-        (TWO, Demand(workers=2, threads_bind="0-3"), "bad_threads_bind", "1 lists for 2 workers"),
-        (TWO, Demand(threads_bind="0|1"), "bad_threads_bind", "2 lists for 1 workers"),
+        (TWO, Demand(workers=2, threads_bind="0-3"), "bad_threads_bind", "1 list for 2 workers"),
+        (TWO, Demand(threads_bind="0|1"), "bad_threads_bind", "2 lists for 1 worker"),
         (TWO, Demand(threads_bind="16"), "cpus_not_allowed", "do not exist"),
         (f"{TWO} offline=3", Demand(threads_bind="0-3"), "cpus_not_allowed", "offline"),
         (

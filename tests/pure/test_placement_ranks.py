@@ -20,7 +20,7 @@ def chips(count: int, busy: tuple[int, ...]) -> Accelerators:
 
 
 def running(accelerators: Accelerators, demand: Demand) -> tuple[int, ...]:
-    return taking_part(accelerators, npu_inventory(accelerators, before_start=demand.before_start), demand)
+    return taking_part(accelerators, npu_inventory(accelerators), demand)
 
 
 def test_without_a_visible_list_the_running_devices_count_ascending() -> None:

@@ -52,11 +52,23 @@ def test_what_an_even_split_leaves_over_goes_to_the_last() -> None:
     assert topo_affinity.split(range(14), [4, 6, 9]) == {4: (0, 1, 2, 3), 6: (4, 5, 6, 7), 9: (8, 9, 10, 11, 12, 13)}
 
 
-def test_a_pool_of_four_fails_every_rank_even_that_with_six() -> None:
+def test_a_pool_of_four_fails_its_own_rank_and_not_that_with_six() -> None:
     host = npu_host({0: "0-6", 1: "7-13"}, single_chips(dict.fromkeys(range(3), "0-6")))
-    for rank in range(3):
+    for rank in (0, 1):
         error = refusal(host, Demand(local_rank=rank))
-        assert (error.code, error.seen) == ("pool_too_small", "CPUs 0-3")
+        assert (error.code, error.seen) == ("pool_too_small", f"CPUs {'0-3' if rank == 0 else '4-7'}")
+    assert pools_of(topo_affinity.plan(host, Demand(local_rank=2))) == {2: "8-13"}
+
+
+def test_a_rank_that_is_refused_is_in_the_plan_of_all_ranks_and_not_bound() -> None:
+    host = npu_host(FOUR_NODES, single_chips({0: "0-15", 1: "", 2: "32-47"}))
+    plan = topo_affinity.plan(host, Demand())
+    assert [(worker.device, worker.bound, format_cpu_list(worker.cpus)) for worker in plan.workers] == [
+        (0, True, "0-31"), (1, False, ""), (2, True, "32-63")
+    ]  # fmt: skip
+    assert pools_of(plan) == {0: "0-31", 2: "32-63"}
+    (told,) = [finding for finding in plan.findings if finding.severity == "error"]
+    assert told.code == "affinity_conflict" and "rank 1" in told.message and "not reported" in told.message
 
 
 def test_a_hidden_npu_with_the_same_affinity_keeps_its_share() -> None:
@@ -138,14 +150,6 @@ def test_npus_of_310p_have_physical_ids_and_two_chips_that_share_a_row() -> None
     assert pools_of(plan) == {0: "0-15", 1: "16-31", 2: "32-47", 3: "48-63"}
 
 
-def test_npus_of_950_are_their_own_logical_ids() -> None:
-    plan = topo_affinity.plan(
-        npu_host(FOUR_NODES, single_chips({0: "0-15", 1: "32-47"}), style="950"), Demand(local_rank=1)
-    )
-    assert pools_of(plan) == {0: "0-31", 1: "32-63"}
-    assert plan.workers[0].device == 1
-
-
 def test_logical_ids_that_start_at_four() -> None:
     chips = [Chip(card, 0, card, "16-31") for card in (4, 5)]
     assert pools_of(topo_affinity.plan(npu_host(FOUR_NODES, chips), Demand())) == {4: "16-31", 5: "32-47"}
@@ -167,14 +171,14 @@ def test_the_fallback_says_when_the_tool_is_the_cause() -> None:
 
 def test_an_affinity_outside_the_allowance_is_a_conflict() -> None:
     host = npu_host(FOUR_NODES, single_chips({0: "0-15", 1: "48-63"}), allowed="0-31")
-    for rank in (0, 1):
-        error = refusal(host, Demand(local_rank=rank))
-        assert error.code == "affinity_conflict"
-        assert "0-31" in error.seen and "48-63" in error.seen and "OMP_PROC_BIND" in error.remedy
+    error = refusal(host, Demand(local_rank=1))
+    assert error.code == "affinity_conflict"
+    assert "0-31" in error.seen and "48-63" in error.seen and "OMP_PROC_BIND" in error.remedy
+    assert pools_of(topo_affinity.plan(host, Demand(local_rank=0))) == {0: "0-31"}
 
 
 def test_a_running_npu_without_a_row_is_a_conflict_when_others_have_one() -> None:
-    error = refusal(npu_host(FOUR_NODES, single_chips({0: "0-15", 1: ""})), Demand())
+    error = refusal(npu_host(FOUR_NODES, single_chips({0: "0-15", 1: ""})), Demand(local_rank=1))
     assert (error.code, "not reported" in error.seen) == ("affinity_conflict", True)
 
 

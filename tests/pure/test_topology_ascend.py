@@ -320,12 +320,24 @@ def test_processes_on_chips_that_cannot_be_told(map_text: str, rows: str, headin
     assert found.chips and not any(chip.processes for chip in found.chips)
 
 
-@pytest.mark.parametrize("cell", ["0-", "7-0", "abc", "0-7 8-9", "0-99999", "NA", "", "1,,2", "0-7" + ",0-65535" * 40])
+@pytest.mark.parametrize("cell", ["0-", "7-0", "abc", "0-7 8-9", "0-99999", "1,,2", "0-7" + ",0-65535" * 40])
 def test_a_topology_row_without_the_promised_list(cell: str) -> None:
     found = read(A2_MAP, A2_INFO, f"NPU0 NPU1 CPU Affinity\nNPU0 X HCCS 8-15\nNPU1 HCCS X {cell}\n")
     assert codes(found) == ["topo_row_unparseable"]
     assert "NPU1 HCCS X" in found.errors[0].seen and len(found.errors[0].seen) <= 120
     assert [bool(chip.local_cpus) for chip in found.chips] == [True, False]
+
+
+@pytest.mark.parametrize("cell", ["NA", "N/A", "-", ""])
+def test_a_topology_cell_that_tells_nothing_is_no_fault_of_the_table(cell: str) -> None:
+    found = read(A2_MAP, A2_INFO, f"NPU0 NPU1 CPU Affinity\nNPU0 X HCCS 8-15\nNPU1 HCCS X {cell}\n")
+    assert found.errors == ()
+    assert [chip.local_cpus for chip in found.chips] == [tuple(range(8, 16)), ()]
+
+
+def test_a_blank_relation_does_not_move_the_affinity() -> None:
+    found = read(A2_MAP, A2_INFO, "NPU0 NPU1 CPU Affinity\nNPU0 X      8-15\nNPU1 HCCS X 0-7\n")
+    assert [chip.local_cpus for chip in found.chips] == [tuple(range(8, 16)), tuple(range(8))]
 
 
 def test_affinity_that_the_tool_does_not_know_at_all_is_absent_rather_than_broken() -> None:

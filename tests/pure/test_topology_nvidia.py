@@ -66,8 +66,15 @@ def rows(text: str) -> dict[int, TopoRow]:
 
 def test_a_host_without_nvidia_says_nothing() -> None:
     assert read({}, ()) == Accelerators()
-    broken = CommandResult("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9, "failed")
-    assert read({QUERY: broken}, ()) == Accelerators()  # an image brings the tool, the machine has no GPU
+    assert read({QUERY: CommandResult("No devices were found\n", 6, "failed")}, ()) == Accelerators()
+
+
+@pytest.mark.parametrize("rc", [0, 9])
+def test_a_tool_that_fails_is_told_also_where_no_gpu_is_seen(rc: int) -> None:
+    words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    found = read({QUERY: CommandResult(f"{words}\n", rc, "failed" if rc else "")}, ())
+    assert not found.chips and [note.severity for note in found.notes] == ["warning"]
+    assert words in found.notes[0].message and "nvidia-smi" in found.notes[0].text
 
 
 def test_gpus_from_the_tool() -> None:

@@ -30,7 +30,8 @@ ASCEND = ("ascend", "global-slice", "topo-affinity")
 
 @dataclass(frozen=True)
 class Aim:
-    """`target`: None when the process is to stay unbound. `workers`: all that the plan has for it, more than one when it starts them itself.
+    """`target`: None when the process is to stay unbound. `workers`: those that are to be bound; the process starts
+    them itself (`starts_ranks`) where the plan has more than one, bound or not.
 
     `lines`: what is to be told before anything is done.
     """
@@ -40,6 +41,11 @@ class Aim:
     plan: Plan | None = None
     workers: tuple[Worker, ...] = ()
     lines: tuple[str, ...] = ()
+
+    @property
+    def starts_ranks(self) -> bool:
+        """Whether the process is a program that starts the ranks itself, rather than one of them."""
+        return self.plan is not None and len(self.plan.workers) > 1
 
 
 def with_target_flags(command: Any) -> Any:
@@ -72,13 +78,15 @@ def aim(
         own = {pid, *ancestors(pid)}
         others = tuple(claim for claim in table.claims if claim.pid not in own) if table else ()
         host, demand = demand_from_flags(flags, before_start=before_start, claims=others)
-        demand = replace(demand, local_rank=_rank(flags, host))
+        demand = _of_rank(demand, flags, host)
         if line := _switched_off(flags, host):
             return Aim(None, host, lines=(line,))
         try:
             plan = plan_for(flags, host, demand)
         except PlacementError as error:
             return _unplanned(flags, host, demand, error, strict)
+        if strict:
+            _require_bound(flags, plan)
         found = _planned(flags, host, demand, plan)
         if table is not None and found.target is not None and _exists(pid):
             table.add(_claim(pid, found))
@@ -104,10 +112,12 @@ def _direct(flags: PlanFlags, cpus: str | None) -> Aim:
     return Aim(Target(wanted, memory_nodes=memory_nodes(flags.memory_nodes, {}) or ()), host)
 
 
-def _rank(flags: PlanFlags, host: Host) -> int | None:
-    from homenode.host.placement.variables import rank_of_environment
+def _of_rank(demand: Demand, flags: PlanFlags, host: Host) -> Demand:
+    """The demand of one rank, if the flag or a launcher's variable says which this is."""
+    from homenode.host.placement.variables import local_rank_origin, rank_of_environment
 
-    return flags.local_rank if flags.local_rank is not None else rank_of_environment(host.variables)
+    rank = flags.local_rank if flags.local_rank is not None else rank_of_environment(host.variables)
+    return replace(demand, local_rank=rank, local_rank_origin=local_rank_origin(flags.local_rank, host.variables))
 
 
 def _switched_off(flags: PlanFlags, host: Host) -> str:
@@ -134,11 +144,19 @@ def _unplanned(flags: PlanFlags, host: Host, demand: Demand, error: PlacementErr
     return Aim(None, host, lines=(f"warning: not bound{rank}: {error.message}",))
 
 
+def _require_bound(flags: PlanFlags, plan: Plan) -> None:
+    """Raises UserError for a rank that the Ascend binding refuses: --strict has all of them bound or none."""
+    if flags.chosen_strategy in ASCEND and not all(worker.bound for worker in plan.workers):
+        refused = next(finding for finding in plan.findings if finding.severity == "error")
+        raise UserError(f"{refused.message}. {refused.remedy}")
+
+
 def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
     from homenode.host.binding.target import Target, target_of
 
     lines = [f"{finding.severity}: {finding.text}" for finding in plan.findings if finding.severity != "info"]
-    if flags.chosen_strategy in ASCEND and plan.workers:
+    bound = tuple(worker for worker in plan.workers if worker.bound)
+    if flags.chosen_strategy in ASCEND and bound:
         from homenode.host.placement.policies.ascend import log_lines
 
         mode = (
@@ -146,16 +164,17 @@ def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
             if any(finding.code == "topo_affinity_missing" for finding in plan.findings)
             else plan.strategy
         )
-        lines += log_lines(plan, mode, plan.workers[0].local_rank, demand.visible or plan.devices_running)
-    bound = tuple(worker for worker in plan.workers if worker.bound)
+        lines += log_lines(plan, mode, bound[0].local_rank, demand.visible or plan.devices_running)
     if not bound:
         return Aim(None, host, plan, plan.workers, (*lines, "not bound, as the plan says"))
-    if len(bound) == 1:
+    if len(plan.workers) == 1:
         return Aim(target_of(bound[0], chip_of(host, bound[0])), host, plan, bound, tuple(lines))
     # A program that starts its ranks itself: it may use what all of them have; memory is theirs to place.
     everything = {cpu for worker in bound for cpu in worker.cpus} | {
         cpu for place in plan.processes for cpu in place.cpus
     }
+    if len(bound) < len(plan.workers):  # a rank that is not bound may use what this process may
+        everything |= set(host.allowance.cpus)
     return Aim(Target(tuple(sorted(everything))), host, plan, bound, tuple(lines))
 
 

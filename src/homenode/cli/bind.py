@@ -68,6 +68,10 @@ def bind(
             print_json(dry(found))
             return
         report = _apply_or_release(pid, found, memory, irqs, strict, state)
+        if report.ok and found.plan is not None and found.plan.kernel_threads:
+            from homenode.host.binding.kernel_threads import bind_kernel_threads
+
+            report += bind_kernel_threads(pid, found.plan.kernel_threads, state)
         for child in descendants(pid) if children else ():
             report += _apply_to_child(child, found, memory, strict, state)
         if watch_s is not None and report.ok:

@@ -31,6 +31,8 @@ def draw_plan(host: Host, plan: Plan) -> RenderableType:
         table.add_row(
             "", place.name, format_cpu_list(place.cpus) or "(not bound)", *empty, _nodes(place.memory_nodes), place.why
         )
+    for name, own in plan.kernel_threads.items():
+        table.add_row("", name, format_cpu_list(own), *[""] * len(roles), "", "threads of the driver in the kernel")
     return Group(table, *draw_findings(plan.findings))
 
 

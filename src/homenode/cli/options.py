@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from homenode.cli.report import set_by
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, options_of
@@ -100,6 +101,20 @@ class _Value(click.ParamType[Any]):
         return converted
 
 
+class SettingOption(click.Option):
+    """An option that may be set by a variable or a file, and says by which where its value is wrong."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as error:
+            where = set_by(self, ctx)
+            if where is None:
+                raise
+            message = f"{error.message} (set by {where})"
+            raise click.BadParameter(message, error.ctx, error.param, error.param_hint) from error
+
+
 def out_of_range(value: Any, option: Option) -> str | None:
     """What is wrong with a value, in words; None when it is in range."""
     if option.choices and value not in option.choices:
@@ -152,6 +167,7 @@ def _click_option(setting: Setting) -> Callable[[Any], Any]:
         "envvar": setting.variable,
         "default": setting.default,
         "show_envvar": False,
+        "cls": SettingOption,
     }
     if setting.kind is bool:
         return click.option(f"--{setting.flag}/--no-{setting.flag}", setting.name, **common)

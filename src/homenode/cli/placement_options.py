@@ -193,7 +193,13 @@ def _demand(
     flags: PlanFlags, seen: Visible, env: Mapping[str, str], before_start: bool, claims: tuple[Claim, ...]
 ) -> Demand:
     from homenode.host.placement.demand import Demand, Parallelism
-    from homenode.host.placement.variables import memory_nodes, reserve_cpus, threads_bind
+    from homenode.host.placement.variables import (
+        memory_nodes,
+        memory_nodes_origin,
+        reserve_cpus,
+        threads_bind,
+        threads_bind_origin,
+    )
 
     parallelism = Parallelism(
         devices=flags.devices or 0,
@@ -218,4 +224,6 @@ def _demand(
         workers=flags.workers,
         claims=claims,
         findings=seen.findings,
+        threads_bind_origin=threads_bind_origin(flags.cpu_threads_bind, env),
+        memory_nodes_origin=memory_nodes_origin(flags.memory_nodes, env),
     )

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -15,10 +17,14 @@ from typing import TYPE_CHECKING, Any
 from homenode.errors import HomenodeError, InternalError, PlacementError, UserError
 
 if TYPE_CHECKING:
+    import click
     from rich.console import Console
 
     OUT: Console
     ERR: Console
+
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 
 
 def __getattr__(name: str) -> Any:
@@ -83,7 +89,55 @@ def print_error(error: HomenodeError) -> None:
 
     from homenode.cli.report import ERR
 
-    ERR.print(Text.assemble(("homenode: error: ", "bold red"), show_controls(error.message)), highlight=False)
+    ERR.print(
+        Text.assemble(("homenode: error: ", "bold red"), show_controls(with_origins(error.message))), highlight=False
+    )
+
+
+def with_origins(message: str) -> str:
+    """A message with where the flags that it names were set, of those that were not given on the command line.
+
+    Who has set a variable years ago, or reads the flags of a service from a file, looks in vain for the flag otherwise.
+    A flag that the command does not have is called by the variable that was read instead.
+    """
+    import click
+
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return message
+    options = {opt: param for param in context.command.params for opt in (*param.opts, *param.secondary_opts)}
+    origins = []
+    for flag in dict.fromkeys(_FLAG.findall(message)):
+        where = set_by(options[flag], context) if flag in options else _variable_of(flag)
+        if where is None or where in message:
+            continue
+        if flag in options:
+            origins.append(f"({flag} is set by {where}.)")
+        else:
+            message = re.sub(rf"{flag}(?![\w-])", where, message)
+    return " ".join((message, *origins))
+
+
+def _variable_of(flag: str) -> str | None:
+    """The variable that is set of a placement setting."""
+    from homenode.host.placement.variables import VARIABLES_OF
+
+    return next((name for name in VARIABLES_OF.get(flag, ()) if os.environ.get(name)), None)
+
+
+def set_by(param: click.Parameter, context: click.Context) -> str | None:
+    """The variable or the file that has given a parameter its value; None where neither has."""
+    from click.core import ParameterSource
+
+    source = context.get_parameter_source(param.name or "")
+    if source is ParameterSource.DEFAULT:
+        return _variable_of(param.opts[0])
+    if source is ParameterSource.DEFAULT_MAP:
+        return "the file of --config"
+    if source is not ParameterSource.ENVIRONMENT or not param.envvar:
+        return None
+    names = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar)
+    return next((name for name in names if os.environ.get(name)), names[0])
 
 
 def print_json(value: Any) -> None:

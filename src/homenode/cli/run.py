@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from homenode.cli.aim import Aim, aim, chip_of, told, warn, with_target_flags
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
 from homenode.cli.report import plain_errors, print_error, print_json
+
+if TYPE_CHECKING:
+    from homenode.host.placement.plan import Plan
 
 
 @click.command(cls=ManyValuesCommand, context_settings={"allow_interspersed_args": False})
@@ -79,9 +82,19 @@ def _attend(found: Aim, command: tuple[str, ...]) -> None:
     except HostError as error:
         warn(f"warning: interrupts are left alone: {error.message}")
         state = None
+    if found.plan is not None and found.plan.kernel_threads:
+        _bind_kernel_threads(found.plan)
     attendant = Attendant(found.host, state)
-    if len(found.workers) == 1:
+    if not found.starts_ranks:
         attendant.attend(found.target)
     else:
         targets = {worker.local_rank: target_of(worker, chip_of(found.host, worker)) for worker in found.workers}
         attendant.attend_ranks(targets, parallelism_of(command))
+
+
+def _bind_kernel_threads(plan: Plan) -> None:
+    """Bind them once and for good: they are the host's, and workers of other programs count on their places, too."""
+    from homenode.host.binding.kernel_threads import bind_kernel_threads
+
+    for finding in bind_kernel_threads(os.getpid(), plan.kernel_threads).findings:
+        warn(f"{finding.severity}: {finding.text}")

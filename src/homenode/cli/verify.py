@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from homenode.host.binding.report import Report
     from homenode.host.binding.target import Target
+    from homenode.host.placement.plan import Plan
     from homenode.host.topology.host import Host
 
 
@@ -89,7 +90,7 @@ def _verify(
     target = found.target
     if target is None:
         raise UserError("there is nothing to compare with: the plan leaves this process unbound", param="--strategy")
-    readers = _irq_readers(target, found.host)
+    readers = [*_irq_readers(target, found.host), *_kernel_thread_readers(found.plan)]
     report = read_back(pid, target, policy_expected=started_bound, readers=readers)
     if watch_s is None:
         return report
@@ -108,3 +109,11 @@ def _irq_readers(target: Target, host: Host) -> list[Callable[[], Report]]:
     from homenode.host.binding.irq import verify_target
 
     return [lambda: verify_target(target, host)]
+
+
+def _kernel_thread_readers(plan: Plan | None) -> list[Callable[[], Report]]:
+    if plan is None or not plan.kernel_threads:
+        return []
+    from homenode.host.binding.kernel_threads import verify_kernel_threads
+
+    return [lambda: verify_kernel_threads(plan.kernel_threads)]

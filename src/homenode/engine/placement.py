@@ -19,7 +19,13 @@ from homenode.host.placement.numa_policy import Chosen, Decision, Teams, home_te
 from homenode.host.placement.plan import Plan, Worker
 from homenode.host.placement.requirements import requirements
 from homenode.host.placement.select import make_plan
-from homenode.host.placement.variables import memory_nodes, reserve_cpus, threads_bind
+from homenode.host.placement.variables import (
+    memory_nodes,
+    memory_nodes_origin,
+    reserve_cpus,
+    threads_bind,
+    threads_bind_origin,
+)
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
@@ -59,6 +65,8 @@ def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: 
         threads_bind=lists or "auto",
         memory_nodes=nodes,
         workers=workers,
+        threads_bind_origin=threads_bind_origin(config.cpu_threads_bind, host.variables),
+        memory_nodes_origin=memory_nodes_origin(config.memory_nodes, host.variables),
     )
     if config.numa_bind:
         given = replace(
@@ -142,7 +150,8 @@ def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> Eng
         return EnginePlace((UNPINNED,) * count, findings=plan.findings)
     if threads is not None and threads > len(worker.cpus):
         raise UserError(
-            f"--threads {threads}: --cpu-threads-bind gives {len(worker.cpus)} CPUs; give {len(worker.cpus)} or less",
+            f"--threads {threads}: the list of this worker has {len(worker.cpus)} CPU{'' if len(worker.cpus) == 1 else 's'}; "
+            f"give {len(worker.cpus)} or less",
             param="threads",
         )
     kept = tuple(cpu for process in plan.processes for cpu in process.cpus)

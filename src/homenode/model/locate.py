@@ -156,7 +156,7 @@ def _explained(error: Exception, repository: str, revision: str | None, offline:
         )
     if isinstance(error, errors.LocalEntryNotFoundError):
         if offline or _hub_is_offline():
-            todo = "start once without --offline and HF_HUB_OFFLINE to fetch it, or give a local path"
+            todo = "fetch it once with `homenode generate` where the network is reached, without HF_HUB_OFFLINE, or give a local path"
             return UserError(
                 f"model {name}: not (completely) in the Hub cache of this machine, and offline; {todo}", param="model"
             )

@@ -13,7 +13,7 @@ from homenode.host.binding.target import Target
 
 _COMM = 15  # characters the kernel keeps of a thread's name
 _ENDED = ("Z", "X", "x")
-_KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the flags of /proc/PID/stat
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the flags of /proc/PID/stat
 _PROC = Path("/proc")
 
 
@@ -60,7 +60,7 @@ def identify(pid: int) -> Process:
             param="pid",
             pid=pid,
         )
-    if stat.flags & _KERNEL_THREAD:
+    if stat.flags & KERNEL_THREAD:
         raise UserError(
             f"process {pid} ({stat.name}) is a thread of the kernel; give the number of a program's process",
             param="pid",

@@ -6,7 +6,8 @@ One file for each process, bindings/PID-START.json:
      "threads": {tid: {"start", "cpus": cpulist}}, "given": [cpulist, ...], "irqs": [...]}
 
 `given` are the masks that the binding handed out: a thread born since that carries one of them has inherited it. `irqs` belongs to whoever
-routes interrupts; it is kept and handed back as it is.
+routes interrupts; it is kept and handed back as it is. `kernel_threads`, which older records lack, has the form of
+`threads`: threads of a driver in the kernel that were bound with the process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from homenode.host.binding.masks import Cpus, Masks, Wanted, describe, explain, 
 from homenode.host.binding.report import Report, StepResult, skipped
 from homenode.host.binding.state import State, boot_id
 from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.threads import Process, Thread, alive
+from homenode.host.binding.threads import Process, Thread, alive, same
 from homenode.host.topology.finding import Finding
 
 FORMAT = "homenode-binding/1"
@@ -39,6 +40,7 @@ class Remembered:
     threads: dict[tuple[int, int], Cpus]
     given: tuple[Cpus, ...]
     irqs: tuple[dict[str, Any], ...] = field(default=())
+    kernel_threads: dict[tuple[int, int], Cpus] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -57,9 +59,8 @@ class Remembered:
             "start": self.process.start,
             "boot": self.boot,
             "main": format_cpu_list(self.main),
-            "threads": {
-                str(tid): {"start": start, "cpus": format_cpu_list(cpus)} for (tid, start), cpus in self.threads.items()
-            },
+            "threads": _masks_to_dict(self.threads),
+            "kernel_threads": _masks_to_dict(self.kernel_threads),
             "given": [format_cpu_list(cpus) for cpus in self.given],
             "irqs": list(self.irqs),
         }
@@ -74,9 +75,8 @@ class Remembered:
                 process=Process(int(raw["pid"]), int(raw["start"])),
                 boot=str(raw["boot"]),
                 main=parse_cpu_list(raw["main"]),
-                threads={
-                    (int(tid), int(was["start"])): parse_cpu_list(was["cpus"]) for tid, was in raw["threads"].items()
-                },
+                threads=_masks_from_dict(raw["threads"]),
+                kernel_threads=_masks_from_dict(raw.get("kernel_threads", {})),
                 given=tuple(parse_cpu_list(text) for text in raw["given"]),
                 irqs=tuple(dict(entry) for entry in raw["irqs"]),
             )
@@ -84,6 +84,14 @@ class Remembered:
             raise HostError(
                 f"a remembered binding is damaged ({type(error).__name__}: {error}); remove its file from the state folder"
             ) from error
+
+
+def _masks_to_dict(masks: Mapping[tuple[int, int], Cpus]) -> dict[str, Any]:
+    return {str(tid): {"start": start, "cpus": format_cpu_list(cpus)} for (tid, start), cpus in masks.items()}
+
+
+def _masks_from_dict(raw: Mapping[str, Any]) -> dict[tuple[int, int], Cpus]:
+    return {(int(tid), int(was["start"])): parse_cpu_list(was["cpus"]) for tid, was in raw.items()}
 
 
 def record_name(process: Process) -> str:
@@ -119,6 +127,14 @@ def remember_irqs(process: Process, entries: Sequence[Mapping[str, Any]], state:
         state.save(kept.name, kept.to_dict())
 
 
+def remember_kernel_threads(process: Process, masks: Mapping[tuple[int, int], Cpus], state: State) -> None:
+    """Keep the masks that threads of the kernel had, with the binding that they were bound with; earlier ones win."""
+    with state.locked(FOLDER):
+        before = recall(process, state) or Remembered(process, boot_id(), (), {}, ())
+        kept = replace(before, kernel_threads={**masks, **before.kernel_threads})
+        state.save(kept.name, kept.to_dict())
+
+
 def recorded(state: State) -> list[Process]:
     """Processes of which something is remembered, living or not, in no order."""
     parts = [name.removesuffix(".json").partition("-") for name in state.names(FOLDER)]
@@ -126,13 +142,13 @@ def recorded(state: State) -> list[Process]:
 
 
 def _forget_ended(state: State) -> None:
-    """Drop records that nobody can need: of processes that have ended, without interrupts to give back. Damaged ones go too."""
+    """Drop records that nobody can need: of processes that have ended, with nothing to give back; damaged ones, too."""
     for process in recorded(state):
         try:
             known = recall(process, state)
         except HostError:
             known = None
-        if known is None or not (known.irqs or alive(process)):
+        if known is None or not (known.irqs or known.kernel_threads or alive(process)):
             state.remove(record_name(process))
 
 
@@ -151,12 +167,15 @@ def undo(
     restore_irqs: Restore | None = None,
     deadline_s: float = 10.0,
 ) -> Report:
-    """Put back the masks that process `pid` had before it was bound, and the interrupt routes through `restore_irqs`.
+    """Put back the masks that process `pid` and threads of the kernel had before it was bound, and the interrupt routes
+    through `restore_irqs`.
 
     A process that has ended still gets its interrupts back. Pages that moved stay. Raises UserError when nothing is remembered.
     """
     before = _find(pid, state)
-    report = _undo_masks(before, calls or Syscalls(), deadline_s)
+    calls = calls or Syscalls()
+    report = _undo_masks(before, calls, deadline_s)
+    report += sum((_undo_kernel_thread(*each, calls) for each in before.kernel_threads.items()), Report())
     if before.irqs and restore_irqs is not None:
         report += restore_irqs(before.irqs)
     elif before.irqs:
@@ -180,6 +199,20 @@ def _find(pid: int, state: State) -> Remembered:
             pid=pid,
         )
     return found
+
+
+def _undo_kernel_thread(key: tuple[int, int], cpus: Cpus, calls: Syscalls) -> Report:
+    tid, start = key
+    what = f"kernel thread {tid}"
+    if not same(Process(tid, start)):
+        return Report((skipped(what, "it has ended"),))
+    try:
+        calls.set_affinity(tid, cpus)
+    except OSError as error:
+        message = f"{what} does not go back to CPUs {format_cpu_list(cpus)}: {error.strerror}"
+        finding = Finding("error", "undo_incomplete", message, "Run this again as root on the host itself")
+        return Report((StepResult(what, "failed", message),), (finding,))
+    return Report((StepResult(what, "undone", f"CPUs {format_cpu_list(cpus)}"),))
 
 
 def _undo_masks(before: Remembered, calls: Syscalls, deadline_s: float) -> Report:

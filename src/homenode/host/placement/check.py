@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from homenode.cpuset import format_cpu_list
 from homenode.host.placement.homes import local_nodes
 from homenode.host.placement.plan import Plan, Worker
+from homenode.host.topology.accelerators.cells import noted
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
 
@@ -18,11 +19,27 @@ from homenode.host.topology.host import Accelerator, Host
 _OVERLAP_SEVERITY = {"fair": "error", "numa-bind": "info"}
 _UNEVEN = 0.75  # pools count as uneven when the smallest has less than this part of the largest
 _MOSTLY_LOCAL = 0.5
+_OF_VENDORS_TOOLS = (
+    "tool_",
+    "npu_",
+    "topo_row_",
+    "nvidia_smi_",
+)  # beginnings of the codes of what a tool failed to tell
 
 
 def check(host: Host, plan: Plan) -> tuple[Finding, ...]:
     """All findings of all checks, those of a broken plan first."""
     return tuple(finding for one in _CHECKS for finding in one(host, plan))
+
+
+def tool_findings(host: Host, plan: Plan) -> tuple[Finding, ...]:
+    """What vendors' tools failed to tell, for a plan that rests on it: devices may be missing, or be misplaced."""
+    if plan.strategy == "cpu-threads":
+        return ()
+    errors = (noted(error) for error in host.accelerators.errors)
+    return tuple(
+        finding for finding in (*errors, *host.accelerators.notes) if finding.code.startswith(_OF_VENDORS_TOOLS)
+    )
 
 
 def places_devices(plan: Plan) -> bool:
@@ -57,7 +74,10 @@ def _mask_by_accident(host: Host, plan: Plan) -> Iterable[Finding]:
     allowance = host.allowance
     if allowance.mask_origin == "openmp" and allowance.beyond_accident is not None:
         message = f"an OpenMP runtime has pinned this process to CPUs {format_cpu_list(allowance.cpus)}; nothing else could be planned for"
-        remedy = "Unset OMP_PROC_BIND and OMP_PLACES where this is started, or give --ignore-openmp-mask."
+        remedy = (
+            "Unset OMP_PROC_BIND and OMP_PLACES where this is started; "
+            "`homenode plan` and `homenode run` also take --ignore-openmp-mask."
+        )
         yield Finding("warning", "mask_by_accident", message, remedy)
 
 
@@ -89,7 +109,7 @@ def _pools_overlap(host: Host, plan: Plan) -> Iterable[Finding]:
             f"devices {', '.join(names)} share {format_cpu_list(cpus)}" for names, cpus in shared.items()
         )
         severity = _OVERLAP_SEVERITY.get(plan.strategy, "warning")
-        yield Finding(severity, "pools_overlap", message, "--strategy fair gives every device CPUs of its own.")
+        yield Finding(severity, "pools_overlap", message, _or_fair(host, plan, "gives every device CPUs of its own"))
 
 
 def _siblings_split(host: Host, plan: Plan) -> Iterable[Finding]:
@@ -109,7 +129,7 @@ def _siblings_split(host: Host, plan: Plan) -> Iterable[Finding]:
         )
         message = f"SMT siblings are in different pools and slow each other down: {parts}"
         yield Finding(
-            "warning", "smt_siblings_split", message, "--strategy fair keeps the siblings of a core together."
+            "warning", "smt_siblings_split", message, _or_fair(host, plan, "keeps the siblings of a core together")
         )
 
 
@@ -169,11 +189,22 @@ def _nearer_memory(host: Host, near: Iterable[int], plan: Plan) -> str:
         return "That node has no memory of its own; populate its memory channels, or live with it."
     if host.allowance.mems and not set(near) & set(host.allowance.mems):
         return f"Allow memory of node {format_cpu_list(near)} (cpuset.mems)."
+    if not chips_by_device(host, plan):
+        return f"Let the worker take memory of node {format_cpu_list(near)}, or compute near the memory it takes."
     return (
         "--strategy fair takes memory from the device's own node."
         if plan.strategy != "fair"
         else "See cpuset.mems and the node's memory."
     )
+
+
+def _or_fair(host: Host, plan: Plan, what: str) -> str:
+    """What to do about pools that are in each other's way. Workers of our engines have lists and no strategy to
+    choose.
+    """
+    if not chips_by_device(host, plan):
+        return "Give each worker whole cores of its own."
+    return f"--strategy fair {what}."
 
 
 def _quota(host: Host, plan: Plan) -> Iterable[Finding]:

@@ -45,6 +45,7 @@ class Demand:
     `visible`: logical device ids in the user's order; None when nothing restricts them. `local_rank`: plan this rank only; None for all.
     `before_start`: nothing runs yet, so the visible devices are taken instead of the running ones. `reserve_cpus`: physical cores kept for API
     server, tokenizer, scheduler and KV transfer (`fair`, `cpu-threads`); None lets the policy's own rule decide.
+    `*_origin`: the flag or the variable that a value comes from, for messages.
     """
 
     device_type: str | None = None
@@ -61,3 +62,6 @@ class Demand:
     workers: int | None = None  # CPU workers on a host without accelerators; None: one for each node with allowed CPUs
     claims: tuple[Claim, ...] = ()
     findings: tuple[Finding, ...] = ()  # what of the flags and variables could not be followed
+    threads_bind_origin: str = "--cpu-threads-bind"
+    memory_nodes_origin: str = "--memory-nodes"
+    local_rank_origin: str = "--local-rank"

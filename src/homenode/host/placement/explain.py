@@ -22,6 +22,8 @@ def explain(host: Host, plan: Plan) -> list[str]:
         lines += ["", *_worker_lines(host, worker, chips.get(worker.device), drives=places_devices(plan))]
     for place in plan.processes:
         lines += ["", *_place_lines(host, place)]
+    for name, cpus in plan.kernel_threads.items():
+        lines += ["", f"kernel threads {name}: {_counted(cpus)}", *_part_lines(host, cpus, ())]
     if plan.findings:
         lines += ["", *(_finding_line(finding) for finding in plan.findings)]
     return lines

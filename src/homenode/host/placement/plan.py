@@ -2,14 +2,15 @@
 
 {"strategy", "devices": {"total", "running"}, "pools": {device: cpulist},
  "workers": [{"local_rank", "device", "cpus", "roles": {role: cpulist}, "memory_node", "memory_nodes", "why"}],
- "processes": [{"name", "cpus", "memory_nodes", "why"}], "findings": [{"severity", "code", "message", "remedy"}], "host"}
+ "processes": [{"name", "cpus", "memory_nodes", "why"}], "kernel_threads": {name: cpulist}, "findings": [{"severity",
+ "code", "message", "remedy"}], "host"}
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
@@ -59,7 +60,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a policy decided. `pools` are of all devices that the policy places, `workers` only of those that were asked for."""
+    """What a policy decided. `pools` are of all devices that the policy places, `workers` only of those that were asked
+    for.
+
+    `kernel_threads`: CPUs of threads that a device's driver has in the kernel, by their name. They belong to the host
+    and to no worker.
+    """
 
     strategy: str
     devices_total: int
@@ -69,6 +75,7 @@ class Plan:
     processes: tuple[Place, ...] = ()
     findings: tuple[Finding, ...] = ()
     host: str = ""  # fingerprint of the host it was made for
+    kernel_threads: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def with_findings(self, more: Sequence[Finding]) -> Plan:
         """The same plan with findings added behind."""
@@ -86,6 +93,7 @@ class Plan:
             "pools": {str(device): format_cpu_list(cpus) for device, cpus in self.pools.items()},
             "workers": [_worker_to_dict(worker) for worker in self.workers],
             "processes": [_place_to_dict(place) for place in self.processes],
+            "kernel_threads": {name: format_cpu_list(cpus) for name, cpus in self.kernel_threads.items()},
             "findings": [finding.to_dict() for finding in self.findings],
             "host": self.host,
         }
@@ -102,6 +110,7 @@ class Plan:
             processes=tuple(_place_from_dict(place) for place in raw["processes"]),
             findings=tuple(Finding.from_dict(finding) for finding in raw["findings"]),
             host=raw["host"],
+            kernel_threads={name: parse_cpu_list(text) for name, text in raw.get("kernel_threads", {}).items()},
         )
 
     def to_json(self) -> str:

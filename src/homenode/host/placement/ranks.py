@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
+from homenode.host.placement.variables import LOCAL_RANK_FLAG
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators
 
@@ -26,15 +27,16 @@ class Ranks:
     findings: tuple[Finding, ...] = ()
 
 
-def npu_inventory(accelerators: Accelerators, *, before_start: bool = False) -> tuple[Accelerator, ...]:
+def npu_inventory(accelerators: Accelerators, named: Sequence[int] | None = None) -> tuple[Accelerator, ...]:
     """All NPUs of the host, ascending by logical id. Their count is the total that slices are made of.
 
     The documented order of sources for that total (the map, else the affinity rows, else the running devices) comes
     to this one list: a row of either later table means nothing without the map. Raises PlacementError with the
-    parsers' own codes: `npu_map_*`; `npu_unmapped` unless nothing has started, when the table of processes is not
-    looked at; `no_visible_device` where a variable hides them all.
+    parsers' own codes: `npu_map_*`; `no_visible_device` where a variable hides them all.
+
+    `named`: the devices that are asked for, where their places do not depend on how many others there are. A row of the
+    map that cannot be read is then no reason to refuse, as long as the map has the named ones.
     """
-    _raise_first(accelerators, _MAP_ERRORS if before_start else (*_MAP_ERRORS, "npu_unmapped"))
     chips = accelerators.of_kind("npu")
     if accelerators.hidden_by:
         raise PlacementError(
@@ -44,6 +46,9 @@ def npu_inventory(accelerators: Accelerators, *, before_start: bool = False) -> 
             wanted="NPUs to bind",
             remedy=f"Name devices in {accelerators.hidden_by}, or take --strategy fair, which then places CPU workers.",
         )
+    if not named or not {chip.id for chip in chips}.issuperset(named):
+        _raise_first(accelerators, _MAP_ERRORS)
+    _raise_first(accelerators, ("npu_map_duplicate",))
     if not chips:
         _raise_tool_error(accelerators)
         raise PlacementError(
@@ -59,12 +64,16 @@ def npu_inventory(accelerators: Accelerators, *, before_start: bool = False) -> 
 def taking_part(accelerators: Accelerators, chips: Sequence[Accelerator], demand: Demand) -> tuple[int, ...]:
     """The devices that local ranks count over: the running ones that are visible, or, before anything has started, all visible ones.
 
-    A device is running when any process at all runs on it. Raises PlacementError `no_running_npu`; before a start `bad_visible_devices`.
+    A device is running when any process at all runs on it. Raises PlacementError `no_running_npu`; before a start
+    `bad_visible_devices`; `npu_unmapped` where a process whose device cannot be told may be on one of those that seem
+    to be idle, which would count other ranks.
     """
     if demand.before_start:
         return offered([chip.id for chip in chips], demand.visible)
     running = {chip.id for chip in chips if chip.processes}
     order = sorted(running) if demand.visible is None else demand.visible
+    if not running.issuperset(chip.id for chip in chips if demand.visible is None or chip.id in demand.visible):
+        _raise_first(accelerators, ("npu_unmapped",))
     found = tuple(device for device in order if device in running)
     if not found:
         _raise_tool_error(accelerators)
@@ -95,11 +104,14 @@ def offered(ids: Sequence[int], visible: Sequence[int] | None) -> tuple[int, ...
     return tuple(visible)
 
 
-def assign_ranks(devices: Sequence[int], local_rank: int | None, *, single: bool) -> Ranks:
+def assign_ranks(
+    devices: Sequence[int], local_rank: int | None, *, single: bool, origin: str = LOCAL_RANK_FLAG
+) -> Ranks:
     """Rank i drives the i-th device; `local_rank` None asks for all ranks.
 
     `single`: the process has been given exactly one device, as a launcher does that narrows the list for every rank; then each rank drives it,
-    whatever its number. Any other rank beyond the list raises PlacementError `rank_out_of_range`.
+    whatever its number. Any other rank beyond the list raises PlacementError `rank_out_of_range`. `origin`: the flag or
+    variable the rank is from.
     """
     if local_rank is None:
         return Ranks(dict(enumerate(devices)))
@@ -110,11 +122,12 @@ def assign_ranks(devices: Sequence[int], local_rank: int | None, *, single: bool
         return Ranks({local_rank: devices[0]}, (Finding("info", "rank_beyond_visible", note),))
     raise PlacementError(
         "rank_out_of_range",
-        f"there is no device for local rank {local_rank}",
+        f"there is no device for local rank {local_rank}"
+        + ("" if origin == LOCAL_RANK_FLAG else f", which {origin} says"),
         seen=f"devices {_listed(devices)}",
         wanted=f"a rank from 0 to {len(devices) - 1}",
-        remedy="Give --local-rank within the list of devices, or make more devices visible or running.",
-        param="--local-rank",
+        remedy=f"Give {LOCAL_RANK_FLAG} within the list of devices, or make more devices visible or running.",
+        param=LOCAL_RANK_FLAG,
     )
 
 
@@ -151,7 +164,7 @@ def _raise_first(accelerators: Accelerators, codes: Sequence[str]) -> None:
 def _raise_tool_error(accelerators: Accelerators) -> None:
     """An npu-smi that hangs or fails is the cause; that nothing was learned from it is only the symptom."""
     for error in accelerators.errors:
-        if error.code in ("tool_timeout", "tool_failed") and "npu-smi" in error.summary:
+        if error.code in ("tool_timeout", "tool_failed", "npu_info_unparseable") and "npu-smi" in error.summary:
             raise error
 
 

@@ -20,17 +20,19 @@ def split_roles(pool: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return {"irq": pool[:2], "main": pool[2:-2], "acl": pool[-2:-1], "release": pool[-1:]}
 
 
-def require_room(pools: Mapping[int, tuple[int, ...]]) -> None:
-    """Raises PlacementError `pool_too_small` for the first pool without a CPU for every role, whichever rank is asked for, as documented."""
-    for device, pool in pools.items():
-        if len(pool) < SMALLEST_POOL:
-            raise PlacementError(
-                "pool_too_small",
-                f"the pool of NPU {device} has {len(pool)} CPUs",
-                seen=f"CPUs {format_cpu_list(pool) or 'none'}",
-                wanted=f"at least {SMALLEST_POOL}: two for interrupts, one for the process, one each for the acl and the release thread",
-                remedy="Allow this process more CPUs near the device (cpuset, --cpuset-cpus), or choose --strategy fair, which lets roles share CPUs.",
-            )
+def too_small(pools: Mapping[int, tuple[int, ...]]) -> dict[int, PlacementError]:
+    """The refusal `pool_too_small` by device, for each pool without a CPU for every role."""
+    return {device: _too_small(device, pool) for device, pool in pools.items() if len(pool) < SMALLEST_POOL}
+
+
+def _too_small(device: int, pool: tuple[int, ...]) -> PlacementError:
+    return PlacementError(
+        "pool_too_small",
+        f"the pool of NPU {device} has {len(pool)} CPUs",
+        seen=f"CPUs {format_cpu_list(pool) or 'none'}",
+        wanted=f"at least {SMALLEST_POOL}: two for interrupts, one for the process, one each for the acl and the release thread",
+        remedy="Allow this process more CPUs near the device (cpuset, --cpuset-cpus), or choose --strategy fair, which lets roles share CPUs.",
+    )
 
 
 def worker(host: Host, local_rank: int, device: int, pool: tuple[int, ...], why: str) -> Worker:

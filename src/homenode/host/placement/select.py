@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 
 from homenode.errors import PlacementError
-from homenode.host.placement.check import check
+from homenode.host.placement.check import check, tool_findings
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
 from homenode.host.topology.host import Host
@@ -26,7 +26,9 @@ def make_plan(strategy: str, host: Host, demand: Demand) -> Plan:
     made = _policy(strategy)(host, demand)
     known = {(finding.code, finding.message) for finding in made.findings}
     said = (*demand.findings, *check(host, made))
-    return made.with_findings([finding for finding in said if (finding.code, finding.message) not in known])
+    made = made.with_findings([finding for finding in said if (finding.code, finding.message) not in known])
+    codes = {finding.code for finding in made.findings}
+    return made.with_findings([finding for finding in tool_findings(host, made) if finding.code not in codes])
 
 
 def _policy(strategy: str) -> Callable[[Host, Demand], Plan]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.cores import Core, allowed_cores, deal
+from homenode.host.placement.variables import THREADS_BIND_FLAG
 from homenode.host.topology.host import Host, Node
 
 _LAST_SIBLING = ("x86_64", "i386", "i686", "amd64", "s390x")
@@ -110,15 +111,15 @@ def insufficient_cpus(message: str, seen: str, wanted: str, more: str = "") -> P
     return PlacementError("insufficient_cpus", message, seen=seen, wanted=wanted, remedy=remedy)
 
 
-def cpus_not_allowed(host: Host, worker: int, cpus: Sequence[int]) -> PlacementError:
-    """The refusal of a list with CPUs that are not there or not allowed."""
+def cpus_not_allowed(host: Host, worker: int, cpus: Sequence[int], origin: str) -> PlacementError:
+    """The refusal of a list with CPUs that are not there or not allowed. `origin`: the flag or variable that has it."""
     missing = [cpu for cpu in cpus if cpu not in host.cpu_by_id]
     why = f"do not exist or are offline: {format_cpu_list(missing)}" if missing else "may not be used by this process"
     return PlacementError(
         "cpus_not_allowed",
-        f"CPUs {format_cpu_list(cpus)} of the list of worker {worker} " + why,
+        f"{origin}: CPUs {format_cpu_list(cpus)} of the list of worker {worker} {why}",
         seen=f"CPUs {format_cpu_list(cpus)}",
         wanted=f"CPUs among {format_cpu_list(host.allowance.cpus) or 'none'}",
-        remedy="Name allowed CPUs only, or widen what this process inherits (taskset, Slurm, cpuset).",
-        param="--cpu-threads-bind",
+        remedy=f"Name allowed CPUs only in {origin}, or widen what this process inherits (taskset, Slurm, cpuset).",
+        param=THREADS_BIND_FLAG,
     )

@@ -1,4 +1,9 @@
-"""Which value a placement setting has: the flag's, else that of our variable, else that of the field's. Pure over a mapping of variables."""
+"""Which value a placement setting has: the flag's, else that of our variable, else that of the field's. Pure over a
+mapping of variables.
+
+Where a value may come from a variable there is a function for its origin, the name of the flag or the variable: what is
+wrong with it is to be mended there.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +17,56 @@ from homenode.errors import PlacementError, UserError
 RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
+THREADS_BIND_FLAG, MEMORY_NODES_FLAG, LOCAL_RANK_FLAG = "--cpu-threads-bind", "--memory-nodes", "--local-rank"
+_THREADS_BIND = ("HOMENODE_CPU_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")
+_MEMORY_NODES = ("HOMENODE_MEMORY_NODES", "CPU_VISIBLE_MEMORY_NODES")
+
+
+_RESERVE = ("HOMENODE_RESERVE_CPUS", "VLLM_CPU_NUM_OF_RESERVED_CPU")
+# Variables of the settings that no command line declares, by the flag that messages call the setting by; the first that
+# is set counts.
+VARIABLES_OF = {THREADS_BIND_FLAG: _THREADS_BIND, MEMORY_NODES_FLAG: _MEMORY_NODES, "--reserve-cpus": _RESERVE}
+
+
 def threads_bind(given: str | None, env: Mapping[str, str]) -> str | None:
     """CPUs of CPU workers: HOMENODE_CPU_THREADS_BIND, VLLM_CPU_OMP_THREADS_BIND. None when nobody says."""
-    return _first(given, env, "HOMENODE_CPU_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")
+    return _first(given, env, *_THREADS_BIND)
+
+
+def threads_bind_origin(given: str | None, env: Mapping[str, str]) -> str:
+    """Where the value of `threads_bind` comes from."""
+    return _origin(given, env, THREADS_BIND_FLAG, *_THREADS_BIND)
 
 
 def memory_nodes(given: str | None, env: Mapping[str, str]) -> tuple[int, ...] | None:
     """Memory nodes that CPU workers may take: HOMENODE_MEMORY_NODES, CPU_VISIBLE_MEMORY_NODES. PlacementError bad_node_list."""
-    text = _first(given, env, "HOMENODE_MEMORY_NODES", "CPU_VISIBLE_MEMORY_NODES")
+    text = _first(given, env, *_MEMORY_NODES)
     if text is None:
         return None
     try:
         return parse_cpu_list(text)
     except UserError as error:
+        origin = memory_nodes_origin(given, env)
         raise PlacementError(
             "bad_node_list",
-            "the list of memory nodes cannot be read",
-            seen=text,
+            f"{origin}: the list of memory nodes cannot be read",
+            seen=repr(text if len(text) <= 80 else text[:77] + "..."),
             wanted="numbers and ranges, such as 0,2-3",
-            remedy="Mend --memory-nodes, or the variable it came from.",
+            remedy=f"Mend {origin}.",
+            param=MEMORY_NODES_FLAG,
         ) from error
+
+
+def memory_nodes_origin(given: str | None, env: Mapping[str, str]) -> str:
+    """Where the value of `memory_nodes` comes from."""
+    return _origin(given, env, MEMORY_NODES_FLAG, *_MEMORY_NODES)
 
 
 def reserve_cpus(given: int | None, env: Mapping[str, str], *, cpu_workers: bool) -> int | None:
     """Physical cores to keep: HOMENODE_RESERVE_CPUS, and for CPU workers, whom alone the field means, VLLM_CPU_NUM_OF_RESERVED_CPU."""
     if given is not None:
         return given
-    names = ("HOMENODE_RESERVE_CPUS", "VLLM_CPU_NUM_OF_RESERVED_CPU")[: 2 if cpu_workers else 1]
+    names = _RESERVE[: 2 if cpu_workers else 1]
     name = next((name for name in names if env.get(name)), None)
     if name is None:
         return None
@@ -69,9 +97,23 @@ def kv_cache_memory(given: int | None, env: Mapping[str, str]) -> int | None:
 
 def rank_of_environment(env: Mapping[str, str]) -> int | None:
     """The local rank that a launcher has put into the variables; None when there is none."""
-    told = (env.get(name, "") for name in RANK_VARIABLES)
-    return next((int(text) for text in told if text.isascii() and text.isdecimal() and len(text) < 5), None)
+    name = _rank_variable(env)
+    return None if name is None else int(env[name])
+
+
+def local_rank_origin(given: int | None, env: Mapping[str, str]) -> str:
+    """Where the local rank comes from, of which `rank_of_environment` tells."""
+    return LOCAL_RANK_FLAG if given is not None else _rank_variable(env) or LOCAL_RANK_FLAG
+
+
+def _rank_variable(env: Mapping[str, str]) -> str | None:
+    told = ((name, env.get(name, "")) for name in RANK_VARIABLES)
+    return next((name for name, text in told if text.isascii() and text.isdecimal() and len(text) < 5), None)
 
 
 def _first(given: str | None, env: Mapping[str, str], *names: str) -> str | None:
     return given if given is not None else next((env[name] for name in names if env.get(name)), None)
+
+
+def _origin(given: str | None, env: Mapping[str, str], flag: str, *names: str) -> str:
+    return flag if given is not None else next((name for name in names if env.get(name)), flag)

@@ -82,6 +82,7 @@ class Accelerator:
     means. `local_cpus`: as the vendor's tool or sysfs reports its affinity, in the order reported, not cut to the
     allowance; empty when unknown. `node`: the node whose CPUs are local to it (never a node without CPUs), None when
     unknown, as when the tool reports all CPUs of all nodes. `processes`: ids of processes running on it.
+    `unreadable_affinity`: the line of the tool's topology that was to tell the affinity, where it is no CPU list.
     """
 
     kind: str
@@ -97,6 +98,7 @@ class Accelerator:
     physical: int | None = None
     processes: tuple[int, ...] = ()
     mig_instances: tuple[str, ...] = ()  # UUIDs of NVIDIA's MIG instances on it; read only where a variable names some
+    unreadable_affinity: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Recorded hosts: one JSON file from which a machine is read as if it were here.
 
     {"format": "homenode-host/1", "machine": "aarch64", "about": "...", "env": {name: value}, "files": {path: text},
-     "commands": {command line: output, or {"out": output, "rc": exit code}}}
+     "commands": {command line: output, or {"out": output, "rc": exit code, "err": standard error of one that failed}}}
 
 `about` is for people and may be left out, as may `env` and `commands`. Exit code 127 without output says that there is no such command and
 124 that it did not end in time, as a shell and timeout(1) say it. Unknown keys are left alone, so that later versions may add some.
@@ -161,7 +161,9 @@ def _raw_result(words: str, result: CommandResult, redaction: Redaction) -> obje
     if result.failure == "timeout":
         return {"out": "", "rc": _OUT_OF_TIME}
     text = redaction.output(words, result.out)
-    return {"out": text, "rc": result.rc} if result.rc else text
+    if not result.rc:
+        return text
+    return {"out": text, "rc": result.rc, **({"err": redaction.output(words, result.err)} if result.err else {})}
 
 
 def _result(name: str, words: str, value: object) -> CommandResult:
@@ -176,11 +178,12 @@ def _result(name: str, words: str, value: object) -> CommandResult:
     if not isinstance(rc, int) or isinstance(rc, bool) or abs(rc) > 0xFFFF_FFFF:
         raise _bad(name, f"the exit code of {_shown(words)} is {_shown(rc)}, wanted a whole number")
     out = _text(name, f"the output of {_shown(words)}", value.get("out", ""))
-    if rc == _NO_SUCH_COMMAND and not out.strip():
+    err = _text(name, f"the standard error of {_shown(words)}", value.get("err", ""))
+    if rc == _NO_SUCH_COMMAND and not out.strip() and not err.strip():
         return CommandResult("", rc, "missing")
     if rc == _OUT_OF_TIME:
         return CommandResult("", rc, "timeout")
-    return CommandResult(out, rc, "failed" if rc else "")
+    return CommandResult(out, rc, "failed", err) if rc else CommandResult(out)
 
 
 def _texts(name: str, key: str, raw: object, most: int) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import Protocol
 COMMAND_DEADLINE_S = 10.0
 _END_S = 0.5  # how long a killed tool may take to be gone
 _MOST_OUTPUT = 16 << 20  # bytes of a vendor tool's output that are looked at
+_MOST_ERRORS = 1 << 16  # bytes of its standard error that are kept; what comes after is read and dropped
 _MOST_TEXT = 8 << 20  # bytes of a file: /proc/interrupts of a machine with thousands of CPUs has a few
 _PIECE = 1 << 16  # bytes asked of a file at once
 _C_LOCALE = {"LC_ALL": "C", "LANG": "C", "LC_MESSAGES": "C"}
@@ -54,11 +55,16 @@ VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command printed to standard output, and how it ended. `failure`: "" | "missing" | "timeout" | "failed" (exit code `rc`)."""
+    """What a command printed to standard output, and how it ended. `failure`: "" | "missing" | "timeout" | "failed"
+    (exit code `rc`).
+
+    `err`: the beginning of what a failed one printed to standard error, for messages.
+    """
 
     out: str
     rc: int = 0
     failure: str = ""
+    err: str = ""
 
 
 class Source(Protocol):
@@ -217,17 +223,19 @@ def _run(words: Sequence[str], deadline_s: float) -> CommandResult:
         list(words),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         env={**os.environ, **_C_LOCALE},
         start_new_session=True,
         cwd=Path("/"),
     )
-    assert child.stdout is not None
+    assert child.stdout is not None and child.stderr is not None
+    err = bytearray()
     try:
-        with child.stdout:
-            out = _output(child.stdout.fileno(), end)
-        if len(out) <= _MOST_OUTPUT:
-            child.wait(max(0.0, end - time.monotonic()))
+        with child.stdout, child.stderr:
+            out = _output(child.stdout.fileno(), child.stderr.fileno(), err, end)
+            if len(out) <= _MOST_OUTPUT:
+                child.wait(max(0.0, end - time.monotonic()))
+            _drain(child.stderr.fileno(), err)
     except (TimeoutError, subprocess.TimeoutExpired):
         return CommandResult("", -signal.SIGKILL, "timeout")
     finally:
@@ -235,22 +243,46 @@ def _run(words: Sequence[str], deadline_s: float) -> CommandResult:
             _end(child)
     text = out[:_MOST_OUTPUT].decode("utf-8", "replace")
     rc = -signal.SIGKILL if child.returncode is None else child.returncode
-    return CommandResult(text, rc, "failed" if rc else "")
+    return CommandResult(text, rc, "failed", err.decode("utf-8", "replace")) if rc else CommandResult(text)
 
 
-def _output(pipe: int, end: float) -> bytearray:
-    """What comes through the pipe until it is closed, or until one byte more than is looked at. Raises TimeoutError."""
+def _output(pipe: int, errors: int, err: bytearray, end: float) -> bytearray:
+    """What comes through `pipe` until it is closed, or until one byte more than is looked at; what comes through
+    `errors` meanwhile goes to `err`.
+
+    Raises TimeoutError.
+    """
     poll = select.poll()  # select(2) cannot watch descriptors above 1023, and a server has many
     poll.register(pipe, select.POLLIN)
+    poll.register(errors, select.POLLIN)
     out = bytearray()
     while len(out) <= _MOST_OUTPUT:
-        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, end - time.monotonic()) * 1000)}
+        if not ready or time.monotonic() > end:  # one that never stops complaining is ended as one that hangs
             raise TimeoutError
-        part = os.read(pipe, 1 << 16)
-        if not part:
-            break
-        out += part
+        if errors in ready and not _take_errors(errors, err):
+            poll.unregister(errors)
+        if pipe in ready:
+            part = os.read(pipe, 1 << 16)
+            if not part:
+                break
+            out += part
     return out
+
+
+def _take_errors(pipe: int, err: bytearray) -> bool:
+    """Read once and keep what there is room for. Whether there may be more."""
+    part = os.read(pipe, 1 << 16)
+    err += part[: max(0, _MOST_ERRORS - len(err))]
+    return bool(part)
+
+
+def _drain(pipe: int, err: bytearray) -> None:
+    """What is in the pipe by now, without waiting for more: a child of the tool may hold it open."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    while len(err) < _MOST_ERRORS and poll.poll(0) and _take_errors(pipe, err):
+        pass
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

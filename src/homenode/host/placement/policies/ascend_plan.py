@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list
+from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
-from homenode.host.placement.plan import Plan
+from homenode.host.placement.plan import Plan, Worker
 from homenode.host.placement.ranks import assign_ranks, given_one, idle_visible, npu_inventory, taking_part
-from homenode.host.placement.roles import require_room, worker
+from homenode.host.placement.roles import worker
+from homenode.host.topology.accelerators.ascend_topo import unreadable_affinity
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
+
+# Beginnings of the names in use for a family, in lower case and without blanks, `ascend` and `atlas`; the longest that
+# fits decides.
+_FAMILIES = {
+    "a2": "A2", "910b": "A2",
+    "a3": "A3", "910_93": "A3", "910c": "A3",
+    "310p": "310P", "300i": "310P", "300v": "310P", "300": "310P",
+    "a5": "950", "950": "950",
+}  # fmt: skip
+# Makes the worker of one rank: host, rank, device, pool, why.
+MakeWorker = Callable[[Host, int, int, tuple[int, ...], str], Worker]
 
 _X86 = ("x86_64", "amd64", "i386", "i686")
 
@@ -31,28 +44,100 @@ class Npus:
         return self.host.allowance.cpus
 
     def plan(
-        self, strategy: str, pools: Mapping[int, tuple[int, ...]], why: Mapping[int, str], findings: Sequence[Finding]
+        self,
+        strategy: str,
+        pools: Mapping[int, tuple[int, ...]],
+        why: Mapping[int, str],
+        findings: Sequence[Finding],
+        refused: Mapping[int, PlacementError],
+        make_worker: MakeWorker = worker,
     ) -> Plan:
-        """Roles, memory and ranks for the pools of `devices`. Raises PlacementError: `pool_too_small`, `rank_out_of_range`.
+        """Roles, memory and ranks for the pools of `devices`; `refused` says of each device without a pool why it has
+        none.
 
-        In this order, as documented: a host on which some pool is too small has no plan for any rank.
+        A refusal fails the rank of that device only, as documented: the rank is in the plan, not bound, with an error
+        as a finding. Raises PlacementError `rank_out_of_range`, and the first refusal where no rank that was asked for
+        can be bound.
         """
-        require_room(pools)
-        ranks = assign_ranks(self.devices, self.demand.local_rank, single=given_one(self.chips, self.demand.visible))
+        single, origin = given_one(self.chips, self.demand.visible), self.demand.local_rank_origin
+        ranks = assign_ranks(self.devices, self.demand.local_rank, single=single, origin=origin)
+        failed = {rank: refused[device] for rank, device in ranks.devices.items() if device in refused}
+        if failed and len(failed) == len(ranks.devices):
+            raise next(iter(failed.values()))
         workers = tuple(
-            worker(self.host, rank, device, pools[device], why[device]) for rank, device in ranks.devices.items()
+            _unbound(rank, device, failed[rank])
+            if rank in failed
+            else make_worker(self.host, rank, device, pools[device], why[device])
+            for rank, device in ranks.devices.items()
         )
+        told = [_rank_refused(rank, error) for rank, error in failed.items()]
         idle = () if self.demand.before_start else idle_visible(self.devices, self.demand.visible)
         return Plan(
-            strategy, len(self.chips), self.devices, dict(pools), workers, findings=(*findings, *ranks.findings, *idle)
+            strategy,
+            len(self.chips),
+            self.devices,
+            {device: pool for device, pool in pools.items() if device not in refused},
+            workers,
+            findings=(*told, *findings, *ranks.findings, *idle),
         )
 
 
-def npus_of(host: Host, demand: Demand) -> Npus:
-    """Whom to place, and on what. Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`, `bad_visible_devices`."""
-    chips = npu_inventory(host.accelerators, before_start=demand.before_start)
+def npus_of(host: Host, demand: Demand, *, whole_map: bool = True) -> Npus:
+    """Whom to place, and on what. `whole_map`: whether pools depend on how many NPUs the host has.
+
+    Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`, `bad_visible_devices`.
+    """
+    chips = npu_inventory(host.accelerators, None if whole_map else demand.visible)
     devices = taking_part(host.accelerators, chips, demand)
     return Npus(host, demand, chips, devices)
+
+
+def _unbound(rank: int, device: int, error: PlacementError) -> Worker:
+    return Worker(rank, device, (), {}, (), error.summary, bound=False)
+
+
+def _rank_refused(rank: int, error: PlacementError) -> Finding:
+    message = f"rank {rank} is not bound: {error.summary} (seen: {error.seen}; wanted: {error.wanted})"
+    return Finding("error", error.code, message, error.remedy)
+
+
+def device_type_of(host: Host, demand: Demand) -> tuple[str | None, str | None]:
+    """The Ascend device type as the flag, else the chips' names give it, and which of the known types that is; None
+    where it is none.
+    """
+    given = demand.device_type if demand.device_type is not None else host.accelerators.device_type
+    return given, family(given or "")
+
+
+def family(device_type: str) -> str | None:
+    """`A2`, `A3`, `310P` or `950` for any spelling in use (`a3`, `Ascend 910B3`, `910_93`, `Atlas 300I Duo`); None for
+    any other.
+    """
+    name = device_type.lower().replace(" ", "").removeprefix("ascend").removeprefix("atlas")
+    fitting = [known for known in _FAMILIES if name.startswith(known)]
+    return _FAMILIES[max(fitting, key=len)] if fitting else None
+
+
+def no_near_cpus(chip: Accelerator, allowed: Sequence[int]) -> PlacementError:
+    """The refusal of an NPU without an allowed CPU in its affinity: `topo_row_unparseable` or `affinity_conflict`."""
+    if chip.unreadable_affinity:
+        return unreadable_affinity(chip.id, chip.unreadable_affinity)
+    if not chip.local_cpus:
+        return PlacementError(
+            "affinity_conflict",
+            f"no tool tells which CPUs are near NPU {chip.id}",
+            seen="CPU affinity not reported",
+            wanted="a CPU list in its row of `npu-smi info -t topo`",
+            remedy="Use the NPUs whose affinity is reported, or choose --strategy fair or global-slice, which do without it.",
+        )
+    return PlacementError(
+        "affinity_conflict",
+        f"no allowed CPU is near NPU {chip.id}",
+        seen=f"allowed CPUs {format_cpu_list(allowed) or 'none'}, CPU affinity {format_cpu_list(chip.local_cpus)}",
+        wanted="allowed CPUs that are in the NPU's affinity",
+        remedy=f"Allow CPUs of {format_cpu_list(chip.local_cpus)} (cpuset, taskset), clear a mask inherited by accident "
+        "(OMP_PROC_BIND leaves one), or choose --strategy fair.",
+    )
 
 
 def arm_gate(machine: str) -> tuple[Finding, ...]:

@@ -51,7 +51,7 @@ def plan(host: Host, demand: Demand) -> Plan:
     check_sizes(demand)
     count = demand.workers or world_size(demand.parallelism)
     _check_memory_nodes(host, demand)
-    wanted = parse_threads_bind(demand.threads_bind)
+    wanted = parse_threads_bind(demand.threads_bind, demand.threads_bind_origin)
     if isinstance(wanted, tuple):
         layout = _listed(host, demand, count, wanted)
     else:
@@ -76,7 +76,8 @@ def _asked(demand: Demand, count: int) -> Sequence[int]:
     """The workers that are asked for."""
     if demand.local_rank is None:
         return range(count)
-    return tuple(assign_ranks(range(count), worker_index(demand.parallelism, demand.local_rank), single=False).devices)
+    index = worker_index(demand.parallelism, demand.local_rank)
+    return tuple(assign_ranks(range(count), index, single=False, origin=demand.local_rank_origin).devices)
 
 
 def _worker(host: Host, demand: Demand, layout: _Layout, index: int, bound: bool) -> Worker:
@@ -99,22 +100,19 @@ def _memory(host: Host, demand: Demand, cpus: Sequence[int]) -> tuple[int, ...]:
 def _check_memory_nodes(host: Host, demand: Demand) -> None:
     for node in demand.memory_nodes or ():
         if node not in permitted_nodes(host):
-            raise refused_node(host, node, f"--memory-nodes {format_cpu_list(demand.memory_nodes or ())}")
+            raise refused_node(host, node, f"{demand.memory_nodes_origin} {format_cpu_list(demand.memory_nodes or ())}")
 
 
 def _listed(host: Host, demand: Demand, count: int, lists: ThreadLists) -> _Layout:
     """The lists as they are: nothing is kept from them, and a CPU that may not be used is refused."""
     if len(lists) != count:
-        raise bad_threads_bind(
-            demand.threads_bind,
-            f"there are {len(lists)} lists for {count} workers",
-            f"{count} lists",
-            "Give one for each worker, or --workers.",
-        )
+        why = f"has {_counted(len(lists), 'list')} for {_counted(count, 'worker')}"
+        wanted = "one list, for the only worker" if count == 1 else f"{count} lists joined by |, one for each worker"
+        raise bad_threads_bind(demand.threads_bind, why, wanted, demand.threads_bind_origin)
     allowed = set(host.allowance.cpus)
     for worker, cpus in enumerate(lists):
         if outside := [cpu for cpu in cpus if cpu not in allowed]:
-            raise cpus_not_allowed(host, worker, outside)
+            raise cpus_not_allowed(host, worker, outside, demand.threads_bind_origin)
     findings: tuple[Finding, ...] = ()
     if demand.reserve_cpus:
         message = f"--reserve-cpus {demand.reserve_cpus} is ignored: CPU lists are taken as they are"
@@ -154,7 +152,7 @@ def _nodes(host: Host, demand: Demand) -> list[Node]:
         "no memory node to compute on has a CPU that this process may use",
         seen=f"nodes {format_cpu_list(node.id for node in chosen) or 'none'}, allowed CPUs {format_cpu_list(host.allowance.cpus) or 'none'}",
         wanted="a node with memory and allowed CPUs",
-        remedy="Name other nodes with --memory-nodes, or widen what this process inherits (taskset, Slurm, cpuset).",
+        remedy=f"Name other nodes with {demand.memory_nodes_origin}, or widen what this process inherits (taskset, Slurm, cpuset).",
     )
 
 
@@ -174,3 +172,7 @@ def _reserved(host: Host, demand: Demand, layout: _Layout) -> tuple[Place, ...]:
         return ()
     why = "kept for API server, scheduler and KV transfer: no compute thread runs there"
     return (Place("reserved", layout.reserved, _memory(host, demand, layout.reserved), why),)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -48,7 +48,7 @@ def plan(host: Host, demand: Demand) -> Plan:
     """
     kind = host.accelerators.kind
     if kind in (None, "npu") and (kind or host.accelerators.errors):
-        npu_inventory(host.accelerators, before_start=True)
+        npu_inventory(host.accelerators)
     chips = host.accelerators.of_kind(kind) if kind else ()
     if chips or demand.visible is not None:
         return _for_devices(host, demand, kind, chips)
@@ -57,7 +57,8 @@ def plan(host: Host, demand: Demand) -> Plan:
 
 def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[Accelerator]) -> Plan:
     devices, missing = _present(chips, demand.visible)
-    ranks = assign_ranks(devices, demand.local_rank, single=given_one(chips, demand.visible))
+    single, origin = given_one(chips, demand.visible), demand.local_rank_origin
+    ranks = assign_ranks(devices, demand.local_rank, single=single, origin=origin)
     shares = _shared_out(
         {chip.id: local_nodes(host, chip) for chip in in_local_order(chips)}, host, devices, allowed_cores(host)
     )
@@ -97,7 +98,7 @@ def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Core]])
             remedy="Give a positive number of workers, or none to have one for each node.",
         )
     _require_cores(sum(map(len, cores.values())), count, 0)
-    ranks = assign_ranks(range(count), demand.local_rank, single=False)
+    ranks = assign_ranks(range(count), demand.local_rank, single=False, origin=demand.local_rank_origin)
     shares = _shared_out(dict.fromkeys(range(count), ()), host, range(count), cores)
     pools, kept = _kept_back(shares.pools, demand.reserve_cpus or 0)
     hidden_by = host.accelerators.hidden_by

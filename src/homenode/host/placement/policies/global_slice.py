@@ -15,7 +15,7 @@ from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies.ascend_plan import Npus, arm_gate, hidden_counted, npus_of
-from homenode.host.placement.roles import SMALLEST_POOL
+from homenode.host.placement.roles import SMALLEST_POOL, too_small
 from homenode.host.topology.host import Host
 
 STRATEGY = "global-slice"
@@ -29,7 +29,7 @@ def plan(host: Host, demand: Demand) -> Plan:
     pools = {device: cut[device] for device in npus.devices}
     why = {device: _why(npus, ids.index(device), len(pools[device])) for device in pools}
     hidden = tuple(device for device in ids if device not in pools)
-    return npus.plan(STRATEGY, pools, why, (*arm_gate(host.machine), *hidden_counted(hidden)))
+    return npus.plan(STRATEGY, pools, why, (*arm_gate(host.machine), *hidden_counted(hidden)), too_small(pools))
 
 
 def slices(allowed: Sequence[int], ids: Sequence[int]) -> dict[int, tuple[int, ...]]:

@@ -126,7 +126,8 @@ def _asked(host: Host, devices: Sequence[int], demand: Demand) -> tuple[dict[int
         return dict(enumerate(_used(host, devices, demand))), ()
     chips = host.accelerators.of_kind(host.accelerators.kind) if host.accelerators.kind else ()
     single = bool(chips) and given_one(chips, demand.visible)
-    ranks = assign_ranks(devices, worker_index(demand.parallelism, demand.local_rank), single=single)
+    index = worker_index(demand.parallelism, demand.local_rank)
+    ranks = assign_ranks(devices, index, single=single, origin=demand.local_rank_origin)
     return ranks.devices, ranks.findings
 
 
@@ -184,7 +185,7 @@ def _node_of_worker(host: Host, worker: int, given: tuple[int, ...] | None) -> t
         f"there is no NUMA node for CPU worker {worker}",
         seen=f"nodes with memory and allowed CPUs: {format_cpu_list(node.id for node in nodes) or 'none'}",
         wanted=f"at least {worker + 1} of them",
-        remedy=f"Start fewer workers, give {NODES}, or take --strategy cpu-threads, which splits nodes.",
+        remedy=f"Start fewer workers, give {NODES}, or take --cpu-threads-bind auto instead of --numa-bind, which splits nodes.",
         param=NODES,
     )
 

@@ -6,6 +6,8 @@
 
 An NPU whose affinity spans several nodes keeps exactly that, in the order reported. Pools that are not identical may still overlap; that is how
 the documented strategy behaves, and a finding says so. After the last node comes the first.
+
+The Ascend 950 has rules of its own within this strategy: see `ascend_950`.
 """
 
 from __future__ import annotations
@@ -16,32 +18,41 @@ from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
-from homenode.host.placement.policies import global_slice
-from homenode.host.placement.policies.ascend_plan import Npus, arm_gate, hidden_counted, npus_of
+from homenode.host.placement.policies import ascend_950, global_slice
+from homenode.host.placement.policies.ascend_plan import (
+    Npus,
+    arm_gate,
+    device_type_of,
+    hidden_counted,
+    no_near_cpus,
+    npus_of,
+)
+from homenode.host.placement.roles import too_small
 from homenode.host.topology.finding import Finding
-from homenode.host.topology.host import Accelerator, Host
+from homenode.host.topology.host import Host
 
 STRATEGY = "topo-affinity"
 
 
 def plan(host: Host, demand: Demand) -> Plan:
-    """A plan of `global-slice` where the tool reports no affinity at all.
+    """A plan of `global-slice` where the tool reports no affinity at all; by the rules of the Ascend 950 where the NPUs
+    are such.
 
-    Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`, `topo_row_unparseable`, `no_numa_nodes`, `affinity_conflict`,
-    `pool_too_small`, `rank_out_of_range`.
+    What is wrong with one NPU's affinity fails the rank of that NPU only. Raises PlacementError: `npu_map_*`,
+    `npu_unmapped`, `no_running_npu`, `no_numa_nodes`, `rank_out_of_range`; `topo_row_unparseable`, `affinity_conflict`
+    and `pool_too_small` where no rank asked for has a pool.
     """
-    npus = npus_of(host, demand)
-    for error in host.accelerators.errors:
-        if error.code == "topo_row_unparseable":
-            raise error
-    if not any(chip.local_cpus for chip in npus.chips):
+    if device_type_of(host, demand)[1] == "950":
+        return ascend_950.plan(host, demand)
+    npus = npus_of(host, demand, whole_map=False)
+    if not any(chip.local_cpus or chip.unreadable_affinity for chip in npus.chips):
         return global_slice.plan(host, demand).with_findings([_fell_back(host)])
     nodes = _nodes(host)
-    near = {chip.id: _near(chip, npus.allowed) for chip in _candidates(npus)}
+    near, refused = _near_cpus(npus)
     extended = {device: _extended(npus, nodes, cpus) for device, cpus in near.items()}
     groups = _groups(extended)
     shares = {device: share for pool, members in groups.items() for device, share in split(pool, members).items()}
-    pools = {device: shares[device] for device in npus.devices}
+    pools = {device: shares[device] for device in npus.devices if device in shares}
     why = {
         device: _why(near[device], extended[device], device, groups[extended[device]], len(pools[device]))
         for device in pools
@@ -49,7 +60,8 @@ def plan(host: Host, demand: Demand) -> Plan:
     hidden = tuple(
         device for members in groups.values() if set(members) & set(pools) for device in members if device not in pools
     )
-    return npus.plan(STRATEGY, pools, why, (*arm_gate(host.machine), *hidden_counted(hidden)))
+    findings = (*arm_gate(host.machine), *hidden_counted(hidden))
+    return npus.plan(STRATEGY, pools, why, findings, {**too_small(pools), **refused})
 
 
 def split(pool: Sequence[int], members: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -61,31 +73,21 @@ def split(pool: Sequence[int], members: Sequence[int]) -> dict[int, tuple[int, .
     }
 
 
-def _candidates(npus: Npus) -> list[Accelerator]:
-    """Those to be placed, and hidden ones whose near CPUs this process may use: another process with these CPUs may drive them."""
-    allowed = set(npus.allowed)
-    return [chip for chip in npus.chips if chip.id in npus.devices or not allowed.isdisjoint(chip.local_cpus)]
+def _near_cpus(npus: Npus) -> tuple[dict[int, tuple[int, ...]], dict[int, PlacementError]]:
+    """The allowed CPUs of each candidate's affinity, in the order reported, and why a device to be placed has none.
 
-
-def _near(chip: Accelerator, allowed: Sequence[int]) -> tuple[int, ...]:
-    """The allowed CPUs of its affinity, in the order reported. Raises PlacementError `affinity_conflict` when there are none."""
-    usable = set(allowed)
-    near = tuple(dict.fromkeys(cpu for cpu in chip.local_cpus if cpu in usable))
-    if not near:
-        raise PlacementError(
-            "affinity_conflict",
-            f"no allowed CPU is near NPU {chip.id}",
-            seen=f"allowed CPUs {format_cpu_list(allowed) or 'none'}, CPU affinity {format_cpu_list(chip.local_cpus) or 'not reported'}",
-            wanted="allowed CPUs that are in the NPU's affinity",
-            remedy=f"{_widen(chip)}, clear a mask inherited by accident (OMP_PROC_BIND leaves one), or choose --strategy fair.",
-        )
-    return near
-
-
-def _widen(chip: Accelerator) -> str:
-    if not chip.local_cpus:
-        return "Use the NPUs whose affinity is reported"
-    return f"Allow CPUs of {format_cpu_list(chip.local_cpus)} (cpuset, taskset)"
+    Candidates are the devices to be placed, and hidden ones whose near CPUs this process may use: another process with
+    these CPUs may drive them.
+    """
+    usable = set(npus.allowed)
+    near: dict[int, tuple[int, ...]] = {}
+    refused: dict[int, PlacementError] = {}
+    for chip in npus.chips:
+        if cpus := tuple(dict.fromkeys(cpu for cpu in chip.local_cpus if cpu in usable)):
+            near[chip.id] = cpus
+        elif chip.id in npus.devices:
+            refused[chip.id] = no_near_cpus(chip, npus.allowed)
+    return near, refused
 
 
 def _nodes(host: Host) -> list[int]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from homenode.errors import PlacementError
 from homenode.host.topology.accelerators.ascend_tables import Info, MapRow, ProcessRow, family_of, parse_info, parse_map
-from homenode.host.topology.accelerators.ascend_topo import affinity_of, parse_topo
+from homenode.host.topology.accelerators.ascend_topo import TopoRow, affinity_of, parse_topo
 from homenode.host.topology.accelerators.cells import (
     Problems,
     node_of_cpus,
     node_of_device,
     noted,
     pci_address,
+    quoted,
+    telling_line,
     tool_error,
 )
 from homenode.host.topology.finding import Finding
@@ -84,18 +87,41 @@ def _read_info(source: Source, problems: Problems) -> Info:
     answer = source.command(_INFO)
     if answer.failure in ("timeout", "failed"):
         problems.found.append(tool_error(_INFO, answer))
-    return parse_info(answer.out, problems)
+    info = parse_info(answer.out, problems)
+    if not info.has_tables and not answer.failure and answer.out.strip():
+        # Some versions end with exit code 0 after they have said that the driver does not answer.
+        problems.add(
+            "npu_info_unparseable",
+            "`npu-smi info` prints no table of processes",
+            seen=telling_line(answer.out),
+            wanted="a table with the columns NPU and Process id",
+            remedy="Run `npu-smi info` by hand: the driver may not answer. --strategy fair does not need the processes.",
+        )
+    return info
 
 
 def _read_affinity(
     source: Source, rows: tuple[MapRow, ...], problems: Problems, notes: list[Finding]
-) -> dict[int, tuple[int, ...]]:
+) -> dict[int, TopoRow]:
     if any(error.code == "tool_timeout" for error in problems.found):
         return {}
     answer = source.command(_TOPO)
     if answer.failure in ("timeout", "failed"):
         notes.append(noted(tool_error(_TOPO, answer)))
+    elif answer.out.strip() and "NPU" not in answer.out and "Phy-ID" not in answer.out:
+        notes.append(noted(_no_topology(answer.out)))
     return affinity_of(parse_topo(answer.out, problems), rows, problems)
+
+
+def _no_topology(text: str) -> PlacementError:
+    line = " ".join(_TOPO)
+    return PlacementError(
+        "tool_failed",
+        f"`{line}` prints no table",
+        seen=quoted(telling_line(text)),
+        wanted="a row for each NPU",
+        remedy=f"Run `{line}` by hand to see what it complains about.",
+    )
 
 
 def _running(processes: Sequence[ProcessRow], rows: tuple[MapRow, ...], problems: Problems) -> dict[int, set[int]]:
@@ -126,13 +152,14 @@ def _running(processes: Sequence[ProcessRow], rows: tuple[MapRow, ...], problems
 def _chip(
     row: MapRow,
     info: Info,
-    affinity: dict[int, tuple[int, ...]],
+    affinity: dict[int, TopoRow],
     running: dict[int, set[int]],
     devices: Sequence[PciDevice],
     nodes: Sequence[Node],
 ) -> Accelerator:
     address = info.addresses.get((row.npu, row.chip))
-    local = affinity.get(row.logical, ())
+    told = affinity.get(row.logical)
+    local = told.cpus if told else ()
     node = node_of_cpus(local, nodes)
     return Accelerator(
         kind="npu",
@@ -140,6 +167,7 @@ def _chip(
         name=row.name,
         address=address,
         local_cpus=local,
+        unreadable_affinity=told.unreadable if told else "",
         node=node_of_device(address, devices, nodes) if node is None else node,
         card=row.npu,
         chip=row.chip,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from homenode.host.topology.accelerators.cells import Problems, label, number, pci_address, quoted
+from homenode.host.topology.accelerators.cells import Problems, label, number, pci_address, quoted, telling_line
 
 _GAP = re.compile(r"\t[\t ]*| {2,}[\t ]*")
 _NO_NUMBER = ("-", "NA", "N/A")
@@ -46,10 +46,11 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """`addresses`: PCI address by NPU and chip number."""
+    """`addresses`: PCI address by NPU and chip number. `has_tables`: whether either table was there."""
 
     addresses: dict[tuple[int, int], str]
     processes: tuple[ProcessRow, ...]
+    has_tables: bool = True
 
 
 def parse_map(text: str, problems: Problems) -> tuple[MapRow, ...]:
@@ -65,8 +66,8 @@ def parse_map(text: str, problems: Problems) -> tuple[MapRow, ...]:
     if not columns:
         problems.add(
             "npu_map_unparseable",
-            "the map of NPUs has no column NPU ID",
-            seen=lines[0],
+            "npu-smi prints no map of NPUs: there is no column NPU ID",
+            seen=telling_line(text),
             wanted=_MAP,
             remedy=_MAP_REMEDY,
         )
@@ -75,7 +76,7 @@ def parse_map(text: str, problems: Problems) -> tuple[MapRow, ...]:
     has_logical = "chip logic id" in columns
     before = len(problems.found)
     for line in lines[start:]:
-        row = _map_row(line, columns, problems)
+        row = None if _is_remark(line, columns) else _map_row(line, columns, problems)
         if row is None:
             continue
         key = (row.logical, None if has_logical else row.chip)
@@ -89,7 +90,7 @@ def parse_map(text: str, problems: Problems) -> tuple[MapRow, ...]:
         problems.add(
             "npu_map_empty",
             "the map of NPUs has a header and no chips",
-            seen=lines[start - 1],
+            seen=telling_line("\n".join(lines[start - 1 :])),
             wanted=_MAP,
             remedy=_MAP_REMEDY,
         )
@@ -104,6 +105,13 @@ def _map_header(lines: list[str]) -> tuple[list[str], int]:
             if "npu id" in columns:
                 return columns, at + 1
     return [], 0
+
+
+def _is_remark(line: str, columns: list[str]) -> bool:
+    """Whether a line is none of the table's: the driver's logger writes between rows, too. A row has a number or a dash
+    before its name.
+    """
+    return not any(word.isdecimal() or word in _NO_NUMBER for word in line.split()[: len(columns) - 1])
 
 
 def _map_row(line: str, columns: list[str], problems: Problems) -> MapRow | None:
@@ -147,7 +155,7 @@ def parse_info(text: str, problems: Problems) -> Info:
                 addresses.setdefault((npu, chip), address)
         elif words:
             npu = number(words[0])
-    return Info(addresses, tuple(processes))
+    return Info(addresses, tuple(processes), by_chip is not None or bool(addresses))
 
 
 def _cells(line: str) -> list[str]:

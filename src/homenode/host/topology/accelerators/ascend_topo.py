@@ -7,7 +7,8 @@ Rows are matched to chips by the number in their label. What it counts differs b
   that explains most rows, then in the order just named. So ids such as 32768 (310P) are NPU IDs and both chips of a card share the row, while the
   rows NPU0 to NPU15 over eight cards of two chips are logical numbers.
 
-Rows that belong to no chip of the map are those of devices hidden from this container, and are passed over.
+Rows that belong to no chip of the map are those of devices hidden from this container, and are passed over. A row says
+something of its own device only: one that cannot be read, or says nothing, costs no other device its affinity.
 """
 
 from __future__ import annotations
@@ -16,30 +17,37 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from homenode.errors import PlacementError
 from homenode.host.topology.accelerators.ascend_tables import MapRow
-from homenode.host.topology.accelerators.cells import Problems, reported_cpus
+from homenode.host.topology.accelerators.cells import Problems, quoted, reported_cpus
 
 _LABEL = re.compile(r"(NPU|Phy-ID)([0-9]{1,9})")
 _COLUMN = re.compile(r"(?:NPU|Phy-ID|NIC)[0-9]+")
 _SPACED_COMMA = re.compile(r", +")
-_UNKNOWN = ("NA", "N/A", "-")
+_UNKNOWN = ("", "NA", "N/A", "-")
 _LIST = "a CPU list such as 0-23 in the column CPU Affinity"
 _REMEDY = "Run `npu-smi info -t topo` by hand; --strategy global-slice and --strategy fair do without it."
 
 
 @dataclass(frozen=True, slots=True)
 class TopoRow:
-    """`physical`: whether the label says Phy-ID. `cpus`: in the order of the list."""
+    """`physical`: whether the label says Phy-ID. `cpus`: in the order of the list. `unreadable`: the line, where its
+    affinity is no CPU list.
+    """
 
     physical: bool
     number: int
     cpus: tuple[int, ...]
+    unreadable: str = ""
 
 
 def parse_topo(text: str, problems: Problems) -> tuple[TopoRow, ...]:
-    """Rows with the CPUs of their affinity; none when no header promises that column. Adds `topo_row_unparseable`."""
+    """Rows whose affinity is told; none when no header promises that column. Cells that are blank or say NA tell
+    nothing.
+
+    Adds `topo_row_unparseable` for a cell that is something else than a CPU list; that row comes back as unreadable.
+    """
     rows: list[TopoRow] = []
-    unknown: list[str] = []
     at: int | None = None  # the word that is the affinity; None when none was promised
     last = False  # whether nothing may come after it
     for line in text.splitlines():
@@ -53,17 +61,16 @@ def parse_topo(text: str, problems: Problems) -> tuple[TopoRow, ...]:
         if at is None or not label:
             continue
         cell = " ".join(words[at:] if last else words[at : at + 1])
-        cpus = () if cell in _UNKNOWN else reported_cpus(cell)
+        if (
+            last and not cell and words[-1][0].isdigit()
+        ):  # a relation is blank, which leaves no trace: no relation begins with a digit
+            cell = words[-1]
+        if cell in _UNKNOWN:
+            continue
+        cpus = reported_cpus(cell)
         if cpus is None:
             _broken(line, problems)
-        elif cpus:
-            rows.append(TopoRow(label[1] == "Phy-ID", int(label[2]), cpus))
-        else:
-            unknown.append(line)
-    if rows:
-        # A host that knows no affinity has simply none; one missing among others would silently misplace that device.
-        for line in unknown:
-            _broken(line, problems)
+        rows.append(TopoRow(label[1] == "Phy-ID", int(label[2]), cpus or (), "" if cpus else quoted(line)))
     return tuple(rows)
 
 
@@ -83,20 +90,38 @@ def _broken(line: str, problems: Problems) -> None:
     problems.add("topo_row_unparseable", message, seen=line, wanted=_LIST, remedy=_REMEDY)
 
 
-def affinity_of(rows: Sequence[TopoRow], chips: Sequence[MapRow], problems: Problems) -> dict[int, tuple[int, ...]]:
-    """CPUs by logical number, by the rule at the top of this module. Two unlike rows for one label add `topo_row_unparseable`."""
-    found: dict[int, tuple[int, ...]] = {}
+def affinity_of(rows: Sequence[TopoRow], chips: Sequence[MapRow], problems: Problems) -> dict[int, TopoRow]:
+    """Rows by logical number, by the rule at the top of this module. Two unlike rows for one label add
+    `topo_row_unparseable`, and neither counts.
+    """
+    found: dict[int, TopoRow] = {}
     for physical in (True, False):
-        table: dict[int, tuple[int, ...]] = {}
+        table: dict[int, TopoRow] = {}
         for row in rows:
-            if row.physical == physical and table.setdefault(row.number, row.cpus) != row.cpus:
-                _broken(f"{'Phy-ID' if physical else 'NPU'}{row.number}: two unlike rows", problems)
+            if row.physical != physical:
+                continue
+            known = table.setdefault(row.number, row)
+            if known.cpus != row.cpus and not known.unreadable:
+                line = f"{'Phy-ID' if physical else 'NPU'}{row.number}: two unlike rows"
+                _broken(line, problems)
+                table[row.number] = TopoRow(physical, row.number, (), line)
         reading = _reading(table, chips, physical)
         for chip in chips:
             key = reading(chip)
             if key is not None and key in table:
                 found.setdefault(chip.logical, table[key])
     return found
+
+
+def unreadable_affinity(device: int, line: str) -> PlacementError:
+    """The refusal of a plan for an NPU whose row of the topology, `line`, cannot be read."""
+    return PlacementError(
+        "topo_row_unparseable",
+        f"the CPU affinity of NPU {device} cannot be read",
+        seen=line,
+        wanted=_LIST,
+        remedy=_REMEDY,
+    )
 
 
 def _reading(numbers: Iterable[int], chips: Sequence[MapRow], physical: bool) -> Callable[[MapRow], int | None]:

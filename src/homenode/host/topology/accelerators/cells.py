@@ -14,8 +14,17 @@ from homenode.host.topology.source import CommandResult
 CPU_LIMIT = 1 << 16  # no machine has more logical CPUs
 _MOST_PROBLEMS = 32  # a tool that prints megabytes of junk has one fault, not a million
 _MOST_QUOTED = 120  # characters
+_MOST_LOOKED_AT = 1 << 16  # characters of either end of an output that are searched for what went wrong
 
 _CPU_LIST = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?)*")
+# Failures of getting or setting a log level, and lines that call themselves less than an error: they come before every
+# table of some versions.
+_REMARK = re.compile(r"log_?level|\bwarn(?:ing)?\b|\b(?:info|debug|notice)\b\s*[]:]", re.IGNORECASE)
+_RESULT = re.compile(r"\b(?:ret|return|returned|result|error code|errno)\b\s*(?:is|=|:|code)?\s*-?[0-9]", re.IGNORECASE)
+_FAILURE = re.compile(
+    r"fail|error|cannot|can't|could ?n[o']t|unable|denied|not (?:permitted|found|supported|available)|does not|no such|mismatch|invalid|is lost",
+    re.IGNORECASE,
+)
 _PCI_ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])")
 
 
@@ -76,6 +85,29 @@ def quoted(line: str) -> str:
     return label(line) or "nothing"
 
 
+def telling_line(text: str) -> str:
+    """The line of a tool's output that says what is wrong: vendors' tools print lines of their loggers first, and rows
+    of tables around it.
+
+    Of the lines that speak most of a failure the last one, as a tool ends with what it failed by; the first line where
+    none does.
+    """
+    ends = text if len(text) <= 2 * _MOST_LOOKED_AT else f"{text[:_MOST_LOOKED_AT]}\n{text[-_MOST_LOOKED_AT:]}"
+    lines = [line for line in ends.splitlines() if line.strip()]
+    weights = [_weight(line) for line in lines]
+    most = max(weights, default=0)
+    if most <= 0:
+        return next((line for line, weight in zip(lines, weights, strict=True) if weight == most), "")
+    return next(line for line, weight in zip(reversed(lines), reversed(weights), strict=True) if weight == most)
+
+
+def _weight(line: str) -> int:
+    """How much a line tells of a failure: below 0 for a logger's remark, 0 for anything else."""
+    if _REMARK.search(line):
+        return -1
+    return 2 if _RESULT.search(line) else 1 if _FAILURE.search(line) else 0
+
+
 def node_of_cpus(cpus: Sequence[int], nodes: Sequence[Node]) -> int | None:
     """The node on which most of `cpus` lie, the lowest of equals; None when they lie on none, or on all alike: see
     `tells_place`.
@@ -106,7 +138,7 @@ def tool_error(words: Sequence[str], result: CommandResult) -> PlacementError:
     return PlacementError(
         "tool_failed",
         f"`{line}` failed with exit code {result.rc}",
-        seen=quoted(result.out.lstrip()[: _MOST_QUOTED * 2].partition("\n")[0]),
+        seen=quoted(telling_line(f"{result.out}\n{result.err}")),
         wanted="exit code 0",
         remedy=f"Run `{line}` by hand to see what it complains about.",
     )

@@ -47,11 +47,11 @@ def read_nvidia(source: Source, devices: Sequence[PciDevice], nodes: Sequence[No
     )
     problems = Problems()
     notes: list[Finding] = []
-    chips, listed = _from_tool(source, problems, notes, expected=bool(ours))
+    chips, listed = _from_tool(source, problems, notes)
     if not chips:
         chips = [_from_pci(index, device, source) for index, device in enumerate(ours)]
     if not chips:
-        return Accelerators(notes=tuple(notes))
+        return Accelerators(notes=(*notes, *map(noted, problems.found)))
     topo = _topo(source, problems, notes) if listed else {}
     chips = [_located(chip, topo.get(chip.id), devices, nodes) for chip in chips]
     if isinstance(source, LiveSource) and not (listed and len(topo) == len(chips)):
@@ -71,16 +71,17 @@ def _usable(device: PciDevice, source: Source) -> bool:
     return kind == _COMPUTE or (kind == _DISPLAY and source.read(f"{_DRIVER}/version") is not None)
 
 
-def _from_tool(
-    source: Source, problems: Problems, notes: list[Finding], *, expected: bool
-) -> tuple[list[Accelerator], bool]:
-    """GPUs by `nvidia-smi`, with the processes on them. The flag: whether the tool listed any."""
+def _from_tool(source: Source, problems: Problems, notes: list[Finding]) -> tuple[list[Accelerator], bool]:
+    """GPUs by `nvidia-smi`, with the processes on them. The flag: whether the tool listed any.
+
+    A tool that fails is told of also where no GPU is seen otherwise: a container may hide the devices of a driver that
+    is broken.
+    """
     answer = source.command(_QUERY)
     if answer.failure == "missing":
         return [], False
-    silent = not expected or _NO_DEVICES in answer.out.lower()
     if answer.failure:
-        if not silent:
+        if _NO_DEVICES not in answer.out.lower():
             notes.append(noted(tool_error(_QUERY, answer)))
         return [], False
     chips = parse_query(answer.out, problems)
