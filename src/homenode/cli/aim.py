@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from homenode.cli.placement_options import PlanFlags, demand_from_flags, plan_for, with_plan_flags
-from homenode.errors import HostError, PlacementError, UserError
+from homenode.errors import PlacementError, UserError
 
 if TYPE_CHECKING:
     from homenode.host.binding.claims import ClaimTable
@@ -53,21 +53,34 @@ def with_target_flags(command: Any) -> Any:
 
 
 def warn(line: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(f"homenode: {line}\n")
+    """One line on stderr, where there is one and it takes it: what is told of an aid must not end what it aids."""
+    with suppress(OSError):
+        if sys.stderr is not None:
+            sys.stderr.write(f"homenode: {line}\n")
+            sys.stderr.flush()
 
 
 def aim(
-    flags: PlanFlags, cpus: str | None, *, strict: bool, pid: int, claims: bool = True, before_start: bool = False
+    flags: PlanFlags,
+    cpus: str | None,
+    *,
+    strict: bool,
+    pid: int,
+    claims: bool = True,
+    strict_claims: bool = False,
+    before_start: bool = False,
 ) -> Aim:
-    """Decide for process `pid`. Raises UserError and PlacementError where that process must not be started or touched."""
+    """Decide for process `pid`. Raises UserError and PlacementError where that process must not be started or touched.
+
+    `strict`: a process that cannot be planned is refused. `strict_claims`: so are claims that cannot be kept, by HostError.
+    """
     from homenode.host.binding.threads import ancestors
 
     if cpus is not None or (
         flags.memory_nodes is not None and flags.strategy is None and flags.cpu_threads_bind is None
     ):
         return _direct(flags, cpus)
-    with _claim_table(claims, strict) as table:
+    with _claim_table(claims, strict_claims) as table:
         # What a program claimed when it was started as a whole is not claimed against its own ranks.
         own = {pid, *ancestors(pid)}
         others = tuple(claim for claim in table.claims if claim.pid not in own) if table else ()
@@ -173,22 +186,14 @@ def chip_of(host: Host, worker: Worker) -> Any:
 
 @contextmanager
 def _claim_table(wanted: bool, strict: bool) -> Iterator[ClaimTable | None]:
-    """The claims of this host, held alone; None where there is no folder for them: then the arithmetic alone keeps processes apart."""
+    """The claims of this host, held alone where they can be; else the arithmetic alone keeps processes apart, and with `strict` HostError is raised."""
     if not wanted:
         yield None
         return
-    from homenode.host.binding.claims import exclusive
+    from homenode.host.binding.claims import exclusive, exclusive_if_possible
     from homenode.host.binding.state import open_state
 
-    try:
-        state = open_state()
-    except HostError as error:
-        if strict:
-            raise
-        warn(f"warning: claims of CPUs are not seen: {error.message}")
-        yield None
-        return
-    with exclusive(state) as table:
+    with exclusive(open_state()) if strict else exclusive_if_possible(warn) as table:
         for finding in table.findings:
             warn(f"{finding.severity}: {finding.text}")
         yield table

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from homenode.cli.aim import Aim, aim, told, with_target_flags
+from homenode.cli.aim import Aim, aim, told, warn, with_target_flags
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
 from homenode.cli.report import json_errors, print_json
 from homenode.cli.run import dry
-from homenode.errors import HomenodeError, UserError
+from homenode.errors import HomenodeError, HostError, UserError
 
 if TYPE_CHECKING:
     from homenode.host.binding.report import Report
+    from homenode.host.binding.state import State
 
 
 @click.command(cls=ManyValuesCommand)
@@ -55,13 +56,12 @@ def bind(
 
     flags = PlanFlags.taken_from(values)
     with json_errors(as_json):
-        state = open_state()
         if undo:
-            _finish(_undo(pid, state), as_json)
+            _finish(_undo(pid, open_state()), as_json)
         identify(pid)
-        found = aim(
-            flags, cpus, strict=True, pid=pid, claims=not dry_run
-        )  # a binding asked for by name is not left out quietly
+        state = None if dry_run else _state_if_possible(strict)
+        # A binding asked for by name is not left out quietly.
+        found = aim(flags, cpus, strict=True, pid=pid, claims=not dry_run, strict_claims=strict)
         if not as_json:
             told(found.lines)
         if dry_run or found.target is None:
@@ -75,21 +75,43 @@ def bind(
         _finish(report, as_json)
 
 
-def _apply_or_release(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: Any) -> Report:
-    """Nobody keeps CPUs for a process that could not be bound to them."""
-    from homenode.host.binding.claims import release
+def _state_if_possible(strict: bool) -> State | None:
+    """The state folder. Where there is none: HostError with `strict`, else None, and it is told what will not be possible."""
+    from homenode.host.binding.state import open_state
 
+    try:
+        return open_state()
+    except HostError as error:
+        if strict:
+            raise
+        warn(f"warning: undoing will not be possible, as nothing can be remembered: {error.message}")
+        return None
+
+
+def _apply_or_release(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: State | None) -> Report:
+    """Nobody keeps CPUs for a process that could not be bound to them."""
     try:
         report = _apply(pid, found, memory, irqs, strict, state)
     except HomenodeError:
-        release(state, pid)
+        _release(pid, state)
         raise
     if not report.ok:
-        release(state, pid)
+        _release(pid, state)
     return report
 
 
-def _apply(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: Any) -> Report:
+def _release(pid: int, state: State | None) -> None:
+    """Give up what the process claims. A claim that stays written down ends with the process, so failing to is only told."""
+    from homenode.host.binding.claims import release
+
+    try:
+        if state is not None:
+            release(state, pid)
+    except HostError as error:
+        warn(f"warning: what process {pid} claims is not given up: {error.message}")
+
+
+def _apply(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: State | None) -> Report:
     from homenode.host.binding.apply import apply
 
     assert found.target is not None
@@ -101,7 +123,7 @@ def _apply(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: 
     return report
 
 
-def _apply_to_child(pid: int, found: Aim, memory: bool, strict: bool, state: Any) -> Report:
+def _apply_to_child(pid: int, found: Aim, memory: bool, strict: bool, state: State | None) -> Report:
     """One that has ended since it was listed is no trouble."""
     from homenode.host.binding.report import Report
     from homenode.host.binding.threads import identify
@@ -115,15 +137,14 @@ def _apply_to_child(pid: int, found: Aim, memory: bool, strict: bool, state: Any
         return Report()
 
 
-def _undo(pid: int, state: Any) -> Report:
+def _undo(pid: int, state: State) -> Report:
     from functools import partial
 
-    from homenode.host.binding.claims import release
     from homenode.host.binding.irq import restore
     from homenode.host.binding.undo import undo
 
     report = undo(pid, state, restore_irqs=partial(restore, state=state))
-    release(state, pid)
+    _release(pid, state)
     return report
 
 

@@ -31,7 +31,15 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
     with plain_errors():
         try:
             find_program(command[0], os.environ)
-            found = aim(flags, cpus, strict=strict, pid=os.getpid(), claims=not dry_run, before_start=True)
+            found = aim(
+                flags,
+                cpus,
+                strict=strict,
+                pid=os.getpid(),
+                claims=not dry_run,
+                strict_claims=strict,
+                before_start=True,
+            )
             told(found.lines)
             if dry_run:
                 print_json(dry(found, command))
