@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.given_settings import check_settings, cpu_binding_off, settings_without_effect
 from homenode.cli.placement_options import PlanFlags, demand_from_flags, plan_for, with_plan_flags
 from homenode.errors import PlacementError, UserError
 
@@ -22,17 +23,15 @@ if TYPE_CHECKING:
     from homenode.host.binding.target import Target
     from homenode.host.placement.demand import Claim, Demand
     from homenode.host.placement.plan import Plan, Worker
+    from homenode.host.topology.finding import Finding
     from homenode.host.topology.host import Host
-
-# Strategies that reproduce the documented Ascend binding, with its switch and its gate.
-ASCEND = ("ascend", "global-slice", "topo-affinity")
 
 
 @dataclass(frozen=True)
 class Aim:
     """`target`: None when the process is to stay unbound. `workers`: all that the plan has for it, more than one when it starts them itself.
 
-    `lines`: what is to be told before anything is done.
+    `lines`: what is to be told before anything is done. `ignored`: which of the settings given have no effect; also to be told, whatever is done.
     """
 
     target: Target | None
@@ -40,6 +39,7 @@ class Aim:
     plan: Plan | None = None
     workers: tuple[Worker, ...] = ()
     lines: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 def with_target_flags(command: Any) -> Any:
@@ -86,27 +86,40 @@ def aim(
         others = tuple(claim for claim in table.claims if claim.pid not in own) if table else ()
         host, demand = demand_from_flags(flags, before_start=before_start, claims=others)
         demand = replace(demand, local_rank=_rank(flags, host))
-        if line := _switched_off(flags, host):
-            return Aim(None, host, lines=(line,))
-        try:
-            plan = plan_for(flags, host, demand)
-        except PlacementError as error:
-            return _unplanned(flags, host, demand, error, strict)
-        found = _planned(flags, host, demand, plan)
+        found = _aim_by_plan(flags, host, demand, strict)
         if table is not None and found.target is not None and _exists(pid):
             table.add(_claim(pid, found))
-        return found
+    ignored = settings_without_effect(flags, host, demand, flags.chosen_strategy)
+    return replace(found, ignored=_lines(ignored))
+
+
+def _aim_by_plan(flags: PlanFlags, host: Host, demand: Demand, strict: bool) -> Aim:
+    if line := _switched_off(flags, host):
+        return Aim(None, host, lines=(line,))
+    try:
+        plan = plan_for(flags, host, demand)
+    except PlacementError as error:
+        return _unplanned(flags, host, demand, error, strict)
+    return _planned(flags, host, demand, plan)
 
 
 def _direct(flags: PlanFlags, cpus: str | None) -> Aim:
+    """For the CPUs of --cpus, or all that are allowed, and the memory of --memory-nodes. Raises UserError for flags that say otherwise."""
     from homenode.cpuset import parse_cpu_list
     from homenode.host.binding.target import Target
+    from homenode.host.placement.demand import Demand
+    from homenode.host.placement.settings_read import LISTED
     from homenode.host.placement.variables import memory_nodes
     from homenode.host.topology.read import read_host
     from homenode.host.topology.source import LiveSource
 
     if flags.strategy is not None or flags.numa_bind:
         raise UserError("--cpus says where to run, and so does a strategy; give one of them", param="--cpus")
+    if flags.source is not None:
+        raise UserError(
+            f"--from {flags.source} names a host to plan for, and --cpus and --memory-nodes are of this one; give one of them",
+            param="--from",
+        )
     host = read_host(LiveSource(), accelerators=False)
     if cpus is not None:
         wanted = parse_cpu_list(cpus)
@@ -114,7 +127,16 @@ def _direct(flags: PlanFlags, cpus: str | None) -> Aim:
             raise UserError("--cpus: the list is empty; write numbers and ranges, such as 0-3,8", param="--cpus")
     else:
         wanted = host.allowance.cpus
-    return Aim(Target(wanted, memory_nodes=memory_nodes(flags.memory_nodes, {}) or ()), host)
+    nodes = memory_nodes(flags.memory_nodes, {})
+    demand = Demand(memory_nodes=nodes)
+    check_settings(flags, host, demand, LISTED)
+    # Variables are for plans, and nobody asked for one.
+    ignored = settings_without_effect(flags, replace(host, variables={}), demand, LISTED)
+    return Aim(Target(wanted, memory_nodes=nodes or ()), host, ignored=_lines(ignored))
+
+
+def _lines(findings: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(f"{finding.severity}: {finding.text}" for finding in findings)
 
 
 def _rank(flags: PlanFlags, host: Host) -> int | None:
@@ -125,17 +147,14 @@ def _rank(flags: PlanFlags, host: Host) -> int | None:
 
 def _switched_off(flags: PlanFlags, host: Host) -> str:
     """Why the Ascend binding is not applied at all, if so: the switch, or the documented gate."""
-    from homenode.host.placement.additional_config import cpu_binding_enabled
     from homenode.host.placement.policies.ascend_plan import arm_gate
+    from homenode.host.placement.settings_read import is_ascend
 
-    enabled = cpu_binding_enabled(flags.additional_config, flags.cpu_binding)
-    ascend = flags.chosen_strategy in ASCEND or (
-        flags.chosen_strategy == "numa-bind" and host.accelerators.kind == "npu"
-    )
-    if not ascend:
+    if off := cpu_binding_off(flags, host, flags.chosen_strategy):
+        return off.message + "."
+    npus = flags.chosen_strategy == "numa-bind" and host.accelerators.kind == "npu"
+    if not npus and not is_ascend(flags.chosen_strategy):
         return ""
-    if not enabled:
-        return "CPU binding is switched off (enable_cpu_binding is false)."
     return next((finding.message for finding in arm_gate(host.machine)), "")
 
 
@@ -149,9 +168,11 @@ def _unplanned(flags: PlanFlags, host: Host, demand: Demand, error: PlacementErr
 
 def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
     from homenode.host.binding.target import Target, target_of
+    from homenode.host.placement.settings_read import is_ascend
 
-    lines = [f"{finding.severity}: {finding.text}" for finding in plan.findings if finding.severity != "info"]
-    if flags.chosen_strategy in ASCEND and plan.workers:
+    told_apart = ("setting_ignored",)
+    lines = list(_lines(f for f in plan.findings if f.severity != "info" and f.code not in told_apart))
+    if is_ascend(flags.chosen_strategy) and plan.workers:
         from homenode.host.placement.policies.ascend import log_lines
 
         mode = (
@@ -217,7 +238,7 @@ def _claim(pid: int, found: Aim) -> Claim:
     return Claim(pid, cpus, devices, found.plan.strategy if found.plan else "")
 
 
-def told(lines: tuple[str, ...], say: Callable[[str], None] = warn) -> None:
+def told(lines: Iterable[str], say: Callable[[str], None] = warn) -> None:
     """Say all the lines of an aim."""
     for line in lines:
         say(line)

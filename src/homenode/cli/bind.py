@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from homenode.cli.aim import Aim, aim, told, warn, with_target_flags
+from homenode.cli.given_settings import refuse_beside
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
 from homenode.cli.report import json_errors, print_json
 from homenode.cli.run import dry
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 @click.option("--undo", is_flag=True, help="Put back what was before the first binding.")
 @click.option("--dry-run", is_flag=True, help="Say what would be bound to what, and change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
 def bind(
+    ctx: click.Context,
+    /,
     pid: int,
     cpus: str | None,
     children: bool,
@@ -57,15 +61,18 @@ def bind(
     flags = PlanFlags.taken_from(values)
     with json_errors(as_json):
         if undo:
+            refuse_beside(ctx, "--undo", "which puts back all that was before the first binding", ("pid", "as_json"))
             _finish(_undo(pid, open_state()), as_json)
+        if dry_run and watch_s is not None:
+            raise UserError("--watch stays and binds, and --dry-run changes nothing; give one of them", param="--watch")
         identify(pid)
         state = None if dry_run else _state_if_possible(strict)
         # A binding asked for by name is not left out quietly.
         found = aim(flags, cpus, strict=True, pid=pid, claims=not dry_run, strict_claims=strict)
-        if not as_json:
-            told(found.lines)
+        told(found.ignored if as_json else (*found.ignored, *found.lines))
         if dry_run or found.target is None:
-            print_json(dry(found))
+            others = tuple(descendants(pid)) if children else None
+            print_json(dry(found, memory=memory, irqs=irqs, children=others))
             return
         report = _apply_or_release(pid, found, memory, irqs, strict, state)
         for child in descendants(pid) if children else ():

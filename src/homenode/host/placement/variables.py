@@ -23,15 +23,19 @@ def memory_nodes(given: str | None, env: Mapping[str, str]) -> tuple[int, ...] |
     if text is None:
         return None
     try:
-        return parse_cpu_list(text)
-    except UserError as error:
-        raise PlacementError(
-            "bad_node_list",
-            "the list of memory nodes cannot be read",
-            seen=text,
-            wanted="numbers and ranges, such as 0,2-3",
-            remedy="Mend --memory-nodes, or the variable it came from.",
-        ) from error
+        nodes, why = parse_cpu_list(text), "is empty"
+    except UserError:
+        nodes, why = (), "cannot be read"
+    if nodes:
+        return nodes
+    raise PlacementError(
+        "bad_node_list",
+        f"the list of memory nodes {why}",
+        seen=repr(text),
+        wanted="numbers and ranges, such as 0,2-3",
+        remedy="Mend --memory-nodes, or the variable it came from.",
+        param="--memory-nodes",
+    )
 
 
 def reserve_cpus(given: int | None, env: Mapping[str, str], *, cpu_workers: bool) -> int | None:
