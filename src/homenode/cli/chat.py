@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
 from homenode.engine.config import EngineConfig
@@ -57,7 +58,10 @@ def chat(
     from homenode.engine.request import SamplingParams
 
     with plain_errors():
-        config = located(EngineConfig.of(model, {"max_num_seqs": 1, **settings}))
+        config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
+        tell_unused_settings(config)
+        tell_unused_sampling(temperature)
+        config = located(config)
         text = TextConfig(tokenizer, chat_template).load(Path(str(config.model.path)))
         if not text.has_chat_template:
             raise UserError(

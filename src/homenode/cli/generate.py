@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import OUT, loading_bar, plain_errors
 from homenode.engine.config import EngineConfig
@@ -59,6 +60,8 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
     with plain_errors():
         params = SamplingParams(**options)
         config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
+        tell_unused_settings(config)
+        tell_unused_sampling(params.temperature)
         config, tokenizer = _sized(config, prompt, chat, params.max_tokens)
         with loading_bar("loading") as update:
             llm = LLM(config=config, tokenizer=tokenizer, progress=update)

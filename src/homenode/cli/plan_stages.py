@@ -96,6 +96,7 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
 
 
 def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
+    from homenode.cli.engine_notes import tell_unused_settings
     from homenode.cli.placement_options import open_source
     from homenode.engine.config import EngineConfig
     from homenode.engine.expert_room import ExpertsInCommon
@@ -130,6 +131,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     devices = everybody[flags.data_parallel_rank]
     if missing := [device for device in devices if is_accelerator(device) and device not in there]:
         raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
+    tell_unused_settings(config, devices)
     seat = seat_of(config, everybody)
     return plan_engine(config, checkpoint, host, devices, common=None if seat is None else ExpertsInCommon(seat))
 
