@@ -15,7 +15,7 @@ import pytest
 
 from homenode.errors import HostError
 from homenode.host.binding import companion
-from homenode.host.binding.claims import claim, exclusive_if_possible
+from homenode.host.binding.claims import claim, exclusive_if_possible, read_claims
 from homenode.host.binding.state import State, open_state
 from homenode.host.placement.demand import Claim
 
@@ -58,6 +58,15 @@ def without_lock(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
+def fifo(folder: Path) -> Iterator[None]:
+    """What should be the file of claims is a FIFO that nobody writes into; what stood there is not known any more."""
+    (file,) = folder.glob("claims*.json")
+    file.unlink()
+    os.mkfifo(file)
+    yield
+
+
+@contextmanager
 def no_folder(folder: Path) -> Iterator[None]:
     """The machine refuses to make the folder."""
     os.environ["HOMENODE_STATE_DIR"] = str(folder / ("x" * 300))
@@ -83,6 +92,15 @@ def test_what_can_be_read_is_seen_and_what_cannot_be_kept_is_told_in_one_line(tr
             assert MINE in table.claims, "whoever asks this table again sees what it was told"
     assert seen == (["before"] if TROUBLES[trouble] else [])
     assert len(said) == 1 and "claim" in said[0], said
+
+
+def test_a_fifo_in_place_of_the_claims_is_put_aside_and_told(folder: Path) -> None:
+    said: list[str] = []
+    with fifo(folder), exclusive_if_possible(said.append, 0) as table:
+        table.add(MINE)
+        assert [finding.code for finding in table.findings] == ["state_unreadable"]
+    assert read_claims(State(folder)) == (MINE,)
+    assert said == []
 
 
 def test_a_plan_that_fails_is_not_taken_for_a_claim_that_cannot_be_kept(folder: Path) -> None:
