@@ -1,15 +1,18 @@
-"""Every flag of every command is known to this table: it is always looked at, or there is a case in which it would be dropped, and is told or refused.
+"""Every flag of every command is known to this table: it is always looked at, or there is a case in which it would be
+dropped, and is told or refused.
 
-A new flag is added here: to ALWAYS where nothing else decides whether it is looked at, else to CASES with a line in which it could not be.
-The flags of a plan (`plan`, `run`, `bind`, `verify`, `doctor`) are in tests/pure/test_settings_read.py, over all strategies and kinds of hosts; the settings of an
-engine are in tests/pure/test_settings_without_effect.py.
+A new flag is added here: to ALWAYS where nothing else decides whether it is looked at, else to CASES with a line in
+which it could not be. The flags of a plan (`plan`, `run`, `bind`, `verify`, `doctor`) are in
+tests/pure/test_settings_read.py, over all strategies and kinds of hosts; the settings of an engine are in
+tests/pure/test_settings_without_effect.py.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
 import click
 import pytest
@@ -17,7 +20,9 @@ from click.testing import CliRunner
 
 from homenode.cli.main import cli
 from homenode.cli.placement_options import PlanFlags
+from homenode.cli.proxy import _announce
 from homenode.engine.settings_without_effect import SETTINGS_OF_OTHERS
+from homenode.server.proxy.config import ProxyConfig
 
 SIMULATE = "simulate --from 2s/2n/8c --model builtin --workload closed:clients=1,in=8,out=2,n=1 --json"
 SENDER = "serve --check-config --pd-role sender"
@@ -138,12 +143,15 @@ _PARALLEL = "--data-parallel-size --tensor-parallel-size --pipeline-parallel-siz
 # Looked at whatever else is given.
 ALWAYS: dict[str, str] = {
     "serve": f"{_HTTP} {_WEIGHTS} {_SCHEDULER} {_PARALLEL} --served-model-name --api-server-count --generation-config "
-    "--max-sequences-per-request --sse-keep-alive --health-timeout --seed --backend --numa --threads-per-core --executor "
-    "--transfer-channel --pd-role --pd-peer-host --pd-buffer-device --pd-secret --pd-allowed-peers --kv-transfer-config "
+    "--max-sequences-per-request --sse-keep-alive --health-timeout --seed --backend --numa "
+    "--threads-per-core --executor "
+    "--transfer-channel --pd-role --pd-peer-host --pd-buffer-device --pd-secret --pd-allowed-peers "
+    "--kv-transfer-config "
     "--local-cpu --disable-log-stats --tokenizer --chat-template",
-    # Those about prefill servers are told by the line that says there are none (tests/server/proxy).
+    # Those about prefill servers are told where there are none, see the last test.
     "proxy": f"{_HTTP} --show-config --prefill --decode --upstream-api-key --min-handover-tokens --prefill-tries "
-    "--decode-tries --connect-timeout --prefill-timeout --first-byte-timeout --answer-timeout --idle-timeout --wait-timeout "
+    "--decode-tries --connect-timeout --prefill-timeout --first-byte-timeout --answer-timeout --idle-timeout "
+    "--wait-timeout "
     "--poll-interval --silent-after --lost-after --breaker-failures --breaker-pause --release-timeout",
     "generate": f"{_WEIGHTS} --prompt --max-tokens --temperature --seed --stop --ignore-eos --chat --threads --numa "
     "--threads-per-core --json",
@@ -152,7 +160,8 @@ ALWAYS: dict[str, str] = {
     "host": "--from",
     "host show": "--json",
     "plan": "--json",
-    "simulate": f"--quantize --dtype --max-model-len --kv-cache-dtype {_SCHEDULER} {_PARALLEL} --from --hosts --model --workload --step-overhead --bench-model "
+    "simulate": f"--quantize --dtype --max-model-len --kv-cache-dtype {_SCHEDULER} {_PARALLEL} --from --hosts --model "
+    "--workload --step-overhead --bench-model "
     "--threads --numa --threads-per-core --numa-measured --json",
     "run": "--strict --dry-run",
     "bind": "--pid --json",
@@ -221,3 +230,13 @@ def test_a_flag_that_would_be_dropped_is_refused_or_told_by_its_name(flag: str, 
 def test_a_value_that_cannot_be_read_is_refused_although_nothing_needs_it(line: str) -> None:
     result = CliRunner().invoke(cli, shlex.split(line))
     assert result.exit_code == 2, result.output
+
+
+def test_settings_about_prefill_servers_are_told_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {"prefill_tries": 5, "prefill_timeout": 3.0, "min_handover_tokens": 9}
+    alone = ProxyConfig(decode=("http://there:1",), **given)
+    _announce("http://here", alone)
+    told = capsys.readouterr().err
+    assert all(f"--{name.replace('_', '-')} is ignored" in told for name in given)
+    _announce("http://here", replace(alone, prefill=("http://there:2",)))
+    assert "ignored" not in capsys.readouterr().err

@@ -112,7 +112,8 @@ def test_a_plan_that_fails_is_not_taken_for_a_claim_that_cannot_be_kept(folder: 
 
 def homenode(*words: object) -> subprocess.CompletedProcess[str]:
     """With files that cannot grow from the start."""
-    line = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.execv(sys.executable, sys.argv[1:])"
+    line = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+    line += "os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-c", line, sys.executable, "-m", "homenode.cli.main", *map(str, words)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)

@@ -111,7 +111,8 @@ def test_the_scan_of_a_large_range_ends_with_its_last_page_elsewhere() -> None:
 
 
 class HugePages(SimulatedNodes):
-    """Every aligned block of `size` bytes is one transparent huge page, which moves as a whole when one of its pages is moved (mm/migrate.c).
+    """Every aligned block of `size` bytes is one transparent huge page, which moves as a whole when one of its pages
+    is moved (mm/migrate.c).
 
     `pinned`: blocks that do not move.
     """
@@ -158,7 +159,8 @@ def test_whatever_huge_pages_cross_what_moved_and_what_stayed_is_what_the_kernel
     assert moves.wanted == len(away) * PAGE
     assert moves.moved + sum(moves.stay.values()) == moves.wanted
     untold = (len(away) - left) * PAGE - moves.moved
-    # The rest of a range that is given up as pinned is not looked at again, and part of a huge page of the next range may be there.
+    # The rest of a range that is given up as pinned is not looked at again, and part of a huge page of the next range
+    # may be there.
     assert 0 <= untold < huge * PAGE * len(lengths) if held else (left, untold) == (0, 0)
 
 

@@ -1,4 +1,5 @@
-"""No setting of a plan is silently ignored: each changes the plan, is refused by name, or is told as without effect; and what is told has none."""
+"""No setting of a plan is silently ignored: each changes the plan, is refused by name, or is told as without effect;
+and what is told has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Settings of an engine that nothing looks at are told, each by its name and reason; where something looks at them nothing is said."""
+"""Settings of an engine that nothing looks at are told, each by its name and reason; where something looks at them
+nothing is said."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from homenode.engine.settings_without_effect import SETTINGS_OF_OTHERS, settings
 CPU, GPU = ("cpu",), ("torch:cuda:0",)
 SENDER, RECEIVER = {"pd_role": "sender"}, {"pd_role": "receiver"}
 
-# Setting: a value, settings beside which nothing looks at it, and those beside which something does; each with the devices of the workers.
+# Setting: a value, settings beside which nothing looks at it, and those beside which something does; each with the
+# devices of the workers.
 Side = tuple[dict[str, Any], tuple[str, ...]]
 CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     "revision": ("main", [({}, CPU)], [({"model": "someone/some-model"}, CPU)]),

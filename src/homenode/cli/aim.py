@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class Aim:
     """`target`: None when the process is to stay unbound. `workers`: all that the plan has for it, more than one when it starts them itself.
 
-    `lines`: what is to be told before anything is done. `ignored`: which of the settings given have no effect; also to be told, whatever is done.
+    `lines`: what is to be told before anything is done. `ignored`: which of the settings given have no effect; also
+    to be told, whatever is done.
     """
 
     target: Target | None
@@ -72,7 +73,8 @@ def aim(
 ) -> Aim:
     """Decide for process `pid`. Raises UserError and PlacementError where that process must not be started or touched.
 
-    `strict`: a process that cannot be planned is refused. `strict_claims`: so are claims that cannot be kept, by HostError.
+    `strict`: a process that cannot be planned is refused. `strict_claims`: so are claims that cannot be kept, by
+    HostError.
     """
     from homenode.host.binding.threads import ancestors
 
@@ -104,7 +106,8 @@ def _aim_by_plan(flags: PlanFlags, host: Host, demand: Demand, strict: bool) -> 
 
 
 def _direct(flags: PlanFlags, cpus: str | None) -> Aim:
-    """For the CPUs of --cpus, or all that are allowed, and the memory of --memory-nodes. Raises UserError for flags that say otherwise."""
+    """For the CPUs of --cpus, or all that are allowed, and the memory of --memory-nodes. Raises UserError for flags
+    that say otherwise."""
     from homenode.cpuset import parse_cpu_list
     from homenode.host.binding.target import Target
     from homenode.host.placement.demand import Demand
@@ -117,7 +120,8 @@ def _direct(flags: PlanFlags, cpus: str | None) -> Aim:
         raise UserError("--cpus says where to run, and so does a strategy; give one of them", param="--cpus")
     if flags.source is not None:
         raise UserError(
-            f"--from {flags.source} names a host to plan for, and --cpus and --memory-nodes are of this one; give one of them",
+            f"--from {flags.source} names a host to plan for, and --cpus and --memory-nodes are of this one; "
+            "give one of them",
             param="--from",
         )
     host = read_host(LiveSource(), accelerators=False)
@@ -207,7 +211,8 @@ def chip_of(host: Host, worker: Worker) -> Any:
 
 @contextmanager
 def _claim_table(wanted: bool, strict: bool) -> Iterator[ClaimTable | None]:
-    """The claims of this host, held alone where they can be; else the arithmetic alone keeps processes apart, and with `strict` HostError is raised."""
+    """The claims of this host, held alone where they can be; else the arithmetic alone keeps processes apart, and
+    with `strict` HostError is raised."""
     if not wanted:
         yield None
         return

@@ -83,7 +83,8 @@ def bind(
 
 
 def _state_if_possible(strict: bool) -> State | None:
-    """The state folder. Where there is none: HostError with `strict`, else None, and it is told what will not be possible."""
+    """The state folder. Where there is none: HostError with `strict`, else None, and it is told what will not be
+    possible."""
     from homenode.host.binding.state import open_state
 
     try:
@@ -108,7 +109,8 @@ def _apply_or_release(pid: int, found: Aim, memory: bool, irqs: bool, strict: bo
 
 
 def _release(pid: int, state: State | None) -> None:
-    """Give up what the process claims. A claim that stays written down ends with the process, so failing to is only told."""
+    """Give up what the process claims. A claim that stays written down ends with the process, so failing to is only
+    told."""
     from homenode.host.binding.claims import release
 
     try:

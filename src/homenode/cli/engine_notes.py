@@ -1,4 +1,5 @@
-"""What is told of an engine's settings before it starts, on standard error: those that were given and have no effect."""
+"""What is told of an engine's settings before it starts, on standard error: those that were given and have no
+effect."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",)
 
 
 def tell_unused_sampling(temperature: float) -> None:
-    """For commands that sample: what --top-p and --top-k cannot do at temperature 0. A seed is kept to there, too, as every answer is the same."""
+    """For commands that sample: what --top-p and --top-k cannot do at temperature 0. A seed is kept to there, too, as
+    every answer is the same."""
     context = click.get_current_context()
     names = [name for name in ("top_p", "top_k") if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if names and temperature == 0:

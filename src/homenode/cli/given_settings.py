@@ -1,4 +1,5 @@
-"""Which of a plan's settings somebody gave, by flag or by variable, whether each can be read, and which of them have no effect."""
+"""Which of a plan's settings somebody gave, by flag or by variable, whether each can be read, and which of them have
+no effect."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def given_settings(flags: PlanFlags, variables: Mapping[str, str]) -> tuple[Give
 def check_settings(flags: PlanFlags, host: Host, demand: Demand, strategy: str) -> None:
     """Read all values that were given, whether or not the strategy reads them, and look whether they go together.
 
-    Raises PlacementError (bad_additional_config, bad_threads_bind, bad_parallelism, no_such_node, nodes_not_allowed) and UserError.
+    Raises PlacementError (bad_additional_config, bad_threads_bind, bad_parallelism, no_such_node, nodes_not_allowed)
+    and UserError.
     """
     from homenode.host.placement.additional_config import cpu_binding_enabled
     from homenode.host.placement.numactl import check_memory_nodes
@@ -76,7 +78,8 @@ def settings_without_effect(flags: PlanFlags, host: Host, demand: Demand, strate
 
 
 def refuse_beside(ctx: click.Context, flag: str, why: str, allowed: Collection[str] = ()) -> None:
-    """Raises UserError for the first flag on the command line that has no part in what `flag` does. `why`: what it does, as a clause.
+    """Raises UserError for the first flag on the command line that has no part in what `flag` does. `why`: what it
+    does, as a clause.
 
     `allowed`: names of the parameters that go with it.
     """
@@ -102,7 +105,8 @@ def cpu_binding_off(flags: PlanFlags, host: Host, strategy: str) -> Finding | No
 
 
 def _own_threads_binds(flags: PlanFlags, variables: Mapping[str, str]) -> Iterator[str]:
-    """The flag, else our variable. That of another program is read where it is used: it may say what only that program understands."""
+    """The flag, else our variable. That of another program is read where it is used: it may say what only that
+    program understands."""
     if flags.cpu_threads_bind is not None:
         yield flags.cpu_threads_bind
     elif text := variables.get("HOMENODE_CPU_THREADS_BIND"):

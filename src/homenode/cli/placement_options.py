@@ -166,7 +166,8 @@ def demand_from_flags(
 ) -> tuple[Host, Demand]:
     """The host the flags name, and what is to be placed on it.
 
-    Raises PlacementError and UserError for any value that cannot be read or contradicts another, also where the strategy does not need it.
+    Raises PlacementError and UserError for any value that cannot be read or contradicts another, also where the
+    strategy does not need it.
     """
     from homenode.cli.given_settings import check_settings
     from homenode.host.topology.read import read_host
@@ -183,7 +184,8 @@ def demand_from_flags(
 
 
 def plan_for(flags: PlanFlags, host: Host, demand: Demand) -> Plan:
-    """The plan of the chosen strategy, stamped with the host it was made for, with a finding for each setting that has no effect on it."""
+    """The plan of the chosen strategy, stamped with the host it was made for, with a finding for each setting that
+    has no effect on it."""
     from dataclasses import replace
 
     from homenode.cli.given_settings import cpu_binding_off, settings_without_effect

@@ -59,7 +59,8 @@ def dry(
     irqs: bool = True,
     children: tuple[int, ...] | None = None,
 ) -> dict[str, Any]:
-    """What would be done, as JSON. `memory`, `irqs`: whether it would be moved and they routed. `children`: processes bound as well, if asked for."""
+    """What would be done, as JSON. `memory`, `irqs`: whether it would be moved and they routed. `children`: processes
+    bound as well, if asked for."""
     from homenode.cpuset import format_cpu_list
 
     target = found.target

@@ -124,7 +124,8 @@ def simulate(
         config: EngineConfig = build(EngineConfig, values)
         if compare and config.placement.numa is not None:
             raise UserError(
-                f"--compare numa simulates every policy of --numa, and --numa {config.placement.numa} names one; give one of them",
+                f"--compare numa simulates every policy of --numa, and --numa {config.placement.numa} names one; "
+                "give one of them",
                 param="numa",
             )
         speeds, config = _speeds(config, step_us, bench_model, accelerator)

@@ -54,7 +54,8 @@ def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: 
     _check(config)
     lists = threads_bind(config.cpu_threads_bind, host.variables)
     nodes = memory_nodes(config.memory_nodes, host.variables)
-    # That the flag has no effect beside lists is told with all such settings (settings_without_effect); that of a variable by the plan.
+    # That the flag has no effect beside lists is told with all such settings (settings_without_effect); that of a
+    # variable by the plan.
     told = config.reserve_cpus is not None and (lists or AUTO).strip() != AUTO and not config.numa_bind
     reserve = None if told else reserved_cores(config, host)
     demand = Demand(

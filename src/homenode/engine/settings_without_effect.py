@@ -1,7 +1,7 @@
 """Which settings of an engine were given and have no effect as the others are: each is told, none is silently dropped.
 
-What contradicts another setting is refused elsewhere (`placement`, `numa_policy`, `transfer.check`); this is about what nobody looks at. One table
-says for each such setting when it is looked at.
+What contradicts another setting is refused elsewhere (`placement`, `numa_policy`, `transfer.check`); this is about
+what nobody looks at. One table says for each such setting when it is looked at.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Situation:
 
 @dataclass(frozen=True)
 class _Rule:
-    """`part`.`setting` is looked at where `needs` holds; `why` says what stands against it where it does not. `severity`: of the finding."""
+    """`part`.`setting` is looked at where `needs` holds; `why` says what stands against it where it does not.
+    `severity`: of the finding."""
 
     part: str
     setting: str
@@ -142,7 +143,8 @@ SETTINGS_OF_OTHERS = frozenset({*(rule.setting for rule in _RULES), *_OF_SENDERS
 def settings_without_effect(
     config: EngineConfig, devices: Sequence[str], variables: Mapping[str, str]
 ) -> tuple[Finding, ...]:
-    """A finding for each setting that differs from its default and that nothing looks at. `devices`: of the engine's workers.
+    """A finding for each setting that differs from its default and that nothing looks at. `devices`: of the engine's
+    workers.
 
     Raises UserError where --executor does not go with these devices.
     """

@@ -76,8 +76,9 @@ def exclusive(state: State, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Cla
 
 @contextmanager
 def exclusive_if_possible(say: Callable[[str], None], deadline_s: float = LOCK_DEADLINE_S) -> Iterator[ClaimTable]:
-    """As `exclusive` in this user's state folder, for who goes on where claims cannot be kept: a folder that is not to be had, full, read-only,
-    or locked for `deadline_s` seconds. `say` gets one line for each thing that fails; the table then holds what can be read.
+    """As `exclusive` in this user's state folder, for who goes on where claims cannot be kept: a folder that is not
+    to be had, full, read-only, or locked for `deadline_s` seconds. `say` gets one line for each thing that fails; the
+    table then holds what can be read.
 
     Raises UserError for a folder that must not be trusted.
     """

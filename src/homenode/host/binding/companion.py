@@ -27,7 +27,8 @@ def leave_companion(task: Task, say: Say = to_stderr) -> None:
     """Leave a process behind that does `task` and ends. `task` gets a pidfd of the calling process; None where the kernel has none.
 
     Call it from the main thread of a process without others, before binding: the companion keeps the affinity of this moment. `task` should
-    end when the pidfd becomes readable. What it raises is told through `say`, and so is that no process can be had (a limit on processes).
+    end when the pidfd becomes readable. What it raises is told through `say`, and so is that no process can be had (a
+    limit on processes).
     """
     pidfd = _open_pidfd(os.getpid())
     for stream in (sys.stdout, sys.stderr):

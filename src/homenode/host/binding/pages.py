@@ -1,9 +1,10 @@
 """Existing private memory of a running process, moved to the nodes it is bound to, in bounded batches.
 
-Only ranges of the process's own memory are touched (memory_map.py says which): moving a table that several processes or a device share stalls
-all of them. Source: move_pages(2). Three habits of it matter here: a call that meets a page it cannot move may leave later pages untried, so
-places are asked for again afterwards; a page that was never touched answers ENOENT or, on older kernels, EFAULT; and a transparent huge page
-moves as a whole when one of its small pages is moved, also where it reaches into the next batch, so places are asked for ahead as well.
+Only ranges of the process's own memory are touched (memory_map.py says which): moving a table that several processes
+or a device share stalls all of them. Source: move_pages(2). Three habits of it matter here: a call that meets a page
+it cannot move may leave later pages untried, so places are asked for again afterwards; a page that was never touched
+answers ENOENT or, on older kernels, EFAULT; and a transparent huge page moves as a whole when one of its small pages
+is moved, also where it reaches into the next batch, so places are asked for ahead as well.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def _left_alone(part: Range, memory: MemoryMap, nodes: Sequence[int]) -> str:
 
 @dataclass
 class _Walk:
-    """The way through one range. `remaining`: pages elsewhere that are still to be looked after. `hopeless`: batches in a row of which nothing
-    moved. `over`: the rest of the range is not tried."""
+    """The way through one range. `remaining`: pages elsewhere that are still to be looked after. `hopeless`: batches
+    in a row of which nothing moved. `over`: the rest of the range is not tried."""
 
     part: Range
     remaining: int
@@ -128,7 +129,8 @@ class _Walk:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Some pages of a range, and those of them that were elsewhere when `attempts` calls to move pages had been made."""
+    """Some pages of a range, and those of them that were elsewhere when `attempts` calls to move pages had been
+    made."""
 
     walk: _Walk
     pages: range
@@ -176,7 +178,8 @@ class _Mover:
             self._moves.stopped = f"{errno.errorcode.get(error.errno or 0, '?')}, {os.strerror(error.errno or 0)}"
 
     def _batches(self, walks: Iterable[_Walk]) -> Iterator[_Batch]:
-        """All batches of all ranges, each with its pages that were elsewhere before anything that could take them along was moved.
+        """All batches of all ranges, each with its pages that were elsewhere before anything that could take them
+        along was moved.
 
         Those of one range end with the batch that holds the last of its pages elsewhere.
         """

@@ -29,7 +29,8 @@ _WORDS = ("netdev", "file", "ip", "block", "pci")
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """What the two lists differ in. `refuse_number` raises for a number that is not in `universe`. `seen`: what a refusal shows, else the text."""
+    """What the two lists differ in. `refuse_number` raises for a number that is not in `universe`. `seen`: what a
+    refusal shows, else the text."""
 
     kind: str  # "CPU" | "node"
     code: str
@@ -50,7 +51,8 @@ class _Grammar:
 
 
 def parse_cpus(text: str, allowed: Sequence[int], online: Sequence[int], *, named: str = "") -> tuple[int, ...]:
-    """CPUs that `text` means, ascending, never outside `allowed`. `named`: what a refusal shows as seen, where it is more than the text.
+    """CPUs that `text` means, ascending, never outside `allowed`. `named`: what a refusal shows as seen, where it is
+    more than the text.
 
     Raises PlacementError: bad_cpu_list, cpus_not_allowed.
     """
@@ -102,7 +104,8 @@ def parse_nodes(text: str, host: Host, *, previous: Sequence[int] | None = None)
 
 
 def check_memory_nodes(host: Host, nodes: Sequence[int]) -> None:
-    """Raises PlacementError no_such_node or nodes_not_allowed for the first of --memory-nodes whose memory may not be taken."""
+    """Raises PlacementError no_such_node or nodes_not_allowed for the first of --memory-nodes whose memory may not be
+    taken."""
     for node in nodes:
         if node not in permitted_nodes(host):
             raise refused_node(host, node, f"--memory-nodes {format_cpu_list(nodes)}")

@@ -1,4 +1,5 @@
-"""Which settings each strategy reads. What else was given is told as without effect; what says the opposite of the strategy is refused. Pure.
+"""Which settings each strategy reads. What else was given is told as without effect; what says the opposite of the
+strategy is refused. Pure.
 
 A setting is one of the flags of a plan, by its name (`reserve_cpus`), whether it was given as a flag or as a variable.
 """
@@ -60,7 +61,8 @@ def _is_external_launcher_read(strategy: str, kind: str, demand: Demand) -> bool
 
 
 def _is_data_parallel_rank_read(strategy: str, kind: str, demand: Demand) -> bool:
-    """It says which local ranks are meant; with an external launcher these say so alone, and it names a process that schedules."""
+    """It says which local ranks are meant; with an external launcher these say so alone, and it names a process that
+    schedules."""
     if demand.parallelism.external_launcher:
         return strategy == "numa-bind" and kind == "gpu"
     return demand.local_rank is not None
@@ -82,7 +84,8 @@ _ONLY_WHEN: Mapping[str, Callable[[str, str, Demand], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class GivenSetting:
-    """A setting that somebody gave: `name` as in the table, `shown` as it was written (`--reserve-cpus 2`, `HOMENODE_RESERVE_CPUS=2`)."""
+    """A setting that somebody gave: `name` as in the table, `shown` as it was written (`--reserve-cpus 2`,
+    `HOMENODE_RESERVE_CPUS=2`)."""
 
     name: str
     shown: str
@@ -95,7 +98,8 @@ class GivenSetting:
 
 
 def host_kind(host: Host, demand: Demand) -> str:
-    """For whom a plan is made here: "cpu" (CPU workers), "gpu" or "npu"; as it would be, where the vendor's tool cannot be understood."""
+    """For whom a plan is made here: "cpu" (CPU workers), "gpu" or "npu"; as it would be, where the vendor's tool
+    cannot be understood."""
     kind = None if demand.visible == () else host.accelerators.kind
     if kind == "npu" or (kind is None and any(error.code.startswith("npu_") for error in host.accelerators.errors)):
         return "npu"
@@ -115,7 +119,8 @@ def without_effect(strategy: str, kind: str, demand: Demand, given: Sequence[Giv
 
 
 def refuse_contradictions(strategy: str, kind: str, demand: Demand, given: Sequence[GivenSetting]) -> None:
-    """Raises UserError for flags that ask for another strategy than the one that is asked for, and for counts that do not go together."""
+    """Raises UserError for flags that ask for another strategy than the one that is asked for, and for counts that do
+    not go together."""
     flags = {setting.name: setting for setting in given if setting.is_flag}
     read = settings_read(strategy, kind, demand)
     for name in sorted(NUMA_BIND_LISTS & flags.keys() - read):
@@ -127,7 +132,8 @@ def refuse_contradictions(strategy: str, kind: str, demand: Demand, given: Seque
     if demand.workers is not None and {"workers", *_SIZES} <= read and told > 1 and demand.workers != told:
         sizes = " ".join(flags[name].shown for name in sorted(_SIZES & flags.keys()))
         raise UserError(
-            f"--workers {demand.workers} and {sizes} contradict each other, as the sizes make {told} workers; give one of them",
+            f"--workers {demand.workers} and {sizes} contradict each other, as the sizes make {told} workers; "
+            "give one of them",
             param="--workers",
         )
 
