@@ -44,7 +44,8 @@ OF_ENGINES = {
     "host/placement/node_teams.py": set(),
     "host/placement/numa_policy.py": set(),
     "host/placement/nodes.py": set(),
-    "host/placement/policies/numa_bind.py": {"--workers"},  # where the number of workers is not given
+    # Where the number of workers, or the devices of a plan for GPUs, are not given.
+    "host/placement/policies/numa_bind.py": {"--workers", "--devices"},
     "host/placement/check.py": {"--strategy"},  # where devices are placed
     "host/placement/variables.py": {"--local-rank"},
 }

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.given_settings import check_settings, cpu_binding_off, settings_without_effect
 from homenode.cli.placement_options import PlanFlags, demand_from_flags, plan_for, with_plan_flags
-from homenode.errors import HostError, PlacementError, UserError
+from homenode.errors import PlacementError, UserError
 
 if TYPE_CHECKING:
     from homenode.host.binding.claims import ClaimTable
     from homenode.host.binding.target import Target
     from homenode.host.placement.demand import Claim, Demand
     from homenode.host.placement.plan import Plan, Worker
+    from homenode.host.topology.finding import Finding
     from homenode.host.topology.host import Host
-
-# Strategies that reproduce the documented Ascend binding, with its switch and its gate.
-ASCEND = ("ascend", "global-slice", "topo-affinity")
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,8 @@ class Aim:
     """`target`: None when the process is to stay unbound. `workers`: those that are to be bound; the process starts
     them itself (`starts_ranks`) where the plan has more than one, bound or not.
 
-    `lines`: what is to be told before anything is done.
+    `lines`: what is to be told before anything is done. `ignored`: which of the settings given have no effect; also
+    to be told, whatever is done.
     """
 
     target: Target | None
@@ -41,6 +41,7 @@ class Aim:
     plan: Plan | None = None
     workers: tuple[Worker, ...] = ()
     lines: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def starts_ranks(self) -> bool:
@@ -59,49 +60,78 @@ def with_target_flags(command: Any) -> Any:
 
 
 def warn(line: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(f"homenode: {line}\n")
+    """One line on stderr, where there is one and it takes it: what is told of an aid must not end what it aids."""
+    with suppress(OSError):
+        if sys.stderr is not None:
+            sys.stderr.write(f"homenode: {line}\n")
+            sys.stderr.flush()
 
 
 def aim(
-    flags: PlanFlags, cpus: str | None, *, strict: bool, pid: int, claims: bool = True, before_start: bool = False
+    flags: PlanFlags,
+    cpus: str | None,
+    *,
+    strict: bool,
+    pid: int,
+    claims: bool = True,
+    strict_claims: bool = False,
+    before_start: bool = False,
 ) -> Aim:
-    """Decide for process `pid`. Raises UserError and PlacementError where that process must not be started or touched."""
+    """Decide for process `pid`. Raises UserError and PlacementError where that process must not be started or touched.
+
+    `strict`: a process that cannot be planned is refused. `strict_claims`: so are claims that cannot be kept, by
+    HostError.
+    """
     from homenode.host.binding.threads import ancestors
 
     if cpus is not None or (
         flags.memory_nodes is not None and flags.strategy is None and flags.cpu_threads_bind is None
     ):
         return _direct(flags, cpus)
-    with _claim_table(claims, strict) as table:
+    with _claim_table(claims, strict_claims) as table:
         # What a program claimed when it was started as a whole is not claimed against its own ranks.
         own = {pid, *ancestors(pid)}
         others = tuple(claim for claim in table.claims if claim.pid not in own) if table else ()
         host, demand = demand_from_flags(flags, before_start=before_start, claims=others)
         demand = _of_rank(demand, flags, host)
-        if line := _switched_off(flags, host):
-            return Aim(None, host, lines=(line,))
-        try:
-            plan = plan_for(flags, host, demand)
-        except PlacementError as error:
-            return _unplanned(flags, host, demand, error, strict)
-        if strict:
-            _require_bound(flags, plan)
-        found = _planned(flags, host, demand, plan)
+        found = _aim_by_plan(flags, host, demand, strict)
         if table is not None and found.target is not None and _exists(pid):
             table.add(_claim(pid, found))
-        return found
+    ignored = settings_without_effect(flags, host, demand, flags.chosen_strategy)
+    return replace(found, ignored=_lines(ignored))
+
+
+def _aim_by_plan(flags: PlanFlags, host: Host, demand: Demand, strict: bool) -> Aim:
+    if line := _switched_off(flags, host):
+        return Aim(None, host, lines=(line,))
+    try:
+        plan = plan_for(flags, host, demand)
+    except PlacementError as error:
+        return _unplanned(flags, host, demand, error, strict)
+    if strict:
+        _require_bound(flags, plan)
+    return _planned(flags, host, demand, plan)
 
 
 def _direct(flags: PlanFlags, cpus: str | None) -> Aim:
+    """For the CPUs of --cpus, or all that are allowed, and the memory of --memory-nodes. Raises UserError for flags
+    that say otherwise."""
     from homenode.cpuset import parse_cpu_list
     from homenode.host.binding.target import Target
+    from homenode.host.placement.demand import Demand
+    from homenode.host.placement.settings_read import LISTED
     from homenode.host.placement.variables import memory_nodes
     from homenode.host.topology.read import read_host
     from homenode.host.topology.source import LiveSource
 
     if flags.strategy is not None or flags.numa_bind:
         raise UserError("--cpus says where to run, and so does a strategy; give one of them", param="--cpus")
+    if flags.source is not None:
+        raise UserError(
+            f"--from {flags.source} names a host to plan for, and --cpus and --memory-nodes are of this one; "
+            "give one of them",
+            param="--from",
+        )
     host = read_host(LiveSource(), accelerators=False)
     if cpus is not None:
         wanted = parse_cpu_list(cpus)
@@ -109,7 +139,16 @@ def _direct(flags: PlanFlags, cpus: str | None) -> Aim:
             raise UserError("--cpus: the list is empty; write numbers and ranges, such as 0-3,8", param="--cpus")
     else:
         wanted = host.allowance.cpus
-    return Aim(Target(wanted, memory_nodes=memory_nodes(flags.memory_nodes, {}) or ()), host)
+    nodes = memory_nodes(flags.memory_nodes, {})
+    demand = Demand(memory_nodes=nodes)
+    check_settings(flags, host, demand, LISTED)
+    # Variables are for plans, and nobody asked for one.
+    ignored = settings_without_effect(flags, replace(host, variables={}), demand, LISTED)
+    return Aim(Target(wanted, memory_nodes=nodes or ()), host, ignored=_lines(ignored))
+
+
+def _lines(findings: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(f"{finding.severity}: {finding.text}" for finding in findings)
 
 
 def _of_rank(demand: Demand, flags: PlanFlags, host: Host) -> Demand:
@@ -122,17 +161,14 @@ def _of_rank(demand: Demand, flags: PlanFlags, host: Host) -> Demand:
 
 def _switched_off(flags: PlanFlags, host: Host) -> str:
     """Why the Ascend binding is not applied at all, if so: the switch, or the documented gate."""
-    from homenode.host.placement.additional_config import cpu_binding_enabled
     from homenode.host.placement.policies.ascend_plan import arm_gate
+    from homenode.host.placement.settings_read import is_ascend
 
-    enabled = cpu_binding_enabled(flags.additional_config, flags.cpu_binding)
-    ascend = flags.chosen_strategy in ASCEND or (
-        flags.chosen_strategy == "numa-bind" and host.accelerators.kind == "npu"
-    )
-    if not ascend:
+    if off := cpu_binding_off(flags, host, flags.chosen_strategy):
+        return off.message + "."
+    npus = flags.chosen_strategy == "numa-bind" and host.accelerators.kind == "npu"
+    if not npus and not is_ascend(flags.chosen_strategy):
         return ""
-    if not enabled:
-        return "CPU binding is switched off (enable_cpu_binding is false)."
     return next((finding.message for finding in arm_gate(host.machine)), "")
 
 
@@ -146,17 +182,21 @@ def _unplanned(flags: PlanFlags, host: Host, demand: Demand, error: PlacementErr
 
 def _require_bound(flags: PlanFlags, plan: Plan) -> None:
     """Raises UserError for a rank that the Ascend binding refuses: --strict has all of them bound or none."""
-    if flags.chosen_strategy in ASCEND and not all(worker.bound for worker in plan.workers):
+    from homenode.host.placement.settings_read import is_ascend
+
+    if is_ascend(flags.chosen_strategy) and not all(worker.bound for worker in plan.workers):
         refused = next(finding for finding in plan.findings if finding.severity == "error")
         raise UserError(f"{refused.message}. {refused.remedy}")
 
 
 def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
     from homenode.host.binding.target import Target, target_of
+    from homenode.host.placement.settings_read import is_ascend
 
-    lines = [f"{finding.severity}: {finding.text}" for finding in plan.findings if finding.severity != "info"]
+    told_apart = ("setting_ignored",)
+    lines = list(_lines(f for f in plan.findings if f.severity != "info" and f.code not in told_apart))
     bound = tuple(worker for worker in plan.workers if worker.bound)
-    if flags.chosen_strategy in ASCEND and bound:
+    if is_ascend(flags.chosen_strategy) and bound:
         from homenode.host.placement.policies.ascend import log_lines
 
         mode = (
@@ -192,22 +232,15 @@ def chip_of(host: Host, worker: Worker) -> Any:
 
 @contextmanager
 def _claim_table(wanted: bool, strict: bool) -> Iterator[ClaimTable | None]:
-    """The claims of this host, held alone; None where there is no folder for them: then the arithmetic alone keeps processes apart."""
+    """The claims of this host, held alone where they can be; else the arithmetic alone keeps processes apart, and
+    with `strict` HostError is raised."""
     if not wanted:
         yield None
         return
-    from homenode.host.binding.claims import exclusive
+    from homenode.host.binding.claims import exclusive, exclusive_if_possible
     from homenode.host.binding.state import open_state
 
-    try:
-        state = open_state()
-    except HostError as error:
-        if strict:
-            raise
-        warn(f"warning: claims of CPUs are not seen: {error.message}")
-        yield None
-        return
-    with exclusive(state) as table:
+    with exclusive(open_state()) if strict else exclusive_if_possible(warn) as table:
         for finding in table.findings:
             warn(f"{finding.severity}: {finding.text}")
         yield table
@@ -231,7 +264,7 @@ def _claim(pid: int, found: Aim) -> Claim:
     return Claim(pid, cpus, devices, found.plan.strategy if found.plan else "")
 
 
-def told(lines: tuple[str, ...], say: Callable[[str], None] = warn) -> None:
+def told(lines: Iterable[str], say: Callable[[str], None] = warn) -> None:
     """Say all the lines of an aim."""
     for line in lines:
         say(line)

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from homenode.cli.bench_options import Numbers, engine_backend, meter_of
+from homenode.cli.engine_notes import tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
 from homenode.engine.config import EngineConfig
@@ -82,6 +83,7 @@ def model(
         if prompt_tokens == 0 and gen_tokens == 0:
             raise UserError("nothing to measure: both --prompt-tokens and --gen-tokens are 0", param="--prompt-tokens")
         config = EngineConfig.of(model, {"threads": threads, "isa": isa, "quantize": quantize, "dtype": dtype, **numa})
+        tell_unused_settings(config)
         path = locate(model)
         checkpoint, folder = open_checkpoint(path), packed_folder(packed_cache, path)
         backend, spread = engine_backend(config, checkpoint)

@@ -10,6 +10,7 @@ import click
 
 from homenode.cli.bench_options import Sizes
 from homenode.cli.report import ERR, OUT, json_errors, print_json
+from homenode.errors import UserError
 from homenode.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def transfer(
     from homenode.bench.transfer import Plan, measure
 
     with json_errors(as_json):
+        if len(batch) != 1:
+            raise UserError("--batch: give one size; --page-sizes is the list that is measured over", param="--batch")
         with ERR.status("measuring") as status:
             rows = measure(
                 Plan(page_sizes, batch[0], rounds, channels, told=lambda text: status.update(f"measuring: {text}"))

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from homenode.cli.aim import Aim, aim, told, with_target_flags
+from homenode.cli.aim import Aim, aim, told, warn, with_target_flags
+from homenode.cli.given_settings import refuse_beside
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
 from homenode.cli.report import json_errors, print_json
 from homenode.cli.run import dry
-from homenode.errors import HomenodeError, UserError
+from homenode.errors import HomenodeError, HostError, UserError
 
 if TYPE_CHECKING:
     from homenode.host.binding.report import Report
+    from homenode.host.binding.state import State
 
 
 @click.command(cls=ManyValuesCommand)
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 @click.option("--undo", is_flag=True, help="Put back what was before the first binding.")
 @click.option("--dry-run", is_flag=True, help="Say what would be bound to what, and change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
 def bind(
+    ctx: click.Context,
+    /,
     pid: int,
     cpus: str | None,
     children: bool,
@@ -55,17 +60,19 @@ def bind(
 
     flags = PlanFlags.taken_from(values)
     with json_errors(as_json):
-        state = open_state()
         if undo:
-            _finish(_undo(pid, state), as_json)
+            refuse_beside(ctx, "--undo", "which puts back all that was before the first binding", ("pid", "as_json"))
+            _finish(_undo(pid, open_state()), as_json)
+        if dry_run and watch_s is not None:
+            raise UserError("--watch stays and binds, and --dry-run changes nothing; give one of them", param="--watch")
         identify(pid)
-        found = aim(
-            flags, cpus, strict=True, pid=pid, claims=not dry_run
-        )  # a binding asked for by name is not left out quietly
-        if not as_json:
-            told(found.lines)
+        state = None if dry_run else _state_if_possible(strict)
+        # A binding asked for by name is not left out quietly.
+        found = aim(flags, cpus, strict=True, pid=pid, claims=not dry_run, strict_claims=strict)
+        told(found.ignored if as_json else (*found.ignored, *found.lines))
         if dry_run or found.target is None:
-            print_json(dry(found))
+            others = tuple(descendants(pid)) if children else None
+            print_json(dry(found, memory=memory, irqs=irqs, children=others))
             return
         report = _apply_or_release(pid, found, memory, irqs, strict, state)
         if report.ok and found.plan is not None and found.plan.kernel_threads:
@@ -79,21 +86,45 @@ def bind(
         _finish(report, as_json)
 
 
-def _apply_or_release(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: Any) -> Report:
-    """Nobody keeps CPUs for a process that could not be bound to them."""
-    from homenode.host.binding.claims import release
+def _state_if_possible(strict: bool) -> State | None:
+    """The state folder. Where there is none: HostError with `strict`, else None, and it is told what will not be
+    possible."""
+    from homenode.host.binding.state import open_state
 
+    try:
+        return open_state()
+    except HostError as error:
+        if strict:
+            raise
+        warn(f"warning: undoing will not be possible, as nothing can be remembered: {error.message}")
+        return None
+
+
+def _apply_or_release(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: State | None) -> Report:
+    """Nobody keeps CPUs for a process that could not be bound to them."""
     try:
         report = _apply(pid, found, memory, irqs, strict, state)
     except HomenodeError:
-        release(state, pid)
+        _release(pid, state)
         raise
     if not report.ok:
-        release(state, pid)
+        _release(pid, state)
     return report
 
 
-def _apply(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: Any) -> Report:
+def _release(pid: int, state: State | None) -> None:
+    """Give up what the process claims. A claim that stays written down ends with the process, so failing to is only
+    told."""
+    from homenode.host.binding.claims import release
+
+    try:
+        if state is not None:
+            release(state, pid)
+    except HostError as error:
+        warn(f"warning: what process {pid} claims is not given up: {error.message}")
+
+
+def _apply(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: State | None) -> Report:
     from homenode.host.binding.apply import apply
 
     assert found.target is not None
@@ -105,7 +136,7 @@ def _apply(pid: int, found: Aim, memory: bool, irqs: bool, strict: bool, state: 
     return report
 
 
-def _apply_to_child(pid: int, found: Aim, memory: bool, strict: bool, state: Any) -> Report:
+def _apply_to_child(pid: int, found: Aim, memory: bool, strict: bool, state: State | None) -> Report:
     """One that has ended since it was listed is no trouble."""
     from homenode.host.binding.report import Report
     from homenode.host.binding.threads import identify
@@ -119,15 +150,14 @@ def _apply_to_child(pid: int, found: Aim, memory: bool, strict: bool, state: Any
         return Report()
 
 
-def _undo(pid: int, state: Any) -> Report:
+def _undo(pid: int, state: State) -> Report:
     from functools import partial
 
-    from homenode.host.binding.claims import release
     from homenode.host.binding.irq import restore
     from homenode.host.binding.undo import undo
 
     report = undo(pid, state, restore_irqs=partial(restore, state=state))
-    release(state, pid)
+    _release(pid, state)
     return report
 
 

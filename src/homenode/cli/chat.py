@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors, print_piece, show_controls
 from homenode.engine.config import EngineConfig
@@ -66,7 +67,10 @@ def chat(
     from homenode.engine.location import located
 
     with plain_errors():
-        config = located(EngineConfig.of(model, {"max_num_seqs": 1, **settings}))
+        config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
+        tell_unused_settings(config)
+        tell_unused_sampling(temperature)
+        config = located(config)
         path, text_config = Path(str(config.model.path)), TextConfig(tokenizer, chat_template, chat_template_timeout)
         trial = text_config.begin_trial(path)
         from homenode.engine.llm import LLM  # takes a while, in which the trial goes on

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import OUT, loading_bar, plain_errors, print_piece
 from homenode.engine.config import EngineConfig
@@ -68,12 +69,15 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
 
     settings = {name: options.pop(name) for name in _SETTINGS}
     with plain_errors():
-        config = located(EngineConfig.of(model, {"max_num_seqs": 1, **settings}))
+        config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
+        tell_unused_settings(config)
+        config = located(config)
         trial = begin_trial(Path(str(config.model.path)))
         from homenode.engine.llm import LLM  # takes a while, in which the trial goes on
         from homenode.engine.request import SamplingParams
 
         params = SamplingParams(**options)
+        tell_unused_sampling(params.temperature)
         config, tokenizer = _sized(config, trial, prompt, chat, params.max_tokens)
         with loading_bar("loading") as update:
             llm = LLM(config=config, tokenizer=tokenizer, progress=update)

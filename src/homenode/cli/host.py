@@ -37,6 +37,8 @@ def host(ctx: click.Context, source: str | None, as_json: bool) -> None:
 def show(ctx: click.Context, source: str | None, as_json: bool) -> None:
     """Draw the machine (what `homenode host` alone does)."""
     outer_source, outer_json = ctx.obj
+    if source and outer_source and source != outer_source:
+        raise click.UsageError(f"--from {outer_source} and --from {source} name two hosts; give one of them")
     _show(source or outer_source, as_json or outer_json)
 
 
@@ -47,6 +49,10 @@ def record(ctx: click.Context, file: Path) -> None:
     """Write what homenode reads of this machine to FILE, with nothing private in it; --from FILE reads it anywhere."""
     from homenode.host.topology.snapshot import save_recording
 
+    if ctx.obj[1]:
+        raise click.UsageError(
+            "--json is about showing a host; a recording is JSON whatever is asked for. Leave --json out"
+        )
     with json_errors(False):
         recording = save_recording(file, open_source(ctx.obj[0]))
         click.echo(

@@ -93,7 +93,7 @@ class PlanFlags:
                     f"--numa-bind and --strategy {self.strategy} contradict each other; give one", param="--numa-bind"
                 )
             return "numa-bind"
-        return self.strategy or ("cpu-threads" if self.cpu_threads_bind else "fair")
+        return self.strategy or ("cpu-threads" if self.cpu_threads_bind is not None else "fair")
 
 
 _COUNT = click.IntRange(1, 4096)
@@ -165,9 +165,14 @@ def plan_from_flags(
 def demand_from_flags(
     flags: PlanFlags, *, before_start: bool = False, claims: tuple[Claim, ...] = ()
 ) -> tuple[Host, Demand]:
-    """The host the flags name, and what is to be placed on it."""
+    """The host the flags name, and what is to be placed on it.
+
+    Raises PlacementError and UserError for any value that cannot be read or contradicts another, also where the
+    strategy does not need it.
+    """
     from dataclasses import replace
 
+    from homenode.cli.given_settings import check_settings
     from homenode.host.topology.accelerators.visible import see
     from homenode.host.topology.read import read_host
 
@@ -176,17 +181,25 @@ def demand_from_flags(
     if flags.ignore_openmp_mask:
         host = replace(host, allowance=host.allowance.widened())
     seen = see(host.accelerators, source.env, flags.visible_devices)
-    return replace(host, accelerators=seen.accelerators), _demand(flags, seen, source.env, before_start, claims)
+    host = replace(host, accelerators=seen.accelerators)
+    demand = _demand(flags, seen, source.env, before_start, claims)
+    check_settings(flags, host, demand, flags.chosen_strategy)
+    return host, demand
 
 
 def plan_for(flags: PlanFlags, host: Host, demand: Demand) -> Plan:
-    """The plan of the chosen strategy, stamped with the host it was made for."""
+    """The plan of the chosen strategy, stamped with the host it was made for, with a finding for each setting that
+    has no effect on it."""
     from dataclasses import replace
 
+    from homenode.cli.given_settings import cpu_binding_off, settings_without_effect
     from homenode.host.placement.select import make_plan
     from homenode.host.topology.describe import fingerprint
 
-    return replace(make_plan(flags.chosen_strategy, host, demand), host=fingerprint(host))
+    strategy = flags.chosen_strategy
+    off = cpu_binding_off(flags, host, strategy)
+    findings = [*([off] if off else []), *settings_without_effect(flags, host, demand, strategy)]
+    return replace(make_plan(strategy, host, demand).with_findings(findings), host=fingerprint(host))
 
 
 def _demand(

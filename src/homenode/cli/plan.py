@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ from homenode.cli.placement_options import ManyValuesCommand, PlanFlags, demand_
 from homenode.cli.plan_stages import plan_stages, stage_flags, with_stage_flags
 from homenode.cli.plan_weights import plan_weights, weight_flags, with_weight_flags
 from homenode.cli.report import json_errors, print_json
+from homenode.errors import UserError
 
 if TYPE_CHECKING:
     from homenode.host.placement.demand import Demand
@@ -47,7 +49,11 @@ def plan(
             sys.exit(plan_weights(flags, weights, as_json))
         host, demand = demand_from_flags(flags, before_start=before_start)
         if requirements:
-            sys.exit(_requirements(host, demand, as_json))
+            if explain:
+                raise UserError(
+                    "--explain is about a plan, and --requirements makes none; give one of them", param="--explain"
+                )
+            sys.exit(_requirements(flags, host, demand, as_json))
         made = plan_for(flags, host, demand)
         if as_json:
             print_json(made.to_dict())
@@ -63,10 +69,14 @@ def plan(
         sys.exit(1 if worst(made.findings) == "error" else 0)
 
 
-def _requirements(host: Host, demand: Demand, as_json: bool) -> int:
+def _requirements(flags: PlanFlags, host: Host, demand: Demand, as_json: bool) -> int:
+    from homenode.cli.given_settings import settings_without_effect
     from homenode.host.placement.requirements import requirements
+    from homenode.host.placement.settings_read import REQUIREMENTS
 
     needed = requirements(host, demand)
+    ignored = settings_without_effect(flags, host, demand, REQUIREMENTS)
+    needed = replace(needed, findings=(*needed.findings, *ignored))
     if as_json:
         print_json(needed.to_dict())
     else:

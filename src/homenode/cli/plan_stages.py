@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.given_settings import refuse_beside
 from homenode.cli.report import print_json
 from homenode.errors import UserError
 
@@ -20,6 +21,8 @@ _SETTINGS = ("stage_devices", "layer_split", "enable_expert_parallel", "expert_p
 _KEPT = ("threads", "quantize", "dtype", "kv_cache_dtype")  # as for --weights
 _PLACED = ("cpu_threads_bind", "memory_nodes", "reserve_cpus", "numa_bind", "numa_bind_nodes", "numa_bind_cpus")
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
+_OF_SEVERAL = ("data_parallel_size", "data_parallel_rank")
+_READ = (*_SETTINGS, *_KEPT, *_PLACED, *_SIZES, *_OF_SEVERAL, "source", "ignore_openmp_mask", "as_json")
 
 
 def with_stage_flags(command: Any) -> Any:
@@ -48,6 +51,7 @@ def stage_flags(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any] | 
         values["enable_expert_parallel"] = mine["enable_expert_parallel"]
         given = [name for name in given if name != "enable_expert_parallel"]
     if mine["stages"] is not None:
+        refuse_beside(ctx, "--stages", "which plans the workers of one engine for a model", _READ)
         return mine | {name: values[name] for name in (*_KEPT, *_PLACED, *_SIZES)}
     if given:
         flag = f"--{given[0].replace('_', '-')}"
@@ -92,6 +96,7 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
 
 
 def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
+    from homenode.cli.engine_notes import tell_unused_settings
     from homenode.cli.placement_options import open_source
     from homenode.engine.config import EngineConfig
     from homenode.engine.expert_room import ExpertsInCommon
@@ -107,6 +112,8 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     config = EngineConfig.of(model, settings)
     checkpoint = open_checkpoint(locate(None if model in ("builtin", BUILTIN_NAME) else model, offline=True))
     host = read_host(open_source(flags.source), accelerators=config.parallel.stage_devices.strip() != "cpu")
+    if flags.ignore_openmp_mask:
+        host = replace(host, allowance=host.allowance.widened())
     there = [f"torch:{'cuda' if chip.kind == 'rocm' else chip.kind}:{chip.id}" for chip in host.accelerators.chips]
     parallel = config.parallel
     config, engines = _as_one_of_several(config, host, flags), max(1, flags.data_parallel_size)
@@ -124,6 +131,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     devices = everybody[flags.data_parallel_rank]
     if missing := [device for device in devices if is_accelerator(device) and device not in there]:
         raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
+    tell_unused_settings(config, devices)
     seat = seat_of(config, everybody)
     return plan_engine(config, checkpoint, host, devices, common=None if seat is None else ExpertsInCommon(seat))
 

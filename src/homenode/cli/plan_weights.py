@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.aim import warn
 from homenode.cli.options import NUMA_SETTINGS, SettingOption, build, with_some_settings
 from homenode.cli.report import print_json
 from homenode.errors import UserError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _OWN_FLAGS = ("threads", "quantize", "dtype", "kv_cache_dtype", "batch", "context")
 # What says how to plan anything else than weights has no meaning beside --weights; these say which machine, and which part of it.
 _SHARED_FLAGS = ("source", "reserve_cpus", "ignore_openmp_mask")
+_OF_AUTO = ("batch", "context", "kv_cache_dtype", "numa_measured")
 # The choices are those of the engine's settings (engine/config.py), which `plan` does without: a test holds the two together.
 QUANTIZE = ("q8_0", "q4_0")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -67,6 +69,9 @@ def weight_flags(ctx: click.Context, values: dict[str, Any], with_stages: bool =
             f"{_flag(ctx, others[0])} plans workers and --weights plans where weights go; ask for one of them",
             param=_flag(ctx, others[0]),
         )
+    if mine["numa"] not in (None, "auto"):
+        for name in sorted(given.intersection(_OF_AUTO)):
+            warn(f"warning: {_flag(ctx, name)} is ignored: it is what --numa auto chooses by, and a policy is named")
     return mine
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import re
 import resource
@@ -18,6 +19,11 @@ from homenode.cli.report import ERR, OUT, plain_errors, print_note
 from homenode.server.proxy.config import ProxyConfig
 
 _URL = re.compile(r"https?://")
+_OF_PREFILL = (
+    "prefill_tries",
+    "prefill_timeout",
+    "min_handover_tokens",
+)  # settings that are about prefill servers alone
 _MANY = {"--prefill": _URL, "--decode": _URL}
 
 
@@ -68,6 +74,10 @@ def _announce(url: str, config: ProxyConfig) -> None:
     )
     if not config.prefill:
         print_note("no --prefill server is given: the decode servers compute all prompts")
+        usual = {field.name: field.default for field in dataclasses.fields(config)}
+        unused = [name for name in _OF_PREFILL if getattr(config, name) != usual[name]]
+        for flag in (f"--{name.replace('_', '-')}" for name in unused):
+            print_note(f"{flag} is ignored: there is no --prefill server")
 
 
 def _show(ctx: click.Context) -> None:

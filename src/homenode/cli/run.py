@@ -34,8 +34,16 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
     with plain_errors():
         try:
             find_program(command[0], os.environ)
-            found = aim(flags, cpus, strict=strict, pid=os.getpid(), claims=not dry_run, before_start=True)
-            told(found.lines)
+            found = aim(
+                flags,
+                cpus,
+                strict=strict,
+                pid=os.getpid(),
+                claims=not dry_run,
+                strict_claims=strict,
+                before_start=True,
+            )
+            told((*found.ignored, *found.lines))
             if dry_run:
                 print_json(dry(found, command))
                 return
@@ -46,23 +54,33 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
             sys.exit(error.exit_code)
 
 
-def dry(found: Aim, command: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What would be done, as JSON."""
+def dry(
+    found: Aim,
+    command: tuple[str, ...] = (),
+    *,
+    memory: bool = True,
+    irqs: bool = True,
+    children: tuple[int, ...] | None = None,
+) -> dict[str, Any]:
+    """What would be done, as JSON. `memory`, `irqs`: whether it would be moved and they routed. `children`: processes
+    bound as well, if asked for."""
     from homenode.cpuset import format_cpu_list
 
     target = found.target
     if target is None:
         return {"command": list(command), "bound": False}
     routes = [
-        {"device": route.address, "action": route.action, "cpus": format_cpu_list(route.cpus)} for route in target.irqs
+        {"device": route.address, "action": route.action, "cpus": format_cpu_list(route.cpus)}
+        for route in (target.irqs if irqs else ())
     ]
     return {
         "command": list(command),
         "bound": True,
         "cpus": format_cpu_list(target.cpus),
         "threads": {name: format_cpu_list(cpus) for name, cpus in target.threads.items()},
-        "memory_nodes": list(target.memory_nodes),
+        "memory_nodes": list(target.memory_nodes if memory else ()),
         "irqs": routes,
+        **({} if children is None else {"children": list(children)}),
         "plan": found.plan.to_dict() if found.plan else None,
     }
 

@@ -20,7 +20,7 @@ from homenode.cli.stop_tokens import print_stop_tokens
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.engine.pairing import transfer_problems
-from homenode.errors import HomenodeError
+from homenode.errors import HomenodeError, UserError
 from homenode.model.checkpoint.reading import refuse_links
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
@@ -53,6 +53,10 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
     come from a variable HOMENODE_<SETTING> or from the file given by --config.
     """
     with plain_errors():
+        if check_config and show_config:
+            raise UserError(
+                "--check-config and --show-config are two answers; ask for one of them", param="--show-config"
+            )
         take_transfer_file(ctx, values)
         engine: EngineConfig = build(EngineConfig, values)
         engine = dataclasses.replace(engine, model=dataclasses.replace(engine.model, model=model))
@@ -191,6 +195,12 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     except HomenodeError as error:
         problems.append(error)
     if not problems:
+        from rich.markup import escape
+
+        from homenode.engine.build import unused_settings
+
+        for finding in unused_settings(engine):
+            ERR.print(f"[yellow]{finding.severity}:[/] {escape(finding.text)}", highlight=False)
         ERR.print("[green]all settings are fine[/]")
     return _tell(problems)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.engine_notes import tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, build, with_some_settings
 from homenode.cli.placement_options import ManyValuesCommand, open_source
 from homenode.cli.report import json_errors, print_json
@@ -121,9 +122,16 @@ def simulate(
 
         asked = _workload(workload, requests, speed)
         config: EngineConfig = build(EngineConfig, values)
+        if compare and config.placement.numa is not None:
+            raise UserError(
+                f"--compare numa simulates every policy of --numa, and --numa {config.placement.numa} names one; "
+                "give one of them",
+                param="numa",
+            )
         speeds, config = _speeds(config, step_us, bench_model, accelerator)
         checkpoint = _checkpoint(model)
         machines = [host for source in sources or (None,) for host in [_host(source, node_memory)] * hosts]
+        _tell_unused(config, machines, node_memory, accelerator)
         if compare:
             results = compare_numa(machines, config, checkpoint, speeds, asked, _silent)
             best, why = winner(results)
@@ -188,6 +196,25 @@ def _host(source: str | None, memory: int | None) -> Host:
     nodes = tuple(replace(node, memory=memory) if node.memory is None else node for node in host.nodes)
     known = host.allowance.memory_available or (0 if nodes else memory)
     return replace(host, nodes=nodes, allowance=replace(host.allowance, memory_available=known))
+
+
+def _tell_unused(
+    config: EngineConfig, machines: Sequence[Host], node_memory: int | None, accelerator: str | None
+) -> None:
+    """What was given and has no effect on any of these hosts. The file of measured speeds always has one here."""
+    from homenode.cli.report import ERR
+
+    parallel = config.parallel
+    there = any(host.accelerators.chips for host in machines) and parallel.stage_devices.strip() != "cpu"
+    devices = ("torch:cuda:0" if there else "cpu",) * parallel.workers
+    tell_unused_settings(replace(config, placement=replace(config.placement, numa_measured=None)), devices)
+    tells_memory = all(host.nodes and all(node.memory is not None for node in host.nodes) for host in machines)
+    for flag, given, why in (
+        ("--node-memory", node_memory is not None and tells_memory, "the hosts tell the memory of their nodes"),
+        ("--accelerator", accelerator is not None and not there, "no accelerator computes here"),
+    ):
+        if given:
+            ERR.print(f"homenode: warning: {flag} is ignored: {why}", markup=False, highlight=False)
 
 
 def _silent(name: str) -> Told:

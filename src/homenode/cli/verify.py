@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from homenode.cli.aim import aim, with_target_flags
+from homenode.cli.aim import aim, told, with_target_flags
 from homenode.cli.bind import show
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
 from homenode.cli.report import json_errors, print_json
@@ -87,6 +87,7 @@ def _verify(
     from homenode.host.binding.watch import watch
 
     found = aim(flags, cpus, strict=True, pid=pid, claims=False)
+    told(found.ignored)
     target = found.target
     if target is None:
         raise UserError("there is nothing to compare with: the plan leaves this process unbound", param="--strategy")

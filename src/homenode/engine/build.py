@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from homenode.engine.numa_memory import leave_plan, settle_pages, spread_of, tea
 from homenode.engine.pairing import kept_as, require_transfer, targets_of, transfer_problems
 from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.settings_without_effect import settings_without_effect
 from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
 from homenode.engine.sizing import Sizes, problems, resolve
 from homenode.engine.worker.runner import Runner
@@ -51,6 +53,7 @@ from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart
+from homenode.model.parts import read_layer_split
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds
@@ -138,7 +141,8 @@ def build_engine(
     devices = everybody[config.replica.number if config.replica else 0]
     seat = seat_of(config, everybody)
     common = ExpertsInCommon(seat, dict(enumerate(experts))) if seat is not None and experts else None
-    findings = not_in_common(config, everybody)
+    findings = (*not_in_common(config, everybody), *settings_without_effect(config, devices, os.environ))
+    read_layer_split(config.parallel.layer_split)
     if executor_kind(config, devices) != "inline":
         from homenode.engine.workers.build import build_engine_of_workers  # built on this module
 
@@ -239,6 +243,7 @@ def check_config(config: EngineConfig) -> list[UserError]:
         everybody = devices_of_service(config)
         devices = everybody[config.replica.number if config.replica else 0]
         inline = executor_kind(config, devices) == "inline"
+        read_layer_split(config.parallel.layer_split)
     except UserError as error:
         return [error]
     seat = seat_of(config, everybody)
@@ -263,6 +268,12 @@ def check_config(config: EngineConfig) -> list[UserError]:
     except UserError as error:
         found.append(error)
     return found + _check_model(config, checkpoint, host, place, common)
+
+
+def unused_settings(config: EngineConfig) -> tuple[Finding, ...]:
+    """The settings that were given and have no effect, for what `check_config` has found nothing wrong with."""
+    config = located(config)
+    return settings_without_effect(config, devices_of_service(config)[0], os.environ)
 
 
 def _model_problem(config: EngineConfig, spec: ModelSpec) -> UserError | None:

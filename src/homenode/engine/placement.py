@@ -19,6 +19,7 @@ from homenode.host.placement.numa_policy import Chosen, Decision, Teams, home_te
 from homenode.host.placement.plan import Plan, Worker
 from homenode.host.placement.requirements import requirements
 from homenode.host.placement.select import make_plan
+from homenode.host.placement.threads_bind import AUTO
 from homenode.host.placement.variables import (
     memory_nodes,
     memory_nodes_origin,
@@ -59,9 +60,13 @@ def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: 
     _check(config)
     lists = threads_bind(config.cpu_threads_bind, host.variables)
     nodes = memory_nodes(config.memory_nodes, host.variables)
+    # That the flag has no effect beside lists is told with all such settings (settings_without_effect); that of a
+    # variable by the plan.
+    told = config.reserve_cpus is not None and (lists or AUTO).strip() != AUTO and not config.numa_bind
+    reserve = None if told else reserved_cores(config, host)
     demand = Demand(
         local_rank=local_rank,
-        reserve_cpus=reserved_cores(config, host),
+        reserve_cpus=reserve,
         threads_bind=lists or "auto",
         memory_nodes=nodes,
         workers=workers,

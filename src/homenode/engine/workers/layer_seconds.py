@@ -45,5 +45,10 @@ def keep_seconds(path: Path, more: Mapping[str, float]) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_NAME, delete=False) as new:
-            new.write(msgspec.json.encode(read_seconds(path) | dict(more)))
-        Path(new.name).replace(path)
+            try:
+                new.write(msgspec.json.encode(read_seconds(path) | dict(more)))
+                new.flush()
+                Path(new.name).replace(path)
+            except OSError:  # a full disk is not filled further
+                Path(new.name).unlink(missing_ok=True)
+                raise

@@ -9,15 +9,15 @@ Numbers mean something within one pid namespace only, so each namespace has a fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
-from homenode.errors import UserError
-from homenode.host.binding.state import LOCK_DEADLINE_S, State, boot_id
+from homenode.errors import HostError, UserError
+from homenode.host.binding.state import LOCK_DEADLINE_S, State, boot_id, open_state
 from homenode.host.binding.threads import Process, alive, identify
 from homenode.host.placement.demand import Claim
 from homenode.host.topology.finding import Finding
@@ -72,6 +72,30 @@ def exclusive(state: State, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Cla
         yield table
         if table._changed:
             state.save(_file_name(), _to_dict(table._held))
+
+
+@contextmanager
+def exclusive_if_possible(say: Callable[[str], None], deadline_s: float = LOCK_DEADLINE_S) -> Iterator[ClaimTable]:
+    """As `exclusive` in this user's state folder, for who goes on where claims cannot be kept: a folder that is not
+    to be had, full, read-only, or locked for `deadline_s` seconds. `say` gets one line for each thing that fails; the
+    table then holds what can be read.
+
+    Raises UserError for a folder that must not be trusted.
+    """
+    with ExitStack() as held:
+        state, table = None, ClaimTable()
+        try:
+            state = open_state()
+            table = held.enter_context(exclusive(state, deadline_s))
+        except HostError as error:
+            table = ClaimTable() if state is None else _load(state)[0]
+            seen = "not seen" if state is None else "seen, and not kept for others to see"
+            say(f"warning: claims of CPUs are {seen}: {error.message}")
+        yield table
+        try:
+            held.close()
+        except HostError as error:
+            say(f"warning: this claim of CPUs is not kept, and who starts next may take the same: {error.message}")
 
 
 def claim(state: State, wanted: Claim, deadline_s: float = LOCK_DEADLINE_S) -> None:

@@ -27,16 +27,23 @@ def leave_companion(task: Task, say: Say = to_stderr) -> None:
     """Leave a process behind that does `task` and ends. `task` gets a pidfd of the calling process; None where the kernel has none.
 
     Call it from the main thread of a process without others, before binding: the companion keeps the affinity of this moment. `task` should
-    end when the pidfd becomes readable. What it raises is told through `say`.
+    end when the pidfd becomes readable. What it raises is told through `say`, and so is that no process can be had (a
+    limit on processes).
     """
     pidfd = _open_pidfd(os.getpid())
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()
-    child = os.fork()
+            with suppress(OSError):
+                stream.flush()
+    try:
+        child = os.fork()
+    except OSError as error:
+        child = -1
+        say(f"warning: nobody looks after threads, ranks and interrupts of the program: {error.strerror}")
     if child == 0:
         _become_companion(task, pidfd, say)
-    os.waitpid(child, 0)  # the one in between
+    if child > 0:
+        os.waitpid(child, 0)  # the one in between
     if pidfd is not None:
         os.close(pidfd)
 

@@ -12,6 +12,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -150,7 +151,8 @@ def execute(program: str, argv: Sequence[str], env: Mapping[str, str]) -> NoRetu
     """Become the program, with the signals that Python ignores as they were before Python. Raises ProgramError when the kernel refuses."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed before we started
-            stream.flush()
+            with suppress(OSError):  # nobody reads it any more, or its disk is full: the program will see for itself
+                stream.flush()
     for name in _IGNORED_BY_PYTHON:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)

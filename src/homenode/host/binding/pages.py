@@ -1,8 +1,10 @@
 """Existing private memory of a running process, moved to the nodes it is bound to, in bounded batches.
 
-Only ranges of the process's own memory are touched (memory_map.py says which): moving a table that several processes or a device share stalls
-all of them. Source: move_pages(2). Two habits of it matter here: a call that meets a page it cannot move may leave later pages untried, so
-places are asked for again afterwards, and a page that was never touched answers ENOENT or, on older kernels, EFAULT.
+Only ranges of the process's own memory are touched (memory_map.py says which): moving a table that several processes
+or a device share stalls all of them. Source: move_pages(2). Three habits of it matter here: a call that meets a page
+it cannot move may leave later pages untried, so places are asked for again afterwards; a page that was never touched
+answers ENOENT or, on older kernels, EFAULT; and a transparent huge page moves as a whole when one of its small pages
+is moved, also where it reaches into the next batch, so places are asked for ahead as well.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
@@ -20,6 +22,8 @@ from homenode.host.binding.syscalls import Syscalls
 
 BATCH = 1024  # pages a call: 4 MiB of small pages, during which their users may have to wait
 _MOST_BYTES = 64 << 20  # a call, where pages are huge
+_LARGEST_SMALL = 64 << 10  # bytes: pages of a kernel are 4, 16 or 64 KiB small
+_ENTRY_BYTES = 8  # of a page table, which fills one page: what one such table maps is the largest transparent huge page
 Progress = Callable[[int, int], None]  # bytes looked after so far, bytes to look after
 
 _REASONS = {
@@ -75,10 +79,7 @@ def move_private_pages(
             moves.wanted += away
             work.append(part)
     mover = _Mover(pid, tuple(nodes), calls, moves, batch, time.monotonic() + deadline_s, progress)
-    for part in work:
-        if moves.stopped:
-            break
-        mover.move_range(part)
+    mover.move_ranges(work)
     return moves
 
 
@@ -103,7 +104,7 @@ def bring_home(planned: Iterable[PlannedRange], calls: Syscalls, *, deadline_s: 
         if away := lying.away(part.nodes) * PAGE:
             moves.wanted += away
             mover = movers.setdefault(part.nodes, _Mover(0, part.nodes, calls, moves, BATCH, end, None))
-            mover.move_range(lying)
+            mover.move_ranges((lying,))
     return moves
 
 
@@ -113,6 +114,28 @@ def _left_alone(part: Range, memory: MemoryMap, nodes: Sequence[int]) -> str:
         return _KINDS[part.kind]
     placed = policy != memory.policy and policy.nodes and not set(policy.nodes) <= set(nodes)
     return "placed by a policy of its own" if placed else ""
+
+
+@dataclass
+class _Walk:
+    """The way through one range. `remaining`: pages elsewhere that are still to be looked after. `hopeless`: batches
+    in a row of which nothing moved. `over`: the rest of the range is not tried."""
+
+    part: Range
+    remaining: int
+    hopeless: int = 0
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Some pages of a range, and those of them that were elsewhere when `attempts` calls to move pages had been
+    made."""
+
+    walk: _Walk
+    pages: range
+    away: list[int]
+    attempts: int
 
 
 class _Mover:
@@ -137,32 +160,60 @@ class _Mover:
         self._progress = progress
         self._room: dict[int, list[int]] = {}  # page size -> nodes that have not yet been found full
         self._done = 0
+        self._attempts = 0  # calls to move pages so far
 
-    def move_range(self, part: Range) -> None:
-        size, remaining, hopeless = part.placement.page_bytes, part.away(self._nodes), 0
+    def move_ranges(self, parts: Sequence[Range]) -> None:
+        """Move what of `parts` lies elsewhere, or say in the accounts why not."""
+        walks = [_Walk(part, part.away(self._nodes)) for part in parts]
         try:
-            step = size * max(1, min(self._batch, _MOST_BYTES // size))
-            for first in range(part.start, part.end, step):
+            for batch in self._batches(walks):
                 if time.monotonic() > self._end:
                     self._moves.stopped = "out of time"
                     return
-                away = self._away(range(first, min(part.end, first + step), size))
-                if not away:
-                    continue
-                remaining -= len(away)
-                moved, reason = self._move(away, size)
-                hopeless = 0 if moved else hopeless + 1
-                if not self._room[size]:
-                    reason = _REASONS[errno.ENOMEM]
-                if hopeless == _HOPELESS or not self._room[size]:
-                    self._stay(reason, remaining * size)
-                    return
-                if remaining <= 0:
-                    return
+                if not batch.walk.over:
+                    self._move_batch(batch)
         except ProcessLookupError:
             self._moves.stopped = "the process has ended"
         except OSError as error:
             self._moves.stopped = f"{errno.errorcode.get(error.errno or 0, '?')}, {os.strerror(error.errno or 0)}"
+
+    def _batches(self, walks: Iterable[_Walk]) -> Iterator[_Batch]:
+        """All batches of all ranges, each with its pages that were elsewhere before anything that could take them
+        along was moved.
+
+        Those of one range end with the batch that holds the last of its pages elsewhere.
+        """
+        ahead: deque[_Batch] = deque()
+        for walk in walks:
+            part, unseen = walk.part, walk.remaining
+            size = part.placement.page_bytes
+            step = size * max(1, min(self._batch, _MOST_BYTES // size))
+            # Pages of hugetlbfs count as what they are, and no other page comes along with them.
+            reach = -(-(size * (size // _ENTRY_BYTES)) // step) if size <= _LARGEST_SMALL else 0
+            for first in range(part.start, part.end, step):
+                if walk.over or unseen <= 0:
+                    break
+                pages = range(first, min(part.end, first + step), size)
+                ahead.append(_Batch(walk, pages, self._away(pages), self._attempts))
+                unseen -= len(ahead[-1].away)
+                while len(ahead) > reach:
+                    yield ahead.popleft()
+        yield from ahead
+
+    def _move_batch(self, batch: _Batch) -> None:
+        walk, size = batch.walk, batch.walk.part.placement.page_bytes
+        away = self._away(batch.pages) if batch.away and batch.attempts < self._attempts else batch.away
+        self._count_as_moved(len(set(batch.away).difference(away)) * size)  # they came along with a huge page
+        walk.remaining -= len(set(batch.away).union(away))
+        if not away:
+            return
+        moved, reason = self._move(away, size)
+        walk.hopeless = 0 if moved else walk.hopeless + 1
+        if not self._room[size]:
+            reason = _REASONS[errno.ENOMEM]
+        if walk.hopeless == _HOPELESS or not self._room[size]:
+            walk.over = True
+            self._stay(reason, walk.remaining * size)
 
     def _away(self, addresses: Sequence[int]) -> list[int]:
         """Those that hold a page, elsewhere. Untouched ones answer an errno."""
@@ -185,8 +236,7 @@ class _Mover:
         for reason, count in reasons.items():
             self._stay(reason, count * size)
         moved = len(addresses) - len(away)
-        self._moves.moved += moved * size
-        self._tell(moved * size)
+        self._count_as_moved(moved * size)
         return moved, reasons.most_common(1)[0][0] if reasons else ""
 
     def _try(self, addresses: list[int], size: int) -> tuple[dict[int, int], bool]:
@@ -194,6 +244,7 @@ class _Mover:
         room = self._room.setdefault(size, list(self._nodes))
         if not room:
             return dict.fromkeys(addresses, -errno.ENOMEM), False
+        self._attempts += 1
         try:
             places = self._calls.move_pages(self._pid, addresses, [room[0]] * len(addresses))
         except OSError as error:
@@ -205,6 +256,10 @@ class _Mover:
         if full:
             room.pop(0)
         return codes, full
+
+    def _count_as_moved(self, size: int) -> None:
+        self._moves.moved += size
+        self._tell(size)
 
     def _stay(self, reason: str, size: int) -> None:
         if size > 0:

@@ -47,7 +47,9 @@ class State:
         """The JSON value of a file. One that is no JSON, or too large, counts as not there and gives a finding; it stays where it is."""
         file = self.folder / name
         try:
-            with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
+            # Without O_NONBLOCK a FIFO of that name would be waited for until somebody writes into it.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            with os.fdopen(os.open(file, flags), "rb") as opened:
                 raw = opened.read(_MOST_BYTES + 1)
         except FileNotFoundError:
             return Loaded()

@@ -42,7 +42,10 @@ def _switch(text: str) -> bool | None:
         raise _bad(f"--additional-config has {SWITCH} twice", seen, "once at most", remedy)
     if values and not isinstance(values[0], bool):
         raise _bad(
-            f"{SWITCH} must be true or false, without quotes", json.dumps(values[0])[:80], "true or false", remedy
+            f"{SWITCH} in --additional-config must be true or false, without quotes",
+            json.dumps(values[0])[:80],
+            "true or false",
+            remedy,
         )
     return bool(values[0]) if values else None
 

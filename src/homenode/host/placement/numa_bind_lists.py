@@ -53,7 +53,7 @@ def read_lists(host: Host, demand: Demand, devices: int) -> BindLists:
     if demand.numa_bind_cpus is None:
         return BindLists(demand.numa_bind_nodes, None, devices)
     online, allowed = tuple(host.cpu_by_id), host.allowance.cpus
-    cpus = tuple(parse_cpus(text, allowed, online) for text in demand.numa_bind_cpus)
+    cpus = tuple(parse_cpus(text, allowed, online, named=f"{CPUS} {text}") for text in demand.numa_bind_cpus)
     findings = []
     for text in demand.numa_bind_cpus:
         if skipped := left_out(text, allowed, online):

@@ -29,7 +29,8 @@ _WORDS = ("netdev", "file", "ip", "block", "pci")
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """What the two lists differ in. `refuse_number` raises for a number that is not in `universe`."""
+    """What the two lists differ in. `refuse_number` raises for a number that is not in `universe`. `seen`: what a
+    refusal shows, else the text."""
 
     kind: str  # "CPU" | "node"
     code: str
@@ -37,27 +38,32 @@ class _Grammar:
     universe: tuple[int, ...]
     refuse_number: Callable[[int], PlacementError]
     resolve_word: Callable[[str], tuple[int, ...]]
+    seen: str = ""
 
     def bad(self, why: str) -> PlacementError:
         return PlacementError(
             self.code,
             f"the {self.kind} list {_quoted(self.text)} cannot be read: {why}",
-            seen=_quoted(self.text),
+            seen=_quoted(self.seen or self.text),
             wanted="numbers and ascending ranges such as 0-3,8, perhaps after one ! or + for the whole list, or all",
             remedy=f"Write the {self.kind}s that are meant.",
         )
 
 
-def parse_cpus(text: str, allowed: Sequence[int], online: Sequence[int]) -> tuple[int, ...]:
-    """CPUs that `text` means, ascending, never outside `allowed`. Raises PlacementError: bad_cpu_list, cpus_not_allowed."""
-    there, permitted = set(online), tuple(sorted(set(allowed)))
+def parse_cpus(text: str, allowed: Sequence[int], online: Sequence[int], *, named: str = "") -> tuple[int, ...]:
+    """CPUs that `text` means, ascending, never outside `allowed`. `named`: what a refusal shows as seen, where it is
+    more than the text.
+
+    Raises PlacementError: bad_cpu_list, cpus_not_allowed.
+    """
+    seen, there, permitted = named or text, set(online), tuple(sorted(set(allowed)))
 
     def refuse(cpu: int) -> PlacementError:
         return PlacementError(
             "cpus_not_allowed",
             f"CPU {cpu} of the list {_quoted(text)} "
             + ("may not be used by this process" if cpu in there else "does not exist or is offline"),
-            seen=_quoted(text),
+            seen=_quoted(seen),
             wanted=f"CPUs among {format_cpu_list(permitted) or 'none'}",
             remedy="Name allowed CPUs only, or widen what this process inherits (taskset, Slurm, cpuset).",
         )
@@ -65,7 +71,7 @@ def parse_cpus(text: str, allowed: Sequence[int], online: Sequence[int]) -> tupl
     def word(found: str) -> tuple[int, ...]:
         raise grammar.bad(f"{_quoted(found)} is no CPU number")
 
-    grammar = _Grammar("CPU", "bad_cpu_list", text, permitted, refuse, word)
+    grammar = _Grammar("CPU", "bad_cpu_list", text, permitted, refuse, word, seen)
     return _parse(grammar)
 
 
@@ -95,6 +101,14 @@ def parse_nodes(text: str, host: Host, *, previous: Sequence[int] | None = None)
             raise grammar.bad("`same` repeats the list given before, and there is none")
         return tuple(previous)
     return _parse(grammar)
+
+
+def check_memory_nodes(host: Host, nodes: Sequence[int], origin: str = "--memory-nodes") -> None:
+    """Raises PlacementError no_such_node or nodes_not_allowed for the first of these nodes whose memory may not be
+    taken. `origin`: the flag or the variable that named them."""
+    for node in nodes:
+        if node not in permitted_nodes(host):
+            raise refused_node(host, node, f"{origin} {format_cpu_list(nodes)}")
 
 
 def refused_node(host: Host, node: int, text: str) -> PlacementError:

@@ -39,6 +39,16 @@ def world_size(parallelism: Parallelism) -> int:
     return parallelism.data_parallel_size * parallelism.ranks_per_engine
 
 
+def sizes_in_words(parallelism: Parallelism) -> str:
+    """The flags of the sizes above 1, as they would be written."""
+    sizes = {
+        "--data-parallel-size": parallelism.data_parallel_size,
+        "--tensor-parallel-size": parallelism.tensor_parallel_size,
+        "--pipeline-parallel-size": parallelism.pipeline_parallel_size,
+    }
+    return " ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
+
+
 def worker_index(parallelism: Parallelism, local_rank: int) -> int:
     """Which worker of this host one is: its local rank behind those of the engines before its own. Ray and torchrun count over all engines."""
     if parallelism.external_launcher:

@@ -44,17 +44,20 @@ def memory_nodes(given: str | None, env: Mapping[str, str]) -> tuple[int, ...] |
     if text is None:
         return None
     try:
-        return parse_cpu_list(text)
-    except UserError as error:
-        origin = memory_nodes_origin(given, env)
-        raise PlacementError(
-            "bad_node_list",
-            f"{origin}: the list of memory nodes cannot be read",
-            seen=repr(text if len(text) <= 80 else text[:77] + "..."),
-            wanted="numbers and ranges, such as 0,2-3",
-            remedy=f"Mend {origin}.",
-            param=MEMORY_NODES_FLAG,
-        ) from error
+        nodes, why = parse_cpu_list(text), "is empty"
+    except UserError:
+        nodes, why = (), "cannot be read"
+    if nodes:
+        return nodes
+    origin = memory_nodes_origin(given, env)
+    raise PlacementError(
+        "bad_node_list",
+        f"{origin}: the list of memory nodes {why}",
+        seen=repr(text if len(text) <= 80 else text[:77] + "..."),
+        wanted="numbers and ranges, such as 0,2-3",
+        remedy=f"Mend {origin}.",
+        param=MEMORY_NODES_FLAG,
+    )
 
 
 def memory_nodes_origin(given: str | None, env: Mapping[str, str]) -> str:

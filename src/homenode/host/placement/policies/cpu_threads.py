@@ -14,8 +14,8 @@ from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.memory_nodes import memory_nodes
-from homenode.host.placement.nodes import memory_of_cpus, nodes_of, permitted_nodes, working_nodes
-from homenode.host.placement.numactl import refused_node
+from homenode.host.placement.nodes import memory_of_cpus, nodes_of, working_nodes
+from homenode.host.placement.numactl import check_memory_nodes
 from homenode.host.placement.parallelism import check_sizes, worker_index, world_size
 from homenode.host.placement.plan import Place, Plan, Worker
 from homenode.host.placement.ranks import assign_ranks
@@ -50,7 +50,7 @@ def plan(host: Host, demand: Demand) -> Plan:
     """
     check_sizes(demand)
     count = demand.workers or world_size(demand.parallelism)
-    _check_memory_nodes(host, demand)
+    check_memory_nodes(host, demand.memory_nodes or (), demand.memory_nodes_origin)
     wanted = parse_threads_bind(demand.threads_bind, demand.threads_bind_origin)
     if isinstance(wanted, tuple):
         layout = _listed(host, demand, count, wanted)
@@ -95,12 +95,6 @@ def _memory(host: Host, demand: Demand, cpus: Sequence[int]) -> tuple[int, ...]:
         return homes
     nearest = sorted(demand.memory_nodes, key=lambda node: (host.distance(homes[0], node), node))
     return tuple(node for node in homes if node in demand.memory_nodes) or memory_nodes(host, nearest)[:1]
-
-
-def _check_memory_nodes(host: Host, demand: Demand) -> None:
-    for node in demand.memory_nodes or ():
-        if node not in permitted_nodes(host):
-            raise refused_node(host, node, f"{demand.memory_nodes_origin} {format_cpu_list(demand.memory_nodes or ())}")
 
 
 def _listed(host: Host, demand: Demand, count: int, lists: ThreadLists) -> _Layout:

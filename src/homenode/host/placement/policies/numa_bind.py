@@ -18,7 +18,7 @@ from homenode.host.placement.demand import Demand
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.nodes import allowed_cpus, memory_of_cpus, nodes_of, working_nodes
 from homenode.host.placement.numa_bind_lists import CPUS, NODES, BindLists, read_lists
-from homenode.host.placement.parallelism import check_sizes, engines, worker_index, world_size
+from homenode.host.placement.parallelism import check_sizes, engines, sizes_in_words, worker_index, world_size
 from homenode.host.placement.plan import Place, Plan, Worker
 from homenode.host.placement.ranks import assign_ranks, given_one, offered
 from homenode.host.topology.accelerators.cells import node_of_cpus
@@ -253,9 +253,12 @@ def _count_findings(host: Host, devices: Sequence[int], demand: Demand, lists: B
                     "Give one entry for each visible device, in the same order.",
                 )
             )
-    told = world_size(demand.parallelism)
-    if told > len(devices) > 1:
-        message = f"the parallel sizes call for {told} workers, {len(devices)} devices are visible"
+    told, named = world_size(demand.parallelism), sizes_in_words(demand.parallelism)
+    if told == 1 and host.accelerators.kind is not None:
+        told, named = demand.parallelism.devices or 1, "--devices"
+    given_one_each = len(devices) == 1 and demand.local_rank is not None  # by a launcher
+    if told > len(devices) and not given_one_each:
+        message = f"{named}: the deployment has {told} workers, and the visible devices are {len(devices)}"
         findings.append(
             Finding("warning", "too_few_devices", message, "Make more devices visible, or lower the parallel sizes.")
         )

@@ -1,0 +1,242 @@
+"""Every flag of every command is known to this table: it is always looked at, or there is a case in which it would be
+dropped, and is told or refused.
+
+A new flag is added here: to ALWAYS where nothing else decides whether it is looked at, else to CASES with a line in
+which it could not be. The flags of a plan (`plan`, `run`, `bind`, `verify`, `doctor`) are in
+tests/pure/test_settings_read.py, over all strategies and kinds of hosts; the settings of an engine are in
+tests/pure/test_settings_without_effect.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from homenode.cli.main import cli
+from homenode.cli.placement_options import PlanFlags
+from homenode.cli.proxy import _announce
+from homenode.engine.settings_without_effect import SETTINGS_OF_OTHERS
+from homenode.server.proxy.config import ProxyConfig
+
+SIMULATE = "simulate --from 2s/2n/8c --model builtin --workload closed:clients=1,in=8,out=2,n=1 --json"
+SENDER = "serve --check-config --pd-role sender"
+
+# The line after `homenode`; the first flag of the case is the one that would be dropped.
+CASES: dict[str, dict[str, str]] = {
+    "serve": {
+        "--show-config": "serve --show-config --check-config",
+        "--check-config": "serve --show-config --check-config",
+        "--numa-nodes": "serve --check-config --numa-nodes 0",
+        "--numa-mirror-tensors": "serve --check-config --numa local --numa-mirror-tensors x",
+        "--numa-strict": "serve --check-config --numa-strict",
+        "--numa-bind-nodes": "serve --check-config --numa-bind-nodes 0",
+        "--numa-bind-cpus": "serve --check-config --numa-bind-cpus 0",
+        "--cpu-threads-bind": "serve --check-config --numa-bind --cpu-threads-bind 0",
+        "--numa-bind": "serve --check-config --numa-bind --numa local",
+        "--expert-counts": "serve --check-config --expert-counts x",
+        "--threads": "serve --check-config --cpu-threads-bind 0 --threads 2",
+        "--enable-pd": "serve --check-config --enable-pd",
+        "--pd-peer-alloc-port": "serve --check-config --pd-peer-alloc-port 5000",
+        "--pd-pull-done-port": "serve --check-config --pd-pull-done-port 5000",
+        "--pd-pull-mode": "serve --check-config --pd-pull-mode",
+        "--pd-buffer-size": "serve --check-config --pd-buffer-size 1MiB",
+        "--pd-proxy-host": f"{SENDER} --pd-proxy-host h",
+        "--pd-proxy-port": f"{SENDER} --pd-proxy-port 5",
+        "--pd-delay-pull": f"{SENDER} --pd-delay-pull",
+        "--pd-in-place": f"{SENDER} --pd-pull-mode --pd-in-place",
+        "--pd-use-cpu-offload": f"{SENDER} --pd-use-cpu-offload",
+        "--pd-cpu-buffer-size": f"{SENDER} --pd-cpu-buffer-size 1MiB",
+    },
+    "generate": {
+        "--top-p": "generate --prompt x --top-p 0.5 --max-model-len 1",
+        "--top-k": "generate --prompt x --top-k 5 --max-model-len 1",
+        "--numa-nodes": "generate --prompt x --numa-nodes 0",
+        "--numa-mirror-tensors": "generate --prompt x --numa-mirror-tensors y",
+        "--numa-strict": "generate --prompt x --numa-strict",
+        "--numa-measured": "generate --prompt x --numa local --numa-measured /no/such",
+    },
+    "chat": {
+        "--top-p": "chat /no/such/model --temperature 0 --top-p 0.5",
+        "--numa-nodes": "chat --numa-nodes 0",
+        "--numa-mirror-tensors": "chat --numa-mirror-tensors y",
+        "--numa-strict": "chat --numa-strict",
+        "--numa-measured": "chat --numa local --numa-measured /no/such",
+    },
+    "host": {"--json": "host --json record /no/such/folder/file"},
+    "host show": {"--from": "host --from 2s/2n/8c show --from 1s/1n/4c"},
+    "plan": {
+        "--explain": "plan --explain --requirements",
+        "--before-start": "plan --weights builtin --before-start",
+        "--requirements": "plan --weights builtin --requirements",
+        "--weights": "plan --weights builtin --stages builtin",
+        "--numa": "plan --numa shard",
+        "--numa-nodes": "plan --numa-nodes 0",
+        "--threads-per-core": "plan --threads-per-core 2",
+        "--numa-mirror-tensors": "plan --numa-mirror-tensors x",
+        "--numa-strict": "plan --numa-strict",
+        "--numa-measured": "plan --numa-measured x",
+        "--threads": "plan --threads 2",
+        "--quantize": "plan --quantize q8_0",
+        "--dtype": "plan --dtype float32",
+        "--kv-cache-dtype": "plan --weights /no/such --numa local --kv-cache-dtype int8",
+        "--batch": "plan --weights /no/such --numa local --batch 2",
+        "--context": "plan --weights /no/such --numa local --context 2",
+        "--stages": "plan --stages builtin --strategy fair",
+        "--stage-devices": "plan --stage-devices cpu",
+        "--layer-split": "plan --layer-split 1",
+        "--enable-expert-parallel": "plan --enable-expert-parallel",
+        "--expert-placement": "plan --expert-placement packed",
+    },
+    "simulate": {
+        "--requests": f"{SIMULATE} --requests 3",
+        "--speed": f"{SIMULATE} --speed 3",
+        "--compare": f"{SIMULATE} --compare numa --numa shard",
+        "--node-memory": f"{SIMULATE} --node-memory 64GiB",
+        "--accelerator": f"{SIMULATE} --accelerator read_gb_s=1,tops=1,memory=8GiB,link_gb_s=1,link_us=1",
+        "--numa-bind-nodes": f"{SIMULATE} --numa-bind-nodes 0",
+        "--numa-bind-cpus": f"{SIMULATE} --numa-bind-cpus 0",
+        "--cpu-threads-bind": f"{SIMULATE} --numa-bind --cpu-threads-bind 0",
+        "--numa-bind": f"{SIMULATE} --numa-bind --numa local",
+        "--numa-nodes": f"{SIMULATE} --numa-nodes 0",
+        "--numa-mirror-tensors": f"{SIMULATE} --numa-mirror-tensors x",
+        "--numa-strict": f"{SIMULATE} --numa-strict",
+    },
+    "run": {"--cpus": "run --cpus 0 --strategy fair -- true"},
+    "bind": {
+        "--cpus": "bind --pid 1 --cpus 0 --strategy fair",
+        "--children": "bind --pid 1 --children --undo",
+        "--memory": "bind --pid 1 --no-memory --undo",
+        "--irqs": "bind --pid 1 --no-irqs --undo",
+        "--strict": "bind --pid 1 --strict --undo",
+        "--watch": "bind --pid 1 --watch 1 --dry-run",
+        "--dry-run": "bind --pid 1 --dry-run --undo",
+        "--undo": "bind --pid 1 --undo --workers 2",
+    },
+    "verify": {"--cpus": "verify --pid 1 --cpus 0 --strategy fair", "--repair": "verify --pid 1 --repair"},
+    "doctor": {"--pid": "doctor --pid 1 --from 2s/2n/8c"},
+    "bench transfer": {"--batch": "bench transfer --batch 1MiB,2MiB"},
+    "bench model": {
+        "--numa-nodes": "bench model --numa-nodes 0",
+        "--numa-mirror-tensors": "bench model --numa-mirror-tensors y",
+        "--numa-strict": "bench model --numa-strict",
+        "--numa-measured": "bench model --numa local --numa-measured /no/such",
+    },
+}
+
+_HTTP = (
+    "--host --port --api-key --shutdown-timeout --max-request-body --request-read-timeout --keep-alive-timeout "
+    "--write-timeout --access-log --config"
+)
+_WEIGHTS = "--quantize --dtype --packed-cache --max-model-len --kv-cache-dtype"
+_SCHEDULER = (
+    "--max-num-batched-tokens --max-num-seqs --enable-chunked-prefill --max-num-queued-requests "
+    "--max-num-queued-tokens --max-preemptions --request-timeout --kv-cache-memory --block-size --enable-prefix-caching"
+)
+_PARALLEL = "--data-parallel-size --tensor-parallel-size --pipeline-parallel-size --stage-devices"
+
+# Looked at whatever else is given.
+ALWAYS: dict[str, str] = {
+    "serve": f"{_HTTP} {_WEIGHTS} {_SCHEDULER} {_PARALLEL} --served-model-name --api-server-count --generation-config "
+    "--max-sequences-per-request --sse-keep-alive --health-timeout --seed --backend --numa "
+    "--threads-per-core --executor "
+    "--transfer-channel --pd-role --pd-peer-host --pd-buffer-device --pd-secret --pd-allowed-peers "
+    "--kv-transfer-config "
+    "--local-cpu --disable-log-stats --tokenizer --chat-template",
+    # Those about prefill servers are told where there are none, see the last test.
+    "proxy": f"{_HTTP} --show-config --prefill --decode --upstream-api-key --min-handover-tokens --prefill-tries "
+    "--decode-tries --connect-timeout --prefill-timeout --first-byte-timeout --answer-timeout --idle-timeout "
+    "--wait-timeout "
+    "--poll-interval --silent-after --lost-after --breaker-failures --breaker-pause --release-timeout",
+    "generate": f"{_WEIGHTS} --prompt --max-tokens --temperature --seed --stop --ignore-eos --chat --threads --numa "
+    "--threads-per-core --json",
+    "chat": f"{_WEIGHTS} --system --max-tokens --temperature --seed --threads --numa --threads-per-core --tokenizer "
+    "--chat-template",
+    "host": "--from",
+    "host show": "--json",
+    "plan": "--json",
+    "simulate": f"--quantize --dtype --max-model-len --kv-cache-dtype {_SCHEDULER} {_PARALLEL} --from --hosts --model "
+    "--workload --step-overhead --bench-model "
+    "--threads --numa --threads-per-core --numa-measured --json",
+    "run": "--strict --dry-run",
+    "bind": "--pid --json",
+    "verify": "--pid --started-bound --watch --json",
+    "doctor": "--json",
+    "bench attention": "--types --shapes --contexts --batch --threads --isa --repeat --json",
+    "bench kernels": "--formats --shapes --tokens --threads --isa --repeat --json --plot",
+    "bench model": "--prompt-tokens --gen-tokens --batch --context --threads --isa --quantize --dtype --packed-cache "
+    "--kv-cache-dtype --numa --threads-per-core --repeat --phases --json",
+    "bench nodes": "--isa --out --json",
+    "bench ranks": "--ranks --threads --rows --columns --rounds --spin-us --json",
+    "bench serve": "--clients --requests --prompt-tokens --gen-tokens --vocab-size --model --seed --json",
+    "bench step": "--sequences --steps --step-ms --vocab-size --temperature --threads --isa --json",
+    "bench transfer": "--page-sizes --channel --rounds --json",
+}
+_PLAN_FLAGS = {f"--{field.name.replace('_', '-')}" for field in fields(PlanFlags)} | {"--from"}
+_OF_ENGINES = {f"--{name.replace('_', '-')}" for name in SETTINGS_OF_OTHERS}
+
+
+def commands(command: click.Command, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    """All of them, by what is typed after `homenode`."""
+    if name:
+        yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for word in command.list_commands(context):
+            found = command.get_command(context, word)
+            assert found is not None
+            yield from commands(found, f"{name} {word}".strip())
+
+
+FLAGS = {
+    name: {parameter.opts[0] for parameter in command.params if isinstance(parameter, click.Option)}
+    for name, command in commands(cli)
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_every_flag_is_in_the_table_and_none_that_is_not_there(name: str) -> None:
+    listed = set(ALWAYS.get(name, "").split()) | set(CASES.get(name, {}))
+    elsewhere = _OF_ENGINES if name in ("serve", "simulate", "generate", "chat") else set()
+    if "--ignore-openmp-mask" in FLAGS[name]:
+        elsewhere = _PLAN_FLAGS
+    assert FLAGS[name] - listed - elsewhere == set(), "say in this table when they are looked at"
+    assert listed - FLAGS[name] == set(), "there are no such flags"
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [(flag, line) for of_command in CASES.values() for flag, line in of_command.items()],
+    ids=lambda text: text.replace("/", "_"),
+)
+def test_a_flag_that_would_be_dropped_is_refused_or_told_by_its_name(flag: str, line: str) -> None:
+    result = CliRunner().invoke(cli, shlex.split(line))
+    assert result.exit_code in (0, 1, 2), result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    told = " ".join(result.stderr.split())
+    negated = flag.replace("--", "--no-", 1)
+    underscored = flag.removeprefix("--").replace("-", "_")
+    assert any(word in told for word in (flag, negated, underscored)), told
+
+
+@pytest.mark.parametrize(
+    "line", ["serve --check-config --layer-split x", "serve --check-config --numa local --numa-measured /no/such"]
+)
+def test_a_value_that_cannot_be_read_is_refused_although_nothing_needs_it(line: str) -> None:
+    result = CliRunner().invoke(cli, shlex.split(line))
+    assert result.exit_code == 2, result.output
+
+
+def test_settings_about_prefill_servers_are_told_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {"prefill_tries": 5, "prefill_timeout": 3.0, "min_handover_tokens": 9}
+    alone = ProxyConfig(decode=("http://there:1",), **given)
+    _announce("http://here", alone)
+    told = capsys.readouterr().err
+    assert all(f"--{name.replace('_', '-')} is ignored" in told for name in given)
+    _announce("http://here", replace(alone, prefill=("http://there:2",)))
+    assert "ignored" not in capsys.readouterr().err
