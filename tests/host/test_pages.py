@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range, read_memory_map
@@ -132,10 +132,11 @@ class HugePages(SimulatedNodes):
         return node
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
+@example(offset=0, lengths=[1, 1, 1], huge=16, batch=512, homes=[0], pinned=frozenset())
 @given(
     offset=st.integers(0, 600),
-    lengths=st.lists(st.integers(1, 1500), min_size=1, max_size=3),
+    lengths=st.lists(st.integers(1, 20) | st.integers(1, 1500), min_size=1, max_size=4),
     huge=st.sampled_from([1, 2, 16, 512]),
     batch=st.sampled_from([1, 7, 100, 511, 512, 1024]),
     homes=st.lists(st.integers(0, 2), min_size=1, max_size=20),

@@ -137,6 +137,13 @@ class _Batch:
     away: list[int]
     attempts: int
 
+    @property
+    def reach(self) -> int:
+        """Bytes that a huge page which begins in this batch may reach beyond it. With a page of hugetlbfs no other
+        comes along."""
+        size = self.walk.part.placement.page_bytes
+        return size * (size // _ENTRY_BYTES) if size <= _LARGEST_SMALL else 0
+
 
 class _Mover:
     """The nodes still worth trying, by page size, and the accounts; lives for one call of move_private_pages."""
@@ -188,15 +195,13 @@ class _Mover:
             part, unseen = walk.part, walk.remaining
             size = part.placement.page_bytes
             step = size * max(1, min(self._batch, _MOST_BYTES // size))
-            # Pages of hugetlbfs count as what they are, and no other page comes along with them.
-            reach = -(-(size * (size // _ENTRY_BYTES)) // step) if size <= _LARGEST_SMALL else 0
             for first in range(part.start, part.end, step):
                 if walk.over or unseen <= 0:
                     break
                 pages = range(first, min(part.end, first + step), size)
                 ahead.append(_Batch(walk, pages, self._away(pages), self._attempts))
                 unseen -= len(ahead[-1].away)
-                while len(ahead) > reach:
+                while ahead and pages.stop - ahead[0].pages.stop >= ahead[0].reach:
                     yield ahead.popleft()
         yield from ahead
 
