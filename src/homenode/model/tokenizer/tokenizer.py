@@ -36,14 +36,15 @@ class Tokenizer:
     ) -> None:
         """`config` is tokenizer_config.json (or its likeness from GGUF); `chat_templates` by name, "default" first among them.
 
-        `renderer` renders the templates; without one, as in a trial of the vocabulary, they are left out.
+        `renderer` renders the templates, by default one of this tokenizer's own.
         """
         library = with_named_faults(library)
         self._library = library
         self._special = {role: text for role in _SPECIAL_ROLES if (text := _content(config.get(role)))}
         self._config = dict(config)
+        renderer = renderer or TemplateRenderer()
         self._templates = {
-            name: ChatTemplate(source, self._special, renderer) for name, source in chat_templates.items() if renderer
+            name: ChatTemplate(source, self._special, renderer) for name, source in chat_templates.items()
         }
         self.vocab_size = library.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = self._id("bos_token")
@@ -213,7 +214,7 @@ def _from_gguf(path: Path, chat_template: str | None, renderer: TemplateRenderer
         if isinstance(tokens, list) and isinstance(index, int) and 0 <= index < len(tokens):
             config[role] = tokens[index]
     templates = {"default": chat_template} if chat_template else _gguf_templates(metadata)
-    return Tokenizer(library, config, templates, renderer=renderer)
+    return Tokenizer(library, config, templates if renderer else {}, renderer=renderer)
 
 
 def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -239,7 +240,7 @@ def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRender
     for role, value in _json(path / "special_tokens_map.json").items():
         config.setdefault(role, value)
     templates = {"default": chat_template} if chat_template else _folder_templates(path, config)
-    return Tokenizer(library, config, templates, renderer=renderer)
+    return Tokenizer(library, config, templates if renderer else {}, renderer=renderer)
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
