@@ -47,7 +47,7 @@ class Tokenizer:
     ) -> None:
         """`config` is tokenizer_config.json (or its likeness from GGUF); `chat_templates` by name, "default" first among them.
 
-        `renderer` renders the templates; without one, as in a trial of the vocabulary, they are left out.
+        `renderer` renders the templates, by default one of this tokenizer's own.
         `stop_tokens` tells the names of the tokens that end an answer, given the one that the chat template writes
         behind it. `of_gguf`: conversations begin with the BOS that the file adds to texts.
         """
@@ -55,8 +55,9 @@ class Tokenizer:
         self._library = library
         self._special = {role: text for role in _SPECIAL_ROLES if (text := token_text(config.get(role)))}
         self._config = dict(config)
+        renderer = renderer or TemplateRenderer()
         self._templates = {
-            name: ChatTemplate(source, self._special, renderer) for name, source in chat_templates.items() if renderer
+            name: ChatTemplate(source, self._special, renderer) for name, source in chat_templates.items()
         }
         self._traits = {name: self._traits_of(template) for name, template in self._templates.items()}
         first = next(iter(self._traits.values()), TemplateTraits())
@@ -302,7 +303,7 @@ def _from_gguf(path: Path, chat_template: str | None, renderer: TemplateRenderer
     def stops(turn_end: str | None) -> Iterable[str]:
         return stop_tokens_of_gguf(VocabularyNames(library), has_eot=has_eot, turn_end=turn_end)
 
-    return Tokenizer(library, config, templates, renderer=renderer, stop_tokens=stops, of_gguf=True)
+    return Tokenizer(library, config, templates if renderer else {}, renderer=renderer, stop_tokens=stops, of_gguf=True)
 
 
 def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -337,7 +338,7 @@ def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRender
     def stops(turn_end: str | None) -> Iterable[str]:
         return stop_tokens_of_folder(files, VocabularyNames(library), turn_end=turn_end)
 
-    return Tokenizer(library, config, templates, renderer=renderer, stop_tokens=stops)
+    return Tokenizer(library, config, templates if renderer else {}, renderer=renderer, stop_tokens=stops)
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
