@@ -1,4 +1,4 @@
-"""Names of control tokens in messages stay text where that is wanted, whatever the vocabulary and wherever they stand."""
+"""Names of control tokens in messages stay text where that is wanted, whatever the vocabulary."""
 
 from __future__ import annotations
 

@@ -105,7 +105,13 @@ KINDS: dict[str, Callable[[], Library]] = {
     "words": words_only,
     "surrounded": surrounded,
 }
-SCRAPS = ["a", "A", "the", " the", " ", "\n", "\r\n", "\t", "1", "123", "'s", "...", "é", "e\u0301", "\u1112\u1161\u11ab", "각", "猫", "🦊", "👩‍👩‍👧", "ก็", "हिन्दी", "\u00a0", "𝐀", "ﷺ", "İ", "<|end|>", "<sep>", "<|", "▁", "\u0344", "\u212b"]  # fmt: skip
+# fmt: off
+SCRAPS = [
+    "a", "A", "the", " the", " ", "\n", "\r\n", "\t", "1", "123", "'s", "...",
+    "é", "e\u0301", "\u1112\u1161\u11ab", "각", "猫", "🦊", "👩‍👩‍👧", "ก็", "हिन्दी", "\u00a0",
+    "𝐀", "ﷺ", "İ", "<|end|>", "<sep>", "<|", "▁", "\u0344", "\u212b",
+]
+# fmt: on
 TEXTS = st.lists(st.tuples(st.sampled_from(SCRAPS), st.sampled_from([1, 1, 1, 2, 3, 50])), max_size=40).map(
     lambda parts: "".join(scrap * times for scrap, times in parts)
 )

@@ -102,6 +102,12 @@ def test_lengths() -> None:
     assert long.tokens == 125_000 and len(long.units) == 1 << 16
 
 
+def test_a_body_of_empty_lists_is_not_decoded() -> None:
+    body = b'{"prompt":[' + b"[]," * 70_000 + b"[]]}"
+    with pytest.raises(ApiError, match="lists and objects"):
+        wanted(body, chat=False)
+
+
 def test_a_client_s_own_ticket_is_refused() -> None:
     with pytest.raises(ApiError, match="kv_transfer_params"):
         wanted(b'{"prompt":"x","kv_transfer_params":{"ticket":"t"}}', chat=False)

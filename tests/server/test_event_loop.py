@@ -1,4 +1,4 @@
-"""No request keeps the event loop, however large it is: the watchdog measures the CPU time of every call that the loop makes."""
+"""No request keeps the event loop, however large it is: a watchdog measures the CPU time of each call of the loop."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ def chatml() -> Tokenizer:
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens([AddedToken(t, normalized=False) for t in ("<|im_start|>", "<|im_end|>")])
     template = (
-        "{{ system }}{% for m in messages %}<|im_start|>{{ m.role }}{{ ' ' + m.name if m.name else '' }}\n{{ m.content }}<|im_end|>\n"
+        "{{ system }}{% for m in messages %}"
+        "<|im_start|>{{ m.role }}{{ ' ' + m.name if m.name else '' }}\n{{ m.content }}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     return Tokenizer(library, {}, {"default": template})

@@ -9,7 +9,7 @@ from homenode.model.tokenizer import Tokenizer
 
 
 def encode_fitting(tokenizer: Tokenizer, text: str, max_model_len: int) -> list[int]:
-    """Token ids of `text`, with the special tokens around it. Raises CapacityError for a text of `max_model_len` tokens or more."""
+    """Token ids of `text` with the special tokens around it. CapacityError for `max_model_len` tokens or more."""
     if (fewest := tokenizer.fewest_tokens(text)) >= max_model_len:
         _refuse(fewest, max_model_len)
     ids: list[int] = []
@@ -22,7 +22,8 @@ def encode_fitting(tokenizer: Tokenizer, text: str, max_model_len: int) -> list[
 
 def _refuse(fewest: int, max_model_len: int) -> NoReturn:
     raise CapacityError(
-        f"the prompt has at least {fewest} tokens, but a sequence may have at most {max_model_len} with its answer (--max-model-len); "
+        f"the prompt has at least {fewest} tokens, but a sequence may have at most {max_model_len} with its answer "
+        "(--max-model-len); "
         f"shorten the prompt to {max_model_len - 1} tokens or fewer",
         param="prompt",
         prompt_tokens=fewest,

@@ -1,7 +1,7 @@
 """Large frames from an engine, decoded some at a time: the scores of a long prompt are millions of objects.
 
-A frame with them takes a second to decode, and the interpreter's lock is held by each call of the decoder. So they are cut into runs
-first, without making objects of them, and other threads run between two runs.
+A frame with them takes a second to decode, and the interpreter's lock is held by each call of the decoder. So they are
+cut into runs first, without making objects of them, and other threads run between two runs.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class ServerConfig(HttpConfig):
     )
     special_tokens_in_content: bool = option(
         True,
-        "Whether the name of a special token in a message, such as <|im_start|>, becomes that token. Off: it stays text.",
+        "Whether the name of a special token in a message becomes that token. Off: it stays text.",
     )
     generation_config: str = option(
         "auto",

@@ -103,7 +103,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 async def unless_gone_early(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work` on a body that was read; where it is large, `work` ends when the client leaves, and ClientGone is raised."""
+    """The result of `work` on a body that was read; where that is large, as `unless_gone`."""
     length = request.headers.get("content-length")
     if length is not None and int(length) <= SMALL_BODY:
         return await work  # done sooner than somebody can be set to watch

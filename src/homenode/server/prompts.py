@@ -72,7 +72,10 @@ async def chat_ids(
     continue_final: bool = False,
     add_special_tokens: bool | None = None,
 ) -> list[int]:
-    """Token ids of a conversation that fits the context. What `add_special_tokens` does to it: `homenode.model.tokenizer.surrounding_tokens`."""
+    """Token ids of a conversation that fits the context.
+
+    What `add_special_tokens` does to it is told by `homenode.model.tokenizer.surrounding_tokens`.
+    """
     prompt = await chat_text(
         state,
         messages,
@@ -125,7 +128,7 @@ async def chat_text(
 async def fitting_ids(
     state: ServerState, prompt: PromptText, param: str, add_special_tokens: bool, *, inline: bool = False
 ) -> list[int]:
-    """Token ids of a text that fits the context; one that does not is refused as early as that is known. Raises ApiError 400.
+    """Token ids of a text that fits the context. Raises ApiError 400 for another one as early as that is known.
 
     `inline`: it is short, so that it is encoded at once.
     """
@@ -176,7 +179,8 @@ def check_prompt(state: ServerState, ids: list[int], param: str) -> None:
 def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
     return ApiError(
         400,
-        f"`{param}` has {tokens} tokens; the context takes {state.ready.max_model_len} (--max-model-len), one of them for the answer",
+        f"`{param}` has {tokens} tokens; the context takes {state.ready.max_model_len} (--max-model-len), "
+        "one of them for the answer",
         param=param,
         code="context_length_exceeded",
     )

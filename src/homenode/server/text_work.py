@@ -1,4 +1,4 @@
-"""Text work of requests off the event loop: some at a time on threads of its own, with a bound of the text that is under way.
+"""Text work of requests off the event loop, on threads of its own, with a bound of the text that is under way.
 
 Threads take pieces of long texts in turn, so that a text of moderate size does not wait behind a very long one.
 """
@@ -26,7 +26,7 @@ _RETRY_AFTER_S = 5.0
 
 
 class TextWork:
-    """Runs what takes long. `limit`: bytes of memory that the texts under way may take together; a single one may always be worked on."""
+    """Runs what takes long. `limit`: bytes that the texts under way may take together; one alone may take any."""
 
     def __init__(self, limit: int, wait_s: float = _WAIT_S) -> None:
         self._limit, self._wait_s = limit, wait_s
@@ -64,7 +64,7 @@ class TextWork:
             self._waiting.remove(waiter)
 
     async def run(self, work: Callable[[], T], items: int | None = None) -> T:
-        """The result of `work`, done on one of the threads, or at once where it is about `items` tokens and these are few."""
+        """The result of `work`, done on one of the threads; at once where `items` tell that it is about few tokens."""
         if items is not None and items <= _FEW_ITEMS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

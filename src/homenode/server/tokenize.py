@@ -43,7 +43,7 @@ async def _tokenized(state: ServerState, body: TokenizeRequest) -> bytes:
             async with aclosing(state.text_work.each(pieces)) as counted:
                 async for _ in counted:
                     pass
-    return written.answer()
+    return await state.text_work.run(written.answer, written.count)
 
 
 def _encoded(state: ServerState, body: TokenizeRequest, prompt: prompts.PromptText) -> Iterator[list[int]]:
@@ -81,17 +81,17 @@ async def tokenizer_info(state: ServerState, request: Request) -> Response:
 
 
 class _Written:
-    """The answer of /tokenize as it grows: a text may have millions of tokens, so they are kept as the JSON that they become."""
+    """The answer of /tokenize as it grows. A text may have millions of tokens: they are kept as JSON."""
 
     def __init__(self, state: ServerState, with_texts: bool) -> None:
         self._state = state
-        self._count = 0
+        self.count = 0
         self._ids: list[bytes] = []
         self._texts: list[bytes] | None = [] if with_texts else None
 
     def add(self, ids: list[int]) -> int:
         """Add the next tokens; how many they are."""
-        self._count += len(ids)
+        self.count += len(ids)
         if ids:
             self._ids.append(msgspec.json.encode(ids)[1:-1])
         if ids and self._texts is not None:
@@ -101,7 +101,7 @@ class _Written:
     def answer(self) -> bytes:
         """The whole body."""
         answer = Tokenized(
-            count=self._count,
+            count=self.count,
             max_model_len=self._state.ready.max_model_len,
             tokens=_json_list(self._ids),  # type: ignore[arg-type]  # encoded as it is
             token_strs=None if self._texts is None else _json_list(self._texts),  # type: ignore[arg-type]

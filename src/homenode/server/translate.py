@@ -98,7 +98,8 @@ def _check_tokens(tokens: int) -> None:
     if tokens > _MOST_PROMPT_TOKENS:
         raise ApiError(
             400,
-            f"`prompt` and `n` ask for {tokens} prompt tokens or more; at most {_MOST_PROMPT_TOKENS} are taken in one request",
+            f"`prompt` and `n` ask for {tokens} prompt tokens or more; at most {_MOST_PROMPT_TOKENS} are taken "
+            "in one request",
             param="n",
             code="invalid_value",
         )

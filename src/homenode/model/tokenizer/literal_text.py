@@ -1,8 +1,9 @@
-"""Control tokens in what clients wrote, kept from becoming turns: their names are hidden while a template renders, and encoded as text after.
+"""Names of control tokens in what clients wrote, kept from becoming turns: hidden while a template renders, text after.
 
-A name such as `<|im_end|>` in a message is the same characters as the token that the template writes, and would become that token. So
-each is replaced by a mark that nobody outside can guess. In the rendered conversation the names that are left are the template's own; a
-run of text that holds marks is encoded, with the names in their places again, by a tokenizer that knows no control tokens.
+A name such as `<|im_end|>` in a message is the same characters as the token that the template writes, and would become
+that token. So each is replaced by a mark that nobody outside can guess. In the rendered conversation the names that are
+left are the template's own; a run of text that holds marks is encoded, with the names in their places again, by a
+tokenizer that knows no control tokens.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ class LiteralEncoder:
     def pieces(
         self, text: str, hidden: HiddenNames, encode: Callable[[str], Iterator[list[int]]]
     ) -> Iterator[list[int]]:
-        """The token ids of a rendered conversation in order. `encode`: how text is encoded whose names are all the template's own."""
+        """The token ids of a rendered conversation in order.
+
+        `encode`: how text is encoded in which all names are the template's own.
+        """
         at = 0
         while (mark := hidden.marks.search(text, at)) is not None:
             begin, before = self._last_name(text, at, mark.start())

@@ -1,12 +1,14 @@
 """Long texts encoded in pieces, with exactly the tokens of the whole.
 
-One call of the `tokenizers` library takes memory of more than a hundred times the text, and cannot be ended. So a long text is encoded in
-pieces of bounded size that overlap, and two neighbours are joined inside the overlap, where both have the same tokens around the same place.
+One call of the `tokenizers` library takes memory of more than a hundred times the text, and cannot be ended. So a long
+text is encoded in pieces of bounded size that overlap, and two neighbours are joined inside the overlap, where both
+have the same tokens around the same place.
 
-Why that changes nothing: in byte pair encoding no merge crosses a boundary that is left in the end, so the tokens on either side are those
-of that side alone. When the piece before a place and the piece around it agree on the boundary there and on the token behind it, then the
-symbols that meet at the place are, merge by merge, those of the whole text, and the boundary is one of the whole text too. Where a
-pre-tokenizer cuts words, a place between two words is taken: the expressions run from left to right and look at what is near.
+Why that changes nothing: in byte pair encoding no merge crosses a boundary that is left in the end, so the tokens on
+either side are those of that side alone. When the piece before a place and the piece around it agree on the boundary
+there and on the token behind it, then the symbols that meet at the place are, merge by merge, those of the whole text,
+and the boundary is one of the whole text too. Where a pre-tokenizer cuts words, a place between two words is taken: the
+expressions run from left to right and look at what is near.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class PieceEncoder:
 
     def __init__(self, library: Library, piece_characters: int = PIECE_CHARACTERS) -> None:
         self._library = library
-        # Otherwise the library would encode even a single text in a pool of as many threads as there are CPUs, those of the engine too.
+        # Otherwise the library would encode even a single text in a pool of threads, on the CPUs of the engine too.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         longest_added = max((len(token.content) for token in library.get_added_tokens_decoder().values()), default=0)
         self._overlap = max(min(_OVERLAP_CHARACTERS, piece_characters // 4), 2 * min(longest_added, _LONGEST_ADDED), 16)
@@ -46,7 +48,9 @@ class PieceEncoder:
         self._joins_inside_words = _merges_over_whole_texts(library)
 
     def pieces(self, text: str, add_special_tokens: bool = False) -> Iterator[list[int]]:
-        """The token ids of `text` in order; the work for each item is bounded. `add_special_tokens`: with those that belong around a text.
+        """The token ids of `text` in order; the work for each item is bounded.
+
+        `add_special_tokens`: with those that belong around a text.
 
         Raises CapacityError for a text that has no place to cut within LONGEST_PIECE_CHARACTERS.
         """
@@ -92,8 +96,8 @@ class PieceEncoder:
         """The piece with twice the text, and how many of its tokens were given out."""
         if len(piece) >= LONGEST_PIECE_CHARACTERS:
             raise CapacityError(
-                f"the text has {len(piece)} characters from place {piece.start} on without a place at which it could be divided; at most "
-                f"{LONGEST_PIECE_CHARACTERS} are turned into tokens at once; put spaces or line breaks into it",
+                f"the text has {len(piece)} characters from place {piece.start} on without a place to divide it; "
+                f"at most {LONGEST_PIECE_CHARACTERS} are turned into tokens at once; put spaces or line breaks into it",
                 param="prompt",
             )
         longer = _Piece(self._library, text, piece.start, 2 * len(piece))
@@ -102,7 +106,7 @@ class PieceEncoder:
         return longer, given
 
     def _meeting_place(self, piece: _Piece, following: _Piece, last: int) -> tuple[int, int] | None:
-        """The index of one token in both pieces, the latest that begins at or before `last`, around which they agree; None: there is none."""
+        """The index in both pieces of the latest token, from `last` back, around which they agree."""
         first = following.start + self._overlap // 2
         starts = following.tokens_by_start(first, last)
         for index in range(len(piece.ids) - 1, 0, -1):

@@ -1,8 +1,8 @@
-"""The merges of a SentencePiece vocabulary that has scores alone: every way to split one of its tokens into two of them.
+"""The merges of a SentencePiece vocabulary that has scores alone: every split of one of its tokens into two of them.
 
-A token may be as long as its file allows, so tokens are not cut at every place. Of tokens in alphabetical order those that are beginnings
-of others lie on the way to them, which gives every token its shorter beginnings in the vocabulary, and read backwards its endings; the
-time is that of reading and sorting them.
+A token may be as long as its file allows, so tokens are not cut at every place. Of tokens in alphabetical order those
+that are beginnings of others lie on the way to them, which gives every token its shorter beginnings in the vocabulary,
+and read backwards its endings; the time is that of reading and sorting them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ MOST_MERGES = 2**21  # three times those of the largest vocabularies; more would
 
 
 def scored_merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every split of a token into two tokens, best score of the whole first; among equal scores the lower id first, then the shorter beginning.
+    """Every split of a token into two tokens, best score of the whole first.
+
+    Among equal scores the lower id comes first, then the shorter beginning.
 
     Raises CheckpointError for a vocabulary with more than MOST_MERGES splits.
     """

@@ -1,7 +1,7 @@
-"""The fewest tokens that a text can become, told without encoding it: each token covers at most as many bytes as the longest one has.
+"""The fewest tokens that a text can become, told without encoding it: no token covers more bytes than the longest has.
 
-That holds only where nothing of a text is lost on its way into tokens, so it is decided for each tokenizer. Steps that drop white space
-leave a bound over the other bytes; steps that may drop anything leave none.
+That holds only where nothing of a text is lost on its way into tokens, so it is decided for each tokenizer. Steps that
+drop white space leave a bound over the other bytes; steps that may drop anything leave none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _LONGEST_CHARACTER_BYTES = 4
 
 _UTF8_BYTES = frozenset({*range(0xC0), *range(0xC2, 0xF5)})  # the others are in no text
 
-# How much shorter in bytes each step may make a text. Composing Hangul makes one character of three, and compatibility forms of four bytes become letters of one.
+# How much shorter in bytes each step may make a text: composing Hangul makes one character of three, and compatibility
+# forms of four bytes become letters of one.
 _SHRINKS = {"Prepend": 1, "ByteLevel": 1, "NFC": 4, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 4}
 _DROPS_NOTHING = frozenset({"ByteLevel", "Metaspace", "UnicodeScripts"})
 _DROPS_WHITE_SPACE = frozenset({"Whitespace", "WhitespaceSplit", "BertPreTokenizer"})
@@ -85,7 +86,7 @@ class TokenBound:
 
     @property
     def _longest_token(self) -> int:
-        """Bytes of the longest token. The vocabulary writes none shorter than it is, so only the candidates are looked at."""
+        """Bytes of the longest token. The vocabulary writes none shorter than it is: few have to be looked at."""
         longest = 0
         vocabulary = self._library.get_vocab(with_added_tokens=True)
         for piece in sorted(vocabulary, key=_written_bytes, reverse=True):

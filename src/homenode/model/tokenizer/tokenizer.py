@@ -109,7 +109,7 @@ class Tokenizer:
         return self._literals.hidden_names()
 
     def fewest_tokens(self, text: str) -> int:
-        """A number of tokens that `text` certainly has, told without encoding it; 0 where this vocabulary does not allow to tell."""
+        """A number of tokens that `text` certainly has, told without encoding it; 0: nothing is known."""
         return self._bound.fewest_tokens(text)
 
     def encode_chat(self, text: str, add_special_tokens: bool | None = None) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from homenode.server.failures import ApiError
-from homenode.server.json_size import MOST_CONTAINERS, SMALL_BODY, json_size
+from homenode.server.json_size import SMALL_BODY, check_json_size
 
 _PARAMS = "kv_transfer_params"
 _NOT_FOR_PREFILL = frozenset({"stream", "stream_options", _PARAMS})
@@ -56,9 +56,12 @@ class Wanted:
 
 
 def wanted(body: bytes, *, chat: bool) -> Wanted:
-    """Raises ApiError 400 for a client that brings a ticket of its own: whoever knows a ticket can take or end somebody's hand-over."""
-    if len(body) > SMALL_BODY and json_size(body).containers > MOST_CONTAINERS:
-        return Wanted(body, "unreadable")  # the server refuses it
+    """Raises ApiError 400 for a body that holds too much, and for a client that brings a ticket of its own.
+
+    Whoever knows a ticket can take or end somebody's hand-over.
+    """
+    if len(body) > SMALL_BODY:
+        check_json_size(body)
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
