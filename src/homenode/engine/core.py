@@ -59,6 +59,7 @@ _OF_REQUESTS = (
     "MemoryError",
     "ValueError",
 )  # ...apart from those a request can cause: no client shall be able to end the engine
+_OF_THE_MACHINE = ("MemoryError", "HostError")  # no bug of ours, and none is to be reported
 
 
 class StepScheduler(Protocol):
@@ -234,7 +235,8 @@ class EngineCore:
     def _step_failed(self, error: StepError) -> None:
         _log.error("%s", error.message)
         self._failures += error.kind not in _OF_REQUESTS
-        self._apply(StepFailed(self._clock(), error.message))
+        kind = "HostError" if error.kind in _OF_THE_MACHINE else "InternalError"
+        self._apply(StepFailed(self._clock(), error.message, kind))
         if error.fatal or self._failures >= _MOST_FAILURES:
             self._flush()
             raise InternalError(

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.host.refusals import named_refusals
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
 from homenode.model.tokenizer.stream import TextStream
@@ -110,10 +111,12 @@ class Tokenizer:
 def load_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of a Hugging Face folder (tokenizer.json) or a GGUF file; `chat_template` (its text) replaces the model's own.
 
-    Raises CheckpointError for missing or damaged files, UnsupportedError for vocabularies of unknown kind.
+    Raises CheckpointError for missing or damaged files, UnsupportedError for vocabularies of unknown kind, HostError when the machine refuses a file
+    call or memory.
     """
-    gguf = _gguf_file(path)
-    return _from_gguf(gguf, chat_template) if gguf else _from_folder(path, chat_template)
+    with named_refusals(f"reading the tokenizer of {path}", CheckpointError):
+        gguf = _gguf_file(path)
+        return _from_gguf(gguf, chat_template) if gguf else _from_folder(path, chat_template)
 
 
 def _gguf_file(path: Path) -> Path | None:
