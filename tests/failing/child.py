@@ -1,7 +1,7 @@
 """The child process in which calls fail (`calls.cpp` is preloaded there): does the same thing again and again, one further call failing each time.
 
-Started as `python -m tests.failing.child TASK KIND MODEL FIRST STEP MOST`, with FAILING_CALLS naming the compiled `calls.cpp`: the calls numbered FIRST,
-FIRST + STEP, ... fail, until there is no call of such a number or MOST have failed. Every attempt is printed as a line of JSON, an `Attempt`.
+Started as `python -m tests.failing.child TASK KIND MODEL MOST`, with FAILING_CALLS naming the compiled `calls.cpp`. At most MOST of the calls fail, at
+even distances, and in the end none. Every attempt is printed as a line of JSON, an `Attempt`.
 """
 
 from __future__ import annotations
@@ -32,24 +32,32 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2
 PROMPTS = ([1, 5, 9], [1, 7, 7, 8])
 CODES = (errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ENOSPC, errno.EACCES)
 # Pieces of memory from so many bytes on. The library of the native core's bindings ends the process when it gets no memory for the few words of an
-# object, which no kernel refuses.
-SMALLEST = {"core": 256, "large": 32 << 10}
+# object, of which loading makes some and a request none. What is smaller than 513 bytes Python takes out of pieces that it has.
+SMALLEST = {("load", "core"): 256, ("request", "core"): 1, ("load", "large"): 32 << 10, ("request", "large"): 513}
 
 
 class FailingCalls:
     """The functions at the end of `calls.cpp`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, smallest: int) -> None:
+        """`kind`: of the calls that count. `folder`: of files. `smallest`: of pieces of memory, in bytes."""
+        self._kind, self._smallest = kind, smallest
         self._library = ctypes.CDLL(os.environ["FAILING_CALLS"])
         self._library.end_failing.restype = ctypes.c_long
         self._library.failed_call.restype = ctypes.c_char_p
         self._folder = str(folder).encode()
 
-    def begin(self, kind: str, number: int, all_after: bool) -> None:
-        """From now on count the calls of `kind`; the one of this number fails, and with `all_after` all that follow it."""
-        code = CODES[number % len(CODES)] if kind == "files" else errno.ENOMEM
-        smallest = ctypes.c_size_t(SMALLEST.get(kind, 0))
-        self._library.fail_call(KINDS.index(kind), ctypes.c_long(number), code, int(all_after), smallest, self._folder)
+    def begin(self, number: int, all_after: bool) -> None:
+        """From now on count the calls; the one of this number fails (0: none), and with `all_after` all that follow it."""
+        code = CODES[number % len(CODES)] if self._kind == "files" else errno.ENOMEM
+        self._library.fail_call(
+            KINDS.index(self._kind),
+            ctypes.c_long(number),
+            code,
+            int(all_after),
+            ctypes.c_size_t(self._smallest),
+            self._folder,
+        )
 
     def end(self) -> tuple[int, str]:
         """How many calls there were, and the name of the one that failed."""
@@ -57,18 +65,17 @@ class FailingCalls:
         return calls, self._library.failed_call().decode()
 
 
-def load(model: str, packed_cache: str) -> Any:
+def load(model: str, packed_cache: str = "off") -> Any:
     """Load the model and generate a few tokens. What it comes to: the tokens, and what the tokenizer is like."""
     with LLM(model, threads=2, kv_cache_memory="1MiB", packed_cache=packed_cache) as llm:
         (completion,) = llm.generate([PROMPTS[0]], GREEDY)
         return completion.token_ids, llm.tokenizer.info(), llm.tokenizer.encode("t7 t9")
 
 
-def load_and_pack(model: str) -> Any:
-    """The same, the packed matrices being written to a file beside the model."""
-    for packed in Path(model).glob("*.packed"):
+def remove_packed(folder: Path) -> None:
+    """So that the packed matrices are written to a file again."""
+    for packed in folder.glob("*.packed"):
         packed.unlink()
-    return load(model, "beside")
 
 
 def request(llm: LLM, wanted: list[list[int]]) -> Any:
@@ -116,51 +123,63 @@ def held_at_rest(folder: Path, before: dict[str, Any]) -> dict[str, Any]:
     return now
 
 
-def outcome_of(task: Task, wanted: Any) -> tuple[str, str]:
-    """How it ended: `same` result as without a failure, `other` result, a `named` error or an `unnamed` one; and its words."""
+def attempt(failing: FailingCalls, task: Task, wanted: Any, number: int, all_after: bool) -> Attempt:
+    """One of them. Nothing fails any more when its end is put into words."""
+    failing.begin(number, all_after)
+    outcome, words = "same", ""
     try:
         found = task()
     except HomenodeError as error:
-        return "named", f"{type(error).__name__}: {error}"
+        calls, name = failing.end()
+        outcome, words = "named", f"{type(error).__name__}: {error}"
     except Exception:
-        return "unnamed", traceback.format_exc()
-    return ("same", "") if found == wanted else ("other", f"{found!r}; wanted {wanted!r}")
+        calls, name = failing.end()
+        outcome, words = "unnamed", traceback.format_exc()
+    else:
+        calls, name = failing.end()
+        if found != wanted:
+            outcome, words = "other", f"{found!r}; wanted {wanted!r}"
+    return Attempt(number, all_after, calls, name, outcome, words, {})
 
 
-def attempts(task: Task, kind: str, folder: Path, first: int, step: int, most: int) -> None:
-    """Print them all."""
+def attempts(
+    failing: FailingCalls,
+    task: Task,
+    folder: Path,
+    most: int,
+    some_for_good: bool = True,
+    prepare: Callable[[], None] = lambda: None,
+) -> None:
+    """Print them all. With `some_for_good` every other failure is one of all calls from then on. `prepare` is done before each and never fails."""
     wanted = task()
-    task()  # what is imported or kept the second time only
+    prepare()
+    calls = attempt(failing, task, wanted, 0, all_after=False).calls
     before = held(folder)
-    failing = FailingCalls(folder)
-    for number in range(first, first + step * most, step):
-        all_after = bool(number % 2)
-        failing.begin(kind, number, all_after)
-        try:
-            outcome, words = outcome_of(task, wanted)
-        finally:
-            calls, name = failing.end()
+    numbers = sorted({1 + i * calls // most for i in range(most)} & set(range(1, calls + 1)))
+    for i, number in enumerate([*numbers, 0]):
+        prepare()
+        found = attempt(failing, task, wanted, number, some_for_good and bool(number) and bool(i % 2))
         now = held_at_rest(folder, before)
         left = {key: [before[key], value] for key, value in now.items() if value != before[key]}
-        print(json.dumps(Attempt(number, all_after, calls, name, outcome, words, left)._asdict()), flush=True)
-        if calls < number:
-            return
+        print(json.dumps(found._replace(left=left)._asdict()), flush=True)
 
 
 def main() -> None:
-    name, kind, model, *numbers = sys.argv[1:]
+    name, kind, model, most = sys.argv[1:]
     logging.disable(logging.CRITICAL)
     path = Path(model)
     folder = path if path.is_dir() else path.parent
-    first, step, most = map(int, numbers)
+    failing = FailingCalls(kind, folder, SMALLEST.get((name, kind), 0))
     if name == "request":
         with LLM(model, threads=2, kv_cache_memory="1MiB", max_num_seqs=1) as llm:
             wanted = request(llm, [])
-            attempts(lambda: request(llm, wanted), kind, folder, first, step, most)
+            attempts(failing, lambda: request(llm, wanted), folder, int(most), some_for_good=False)
+    elif name == "load":
+        attempts(failing, lambda: load(model), folder, int(most))
     elif name == "pack":
-        attempts(lambda: load_and_pack(model), kind, folder, first, step, most)
+        attempts(failing, lambda: load(model, "beside"), folder, int(most), prepare=lambda: remove_packed(folder))
     else:
-        attempts(lambda: load(model, "off"), kind, folder, first, step, most)
+        attempts(failing, lambda: load(model, "beside"), folder, int(most))
 
 
 if __name__ == "__main__":
