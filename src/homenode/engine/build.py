@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ from homenode.host.binding.ladder import current_policy
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.placement.numa_policy import Chosen, Decision, Teams
 from homenode.host.placement.variables import kv_cache_memory
+from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
@@ -118,6 +120,7 @@ def _torch_backend(compute: ComputeConfig) -> Backend:
     return open_backend("torch:cpu", attention=compute.attention_backend, enforce_eager=compute.enforce_eager)
 
 
+@named_refusals("laying out the engine")
 def build_engine(
     config: EngineConfig,
     progress: Progress | None = None,
@@ -206,25 +209,28 @@ def build_engine(
         config,
         spec,
     )
-    scheduler = Scheduler(
-        config.scheduler,
-        config.kv,
-        executor.limits(),
-        model.spec.eos_token_ids,
-        lookahead=lookahead,
-        seeds=None if config.model.seed is None else random.Random(config.model.seed),
-        hash_seed=sharing.hash_seed if sharing else None,
-    )
-    if isinstance(backend, PlacedBackend):
-        findings += settle_pages(backend, place, host)
-        if own_process:
-            leave_plan(place, backend.planned())
-    findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
-    ready = _ready(config, sizes, geometry, model, mine, backend, time.monotonic() - begin, place, findings)
-    if sharing is None:
-        return Engine(scheduler, executor, ready)
-    handing_over = sharing.hand_over(cache)
-    ready.details["kv_transfer"] = msgspec.to_builtins(handing_over.published)
+    with ExitStack() as undone:
+        undone.callback(executor.close)  # its thread would keep all that was made, and the team's threads
+        scheduler = Scheduler(
+            config.scheduler,
+            config.kv,
+            executor.limits(),
+            model.spec.eos_token_ids,
+            lookahead=lookahead,
+            seeds=None if config.model.seed is None else random.Random(config.model.seed),
+            hash_seed=sharing.hash_seed if sharing else None,
+        )
+        if isinstance(backend, PlacedBackend):
+            findings += settle_pages(backend, place, host)
+            if own_process:
+                leave_plan(place, backend.planned())
+        findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
+        ready = _ready(config, sizes, geometry, model, mine, backend, time.monotonic() - begin, place, findings)
+        handing_over = None
+        if sharing is not None:
+            handing_over = sharing.hand_over(cache)
+            ready.details["kv_transfer"] = msgspec.to_builtins(handing_over.published)
+        undone.pop_all()
     return Engine(scheduler, executor, ready, handing_over)
 
 
@@ -233,6 +239,7 @@ def counting(executor: Executor, config: EngineConfig, spec: ModelSpec) -> Execu
     return CountingExecutor(executor, spec, config.parallel.expert_counts) if spec.mixture else executor
 
 
+@named_refusals("checking the settings")
 def check_config(config: EngineConfig) -> list[UserError]:
     """Everything wrong with these settings for this model on this machine, without reading a weight. Empty: the engine would start.
 

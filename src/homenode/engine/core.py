@@ -59,6 +59,7 @@ _OF_REQUESTS = (
     "MemoryError",
     "ValueError",
 )  # ...apart from those a request can cause: no client shall be able to end the engine
+_OF_THE_MACHINE = ("MemoryError", "HostError")  # no bug of ours, and none is to be reported
 
 
 class StepScheduler(Protocol):
@@ -234,7 +235,8 @@ class EngineCore:
     def _step_failed(self, error: StepError) -> None:
         _log.error("%s", error.message)
         self._failures += error.kind not in _OF_REQUESTS
-        self._apply(StepFailed(self._clock(), error.message))
+        kind = "HostError" if error.kind in _OF_THE_MACHINE else "InternalError"
+        self._apply(StepFailed(self._clock(), error.message, kind))
         if error.fatal or self._failures >= _MOST_FAILURES:
             self._flush()
             raise InternalError(
@@ -303,14 +305,23 @@ class EngineCore:
             self._send_outputs(outputs)
         now, rests = self._clock(), not self._scheduler.has_work()
         if self._changed and (rests or now - self._sent_at >= _STATISTICS_EVERY_S):
-            self._changed, self._sent_at = False, now
+            self._sent_at = now
+            self._send_figures(now)
+
+    def _send_figures(self, now: float) -> None:
+        """Those that the machine has no memory or descriptor for are sent a little later: no request shall end for the sake of figures."""
+        try:
             transfer = self._agent.figures() if self._agent is not None else None
             figures = msgspec.structs.replace(
                 self._scheduler.statistics(), compute=self._executor.statistics(), transfer=transfer
             )
-            self._send(figures)
-            self._look_for_interruptions(figures)
-            self._log_figures(figures, now)
+        except (MemoryError, OSError) as error:
+            _log.warning("the figures could not be had this time: %s: %s", type(error).__name__, error)
+            return
+        self._changed = False
+        self._send(figures)
+        self._look_for_interruptions(figures)
+        self._log_figures(figures, now)
 
     def _send_outputs(self, outputs: list[Output]) -> None:
         """In one message; if that is too large for a frame one by one, and an output too large by itself ends its request."""

@@ -14,6 +14,7 @@ from homenode.engine.messages import Abort, Output, Outputs, Ready, Statistics, 
 from homenode.engine.pairing import refuse_transfer
 from homenode.engine.request import Request
 from homenode.errors import HomenodeError, InternalError
+from homenode.host.refusals import start_thread
 
 _log = logging.getLogger(__name__)
 Sink = SimpleQueue[Output]
@@ -34,7 +35,11 @@ class LocalEngine:
         self._lock = threading.Lock()  # around the sinks and the end
         self._lost: str | None = None
         self._thread = threading.Thread(target=self._run, name="homenode-engine", daemon=True)
-        self._thread.start()
+        try:
+            start_thread(self._thread)
+        except HomenodeError:
+            self._executor.close()
+            raise
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
         """Start requests; all their outputs go into `sink`. InternalError when the engine has ended."""

@@ -26,6 +26,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Fatal, Loading, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.host.refusals import reason_of
 from homenode.transfer.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ def in_words(error: BaseException) -> tuple[str, str]:
             "HostError",
             "memory ran out while the engine was being laid out; lower --kv-cache-memory or --max-num-batched-tokens",
         )
+    if isinstance(error, OSError):
+        return "HostError", f"the engine could not go on: {reason_of(error)}"
     return "InternalError", f"{type(error).__name__}: {error}"
 
 

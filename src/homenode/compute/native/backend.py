@@ -196,11 +196,12 @@ class NativeBackend:
 
     def vector(self, array: npt.NDArray[Any]) -> _native.Tensor:
         """See `Backend.vector`."""
-        return _native.constant(np.ascontiguousarray(array, np.float32).reshape(1, -1))
+        return self.constant(np.ascontiguousarray(array).reshape(1, -1))
 
     def constant(self, array: npt.NDArray[Any]) -> _native.Tensor:
         """A constant input: float32 [rows, columns], standing for the step's tokens in the programs that use it."""
-        return _native.constant(np.ascontiguousarray(array, np.float32))
+        with host_errors():
+            return _native.constant(np.ascontiguousarray(array, np.float32))
 
     def kv_cache(
         self,

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from homenode.engine.executor.protocol import StepError
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.errors import HostError
+from homenode.host.refusals import start_thread
 
 _log = logging.getLogger(__name__)
 _EXPECTED = (
@@ -56,7 +57,7 @@ class InlineExecutor:
         self._pending = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def serving(self) -> bool:

@@ -33,10 +33,11 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepFailed(msgspec.Struct, frozen=True, tag=True):
-    """The oldest step in flight (and every later one) was lost with its worker state; its requests end with an error."""
+    """The oldest step in flight (and every later one) was lost with its worker state; its requests end with an error of this kind."""
 
     now: float
     error: str
+    kind: str = "InternalError"
 
 
 class WorkersLost(msgspec.Struct, frozen=True, tag=True):

@@ -38,8 +38,8 @@ class Losses:
         self._handover = handover
         self._live = live
 
-    def step_failed(self, error: str) -> None:
-        """End the requests of the lost step. All others are computed again, since what their blocks hold can no longer be trusted.
+    def step_failed(self, error: str, kind: str) -> None:
+        """End the requests of the lost step with an error of this kind. All others are computed again, since what their blocks hold can no longer be trusted.
 
         With one stage those of the step after it end as well: they are mostly the same. InternalError when none is in flight.
         """
@@ -55,7 +55,7 @@ class Losses:
                 lost |= members
         self._residents.ends = ends + self._residents.ends
         for sequence in lost.values():
-            self._live.fail(sequence, f"the step that computed this request failed: {error}", "InternalError")
+            self._live.fail(sequence, f"the step that computed this request failed: {error}", kind)
         self._forget_kv()
 
     def workers_lost(self, error: str) -> None:

@@ -106,8 +106,8 @@ class Scheduler:
                     self._live.finish(self._live[request_id], finish_reason=reason)
             case StepDone(_, result):
                 self._results.take(result)
-            case StepFailed(_, error):
-                self._losses.step_failed(error)
+            case StepFailed(_, error, kind):
+                self._losses.step_failed(error, kind)
             case WorkersLost(_, error):
                 self._losses.workers_lost(error)
             case WorkersBack():

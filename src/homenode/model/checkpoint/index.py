@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from homenode.errors import UserError
+from homenode.errors import CheckpointError, UserError
+from homenode.host.refusals import named_refusals
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.folder import CONFIG, read_folder
 from homenode.model.checkpoint.fused_rows import FUSED, with_rows_apart
@@ -41,9 +42,14 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
     Reads headers only, and checks them before anything is allocated by what they say. A folder with both kinds is read as a Hugging Face
     folder. GGUF tensors bear their Hugging Face names; `rope_freqs.weight` is not among them, as its values are in `spec.rope.factors`.
 
-    Raises CheckpointError for damaged or hostile files, UnsupportedError for models homenode cannot run, UserError for other paths.
+    Raises CheckpointError for damaged or hostile files, UnsupportedError for models homenode cannot run, UserError for other paths, HostError when
+    the machine refuses a file call or memory.
     """
-    path = Path(path)
+    with named_refusals(f"reading the model {path}", CheckpointError):
+        return _opened(Path(path))
+
+
+def _opened(path: Path) -> OpenedCheckpoint:
     if path.is_dir():
         if (path / CONFIG).exists() and (any(path.glob("*.safetensors*")) or not any(path.glob("*.gguf"))):
             return OpenedCheckpoint(path, *read_folder(path))

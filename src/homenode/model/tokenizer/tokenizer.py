@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.host.refusals import named_refusals
 from homenode.model.checkpoint.gguf_token_ids import token_id_of
 from homenode.model.checkpoint.reading import is_there, read_json, read_text
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
@@ -242,8 +243,15 @@ def load_tokenizer(
 
     The files are tried in a process of their own before (`trial`, where that has begun), and chat templates are rendered in one, for
     `chat_template_timeout` seconds at most. Raises CheckpointError for missing, damaged or hostile files, UnsupportedError for vocabularies
-    of unknown kind, HostError when a process cannot be started.
+    of unknown kind, HostError when a process cannot be started or the machine refuses a file call or memory.
     """
+    with named_refusals(f"reading the tokenizer of {path}", CheckpointError):
+        return _load_tried(path, chat_template, chat_template_timeout, trial)
+
+
+def _load_tried(
+    path: Path, chat_template: str | None, chat_template_timeout: float, trial: TokenizerTrial | None
+) -> Tokenizer:
     trial = trial or begin_trial(path)
     renderer = TemplateRenderer(chat_template_timeout)
     if chat_template or _may_have_template(path):
@@ -256,8 +264,9 @@ def load_tokenizer(
 
 def load_untried(path: Path, chat_template: str | None = None, renderer: TemplateRenderer | None = None) -> Tokenizer:
     """What `load_tokenizer` gives, in this process at once; without `renderer` there are no chat templates."""
-    gguf = _gguf_file(path)
-    return _from_gguf(gguf, chat_template, renderer) if gguf else _from_folder(path, chat_template, renderer)
+    with named_refusals(f"reading the tokenizer of {path}", CheckpointError):
+        gguf = _gguf_file(path)
+        return _from_gguf(gguf, chat_template, renderer) if gguf else _from_folder(path, chat_template, renderer)
 
 
 def vocabulary_file(path: Path) -> Path:

@@ -6,8 +6,8 @@ At most one matrix at a time exists as float32 beside the packed ones, and only 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.compute.ops import Backend, FloatArray, Place, Spread, Weight
-from homenode.errors import CheckpointError, InternalError
+from homenode.errors import CheckpointError, HostError, InternalError
+from homenode.host.refusals import named_refusals
 from homenode.model.architectures.parameters import Parameters
 from homenode.model.checkpoint import coded_rows
 from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
@@ -62,10 +63,11 @@ def read_parameters(
     with _Files() as files:
         for tensor in here:
             entry, expected = tensor.entry, tensor.expected
-            if expected.parameter.kind == "vector":
-                handles[entry.name] = backend.vector(_load_vector(files.open(entry.file), entry, expected.cut[0]))
-            else:
-                handles[entry.name] = matrices.load(files, tensor)
+            with _said_of(entry):
+                if expected.parameter.kind == "vector":
+                    handles[entry.name] = backend.vector(_load_vector(files.open(entry.file), entry, expected.cut[0]))
+                else:
+                    handles[entry.name] = matrices.load(files, tensor)
             done += tensor.nbytes
             tell()
     if experts:
@@ -73,6 +75,18 @@ def read_parameters(
     if cache:
         cache.complete()
     return _by_key(todo, handles, layers)
+
+
+@contextmanager
+def _said_of(entry: TensorEntry) -> Iterator[None]:
+    """Say of which tensor and file it is what the machine refuses: backends know descriptors and offsets only."""
+    try:
+        with named_refusals(f"reading {entry.name} of {entry.file}", CheckpointError):
+            yield
+    except HostError as error:
+        if str(entry.file) in error.message:
+            raise
+        raise HostError(f"reading {entry.name} of {entry.file}: {error.message}", **error.facts) from error
 
 
 @dataclass(frozen=True)
