@@ -188,8 +188,10 @@ def _family(fields: Fields) -> _Family:
     if family is None:
         seen = named[0] if named else model_type or "none"
         known = ", ".join(FAMILIES)
+        base = any(seen == name.replace("ForCausalLM", "Model") for name in FAMILIES)
+        kind = " (a base model without an output for text, as embedding models are)" if base else ""
         raise UnsupportedError(
-            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {known}",
+            f"{fields.path}: architecture {quoted(seen)}{kind} is not supported; homenode runs {known}",
             architecture=seen,
             known=tuple(FAMILIES),
         )

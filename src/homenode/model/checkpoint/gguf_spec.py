@@ -15,6 +15,7 @@ import numpy as np
 
 from homenode.errors import UnsupportedError
 from homenode.model.checkpoint import limits
+from homenode.model.checkpoint.embedding_models import refuse_embedding_gguf
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import derived_head_dim, extended_position, sampling_defaults
 from homenode.model.checkpoint.gguf_gemma import GEMMAS, with_gemma
@@ -54,6 +55,7 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> str:
             architecture=name,
             known=tuple(ARCHITECTURES),
         )
+    refuse_embedding_gguf(path, metadata, name)
     fields = Fields(path, metadata, name + ".")
     if not num_experts(path, metadata):
         if name.endswith("moe"):

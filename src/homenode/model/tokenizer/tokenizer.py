@@ -193,6 +193,9 @@ def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _text(file: Path) -> str:
+    from homenode.model.checkpoint.reading import refuse_stand_in  # as above
+
+    refuse_stand_in(file)
     if file.stat().st_size > _LARGEST_FILE:
         raise CheckpointError(f"{file} has {file.stat().st_size} bytes; a tokenizer file has at most {_LARGEST_FILE}")
     try:
