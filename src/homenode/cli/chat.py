@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
-from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
+from homenode.cli.report import ERR, OUT, loading_bar, plain_errors, print_note
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.model.tokenizer.config import TextConfig
@@ -54,6 +54,7 @@ def chat(
     """Talk to MODEL. An empty line or Ctrl-D ends the conversation; /new starts another; Ctrl-C stops an answer."""
     from homenode.engine.llm import LLM
     from homenode.engine.location import located
+    from homenode.engine.remarks import remarks_on_settings
     from homenode.engine.request import SamplingParams
 
     with plain_errors():
@@ -63,6 +64,8 @@ def chat(
             raise UserError(
                 "this model has no chat template; give one with --chat-template, or use `homenode generate`"
             )
+        for remark in remarks_on_settings(config):
+            print_note(remark)
         with loading_bar("loading") as update:
             llm = LLM(config=config, tokenizer=text, progress=update)
         with llm:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
-from homenode.cli.report import OUT, loading_bar, plain_errors
+from homenode.cli.report import OUT, loading_bar, plain_errors, print_note
 from homenode.engine.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -77,12 +77,15 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
 def _sized(config: EngineConfig, prompt: str, chat: bool, max_tokens: int) -> tuple[EngineConfig, Tokenizer]:
     """The config with room for this prompt and its continuation only: a model's whole context can take more memory than there is."""
     from homenode.engine.location import located
+    from homenode.engine.remarks import remarks_on_settings
     from homenode.model.checkpoint import open_checkpoint
-    from homenode.model.tokenizer import load_tokenizer
+    from homenode.model.tokenizer import load_model_tokenizer
 
     config = located(config)
     path = Path(str(config.model.path))
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_model_tokenizer(path)
+    for remark in remarks_on_settings(config):
+        print_note(remark)
     if config.model.max_model_len is None:
         text = tokenizer.render_chat([_user(prompt)]) if chat else prompt
         needed = len(tokenizer.encode(text, add_special_tokens=not chat)) + max_tokens

@@ -59,6 +59,15 @@ def print_error(error: HomenodeError) -> None:
     ERR.print(Text.assemble(("homenode: error: ", "bold red"), error.message), highlight=False)
 
 
+def print_note(text: str) -> None:
+    """What is no error, on a line of stderr."""
+    from rich.text import Text
+
+    from homenode.cli.report import ERR
+
+    ERR.print(Text.assemble(("note: ", "yellow"), text), highlight=False)
+
+
 def print_json(value: Any) -> None:
     """One JSON object on one line of stdout."""
     sys.stdout.write(json.dumps(value) + "\n")

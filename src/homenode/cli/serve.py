@@ -14,7 +14,7 @@ import click
 
 from homenode.cli.options import build, shown_settings, with_settings
 from homenode.cli.placement_options import ManyValuesCommand
-from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error
+from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error, print_note
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.engine.pairing import transfer_problems
@@ -166,6 +166,7 @@ def _huge_pages(compute: Mapping[str, Any]) -> str:
 
 def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     from homenode.engine.location import located
+    from homenode.engine.remarks import remarks_on_settings
     from homenode.engine.replicas.check import check_configs
 
     engine = located(engine)
@@ -174,6 +175,8 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
         text.load(Path(str(engine.model.path)))
     except HomenodeError as error:
         problems.append(error)
+    for remark in remarks_on_settings(engine):
+        print_note(remark)
     if not problems:
         ERR.print("[green]all settings are fine[/]")
     return _tell(problems)

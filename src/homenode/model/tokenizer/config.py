@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import UserError
+from homenode.model.tokenizer.model_tokenizer import load_model_tokenizer
 from homenode.model.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from homenode.options import option
 
@@ -25,7 +26,9 @@ class TextConfig:
 
     def load(self, model: Path) -> Tokenizer:
         """The tokenizer to use with the model at `model`. Raises UserError or CheckpointError for what cannot be read."""
-        return load_tokenizer(Path(self.tokenizer) if self.tokenizer else model, self._template())
+        if self.tokenizer:
+            return load_tokenizer(Path(self.tokenizer), self._template())
+        return load_model_tokenizer(model, self._template())
 
     def _template(self) -> str | None:
         if self.chat_template is None:

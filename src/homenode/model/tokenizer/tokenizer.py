@@ -33,9 +33,9 @@ class Tokenizer:
         self.bos_token_id = self._id("bos_token")
         self.eos_token_id = self._id("eos_token")
         self._bytes = _piece_reader(library)
-        self._added = {
-            int(index): token.content.encode() for index, token in library.get_added_tokens_decoder().items()
-        }
+        added = {int(index): token for index, token in library.get_added_tokens_decoder().items()}
+        self._added = {index: token.content.encode() for index, token in added.items()}
+        self._hidden = {index: str(token.content) for index, token in added.items() if token.special}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with the BOS or EOS the model wants around a text unless `add_special_tokens` is off."""
@@ -60,6 +60,10 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """One token as text; bytes that are no whole character come out as U+FFFD."""
         return self.token_bytes(token).decode("utf-8", "replace")
+
+    def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
+        """The special tokens, by id, whose names occur in one of these texts: a stop string may name one, and answers do not show them."""
+        return {index: name for index, name in self._hidden.items() if name and any(name in text for text in texts)}
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary."""
