@@ -194,7 +194,9 @@ def test_max_tokens_is_cut_to_the_context(server: Running) -> None:
     assert server.client.requests[-1].params.max_tokens == 4
 
 
-@pytest.mark.parametrize("fields", [{"max_tokens": -1}, {"max_completion_tokens": -1}, {"max_completion_tokens": -1, "max_tokens": 3}])
+@pytest.mark.parametrize(
+    "fields", [{"max_tokens": -1}, {"max_completion_tokens": -1}, {"max_completion_tokens": -1, "max_tokens": 3}]
+)
 def test_minus_one_is_no_limit_but_the_contexts(server: Running, fields: dict[str, int]) -> None:
     answers = [server.chat(**fields)]
     if "max_completion_tokens" not in fields:

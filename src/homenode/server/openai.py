@@ -22,7 +22,9 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-MaxTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1: no limit but the context's, as clients of llama.cpp write it
+MaxTokens = Annotated[
+    int, Meta(ge=-1, le=2**31 - 1)
+]  # -1: no limit but the context's, as clients of llama.cpp write it
 EmptyList = Annotated[list[Any], Meta(max_length=0)]
 
 
@@ -204,7 +206,9 @@ class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 # What to do about values that a field does not take, where that is not plain from the range it has.
-REMEDIES = dict.fromkeys(("max_tokens", "max_completion_tokens"), "leave it out, or send -1, for no limit but the context's")
+REMEDIES = dict.fromkeys(
+    ("max_tokens", "max_completion_tokens"), "leave it out, or send -1, for no limit but the context's"
+)
 
 # Fields of the official API that would change the answer and are not built yet: what to tell who sends them.
 UNSUPPORTED = {

@@ -68,9 +68,7 @@ def _chat_tokens(state: ServerState, body: ChatRequest) -> int:
     """The same of a chat, whose limit has two names and is never 0. Raises ApiError 400."""
     for param, asked in (("max_completion_tokens", body.max_completion_tokens), ("max_tokens", body.max_tokens)):
         if asked == 0:
-            raise ApiError(
-                400, f"`{param}`: expected `int` >= 1; {REMEDIES[param]}", param=param, code="invalid_value"
-            )
+            raise ApiError(400, f"`{param}`: expected `int` >= 1; {REMEDIES[param]}", param=param, code="invalid_value")
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return _most_tokens(state, _NO_LIMIT if asked is None else asked)
 
