@@ -87,6 +87,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
+    "qwen3-windows": ("qwen3", WINDOWS | {"head_dim": 16}),
+    "qwen3-moe-window": ("qwen3_moe", QWEN_EXPERTS | {"head_dim": 16, "use_sliding_window": True, "sliding_window": 7}),
+    "gemma3-text": ("gemma3_text", GEMMA | TWO_ROPES),
+    "phi3-part-of-head": (
+        "phi3",
+        {"sliding_window": 11, "head_dim": 16, "partial_rotary_factor": 0.5, "pad_token_id": 0},
+    ),
     "odd-sizes": (
         "llama",
         {"intermediate_size": 75, "vocab_size": 163, "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3},

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from homenode.engine.config import EngineConfig
 from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.unknown import unknown_names
 from homenode.model.weights.layout import unaffected
+
+_SHOWN = 20  # names of a list that may be long
 
 
 def remarks_on_settings(config: EngineConfig) -> tuple[str, ...]:
@@ -17,3 +20,14 @@ def remarks_on_settings(config: EngineConfig) -> tuple[str, ...]:
     matrices = (entry for entry in tensors if len(entry.shape) == 2)
     told = unaffected(matrices, config.model.quantize, config.model.dtype)
     return () if told is None else (told,)
+
+
+def remarks_on_model(config: EngineConfig) -> tuple[str, ...]:
+    """Of a located model: the fields of its configuration that homenode neither reads nor knows to be harmless."""
+    names = unknown_names(open_checkpoint(Path(str(config.model.path))))
+    if not names:
+        return ()
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (
+        f"the model's configuration has fields that homenode does not know and leaves alone: {', '.join(names[:_SHOWN])}{more}",
+    )

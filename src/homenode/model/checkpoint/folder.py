@@ -14,6 +14,7 @@ from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import NORMS_LESS_ONE, spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
 from homenode.model.checkpoint.fused_rows import FUSED, with_rows_apart
+from homenode.model.checkpoint.output_matrix import repeats_embedding
 from homenode.model.checkpoint.quantisation import QUANTISATION_FILES, quantisation_of
 from homenode.model.checkpoint.reading import damaged, inside, quoted, read_json
 from homenode.model.checkpoint.safetensors import read_safetensors
@@ -89,6 +90,7 @@ def _spec(
         config,
         Fields(folder / GENERATION, generation),
         has_output=limits.OUTPUT in tensors,
+        output_is_embedding=config.get("tie_word_embeddings") is not True or repeats_embedding(tensors),
         storage=limits.main_storage(tensors),
     )
 

@@ -60,6 +60,11 @@ def quoted(value: object) -> str:
     return text if len(text) <= 160 else text[:150] + "..."
 
 
+def printable(name: str) -> str:
+    """A name out of a file for a message, without anything that a terminal would obey, and not too long."""
+    return "".join(character if character.isprintable() else "?" for character in name[:80])
+
+
 def file_size(path: Path) -> int:
     """Bytes of the regular file at `path` (links followed, as the Hub's cache is made of them).
 
