@@ -189,6 +189,7 @@ def check(name: str, folder: Path, only: frozenset[str] | None = None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_field_is_read_as_transformers_reads_it_or_refused(name: str, tmp_path: Path) -> None:
     check(name, tmp_path / "model")
