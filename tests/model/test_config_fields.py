@@ -22,6 +22,7 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 from homenode.compute.ops import FloatArray
 from homenode.errors import UserError
 from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.known_fields import READ, unknown_fields
 from homenode.model.weights.load import load_model
 from tests.model.conftest import make_backend
 from tests.model.driver import Driver
@@ -186,6 +187,14 @@ def check(name: str, folder: Path, only: frozenset[str] | None = None) -> None:
         if problem := judged(path[-1], theirs(folder), ours(folder), before):
             wrong.append(f"{'.'.join(path)} = {value!r}: {problem}")
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("architecture", READ)
+def test_the_fields_of_the_classes_are_in_the_tables(architecture: str) -> None:
+    from transformers import AutoConfig
+
+    kind = {"gemma3": "gemma3_text"}.get(architecture, architecture)
+    assert unknown_fields(AutoConfig.for_model(kind).to_dict(), architecture) == ()
 
 
 @pytest.mark.slow

@@ -124,14 +124,6 @@ def test_published_configurations_have_no_unknown_fields(architecture: str) -> N
     assert unknown_fields(config, architecture) == ()
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_classes_of_transformers_have_no_unknown_fields(architecture: str) -> None:
-    transformers = pytest.importorskip("transformers", reason="needs transformers")
-    kind = {"gemma3": "gemma3_text"}.get(architecture, architecture)
-    assert unknown_fields(transformers.AutoConfig.for_model(kind).to_dict(), architecture) == ()
-
-
 def test_unknown_fields_are_told(tmp_path: Path) -> None:
     folder = make_folder(
         tmp_path / "model",

@@ -108,6 +108,13 @@ def test_gguf_files_that_ask_for_one_vector_are_refused(tmp_path: Path, kind: in
         open_checkpoint(file)
 
 
+def test_the_folder_of_an_adapter_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    write_safetensors(tmp_path / "adapter_model.safetensors", toy_tensors(toy_config()))
+    with pytest.raises(UnsupportedError, match=r"an adapter \(LoRA"):
+        load_model_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize("file_name", ["model.safetensors", None])
 def test_a_model_that_is_not_run_is_told_before_its_tokenizer_is_missed(tmp_path: Path, file_name: str | None) -> None:
     folder = make_folder(tmp_path / "model", architectures=["T5ForConditionalGeneration"], model_type="t5")
