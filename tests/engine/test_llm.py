@@ -163,7 +163,10 @@ class Letters:
     """A tokenizer whose ids are code points."""
 
     def stream(self, context: Any = ()) -> WindowStream:
-        return WindowStream(lambda ids: "".join(map(chr, ids)), context)
+        return WindowStream(lambda ids: "".join(chr(i) for i in ids if i != ord("@")), context)
+
+    def special_tokens_in(self, texts: Any) -> dict[int, str]:
+        return {ord("@"): "<end>"}
 
 
 def answer(*outputs: Output, stop: tuple[str, ...] = ()) -> tuple[list[str], Any]:
@@ -180,6 +183,11 @@ def test_an_answer_holds_back_what_may_become_a_stop_string() -> None:
     pieces, whole = answer(text("ab"), text("cX"), text("Y"), text("zX", finish_reason="length"), stop=("XYZ",))
     assert pieces == ["ab", "c", "", "XYzX"]
     assert (whole.text, whole.finish_reason) == ("abcXYzX", "length")
+
+
+def test_a_stop_string_that_is_a_special_token_ends_the_answer() -> None:
+    pieces, whole = answer(text("ab"), text("c@d"), text("e", finish_reason="length"), stop=("<end>",))
+    assert pieces[:2] == ["ab", "c"] and (whole.text, whole.finish_reason) == ("abc", "stop")
 
 
 def test_the_token_that_stopped_it_has_no_text() -> None:

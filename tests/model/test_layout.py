@@ -94,6 +94,34 @@ def test_quantised_models_stay_near(checkpoint: ArrayCheckpoint, backend: Backen
     assert 0 < np.abs(found - wanted).mean() < bound * wanted.std()
 
 
+@pytest.mark.parametrize("setting", [{"quantize": "q8_0"}, {"dtype": "float32"}])
+def test_a_setting_for_float_matrices_says_which_it_does_nothing_to(
+    checkpoint: ArrayCheckpoint, reference: Backend, setting: dict[str, str]
+) -> None:
+    flag = "--quantize q8_0" if "quantize" in setting else "--dtype float32"
+
+    def told() -> str:
+        return " ".join(
+            note
+            for note in plan_model(checkpoint, reference, **setting).notes
+            if flag + " is" in note or "nothing" in note
+        )  # type: ignore[arg-type]
+
+    assert told() == ""
+    matrices = {name: entry.shape for name, entry in checkpoint.tensors.items() if len(entry.shape) == 2}
+    checkpoint.add(first := "model.layers.0.mlp.up_proj.weight", bytes(96 * 2 * 18), BY_NAME["Q4_0"], (96, 64))
+    assert told() == (
+        f"{flag} is for float matrices: 1 of {len(matrices)} are quantised in the file (Q4_0) and are kept so"
+    )
+    for name, (rows, columns) in matrices.items():
+        if name != first:
+            checkpoint.add(name, bytes(rows * columns // 32 * 34), BY_NAME["Q8_0"], (rows, columns))
+    assert told() == (
+        f"{flag} changes nothing: it is for float matrices, and all {len(matrices)} are quantised in the file (Q4_0, Q8_0)"
+    )
+    assert not any(flag in note for note in plan_model(checkpoint, reference).notes)
+
+
 def test_block_formats_are_not_quantised_again(checkpoint: ArrayCheckpoint, reference: Backend) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     checkpoint.add(name, bytes(96 * 2 * 34), BY_NAME["Q8_0"], (96, 64))

@@ -92,6 +92,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"intermediate_size": 75, "vocab_size": 163, "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3},
     ),
 }
+# Further ones whose fields are changed one by one (test_config_fields.py).
+OF_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-windows": ("qwen3", WINDOWS | {"head_dim": 16}),
+    "qwen3-moe-window": ("qwen3_moe", QWEN_EXPERTS | {"head_dim": 16, "use_sliding_window": True, "sliding_window": 7}),
+    "gemma3-text": ("gemma3_text", GEMMA | TWO_ROPES),
+    "phi3-part-of-head": (
+        "phi3",
+        {"sliding_window": 11, "head_dim": 16, "partial_rotary_factor": 0.5, "pad_token_id": 0},
+    ),
+}
 
 
 def make(name: str, folder: Path, dtype: str = "float32") -> Any:
@@ -102,7 +112,7 @@ def make(name: str, folder: Path, dtype: str = "float32") -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    kind, changes = CASES[name]
+    kind, changes = (CASES | OF_FIELDS)[name]
     config = AutoConfig.for_model(kind, **(changes if "text_config" in changes else {**SIZES, **changes}))
     torch.manual_seed(sum(map(ord, name)))
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]

@@ -116,7 +116,13 @@ ROPES: dict[str, tuple[dict[str, Any], RopeSpec, int]] = {
         {"rope_scaling": {"rope_type": "yarn", "mscale": 2.0, "mscale_all_dim": 1.0} | YARN},
         RopeSpec(kind="yarn", factor=4.0, original_max_position=256, attention_factor=(0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1)), 1024,
     ),
-    "part of the head": ({"partial_rotary_factor": 0.5}, RopeSpec(rotary_dim=8), 256),
+    "both spellings": (
+        {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        RopeSpec(kind="linear", factor=2.0), 256,
+    ),
+    "original length beside the table, which wins": (
+        {"rope_scaling": {"type": "yarn"} | YARN, "original_max_position_embeddings": 128}, RopeSpec(kind="yarn", factor=4.0, original_max_position=128), 512,
+    ),
 }  # fmt: skip
 
 

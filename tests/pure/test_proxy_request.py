@@ -66,6 +66,8 @@ def test_values_pass_as_they_were_written(fields: dict[str, object]) -> None:
         ({"prompt": ["x", "y"]}, "prompts"),
         ({"prompt": "x", "echo": True, "logprobs": 0}, "prompt_logprobs"),
         ({"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt": "x", "max_tokens": -1}, None),
+        ({"prompt": "x", "max_completion_tokens": -1, "max_tokens": 1}, None),
         ({"prompt": "x", "max_tokens": 1}, "max_tokens"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "max_tokens": "many"}, "max_tokens"),

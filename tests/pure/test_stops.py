@@ -45,6 +45,27 @@ def test_any_cut_gives_what_a_search_gives(text: str, stops: list[str], cuts: li
 
 
 @settings(derandomize=True)
+@given(
+    st.lists(st.tuples(st.text(alphabet="ab", max_size=3), st.booleans()), max_size=8),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_hidden_text_can_complete_a_stop_string_and_is_never_given_out(
+    pieces: list[tuple[str, bool]], stops: list[str]
+) -> None:
+    watcher, out, matched = StopStrings(stops), "", None
+    for text, hidden in pieces:
+        given_out, matched = watcher.feed(text, hidden=hidden)
+        out += given_out
+        if matched is not None:
+            break
+    whole = "".join(text for text, _ in pieces)
+    hidden_places = [hidden for text, hidden in pieces for _ in text]
+    kept, wanted = expected(whole, stops)
+    assert matched == wanted
+    assert out + watcher.flush() == "".join(c for c, hidden in zip(kept, hidden_places, strict=False) if not hidden)
+
+
+@settings(derandomize=True)
 @given(LETTERS, st.text(alphabet="ab", min_size=1, max_size=6))
 def test_only_a_possible_beginning_is_held_back(text: str, stop: str) -> None:
     watcher = StopStrings([stop])

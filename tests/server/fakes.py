@@ -14,6 +14,7 @@ from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.template_traits import texts_of
 
 BOS, EOS, VOCAB = 256, 257, 258
+SPECIAL = {BOS: "<s>", EOS: "</s>"}
 MAX_MODEL_LEN = 256
 STORY = "Once upon a time, a wörld of 猫 and 🦊 had no end. "
 
@@ -57,10 +58,13 @@ class ByteTokenizer:
         return b"".join(self.token_bytes(token) for token in shown).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 else {BOS: b"<s>", EOS: b"</s>"}[token]
+        return bytes([token]) if token < 256 else SPECIAL[token].encode()
 
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode("utf-8", "replace")
+
+    def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
+        return {token: name for token, name in SPECIAL.items() if any(name in text for text in texts)}
 
     def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> ByteStream:
         return ByteStream(self, skip_special_tokens)

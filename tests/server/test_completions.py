@@ -194,6 +194,28 @@ def test_max_tokens_is_cut_to_the_context(server: Running) -> None:
     assert server.client.requests[-1].params.max_tokens == 4
 
 
+@pytest.mark.parametrize(
+    "fields", [{"max_tokens": -1}, {"max_completion_tokens": -1}, {"max_completion_tokens": -1, "max_tokens": 3}]
+)
+def test_minus_one_is_no_limit_but_the_contexts(server: Running, fields: dict[str, int]) -> None:
+    answers = [server.chat(**fields)]
+    if "max_completion_tokens" not in fields:
+        answers.append(server.complete(**fields))
+    for answer, request in zip(answers, server.client.requests[-len(answers) :], strict=True):
+        assert answer.status_code == 200, answer.text
+        assert request.params.max_tokens == MAX_MODEL_LEN - len(request.prompt_ids)
+
+
+def test_other_numbers_of_tokens_below_one_are_refused_with_what_to_do(server: Running) -> None:
+    for answer in (
+        server.complete(max_tokens=-2),
+        server.chat(max_tokens=0),
+        server.chat(max_tokens=-2),
+        server.chat(max_completion_tokens=-(2**40)),
+    ):
+        assert answer.status_code == 400 and "leave it out, or send -1" in answer.json()["error"]["message"]
+
+
 def test_special_tokens_show_when_asked(server: Running) -> None:
     assert server.complete(prompt="a", add_special_tokens=False, echo=True, max_tokens=0, return_token_ids=True).json()[
         "choices"

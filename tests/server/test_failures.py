@@ -22,7 +22,7 @@ from tests.server.fakes import MAX_MODEL_LEN, VOCAB, ScriptedClient, scripted
 MESSAGES = [{"role": "user", "content": "hi"}]
 COMPLETIONS = [
     ({"model": "nope"}, 404, "model", "model_not_found"),
-    ({"max_tokens": -1}, 400, "max_tokens", "invalid_value"),
+    ({"max_tokens": -2}, 400, "max_tokens", "invalid_value"),
     ({"max_tokens": 1.5}, 400, "max_tokens", "invalid_value"),
     ({"max_tokens": 1e300}, 400, "max_tokens", "invalid_value"),
     ({"max_tokens": True}, 400, "max_tokens", "invalid_value"),
@@ -103,6 +103,8 @@ CHATS = [
     ({"top_logprobs": 2}, 400, "top_logprobs", "invalid_value"),
     ({"logprobs": 1}, 400, "logprobs", "invalid_value"),
     ({"max_tokens": 0}, 400, "max_tokens", "invalid_value"),
+    ({"max_completion_tokens": 0, "max_tokens": 5}, 400, "max_completion_tokens", "invalid_value"),
+    ({"max_completion_tokens": -2}, 400, "max_completion_tokens", "invalid_value"),
     ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "invalid_value"),
     ({"continue_final_message": True, "add_generation_prompt": True}, 400, "continue_final_message", "invalid_value"),
 ]

@@ -11,7 +11,7 @@ import click
 
 from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
-from homenode.cli.report import ERR, OUT, loading_bar, plain_errors, print_piece, show_controls
+from homenode.cli.report import ERR, OUT, loading_bar, plain_errors, print_note, print_piece, show_controls
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.model.tokenizer.config import TextConfig
@@ -65,6 +65,7 @@ def chat(
 ) -> None:
     """Talk to MODEL. An empty line or Ctrl-D ends the conversation; /new starts another; Ctrl-C stops an answer."""
     from homenode.engine.location import located
+    from homenode.engine.remarks import remarks_on_settings
 
     with plain_errors():
         config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
@@ -81,6 +82,8 @@ def chat(
             raise UserError(
                 "this model has no chat template; give one with --chat-template, or use `homenode generate`"
             )
+        for remark in remarks_on_settings(config):
+            print_note(remark)
         with loading_bar("loading") as update:
             llm = LLM(config=config, tokenizer=text, progress=update)
         with llm:

@@ -11,7 +11,7 @@ import msgspec
 
 from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
-from homenode.cli.report import OUT, loading_bar, plain_errors, print_piece
+from homenode.cli.report import OUT, loading_bar, plain_errors, print_note, print_piece
 from homenode.engine.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -97,11 +97,14 @@ def _sized(
     config: EngineConfig, trial: TokenizerTrial | None, prompt: str, chat: bool, max_tokens: int
 ) -> tuple[EngineConfig, Tokenizer]:
     """The config with room for this prompt and its continuation only: a model's whole context can take more memory than there is."""
+    from homenode.engine.remarks import remarks_on_settings
     from homenode.model.checkpoint import open_checkpoint
-    from homenode.model.tokenizer import load_tokenizer
+    from homenode.model.tokenizer import load_model_tokenizer
 
     path = Path(str(config.model.path))
-    tokenizer = load_tokenizer(path, trial=trial)
+    tokenizer = load_model_tokenizer(path, trial=trial)
+    for remark in remarks_on_settings(config):
+        print_note(remark)
     if config.model.max_model_len is None:
         ids = tokenizer.encode_chat(tokenizer.render_chat([_user(prompt)])) if chat else tokenizer.encode(prompt)
         needed = len(ids) + max_tokens

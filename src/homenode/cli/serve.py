@@ -186,6 +186,7 @@ def _huge_pages(compute: Mapping[str, Any]) -> str:
 
 def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     from homenode.engine.location import located
+    from homenode.engine.remarks import remarks_on_model, remarks_on_settings
     from homenode.engine.replicas.check import check_configs
 
     engine = located(engine)
@@ -194,6 +195,8 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
         text.load(Path(str(engine.model.path)))
     except HomenodeError as error:
         problems.append(error)
+    for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
+        print_note(remark)
     if not problems:
         from rich.markup import escape
 

@@ -53,6 +53,7 @@ class Answer:
         self._prompt_ids, self._clock = prompt_ids, clock
         self._stream = tokenizer.stream(prompt_ids)
         self._stops = StopStrings(stop)
+        self._hidden = tokenizer.special_tokens_in(stop) if stop else {}
         self._pieces: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -99,6 +100,9 @@ class Answer:
                 continue  # the token that ended it has no text
             piece, matched = self._stops.feed(self._stream.push((token,)))
             shown += piece
+            if matched is None and token in self._hidden:
+                piece, matched = self._stops.feed(self._hidden[token], hidden=True)
+                shown += piece
             if matched is not None:
                 self.finish_reason = "stop"
                 return shown

@@ -28,7 +28,7 @@ from homenode.engine.messages import Output, Ready, Statistics
 from homenode.engine.request import Request, SamplingParams
 from homenode.errors import UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
-from homenode.model.tokenizer import Tokenizer, load_tokenizer
+from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
 
 Prompt = str | list[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -64,7 +64,9 @@ class LLM:
                 param="data_parallel_size",
             )
         config = located(config)
-        self.tokenizer = tokenizer or load_tokenizer(Path(str(config.model.path)), chat_template, chat_template_timeout)
+        self.tokenizer = tokenizer or load_model_tokenizer(
+            Path(str(config.model.path)), chat_template, chat_template_timeout
+        )
         self._ids = itertools.count(1)
         self._engine = LocalEngine(config, progress)
         self._closed = weakref.finalize(

@@ -193,6 +193,11 @@ def _hub_is_offline() -> bool:
 def _check_folder(folder: Path, repository: str) -> Path:
     if (folder / "config.json").exists() and any(folder.glob("*.safetensors")):
         return folder
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise UserError(
+            f"model {repository}: an adapter (LoRA), which changes another model: merge it into that, and give the result",
+            param="model",
+        )
     if names := _gguf_names(folder, lambda name: True):
         raise UserError(
             f"model {repository} holds GGUF files: pick one, such as {repository}:{names[0]}", param="model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,9 +70,17 @@ class Choice:
     """Text, ids and log-probabilities of one sequence as they come. Work per token does not grow with the length of the text."""
 
     def __init__(
-        self, stream: TextStream, *, stops: Sequence[str] = (), echo: Echo | None = None, logprobs: bool = False
+        self,
+        stream: TextStream,
+        *,
+        stops: Sequence[str] = (),
+        hidden: Mapping[int, str] | None = None,
+        echo: Echo | None = None,
+        logprobs: bool = False,
     ) -> None:
+        """`hidden`: the special tokens, by id, whose names are in stop strings although their text is not shown."""
         self._stream, self._echo, self._logprobs = stream, echo, logprobs
+        self._hidden = hidden or {}
         self._stops = StopStrings(stops) if stops else None
         self._length = self._released = len(echo.text) if echo else 0  # characters decoded, characters given out
         self._pending: deque[Scored] = deque()  # tokens whose text is still held back
@@ -109,7 +117,7 @@ class Choice:
                 self._pending.append(Scored(token, output.logprobs[i], self._length))
             if i == last and output.stop_token is not None:
                 continue  # the token that ended the sequence has no text
-            text, matched = self._watch(self._stream.push((token,)))
+            text, matched = self._watch(self._stream.push((token,)), self._hidden.get(token, ""))
             shown += text
             if matched:
                 return i + 1, shown, True
@@ -120,11 +128,15 @@ class Choice:
             text += self._stops.flush()
         return last + 1, shown + text, matched
 
-    def _watch(self, text: str) -> tuple[str, bool]:
+    def _watch(self, text: str, hidden: str = "") -> tuple[str, bool]:
+        """What may be shown of `text`, and whether it, or the special token `hidden` behind it, completes a stop string."""
         self._length += len(text)
         if self._stops is None:
             return text, False
         shown, matched = self._stops.feed(text)
+        if hidden and matched is None:
+            more, matched = self._stops.feed(hidden, hidden=True)
+            shown += more
         return shown, matched is not None
 
     def _release(self, matched: bool) -> list[Scored]:

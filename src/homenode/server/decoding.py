@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from homenode.server.failures import ApiError
-from homenode.server.openai import UNSUPPORTED
+from homenode.server.openai import REMEDIES, UNSUPPORTED
 
 T = TypeVar("T")
 
@@ -85,7 +85,8 @@ def _wrong_value(path: str, place: str, reason: str) -> ApiError:
     for name in (parts[0], parts[-1]):
         if name in UNSUPPORTED:
             return _unsupported(path, UNSUPPORTED[name])
-    return ApiError(400, f"{place}: {_sentence(reason)}", param=path, code="invalid_value")
+    remedy = f"; {REMEDIES[path]}" if path in REMEDIES else ""
+    return ApiError(400, f"{place}: {_sentence(reason)}{remedy}", param=path, code="invalid_value")
 
 
 def _unsupported(path: str, hint: str) -> ApiError:

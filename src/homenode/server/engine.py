@@ -107,6 +107,9 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token: int) -> bytes: ...
 
+    def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
+        """The special tokens, by id, whose names occur in one of these texts."""
+
     def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
         """An incremental decoder; `context` are ids before the first pushed one whose text is already known."""
 

@@ -22,6 +22,9 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MaxTokens = Annotated[
+    int, Meta(ge=-1, le=2**31 - 1)
+]  # -1: no limit but the context's, as clients of llama.cpp write it
 EmptyList = Annotated[list[Any], Meta(max_length=0)]
 
 
@@ -83,7 +86,7 @@ class CompletionRequest(Sampling, kw_only=True):
     """Body of POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids (checked in `translate`)."""
 
     prompt: str | list[str | TokenId | TokenIds]
-    max_tokens: Count | None = None
+    max_tokens: MaxTokens | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Literal[1] | None = None
@@ -147,8 +150,8 @@ class ChatRequest(Sampling, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: Messages
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # the newer name; it wins
+    max_tokens: MaxTokens | None = None  # not 0, as is the next (checked in `translate`)
+    max_completion_tokens: MaxTokens | None = None  # the newer name; it wins
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -201,6 +204,11 @@ class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     ticket: Ticket
     reason: Annotated[str, Meta(max_length=256)] | None = None
 
+
+# What to do about values that a field does not take, where that is not plain from the range it has.
+REMEDIES = dict.fromkeys(
+    ("max_tokens", "max_completion_tokens"), "leave it out, or send -1, for no limit but the context's"
+)
 
 # Fields of the official API that would change the answer and are not built yet: what to tell who sends them.
 UNSUPPORTED = {

@@ -12,13 +12,14 @@ from homenode.server.choices import Choice, Echo, echo_prompt
 from homenode.server.failures import ApiError
 from homenode.server.generation import Generation, Sequence
 from homenode.server.kv_transfer import HandOver, hand_over
-from homenode.server.openai import ChatRequest, CompletionRequest, Sampling
+from homenode.server.openai import REMEDIES, ChatRequest, CompletionRequest, Sampling
 from homenode.server.prompts import chat_ids, prompt_ids, split_prompt
 from homenode.server.state import ServerState
 from homenode.server.text_work import SHORT_TEXT, memory_of
 
 _PROMPTS_AT_ONCE = 16
 _MOST_PROMPT_TOKENS = 2**22  # of all sequences of a request; each takes its prompt to the engine
+_NO_LIMIT = -1  # as a number of tokens
 _SMALLEST_TOP_P = 1e-9  # top_p 0 is valid in the API and means the most likely token alone
 
 
@@ -49,7 +50,7 @@ async def _completion(
         _check_tokens(tokens)
         over = await _hand_over(state, body, len(prompts), ids, score)
         echo = await _echo(state, ids, prompt, score is not None) if body.echo else None
-        wanted = 16 if body.max_tokens is None else body.max_tokens
+        wanted = 16 if body.max_tokens is None else _most_tokens(state, body.max_tokens)
         sequences += _sequences(
             state, body, ids, wanted, logprobs=body.logprobs, prompt_logprobs=score, echo=echo, over=over
         )
@@ -71,10 +72,24 @@ async def chat(state: ServerState, body: ChatRequest) -> Generation:
         add_special_tokens=body.add_special_tokens,
     )
     _check_tokens(len(ids) * (body.n or 1))
-    wanted = body.max_completion_tokens or body.max_tokens or state.ready.max_model_len
+    wanted = _chat_tokens(state, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     over = await _hand_over(state, body, 1, ids, None)
     return _generation(state, _sequences(state, body, ids, wanted, logprobs=logprobs, over=over), over)
+
+
+def _most_tokens(state: ServerState, asked: int) -> int:
+    """Tokens the answer may have, of which there may still be less room in the context; -1 asks for all of it."""
+    return state.ready.max_model_len if asked == _NO_LIMIT else asked
+
+
+def _chat_tokens(state: ServerState, body: ChatRequest) -> int:
+    """The same of a chat, whose limit has two names and is never 0. Raises ApiError 400."""
+    for param, asked in (("max_completion_tokens", body.max_completion_tokens), ("max_tokens", body.max_tokens)):
+        if asked == 0:
+            raise ApiError(400, f"`{param}`: expected `int` >= 1; {REMEDIES[param]}", param=param, code="invalid_value")
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _most_tokens(state, _NO_LIMIT if asked is None else asked)
 
 
 async def _hand_over(
@@ -136,6 +151,8 @@ def _sequences(
     if over is not None and over.result is not None:  # whom it is for gives the answer
         wanted, logprobs, prompt_logprobs, echo = 0, None, None, None
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    skip_special = body.skip_special_tokens is not False
+    hidden = state.tokenizer.special_tokens_in(stops) if stops and skip_special else {}
     room = state.ready.max_model_len - len(ids)
     defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
     ends = tuple(token for token in state.tokenizer.stop_token_ids if token < state.ready.vocab_size)
@@ -152,8 +169,8 @@ def _sequences(
             arrival=recorder.arrival,
             kv=over.ticket if over and index == 0 else None,
         )
-        stream = state.tokenizer.stream(ids, skip_special_tokens=body.skip_special_tokens is not False)
-        choice = Choice(stream, stops=stops, echo=echo, logprobs=logprobs is not None)
+        stream = state.tokenizer.stream(ids, skip_special_tokens=skip_special)
+        choice = Choice(stream, stops=stops, hidden=hidden, echo=echo, logprobs=logprobs is not None)
         made.append(Sequence(request, choice, recorder, first_of_prompt=index == 0))
     return made
 

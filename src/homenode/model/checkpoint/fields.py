@@ -85,6 +85,11 @@ class Fields:
             raise self.wrong(key, value, "true or false")
         return value
 
+    def optional_booleans(self, key: str) -> tuple[bool, ...] | None:
+        """A list of truth values, None where the value is anything else."""
+        value = self._values.get(self._prefix + key)
+        return tuple(value) if isinstance(value, list) and all(type(item) is bool for item in value) else None
+
     def text(self, key: str, default: str = "") -> str:
         """A string."""
         value = self._values.get(self._prefix + key)
@@ -133,6 +138,10 @@ class Fields:
         return Fields(
             self.path, {f"{self._prefix}{key}.{name}": inner for name, inner in value.items()}, f"{self._prefix}{key}."
         )
+
+    def optional_table(self, key: str) -> Fields | None:
+        """The same, None also where the value is no object."""
+        return self.table(key) if isinstance(self._values.get(self._prefix + key), dict) else None
 
     def names(self) -> tuple[str, ...]:
         """The keys there are."""

@@ -9,11 +9,13 @@ from typing import Any
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.coded_matrices import with_coded_matrices
+from homenode.model.checkpoint.embedding_models import refuse_base_model, refuse_embedding_folder
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import NORMS_LESS_ONE, spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
 from homenode.model.checkpoint.fused_rows import FUSED, with_rows_apart
-from homenode.model.checkpoint.quantisation import quantisation_of
+from homenode.model.checkpoint.output_matrix import repeats_embedding
+from homenode.model.checkpoint.quantisation import QUANTISATION_FILES, quantisation_of
 from homenode.model.checkpoint.reading import damaged, inside, is_there, quoted, read_json
 from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
@@ -27,6 +29,9 @@ CONFIG, GENERATION, INDEX, SINGLE = (
 _MOST_JSON_BYTES = 2**24
 _MOST_INDEX_BYTES = 2**26
 _MOST_SHARDS = 10_000
+# How the names of tensors end that only quantised folders have.
+_OF_CODED_MATRICES = (".qweight", ".qzeros", ".weight_packed", ".weight_scale", ".weight_scale_inv")
+_PLAIN_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
 
 
@@ -37,26 +42,43 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     for name in _JSON_FILES[1:]:
         if is_there(folder / name):
             metadata[name] = read_json(folder / name, _MOST_JSON_BYTES)
-    if text := holds_text_of(config):
+    refuse_embedding_folder(folder)
+    text = holds_text_of(config)
+    if text:
         config = text_config(config, text)
-    tensors: dict[str, TensorEntry] = {}
     try:
-        tensors = _read_tensors(folder)
-        if text:
-            tensors = text_tensors(tensors)
-        if (quantisation := quantisation_of(Fields(folder / CONFIG, config))) is not None:
-            tensors = with_coded_matrices(tensors, quantisation)
+        tensors = _read_model(folder, config, text is not None)
     except CheckpointError:
         # An architecture we do not run is the better answer to a folder we cannot read.
-        _spec(folder, config, metadata, tensors)
+        _spec(folder, config, metadata, {})
         raise
     spec = _spec(folder, config, metadata, tensors)
+    refuse_base_model(folder, tensors)
     limits.check_embedding(spec, tensors, folder)
     if spec.architecture in FUSED:
         tensors = with_rows_apart(tensors, spec)
     if spec.architecture in NORMS_LESS_ONE:
         tensors = {n: replace(e, plus=1.0) if n.endswith("norm.weight") else e for n, e in tensors.items()}
     return spec, tensors, metadata
+
+
+def _read_model(folder: Path, config: dict[str, object], of_pictures: bool) -> dict[str, TensorEntry]:
+    """The tensors of the text model, its quantised matrices put together. `of_pictures`: the folder is that of a model which sees pictures, too."""
+    tensors = _read_tensors(folder)
+    if of_pictures:
+        tensors = text_tensors(tensors)
+    quantisation = quantisation_of(Fields(folder / CONFIG, config), _quantisation_file(folder, tensors))
+    if quantisation is not None:
+        return with_coded_matrices(tensors, quantisation)
+    if coded := next((name for name in tensors if name.endswith(_OF_CODED_MATRICES)), None):
+        raise damaged(
+            folder,
+            "quantisation",
+            seen=f"quantised weights ({coded}), and nothing that says how",
+            wanted=f"quantization_config in {CONFIG}, or one of {', '.join(QUANTISATION_FILES)}",
+            do="fetch that file, too",
+        )
+    return tensors
 
 
 def _spec(
@@ -68,6 +90,7 @@ def _spec(
         config,
         Fields(folder / GENERATION, generation),
         has_output=limits.OUTPUT in tensors,
+        output_is_embedding=config.get("tie_word_embeddings") is not True or repeats_embedding(tensors),
         storage=limits.main_storage(tensors),
         tokenizer_names_eos=_names_eos(metadata),
     )
@@ -77,6 +100,14 @@ def _names_eos(metadata: dict[str, object]) -> bool:
     """Whether the tokenizer's files name the token that ends a text, as its name or as an object that holds it."""
     files = (metadata.get(name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     return any(isinstance(file, dict) and file.get("eos_token") for file in files)
+
+
+def _quantisation_file(folder: Path, tensors: dict[str, TensorEntry]) -> Fields | None:
+    """What a file beside config.json says of the quantisation. A folder of plain floats is not asked: such a file is a leftover there."""
+    if all(entry.dtype.name in _PLAIN_FLOATS for entry in tensors.values()):
+        return None
+    found = next((folder / name for name in QUANTISATION_FILES if is_there(folder / name)), None)
+    return None if found is None else Fields(found, read_json(found, _MOST_JSON_BYTES))
 
 
 def _read_tensors(folder: Path) -> dict[str, TensorEntry]:

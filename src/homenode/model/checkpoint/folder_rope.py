@@ -12,18 +12,34 @@ from homenode.model.checkpoint.spec import RopeSpec
 
 
 def ropes_from_config(
-    fields: Fields, theta: float, local_theta: float | None, position: int, head_dim: int
+    fields: Fields,
+    theta: float,
+    local_theta: float | None,
+    position: int,
+    head_dim: int,
+    original_position: int | None = None,
 ) -> tuple[RopeSpec, RopeSpec | None]:
     """The rope, and that of layers with a window where they have one of their own.
 
-    From `rope_parameters`, or its older spelling: `rope_scaling` with `rope_theta`, and `rope_local_base_freq`, beside it. `theta`, `local_theta`: when
-    nobody says; without the latter all layers have one rope.
+    From `rope_parameters`, or its older spelling: `rope_scaling` with `rope_theta`, and `rope_local_base_freq`, beside it. Of both, `rope_scaling` is
+    what somebody has written by hand into a newer file, and transformers follows it. `theta`, `local_theta`, `original_position`: when nobody
+    says; without the second all layers have one rope.
     """
-    table = fields.table("rope_parameters") or fields.table("rope_scaling") or Fields(fields.path, {})
+    table = fields.table("rope_scaling")
+    if table is None or not table.names():
+        table = fields.table("rope_parameters") or Fields(fields.path, {})
+    elif local_theta is not None and fields.has("rope_parameters"):
+        raise UnsupportedError(
+            f"{fields.path}: rope_scaling beside rope_parameters is not supported where layers have two ropes; keep one of them"
+        )
     if not table.holds_tables():
-        rope = _rope(fields, table, theta, position, head_dim)
+        rope = _rope(fields, table, theta, position, head_dim, original_position)
         if local_theta is None:
             return rope, None
+        if fields.has("rope_parameters") and table.names():
+            raise UnsupportedError(
+                f"{fields.path}: rope_parameters for all layers together is not supported here; homenode wants one for each kind of layer"
+            )
         return rope, RopeSpec(
             theta=fields.number("rope_local_base_freq", local_theta, above=1.0, most=limits.MOST_THETA)
         )
@@ -39,18 +55,24 @@ def ropes_from_config(
     )
 
 
-def _rope(fields: Fields, table: Fields, default_theta: float, position: int, head_dim: int) -> RopeSpec:
+def _rope(
+    fields: Fields,
+    table: Fields,
+    default_theta: float,
+    position: int,
+    head_dim: int,
+    original_position: int | None = None,
+) -> RopeSpec:
     """What `table` says, `rope_theta` and some others perhaps being in `fields`."""
     theta = table.optional_number("rope_theta", above=1.0, most=limits.MOST_THETA)
     if theta is None:
         theta = fields.number("rope_theta", default_theta, above=1.0, most=limits.MOST_THETA)
     rotary = _rotary_dim(fields, table, head_dim)
     kind = table.text("rope_type") or table.text("type") or "default"
-    original = table.integer(
-        "original_max_position_embeddings",
-        fields.optional_integer("original_max_position_embeddings") or position,
-        maximum=limits.MOST_POSITION,
-    )
+    # Phi 3 has it beside the table, and what stands there wins.
+    key = "original_max_position_embeddings"
+    original = fields.optional_integer(key, maximum=limits.MOST_POSITION) or original_position
+    original = original or table.integer(key, position, maximum=limits.MOST_POSITION)
     if kind == "default":
         return RopeSpec(theta=theta, rotary_dim=rotary)
     if kind == "linear":

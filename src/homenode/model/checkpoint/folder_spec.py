@@ -41,6 +41,10 @@ class _Family:
     experts_per_token: int = 0
     expert_size: int = 0
     theta: float = 10000.0  # of rope, when nobody says
+    norm_eps: float = 1e-6  # when nobody says
+    original_position: int | None = None  # length before an extension, when nobody says; None: the longest position
+    rotates_part: bool = False  # `partial_rotary_factor` is read; the others' classes leave it alone, or fail on it
+    experts_keys: tuple[str, ...] = ("num_local_experts", "num_experts")  # that say how many there are; the first wins
     local_theta: float | None = None  # of another rope in layers with a window; None: they have the same
     activation: str = "silu"
     pattern: int = 2  # when nobody says
@@ -57,14 +61,16 @@ FAMILIES = {
     "MistralForCausalLM": _Family("mistral", 131072, special_ids=(1, 2), attention_bias=False, window="all"),
     "Qwen2ForCausalLM": _Family("qwen2", 32768, attention_bias=True, window="upper"),
     "Qwen3ForCausalLM": _Family("qwen3", 32768, head_dim=128, window="upper"),
-    "Phi3ForCausalLM": _Family("phi3", 4096, special_ids=(1, 32000), attention_bias=False, window="all", window_size=None),
+    "Phi3ForCausalLM": _Family(
+        "phi3", 4096, special_ids=(1, 32000), attention_bias=False, window="all", window_size=None, norm_eps=1e-5, original_position=4096, rotates_part=True,
+    ),
     "MixtralForCausalLM": _Family(
         "mixtral", 131072, special_ids=(1, 2), attention_bias=False, window="all", window_size=None,
-        mixture="all", num_experts=8, experts_per_token=2,
+        mixture="all", num_experts=8, experts_per_token=2, theta=1e6, norm_eps=1e-5,
     ),
     "Qwen2MoeForCausalLM": _Family(
         "qwen2_moe", 32768, attention_bias=True, window="alternating",
-        mixture="some", shared_expert=5632, num_experts=60, experts_per_token=4, expert_size=1408,
+        mixture="some", shared_expert=5632, num_experts=60, experts_per_token=4, expert_size=1408, experts_keys=("num_experts",),
     ),
     "Qwen3MoeForCausalLM": _Family(
         "qwen3_moe", 32768, window="if_used", mixture="some", num_experts=128, experts_per_token=8, expert_size=768
@@ -92,14 +98,16 @@ def spec_from_config(
     generation: Fields,
     *,
     has_output: bool,
+    output_is_embedding: bool = True,
     storage: str,
     tokenizer_names_eos: bool = False,
 ) -> ModelSpec:
     """The figures of the model described by `config` (the content of `path`).
 
     `generation` holds generation_config.json (possibly empty); `has_output` says whether the weights hold an output
-    matrix, `tokenizer_names_eos` whether the tokenizer's files name a token that ends a text: then the class's own is
-    not added where the configurations name none.
+    matrix, `output_is_embedding` whether that, where the two are said to be tied, is the embedding again (one that is
+    not is used all the same, as transformers has it), `tokenizer_names_eos` whether the tokenizer's files name a token
+    that ends a text: then the class's own is not added where the configurations name none.
     Raises UnsupportedError for another architecture or an option we lack, CheckpointError for values that cannot be.
     """
     fields = Fields(path, config)
@@ -116,7 +124,9 @@ def spec_from_config(
     )
     position = fields.integer("max_position_embeddings", family.max_position, maximum=limits.MOST_POSITION)
     inner = fields.integer("intermediate_size", maximum=limits.MOST_INTERMEDIATE)
-    rope, local_rope = ropes_from_config(fields, family.theta, family.local_theta, position, head_dim)
+    rope, local_rope = ropes_from_config(
+        fields, family.theta, family.local_theta, position, head_dim, family.original_position
+    )
     window, sliding = _window(fields, family, layers)
     bias = fields.boolean("attention_bias", False) if family.attention_bias is None else family.attention_bias
     if family.mixture:
@@ -131,9 +141,9 @@ def spec_from_config(
         head_dim=head_dim,
         vocab_size=vocab,
         max_position=extended_position(rope, position),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6, most=1.0),
+        rms_norm_eps=fields.number("rms_norm_eps", family.norm_eps, most=1.0),
         rope=rope,
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", not has_output),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", not has_output) and output_is_embedding,
         attention_bias=bias,
         output_bias=bias and family.attention_bias is None,
         mlp_bias=family.architecture == "llama" and fields.boolean("mlp_bias", False),
@@ -196,8 +206,10 @@ def _family(fields: Fields) -> _Family:
     if family is None:
         seen = named[0] if named else model_type or "none"
         known = ", ".join(FAMILIES)
+        base = any(seen == name.replace("ForCausalLM", "Model") for name in FAMILIES)
+        kind = " (a base model without an output for text, as embedding models are)" if base else ""
         raise UnsupportedError(
-            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {known}",
+            f"{fields.path}: architecture {quoted(seen)}{kind} is not supported; homenode runs {known}",
             architecture=seen,
             known=tuple(FAMILIES),
         )
@@ -211,10 +223,32 @@ def _refuse_unsupported(fields: Fields, family: _Family) -> None:
         raise UnsupportedError(
             f"{fields.path}: {key} {quoted(activation)} is not supported; homenode runs {family.activation!r}"
         )
-    if family.gemma and fields.boolean("use_bidirectional_attention", False):
-        raise UnsupportedError(
-            f"{fields.path}: attention to what comes later is not supported; homenode runs causal models"
+    if not fields.boolean("is_causal", True) or (family.gemma and fields.boolean("use_bidirectional_attention", False)):
+        key = (
+            "is_causal"
+            if fields.has("is_causal") and not fields.boolean("is_causal", True)
+            else "use_bidirectional_attention"
         )
+        raise UnsupportedError(
+            f"{fields.path}: attention to what comes later ({key}) is not supported; homenode runs causal models"
+        )
+    if family.local_theta is not None and fields.has("attn_logit_softcapping"):
+        raise UnsupportedError(
+            f"{fields.path}: attn_logit_softcapping is not supported in {family.architecture}; homenode wants null there"
+        )
+    if not family.rotates_part:
+        _refuse_part_of_head(fields)
+
+
+def _refuse_part_of_head(fields: Fields) -> None:
+    """UnsupportedError for a rope over a part of each head where the class has none: some engines leave the key alone, others follow it."""
+    tables = [fields, *(table for key in ("rope_parameters", "rope_scaling") if (table := fields.table(key)))]
+    tables += [inner for table in tables[1:] for name in table.names() if (inner := table.optional_table(name))]
+    for table in tables:
+        if (part := table.optional_number("partial_rotary_factor", most=1.0)) not in (None, 1.0):
+            raise UnsupportedError(
+                f"{fields.path}: partial_rotary_factor {part:g} is not supported in this architecture; homenode rotates whole heads there"
+            )
 
 
 def _softcap(fields: Fields, family: _Family, key: str, default: float | None) -> float | None:
@@ -226,6 +260,22 @@ def _softcap(fields: Fields, family: _Family, key: str, default: float | None) -
 
 def _window(fields: Fields, family: _Family, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The sliding window and which layers use it (empty: all)."""
+    window, sliding = _said_window(fields, family, layers)
+    if family.window in ("", "all", "if_used"):
+        _check_kinds(fields, window)
+    return window, sliding
+
+
+def _check_kinds(fields: Fields, window: int | None) -> None:
+    """UnsupportedError for `layer_types` that ask for layers of two kinds, or another, where all layers of the architecture are of one."""
+    wanted = "full_attention" if window is None else "sliding_attention"
+    if other := next((kind for kind in fields.texts("layer_types") if kind != wanted), None):
+        raise UnsupportedError(
+            f"{fields.path}: layer_types with {quoted(other)} is not supported here; homenode runs {wanted} in all layers of this model"
+        )
+
+
+def _said_window(fields: Fields, family: _Family, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     if not family.window or (
         family.window not in ("all", "pattern") and not fields.boolean("use_sliding_window", False)
     ):
@@ -257,14 +307,13 @@ def _mixture(fields: Fields, family: _Family, layers: int, intermediate: int) ->
     if not family.mixture:
         return None
     every = family.mixture == "all"
-    experts = fields.optional_integer("num_local_experts", minimum=0, maximum=limits.MOST_EXPERTS)
-    if experts is None:
-        experts = fields.integer("num_experts", family.num_experts, minimum=0, maximum=limits.MOST_EXPERTS)
+    key = next((key for key in family.experts_keys if fields.has(key)), family.experts_keys[0])
+    experts = fields.integer(key, family.num_experts, minimum=0, maximum=limits.MOST_EXPERTS)
     dense = () if every else _dense_layers(fields, layers, experts)
     if len(dense) == layers:
         return None
     if experts == 0:
-        raise fields.wrong("num_local_experts", experts, f"a whole number from 1 to {limits.MOST_EXPERTS}")
+        raise fields.wrong(key, experts, f"a whole number from 1 to {limits.MOST_EXPERTS}")
     size = (
         intermediate
         if every

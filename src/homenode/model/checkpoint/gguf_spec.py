@@ -15,10 +15,12 @@ import numpy as np
 
 from homenode.errors import UnsupportedError
 from homenode.model.checkpoint import limits
+from homenode.model.checkpoint.embedding_models import refuse_embedding_gguf
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import derived_head_dim, extended_position, sampling_defaults
 from homenode.model.checkpoint.gguf_gemma import GEMMAS, with_gemma
 from homenode.model.checkpoint.gguf_token_ids import token_id_of, token_ids_of
+from homenode.model.checkpoint.known_keys import refuse_active_keys, refuse_other_kinds
 from homenode.model.checkpoint.reading import damaged, quoted, read_at
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, TensorEntry
 
@@ -29,6 +31,8 @@ ARCHITECTURES = {
 }  # fmt: skip
 _ROUTER = re.compile(r"model\.layers\.([0-9]+)\.(mlp|block_sparse_moe)\.gate\.weight")
 INTERLEAVED = ("llama", "mistral", "mixtral")  # whose query and key rows converters reorder: see `permuted_heads`
+# Whose configurations name the layers that have a window, and perhaps none.
+_LAYERS_UNKNOWN = frozenset(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"))
 _FACTORS, _LONG, _SHORT = ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _ENDS = ("eos", "eot", "eom")  # the roles of tokens that end an answer
 _SAMPLING = {
@@ -42,6 +46,7 @@ _SAMPLING = {
 
 def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> str:
     """Our name for general.architecture, which is one of `ARCHITECTURES`; UnsupportedError for another one."""
+    refuse_other_kinds(path, metadata)
     name = Fields(path, metadata).text("general.architecture")
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -50,6 +55,8 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> str:
             architecture=name,
             known=tuple(ARCHITECTURES),
         )
+    refuse_embedding_gguf(path, metadata, name)
+    refuse_active_keys(path, metadata, name)
     fields = Fields(path, metadata, name + ".")
     if not num_experts(path, metadata):
         if name.endswith("moe"):
@@ -89,7 +96,7 @@ def spec_from_gguf(
     layers = fields.integer("block_count", maximum=limits.MOST_LAYERS)
     inner = fields.integer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE)
     gemma = GEMMAS.get(architecture)
-    window = fields.integer("attention.sliding_window", gemma.window if gemma else 0, minimum=0) or None
+    window = _window(fields, architecture, position)
     spec = ModelSpec(
         architecture=architecture,
         hidden_size=hidden,
@@ -115,8 +122,35 @@ def spec_from_gguf(
     )
     if gemma:
         spec = with_gemma(spec, gemma, fields)
+    _check_pattern(fields, spec)
     limits.check_spec(spec, path)
     return spec
+
+
+def _window(fields: Fields, architecture: str, position: int) -> int | None:
+    """The sliding window. UnsupportedError where a file has one and does not say in which layers, as those may be some or none."""
+    gemma = GEMMAS.get(architecture)
+    window = fields.integer("attention.sliding_window", gemma.window if gemma else 0, minimum=0) or None
+    if architecture not in _LAYERS_UNKNOWN or window is None or window >= position:
+        return None if architecture in _LAYERS_UNKNOWN else window
+    raise UnsupportedError(
+        f"{fields.path}: attention.sliding_window {window} is not supported in {architecture} GGUF files, which do not say which layers have it"
+    )
+
+
+def _check_pattern(fields: Fields, spec: ModelSpec) -> None:
+    """UnsupportedError where the file names other layers as those with a window than the architecture has: truth values, or each n-th has none."""
+    key = "attention.sliding_window_pattern"
+    if spec.sliding_window is None or not fields.has(key):
+        return
+    layers = range(spec.num_layers)
+    if (listed := fields.optional_booleans(key)) is None:
+        each = fields.integer(key, minimum=0)
+        listed = tuple(each == 0 or (layer + 1) % each != 0 for layer in layers)
+    if listed != (spec.sliding_layers or tuple(True for _ in layers)):
+        raise UnsupportedError(
+            f"{fields.path}: {key} that differs from the architecture's own is not supported; homenode runs {spec.architecture} with that"
+        )
 
 
 def _mixture(
@@ -232,19 +266,30 @@ def _rope(
 def _yarn(
     fields: Fields, theta: float, rotary: int | None, factor: float, position: int, divisors: tuple[float, ...]
 ) -> RopeSpec:
-    for key, plain in (("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+    for key, plain in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
         if (seen := fields.optional_number(f"rope.scaling.{key}", least=-1.0)) not in (None, plain, -1.0):
             raise UnsupportedError(
                 f"{fields.path}: rope.scaling.{key} {seen:g} is not supported; homenode wants {plain:g}"
             )
-    scale = fields.number("rope.scaling.attn_factor", 1.0, least=0.0) or 1.0
     return RopeSpec(
         theta=theta, kind="yarn", rotary_dim=rotary, factor=factor, factors=divisors,
         original_max_position=fields.integer("rope.scaling.original_context_length", position, maximum=limits.MOST_POSITION),
-        # The file's factor multiplies the one YaRN prescribes.
-        attention_factor=None if scale == 1.0 else scale * (1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0),
+        attention_factor=_yarn_scale(fields, factor),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0), beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
     )  # fmt: skip
+
+
+def _yarn_scale(fields: Fields, factor: float) -> float | None:
+    """What cosines and sines are multiplied with; None for what YaRN prescribes for the factor.
+
+    `yarn_attn_factor` is what converters make of a folder's `attention_factor`, the whole scale; 1, 0 and -1 are how others write that there is none.
+    `attn_factor` multiplies.
+    """
+    times = fields.number("rope.scaling.attn_factor", 1.0, least=0.0) or 1.0
+    whole = fields.number("rope.scaling.yarn_attn_factor", 1.0, least=-1.0, most=1e6)
+    if whole > 0 and whole != 1.0:
+        return times * whole
+    return None if times == 1.0 else times * (1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0)
 
 
 def _rope_factors(entry: TensorEntry) -> tuple[float, ...]:

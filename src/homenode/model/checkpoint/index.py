@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from homenode.errors import CheckpointError, UserError
+from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.host.refusals import named_refusals
 from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.folder import CONFIG, read_folder
@@ -23,6 +23,7 @@ from homenode.model.checkpoint.gguf_spec import (
 from homenode.model.checkpoint.reading import damaged
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
 
+_ADAPTER = "adapter_config.json"
 _MOST_TENSORS = 2**17 + 3 * limits.MOST_EXPERTS_IN_ALL
 
 
@@ -55,6 +56,10 @@ def _opened(path: Path) -> OpenedCheckpoint:
             return OpenedCheckpoint(path, *read_folder(path))
         if any(path.glob("*.gguf")):
             return _open_gguf(find_gguf(path))
+        if (path / _ADAPTER).exists():
+            raise UnsupportedError(
+                f"{path}: an adapter (LoRA; it has {_ADAPTER} and no {CONFIG}), which changes another model: merge it into that, and give the folder of the result"
+            )
         raise UserError(f"{path}: no model in this folder: wanted {CONFIG} with .safetensors files, or one .gguf model")
     if not path.exists() and not path.is_symlink():
         raise UserError(

@@ -1,4 +1,6 @@
-"""What config.json says of matrices that were quantised by GPTQ, AWQ, llm-compressor (compressed-tensors), ModelOpt or to 8-bit floats.
+"""What a folder says of matrices that were quantised by GPTQ, AWQ, llm-compressor (compressed-tensors), ModelOpt or to 8-bit floats.
+
+The description is in config.json or, as each of these tools wrote it at first, in a file of its own beside it.
 
 How activations, keys and values were rounded is not followed: homenode has its own way of that. Lists of modules left as they were need no reading
 either, as the tensors' names tell (coded_matrices.py). Sources: the configurations of the AutoGPTQ, GPTQModel, AutoAWQ and compressed-tensors
@@ -15,6 +17,9 @@ from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.reading import quoted
 
+# Files that hold nothing but the description of the quantisation, by the tools that write them; the first one there is read.
+QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+_AWQ_KEYS = ("zero_point", "w_bit", "q_group_size", "version")  # that files of GPTQ lack
 _ORIGINAL = "use the original model (with --quantize, if it is too large) or a GGUF of it"
 _COMPRESSED_FORMATS = (
     "dense",
@@ -42,12 +47,18 @@ class Quantisation:
     zero_offset: int = 0  # added to stored zero points
 
 
-def quantisation_of(fields: Fields) -> Quantisation | None:
-    """The `quantization_config` of config.json, None where there is none. UnsupportedError, naming it, for what homenode does not read."""
-    table = fields.table("quantization_config") or fields.table("compression_config")
+def quantisation_of(fields: Fields, beside: Fields | None = None) -> Quantisation | None:
+    """How the folder with this config.json is quantised, None where nothing is said of it. UnsupportedError, naming it, for what homenode does not read.
+
+    `beside`: the content of the first of `QUANTISATION_FILES` that the folder has. config.json wins, as its tensors were written with it.
+    """
+    if (mlx := fields.table("quantization")) is not None and mlx.has("bits"):
+        raise _unsupported(mlx, "weights quantised by MLX", _ORIGINAL)
+    table = fields.table("quantization_config") or fields.table("compression_config") or beside
     if table is None:
         return None
-    method = table.text("quant_method", "unnamed")
+    table = table.table("quantization") or table  # ModelOpt has it one level deeper, beside its own name and version
+    method = _method(table, alone=table is beside)
     if method not in _METHODS:
         raise _unsupported(
             table, f"weights quantised by {quoted(method)}", f"homenode reads {', '.join(_METHODS)}; else {_ORIGINAL}"
@@ -55,8 +66,21 @@ def quantisation_of(fields: Fields) -> Quantisation | None:
     return _METHODS[method](table)
 
 
+def _method(table: Fields, *, alone: bool) -> str:
+    """The tool that quantised. Where it is not named the keys tell it; `alone`: in a file of its own, as GPTQ and AWQ wrote it without a name."""
+    if table.has("quant_method"):
+        return table.text("quant_method").lower()
+    if table.has("quant_algo"):
+        return "modelopt"
+    if not alone:
+        return "unnamed"
+    if any(table.has(key) for key in _AWQ_KEYS):
+        return "awq"
+    return "gptq" if table.has("bits") else "unnamed"
+
+
 def _gptq(table: Fields) -> Quantisation:
-    form = table.text("checkpoint_format", "gptq")
+    form = "marlin" if table.boolean("is_marlin_format", False) else table.text("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
         raise _unsupported(
             table, f"GPTQ weights in the form {quoted(form)}", f"homenode reads gptq and gptq_v2; else {_ORIGINAL}"
@@ -121,7 +145,7 @@ def _compressed(table: Fields) -> Quantisation:
 
 
 _METHODS: dict[str, Callable[[Fields], Quantisation]] = {
-    "gptq": _gptq, "awq": _awq, "fp8": _float8, "fbgemm_fp8": _float8, "compressed-tensors": _compressed, "modelopt": _modelopt,
+    "gptq": _gptq, "awq": _awq, "fp8": _float8, "fbgemm_fp8": _float8, "compressed-tensors": _compressed, "modelopt": _modelopt, "modelopt_fp4": _modelopt,
 }  # fmt: skip
 
 

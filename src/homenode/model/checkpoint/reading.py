@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import struct
 from pathlib import Path, PurePosixPath
@@ -16,6 +17,25 @@ from homenode.units import format_bytes
 _MOST_JSON_VALUES = 2**23
 _CHUNK = 2**20
 _U64 = struct.Struct("<Q")
+# How files begin that stand where a model file was meant to be, what each is, and what to do about it.
+_STAND_INS = (
+    (
+        re.compile(rb"version https?://(git-lfs|hawser|git-media)\."),
+        "a Git LFS pointer, which only names the content of the file",
+        "fetch the content: `git lfs install`, then `git lfs pull` in the repository, or download the file from where it is kept",
+    ),
+    (
+        re.compile(rb"\s*<(!doctype html|html)\b", re.IGNORECASE),
+        "a web page, not the file it is named after",
+        "download the file itself, not the page that shows it",
+    ),
+    (
+        re.compile(rb"PK\x03\x04(?!\x00{4})"),
+        "a zip archive, as PyTorch's pickled weights are, not the file it is named after",
+        "homenode reads no pickled files, as they can run code: convert the model to safetensors or GGUF",
+    ),
+)
+_STAND_IN_BYTES = 128
 
 
 def damaged(
@@ -40,13 +60,30 @@ def quoted(value: object) -> str:
     return text if len(text) <= 160 else text[:150] + "..."
 
 
+def printable(name: str) -> str:
+    """A name out of a file for a message, without anything that a terminal would obey, and not too long."""
+    return "".join(character if character.isprintable() else "?" for character in name[:80])
+
+
 def file_size(path: Path) -> int:
     """Bytes of the regular file at `path` (links followed, as the Hub's cache is made of them).
 
-    Raises CheckpointError when it is missing, unreadable, in a loop of links, or anything but a regular file.
+    Raises CheckpointError when it is missing, unreadable, in a loop of links, anything but a regular file, or something
+    that stands in its place, such as a Git LFS pointer.
     """
     with open_file(path) as file:
-        return os.fstat(file.fileno()).st_size
+        size = os.fstat(file.fileno()).st_size
+    refuse_stand_in(path)
+    return size
+
+
+def refuse_stand_in(path: Path) -> None:
+    """CheckpointError where the regular file at `path` begins as something that was put in its place: a Git LFS pointer, a web page, a zip archive."""
+    with open_file(path) as file:
+        beginning = file.read(_STAND_IN_BYTES)
+    for pattern, what, do in _STAND_INS:
+        if pattern.match(beginning):
+            raise CheckpointError(f"{path}: {what}; {do}", path=path, seen=what)
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -145,26 +182,37 @@ def refuse_links(model: Path) -> None:
             )
 
 
+def read_json_list(path: Path, limit: int) -> list[Any]:
+    """The JSON list in a file of at most `limit` bytes; where links may lead is said at `read_text`."""
+    parsed = _parsed(path, _read_whole(path, limit), "content", strict=False)
+    if not isinstance(parsed, list):
+        raise damaged(path, "content", seen=f"a JSON {type(parsed).__name__}", wanted="a JSON list")
+    return parsed
+
+
 def parse_json(path: Path, text: bytes, what: str, *, strict: bool = False) -> dict[str, Any]:
     """`text` as a JSON object. `strict` also refuses duplicate keys and NaN, as safetensors does.
 
     Raises CheckpointError for anything that is not one UTF-8 JSON object, for nesting too deep to parse and for absurd numbers of values.
     """
+    parsed = _parsed(path, text, what, strict=strict)
+    if not isinstance(parsed, dict):
+        raise damaged(path, what, seen=f"a JSON {type(parsed).__name__}", wanted="a JSON object")
+    return parsed
+
+
+def _parsed(path: Path, text: bytes, what: str, *, strict: bool) -> Any:
     values = text.count(b",") + text.count(b"[") + text.count(b"{")
     if values > _MOST_JSON_VALUES:
         raise damaged(path, what, seen=f"about {values} JSON values", wanted=f"at most {_MOST_JSON_VALUES}")
     try:
         if strict:
-            parsed = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-        else:
-            parsed = json.loads(text.decode("utf-8-sig"))  # editors add a byte order mark to hand-written files
+            return json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(text.decode("utf-8-sig"))  # editors add a byte order mark to hand-written files
     except RecursionError:
         raise damaged(path, what, seen="JSON nested too deeply", wanted="a JSON object") from None
     except ValueError as error:  # also UnicodeDecodeError and integers of more digits than Python converts
         raise damaged(path, what, seen=f"no valid JSON ({error})", wanted="a JSON object in UTF-8") from error
-    if not isinstance(parsed, dict):
-        raise damaged(path, what, seen=f"a JSON {type(parsed).__name__}", wanted="a JSON object")
-    return parsed
 
 
 def inside(folder: Path, name: object, listed_in: Path) -> Path:

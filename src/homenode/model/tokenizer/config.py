@@ -8,6 +8,7 @@ from pathlib import Path
 from homenode.errors import CheckpointError, UserError
 from homenode.model.checkpoint.reading import read_text
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
+from homenode.model.tokenizer.model_tokenizer import load_model_tokenizer
 from homenode.model.tokenizer.tokenizer import Tokenizer, begin_trial, load_tokenizer
 from homenode.model.tokenizer.trial.trial import TokenizerTrial
 from homenode.options import option
@@ -36,14 +37,13 @@ class TextConfig:
 
     def begin_trial(self, model: Path) -> TokenizerTrial | None:
         """Begin to try the files of that tokenizer, as far as they need it, so that other work can be done until `load` is called."""
-        return begin_trial(self._path(model))
+        return begin_trial(Path(self.tokenizer) if self.tokenizer else model)
 
     def load(self, model: Path, trial: TokenizerTrial | None = None) -> Tokenizer:
         """The tokenizer to use with the model at `model`; `trial`: if it has begun. Raises UserError or CheckpointError for what cannot be read."""
-        return load_tokenizer(self._path(model), self._template(), self.chat_template_timeout, trial)
-
-    def _path(self, model: Path) -> Path:
-        return Path(self.tokenizer) if self.tokenizer else model
+        load = load_tokenizer if self.tokenizer else load_model_tokenizer
+        path = Path(self.tokenizer) if self.tokenizer else model
+        return load(path, self._template(), self.chat_template_timeout, trial)
 
     def _template(self) -> str | None:
         if self.chat_template is None:

@@ -17,31 +17,42 @@ class StopStrings:
         if not all(stops):
             raise ValueError("a stop string must have at least one character")
         self._watches = [_Watch(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
-        self._held = ""
+        self._held, self._marks = "", b""  # a mark for each character that is held: 1 where it is hidden
         self._matched: str | None = None
 
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that may be given out now, and the stop string that ended it, if one did. After a match nothing more comes out."""
+    def feed(self, text: str, *, hidden: bool = False) -> tuple[str, str | None]:
+        """The text that may be given out now, and the stop string that ended it, if one did. After a match nothing more comes out.
+
+        `hidden`: the text of a special token, which answers do not show: it is part of what stop strings are compared with, and never comes out.
+        """
         if self._matched is not None:
             return "", self._matched
         if not self._watches:
-            return text, None
-        whole = self._held + text
+            return "" if hidden else text, None
+        whole, marks = self._held + text, self._marks + bytes((hidden,)) * len(text)
         for end, character in enumerate(text, start=len(self._held) + 1):
             for watch in self._watches:  # every one of them has to see the character
                 if watch.sees(character) and self._matched is None:
                     self._matched = watch.stop
             if self._matched is not None:
-                self._held = ""
-                return whole[: end - len(self._matched)], self._matched
-        held = max(watch.reached for watch in self._watches)
-        self._held = whole[len(whole) - held :]
-        return whole[: len(whole) - held], None
+                self._held, self._marks = "", b""
+                return _shown(whole, marks, end - len(self._matched)), self._matched
+        certain = len(whole) - max(watch.reached for watch in self._watches)
+        self._held, self._marks = whole[certain:], marks[certain:]
+        return _shown(whole, marks, certain), None
 
     def flush(self) -> str:
         """The text held back at the end: it did not become a stop string after all."""
-        held, self._held = self._held, ""
-        return held
+        shown = _shown(self._held, self._marks, len(self._held))
+        self._held, self._marks = "", b""
+        return shown
+
+
+def _shown(text: str, marks: bytes, count: int) -> str:
+    """Of the first `count` characters those that are not hidden."""
+    if not any(marks):
+        return text[:count]
+    return "".join(character for character, hidden in zip(text[:count], marks, strict=False) if not hidden)
 
 
 class _Watch:

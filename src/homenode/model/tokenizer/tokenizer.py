@@ -81,6 +81,11 @@ class Tokenizer:
         self._literals = LiteralEncoder(
             library, lambda text: any(text in template.source for template in self._templates.values())
         )
+        self._named_special = {
+            int(index): str(token.content)
+            for index, token in library.get_added_tokens_decoder().items()
+            if token.special and token.content
+        }
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with the BOS or EOS the model wants around a text unless `add_special_tokens` is off.
@@ -158,6 +163,10 @@ class Tokenizer:
     def added_tokens(self) -> tuple[int, ...]:
         """The ids of the tokens that are found in a text before it is cut into words, special ones and others, ascending."""
         return tuple(sorted(int(index) for index in self._library.get_added_tokens_decoder()))
+
+    def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
+        """The special tokens, by id, whose names occur in one of these texts: a stop string may name one, and answers do not show them."""
+        return {index: name for index, name in self._named_special.items() if any(name in text for text in texts)}
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary."""

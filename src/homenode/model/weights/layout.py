@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError, UserError
+from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.weights.names import MatchedTensor
 from homenode.units import format_bytes
 
@@ -68,6 +70,7 @@ class WeightLayout:
     vector_bytes: int
     ignored: tuple[str, ...] = ()  # tensors of the checkpoint nothing needs
     elsewhere: Elsewhere = Elsewhere()
+    unaffected: str | None = None  # which setting does nothing to which matrices, where one was given
 
     @property
     def source_bytes(self) -> int:
@@ -93,12 +96,13 @@ class WeightLayout:
                 key = (m.source, m.target, m.reason)
                 changed[key] = changed.get(key, 0) + 1
         lines = [f"{n} {'matrix' if n == 1 else 'matrices'} {s} -> {t}: {why}" for (s, t, why), n in changed.items()]
-        return tuple(lines + [f"tensor {name} is not used" for name in self.ignored])
+        settings = [self.unaffected] if self.unaffected else []
+        return tuple(settings + lines + [f"tensor {name} is not used" for name in self.ignored])
 
     def to_json(self) -> dict[str, Any]:
         """The layout as plain values: what is here."""
         values = {**dataclasses.asdict(self), "source_bytes": self.source_bytes, "target_bytes": self.target_bytes}
-        del values["elsewhere"]
+        del values["elsewhere"], values["unaffected"]
         return values
 
     def table(self) -> str:
@@ -118,7 +122,7 @@ class WeightLayout:
 
 
 def plan_layout(
-    tensors: Iterable[MatchedTensor],
+    tensors: Sequence[MatchedTensor],
     weight_types: frozenset[str],
     *,
     quantize: str | None = None,
@@ -152,7 +156,29 @@ def plan_layout(
     here = {m.name for m in matrices}
     others = [t for t in whole if t.expected.parameter.kind == "matrix" and t.entry.name not in here]
     float32 = all(_choose(t, weight_types, quantize, dtype)[0] == "F32" for t in others)
-    return WeightLayout(tuple(matrices), vector_bytes, ignored, Elsewhere(tuple(t.entry.name for t in others), float32))
+    told = unaffected((t.entry for t in whole or tensors if t.expected.parameter.kind == "matrix"), quantize, dtype)
+    elsewhere = Elsewhere(tuple(t.entry.name for t in others), float32)
+    return WeightLayout(tuple(matrices), vector_bytes, ignored, elsewhere, told)
+
+
+def unaffected(matrices: Iterable[TensorEntry], quantize: str | None, dtype: str) -> str | None:
+    """What to say of `--quantize` or `--dtype` where matrices are quantised in the file: both are for float matrices. None where nothing is to be said."""
+    flag = f"--quantize {quantize}" if quantize is not None else f"--dtype {dtype}" if dtype != "auto" else None
+    counts = Counter(_stored_as(entry) for entry in matrices)
+    quantised = {kind: n for kind, n in counts.items() if kind}
+    if flag is None or not quantised:
+        return None
+    kinds, number, total = ", ".join(sorted(quantised)), sum(quantised.values()), counts.total()
+    if number == total:
+        return f"{flag} changes nothing: it is for float matrices, and all {total} are quantised in the file ({kinds})"
+    return f"{flag} is for float matrices: {number} of {total} are quantised in the file ({kinds}) and are kept so"
+
+
+def _stored_as(matrix: TensorEntry) -> str:
+    """How a quantised matrix lies in the file; empty for one of floats."""
+    if matrix.dtype.name in _FLOATS:
+        return ""
+    return matrix.coded.label if matrix.coded else matrix.dtype.name
 
 
 def padded_row_bytes(dtype: DType, columns: int) -> int:

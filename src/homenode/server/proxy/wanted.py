@@ -88,7 +88,7 @@ def _direct(fields: Mapping[str, msgspec.Raw]) -> str | None:
     ):
         return "prompt_logprobs"  # these need every prompt token's logits, not only its keys and values
     limit = _value(fields, "max_completion_tokens") or _value(fields, "max_tokens")
-    if limit is not None and not _more_than(limit, 1):
+    if limit not in (None, -1) and not _more_than(limit, 1):  # -1: no limit
         return "max_tokens"  # nothing is decoded after the token that the prompt's last position gives
     return None
 

@@ -1,0 +1,33 @@
+"""What to tell of a model's files and the settings for it that is no error: a setting without effect, and what of its configuration nobody knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from homenode.engine.config import EngineConfig
+from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.unknown import unknown_names
+from homenode.model.weights.layout import unaffected
+
+_SHOWN = 20  # names of a list that may be long
+
+
+def remarks_on_settings(config: EngineConfig) -> tuple[str, ...]:
+    """Of a located model: whether `--quantize` or `--dtype` has nothing to do. Opens the model only where one of them is given."""
+    if config.model.quantize is None and config.model.dtype == "auto":
+        return ()
+    tensors = open_checkpoint(Path(str(config.model.path))).tensors.values()
+    matrices = (entry for entry in tensors if len(entry.shape) == 2)
+    told = unaffected(matrices, config.model.quantize, config.model.dtype)
+    return () if told is None else (told,)
+
+
+def remarks_on_model(config: EngineConfig) -> tuple[str, ...]:
+    """Of a located model: the fields of its configuration that homenode neither reads nor knows to be harmless."""
+    names = unknown_names(open_checkpoint(Path(str(config.model.path))))
+    if not names:
+        return ()
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (
+        f"the model's configuration has fields that homenode does not know and leaves alone: {', '.join(names[:_SHOWN])}{more}",
+    )
