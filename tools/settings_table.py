@@ -12,6 +12,13 @@ _INTRODUCTION = """# Settings
 
 Every setting of `homenode serve`, and in the last part of `homenode proxy`. A value comes from the flag, else from the variable, else from the file given by `--config` (TOML, keys are the
 flags' names), else from the default. `--show-config` prints each value and where it came from; `--check-config` validates them and exits.
+
+```toml
+# homenode serve --config FILE
+model = "/models/Qwen3-0.6B"  # the one key that is no flag: MODEL
+api-key = "k1,k2"             # the text that the flag takes, or a list
+kv-cache-memory = "2GiB"
+```
 """
 
 

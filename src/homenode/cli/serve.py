@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from homenode.cli.options import build, shown_settings, with_settings
+from homenode.cli.options import build, shown_settings, source_of, with_settings
 from homenode.cli.placement_options import ManyValuesCommand
 from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error
 from homenode.cli.transfer_file import take_transfer_file
@@ -42,7 +42,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
     """Serve MODEL over HTTP with the OpenAI API.
 
     MODEL is a Hugging Face folder, a GGUF file, a Hub id such as Qwen/Qwen3-0.6B, or nothing for the built-in model. Every setting can also
-    come from a variable HOMENODE_<SETTING> or from the file given by --config.
+    come from a variable HOMENODE_<SETTING> or from the file given by --config, which can name the model as well (`model = "..."`).
     """
     with plain_errors():
         take_transfer_file(ctx, values)
@@ -190,6 +190,7 @@ def _show(ctx: click.Context) -> None:
     from rich.table import Table
 
     table = Table("setting", "value", "from")
+    table.add_row("MODEL", ctx.params["model"] or "(the built-in model)", source_of(ctx, "model"))
     for row in shown_settings(ctx, ServerConfig, EngineConfig, TextConfig):
         table.add_row(*row)
     OUT.print(table)

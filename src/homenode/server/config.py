@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from homenode.errors import UserError
 from homenode.options import option
 from homenode.units import parse_bytes, parse_seconds
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """The comma-separated entries of `text`, without blanks around them."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    """The comma-separated entries of `text`, without blanks around them. Raises UserError where there is none."""
+    names = tuple(part.strip() for part in str(text).split(",") if part.strip())
+    if not names:
+        raise UserError("no name is given; give one, or leave this setting out")
+    return names
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    """The comma-separated keys in `text`, without blanks around them; empty ones are kept, for who reads settings to refuse."""
+    return tuple(part.strip() for part in str(text).split(","))
 
 
 @dataclass(frozen=True)
@@ -23,8 +32,8 @@ class HttpConfig:
     port: int = option(8000, "TCP port; 0 takes a free one and prints it.", minimum=0, maximum=65535)
     api_key: tuple[str, ...] = option(
         (),
-        "Keys clients must send as a Bearer token, separated by commas. Only /health answers without one.",
-        parse=_names,
+        "Keys, separated by commas, of which clients must send one, as Authorization: Bearer KEY or x-api-key: KEY. Only /health answers without one.",
+        parse=_keys,
         secret=True,
     )
     shutdown_timeout: float = option(

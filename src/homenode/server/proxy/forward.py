@@ -95,7 +95,7 @@ class Forward:
         *releases, step = actions
         for release in releases:
             assert isinstance(release, Release)
-            self._state.releases.send(release, self._request.headers.get("authorization"))
+            self._state.releases.send(release, self._request.headers)
         assert not isinstance(step, Release)
         if isinstance(step, Over):
             self._over(step)
