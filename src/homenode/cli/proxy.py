@@ -15,6 +15,7 @@ import click
 from homenode.cli.options import build, shown_settings, with_settings
 from homenode.cli.placement_options import spread
 from homenode.cli.report import ERR, OUT, plain_errors
+from homenode.logs.setup import log_to_standard_error
 from homenode.server.proxy.config import ProxyConfig
 
 _URL = re.compile(r"https?://")
@@ -45,9 +46,7 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
             return
         from homenode.server.proxy.run import bind, serve
 
-        logging.basicConfig(
-            level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
+        log_to_standard_error("%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request of each look
         _allow_many_connections()
         listener = bind(config)

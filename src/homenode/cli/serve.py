@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.engine.pairing import transfer_problems
 from homenode.errors import HomenodeError
+from homenode.logs.setup import log_to_standard_error
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
 from homenode.units import format_bytes
@@ -54,7 +54,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             return
         if check_config:
             sys.exit(_check(server, engine, text))
-        _log_to_stderr()
+        log_to_standard_error("%(asctime)s %(levelname)s %(name)s: %(message)s")
         if problems := transfer_problems(engine):
             sys.exit(_tell(problems))
         sys.exit(asyncio.run(_serve(server, engine, text)))
@@ -194,7 +194,3 @@ def _show(ctx: click.Context) -> None:
     for row in shown_settings(ctx, ServerConfig, EngineConfig, TextConfig):
         table.add_row(*row)
     OUT.print(table)
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
