@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
-import resource
 import sys
 from typing import Any
 
@@ -44,20 +42,14 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
         if show_config:
             _show(ctx)
             return
+        from homenode.server.connections.descriptors import raise_descriptor_limit
         from homenode.server.proxy.run import bind, serve
 
         log_to_standard_error("%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request of each look
-        _allow_many_connections()
+        raise_descriptor_limit()
         listener = bind(config)
         sys.exit(asyncio.run(serve(config, listener=listener, on_listening=lambda url: _announce(url, config))))
-
-
-def _allow_many_connections() -> None:
-    """Each request has up to three connections; the soft limit is often 1024 files."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _announce(url: str, config: ProxyConfig) -> None:

@@ -21,6 +21,7 @@ from homenode.errors import HomenodeError
 from homenode.logs.setup import log_to_standard_error
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
+from homenode.server.connections.descriptors import raise_descriptor_limit
 from homenode.units import format_bytes
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         if check_config:
             sys.exit(_check(server, engine, text))
         log_to_standard_error("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        raise_descriptor_limit()
         if problems := transfer_problems(engine):
             sys.exit(_tell(problems))
         sys.exit(asyncio.run(_serve(server, engine, text)))

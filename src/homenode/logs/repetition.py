@@ -102,7 +102,8 @@ def kind_of(record: logging.LogRecord) -> Hashable:
         trace = record.exc_info[2]
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
-        where = (record.exc_info[0], None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno))
+        place: Hashable = None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
+        where = (record.exc_info[0].__qualname__, place)
     return (record.name, record.levelno, str(record.msg), *where)
 
 

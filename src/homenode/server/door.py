@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from homenode.server.connections.protocol import FROM_RESERVE
 from homenode.server.exchange import ClientGone
 from homenode.server.failures import ApiError, failure_of
 
@@ -47,6 +48,7 @@ class Door:
             await send(message)
 
         try:
+            _check_room(request)
             self._check_key(request)
             await self._router(scope, receive, stamped)
         except ClientGone:
@@ -58,7 +60,7 @@ class Door:
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-request-id", request.state.request_id.encode())]
-        if self._closing():
+        if self._closing() or getattr(request.state, FROM_RESERVE, False):
             headers.append((b"connection", b"close"))
         return headers
 
@@ -74,6 +76,13 @@ class Door:
     def _is_key(self, given: str) -> bool:
         digest = _digest(given)
         return any([hmac.compare_digest(digest, key) for key in self._keys])  # noqa: C419
+
+
+def _check_room(request: Request) -> None:
+    """Raises ApiError 503 on a connection that is one too many: it is there for probes, which say that the server is alive."""
+    if getattr(request.state, FROM_RESERVE, False) and request.url.path not in _OPEN_PATHS:
+        message = "the server has as many connections as its limit of open files allows"
+        raise ApiError(503, message, code="overloaded", retry_after_s=1)
 
 
 def _given_keys(request: Request) -> list[str]:

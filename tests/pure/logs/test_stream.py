@@ -98,3 +98,25 @@ def test_streams_that_are_closed_are_opened_on_nothing(closed: int) -> None:
     )  # fmt: skip
     assert ran.returncode == closed, ran.stderr
     assert ran.stdout == ("" if closed & 2 else "said\n") and ran.stderr == ("" if closed & 1 else "heard\n")
+
+
+_LOG = """
+import logging, sys
+from homenode.logs.setup import log_to_standard_error
+log_to_standard_error("%(message)s")
+for number in range(2000):
+    logging.info("line %d", number)
+    print("another", number, file=sys.stderr)
+print("done")
+"""
+
+
+def test_a_process_whose_log_nobody_reads_does_its_work_and_ends(pipe: tuple[int, int]) -> None:
+    ran = subprocess.run([sys.executable, "-c", _LOG], stdout=subprocess.PIPE, stderr=pipe[1], text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "done\n")
+    assert os.read(pipe[0], 100).startswith(b"line 0\nanother 0\n")
+
+
+def test_what_is_logged_last_is_written_before_the_end() -> None:
+    ran = subprocess.run([sys.executable, "-c", _LOG], capture_output=True, text=True, timeout=60)
+    assert ran.stderr.splitlines() == [f"{word} {n}" for n in range(2000) for word in ("line", "another")]

@@ -240,11 +240,6 @@ class Forward:
         decoder = self._opened.url
         try:
             await self._guarded(self._pump(self._opened, send), decoder, None, self._state.config.lost_after)
-        except _Unread:
-            _LOG.warning(
-                "request %s: the client left its answer unread for %g s", self._id, self._state.config.write_timeout
-            )
-            return self.journey.client_gone()
         except (Broken, Silent, TimeoutError) as error:
             if not self._events.done:  # else only the end of the connection is missing
                 return self._cut(decoder, error)
@@ -263,7 +258,7 @@ class Forward:
         return self.journey.cut(reason)
 
     async def _pump(self, opened: Opened, send: Send) -> None:
-        """Pass everything on. Raises Broken, TimeoutError after a silence, and _Unread."""
+        """Pass everything on. Raises Broken, and TimeoutError after a silence."""
         instance = self._state.instances[opened.url]
         await self._start(opened, send)
         while True:
@@ -282,23 +277,16 @@ class Forward:
 
     async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
         self._complete = not more
-        try:
-            async with asyncio.timeout(self._state.config.write_timeout):
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            raise _Unread from None
+        await send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _finish(self, step: Over, send: Send) -> None:
         """What the client is told at the end, if it was not told everything."""
         if step.problem is not None and not self._started:
             raise _error(step.problem)
-        try:
-            if step.held and self._held is not None:
-                await self._pump(self._held, send)
-            elif step.problem is not None and self._opened is not None and self._opened.is_stream:
-                await self._send(send, self._events.failure(_error(step.problem).body), more=False)
-        except _Unread:
-            pass
+        if step.held and self._held is not None:
+            await self._pump(self._held, send)
+        elif step.problem is not None and self._opened is not None and self._opened.is_stream:
+            await self._send(send, self._events.failure(_error(step.problem).body), more=False)
         # any other answer that broke off stays without its end: the connection is closed, and the client sees that it is not whole
 
     async def _guarded(self, work: Coroutine[Any, Any, T], url: str, deadline_s: float | None, patience_s: float) -> T:
@@ -365,10 +353,6 @@ class Forward:
     @property
     def _id(self) -> str:
         return str(self._request.state.request_id)
-
-
-class _Unread(Exception):
-    """The client does not read."""
 
 
 def _error(problem: Problem) -> ApiError:
