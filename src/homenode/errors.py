@@ -112,4 +112,6 @@ class InternalError(HomenodeError):
 
 
 class NotANumberError(InternalError):
-    """The model computed a NaN for a request. That is a bug in homenode unless its file holds values that are no numbers."""
+    """The model computed a NaN for a request. That is a bug in homenode unless its file holds values that are no
+    numbers.
+    """

@@ -100,7 +100,8 @@ def _made(folder: Path, kind: str) -> Path:
 
 
 def _say(path: Path) -> None:
-    with LLM(str(path), tokenizer=NoText(), kv_cache_memory="1MiB", threads=1, max_model_len=64) as llm:  # type: ignore[arg-type]
+    tokenizer: Any = NoText()
+    with LLM(str(path), tokenizer=tokenizer, kv_cache_memory="1MiB", threads=1, max_model_len=64) as llm:
         llm.generate([0, 1, 2], greedy(2))
 
 

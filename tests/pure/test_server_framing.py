@@ -1,4 +1,6 @@
-"""Requests whose end can be read in two ways, other versions of HTTP and absolute targets: held against RFC 9112 by properties and tables."""
+"""Requests whose end can be read in two ways, other versions of HTTP and absolute targets: held against RFC 9112 by
+properties and tables.
+"""
 
 from __future__ import annotations
 

@@ -185,9 +185,13 @@ class Process:
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.server.held_server", "30"],
-                cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}, stdout=subprocess.PIPE, stderr=stderr, text=True,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
-            )  # fmt: skip
+            )
         assert self.process.stdout is not None
         self.address = address(self.process.stdout.readline().strip())
 

@@ -29,7 +29,12 @@ _SOURCES = {
 }
 
 _TOML_KINDS: dict[type, tuple[type, ...]] = {str: (int,), int: (int,), float: (int, float), bool: (bool,)}
-_TOML_WORDS = {str: "a text in quotes", int: "a whole number, or a text in quotes as the flag takes it", float: "a number, or a text in quotes as the flag takes it", bool: "true or false"}  # fmt: skip
+_TOML_WORDS = {
+    str: "a text in quotes",
+    int: "a whole number, or a text in quotes as the flag takes it",
+    float: "a number, or a text in quotes as the flag takes it",
+    bool: "true or false",
+}
 
 OTHER_SOURCES = "homenode.sources"  # in a context's meta: where a setting came from, by name, if from none of the above
 NUMA_SETTINGS = tuple(options_of(NumaSettings))  # for every command that computes
@@ -109,7 +114,9 @@ class _Value(click.ParamType[Any]):
 
 
 class _SettingOption(click.Option):
-    """An option whose empty variable is a value where it is secret: click takes every empty variable for one that is not set."""
+    """An option whose empty variable is a value where it is secret: click takes every empty variable for one that is
+    not set.
+    """
 
     def __init__(self, *args: Any, secret: bool = False, **rest: Any) -> None:
         super().__init__(*args, **rest)
@@ -218,9 +225,11 @@ def _read_config(configs: tuple[type[Any], ...]) -> Callable[[click.Context, cli
 
 
 def _from_file(file: Path, key: str, value: Any, setting: Setting | None) -> Any:
-    """A TOML value as the parameter takes it: what a flag may be given several times is a list, or one text cut as the flag's is.
+    """A TOML value as the parameter takes it: what a flag may be given several times is a list, or one text cut as the
+    flag's is.
 
-    `setting` is None for an argument of the command, which is a text. Raises click.BadParameter for a value of another kind than the setting's.
+    `setting` is None for an argument of the command, which is a text. Raises click.BadParameter for a value of another
+    kind than the setting's.
     """
     kind = setting.kind if setting else str
     if setting is not None and setting.many:

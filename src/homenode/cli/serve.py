@@ -43,7 +43,8 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
     """Serve MODEL over HTTP with the OpenAI API.
 
     MODEL is a Hugging Face folder, a GGUF file, a Hub id such as Qwen/Qwen3-0.6B, or nothing for the built-in model. Every setting can also
-    come from a variable HOMENODE_<SETTING> or from the file given by --config, which can name the model as well (`model = "..."`).
+    come from a variable HOMENODE_<SETTING> or from the file given by --config, which can name the model as well
+    (`model = "..."`).
     """
     with plain_errors():
         take_transfer_file(ctx, values)

@@ -208,7 +208,9 @@ class LLM:
         return SamplingParams(max_tokens=max(1, self.ready.max_model_len - len(ids)))
 
     def _raise_error(self, output: Output) -> None:
-        """What the engine says of a request that failed; CheckpointError where it computed a NaN because the model's file holds one."""
+        """What the engine says of a request that failed; CheckpointError where it computed a NaN because the model's
+        file holds one.
+        """
         if output.error is not None:
             if output.error_kind == NotANumberError.__name__:
                 check_model_finite(self._path)

@@ -1,4 +1,6 @@
-"""Records that repeat are told a few times, and then counted: a fault that comes a thousand times a second is not a thousand lines."""
+"""Records that repeat are told a few times, and then counted: a fault that comes a thousand times a second is not a
+thousand lines.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Repetitions:
         return False
 
     def ended(self, now: float) -> list[tuple[Hashable, int]]:
-        """Kinds whose period is over, and how many of each were not written; a new period begins with their next record."""
+        """Kinds whose period is over, and how many of each were not written; a new period begins with their next
+        record.
+        """
         over = [kind for kind, window in self._windows.items() if now - window.began >= self.period_s]
         return [(kind, count) for kind in over if (count := self._windows.pop(kind).counted)]
 
@@ -96,7 +100,9 @@ class CountingHandler(logging.StreamHandler[TextIO]):
 
 
 def kind_of(record: logging.LogRecord) -> Hashable:
-    """What records of one kind have in common: who logs, the text before its values are put in, and where the error was raised."""
+    """What records of one kind have in common: who logs, the text before its values are put in, and where the error was
+    raised.
+    """
     where: tuple[Hashable, ...] = ()
     if record.exc_info and record.exc_info[0] is not None:
         trace = record.exc_info[2]

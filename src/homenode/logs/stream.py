@@ -1,7 +1,7 @@
 """Standard error that nobody waits for: what is written is queued, and a thread passes it on as fast as it is read.
 
-A terminal that is stopped, a pipe whose reader hangs, or a disk that is full would otherwise stop whoever logs, and with it an event loop and all
-its clients.
+A terminal that is stopped, a pipe whose reader hangs, or a disk that is full would otherwise stop whoever logs, and
+with it an event loop and all its clients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _LAST_S = 1.0  # at the end of the process, for what is still in the queue
 
 
 class QueuedStream(io.TextIOBase):
-    """A text stream over a descriptor. `write` never waits; what finds no room is dropped, and a line says how much that was.
+    """A text stream over a descriptor. `write` never waits; what finds no room is dropped, and a line says how much
+    that was.
 
     `write_bytes` stands in for `os.write` in tests.
     """
@@ -126,7 +127,8 @@ class QueuedStream(io.TextIOBase):
 def open_standard_streams() -> None:
     """Open what of standard input, output and error is closed on /dev/null.
 
-    The next file or socket that is opened would get the number otherwise, and what crash reports and libraries write to standard error would go there.
+    The next file or socket that is opened would get the number otherwise, and what crash reports and libraries write to
+    standard error would go there.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -139,7 +141,8 @@ def open_standard_streams() -> None:
 
 
 def queue_standard_error() -> None:
-    """Put a queue before standard error, for everything that Python code of this process writes there. At the end what is queued has a second.
+    """Put a queue before standard error, for everything that Python code of this process writes there. At the end what
+    is queued has a second.
 
     Nothing is done where standard error has been replaced already, as by a test.
     """

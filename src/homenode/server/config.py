@@ -18,7 +18,9 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _keys(text: str) -> tuple[str, ...]:
-    """The comma-separated keys in `text`, without blanks around them; empty ones are kept, for who reads settings to refuse."""
+    """The comma-separated keys in `text`, without blanks around them; empty ones are kept, for who reads settings to
+    refuse.
+    """
     return tuple(part.strip() for part in str(text).split(","))
 
 
@@ -32,7 +34,8 @@ class HttpConfig:
     port: int = option(8000, "TCP port; 0 takes a free one and prints it.", minimum=0, maximum=65535)
     api_key: tuple[str, ...] = option(
         (),
-        "Keys, separated by commas, of which clients must send one, as Authorization: Bearer KEY or x-api-key: KEY. Only /health answers without one.",
+        "Keys, separated by commas, of which clients must send one, as Authorization: Bearer KEY or x-api-key: KEY. "
+        "Only /health answers without one.",
         parse=_keys,
         secret=True,
     )
@@ -53,7 +56,8 @@ class HttpConfig:
     )
     write_timeout: float = option(
         60.0,
-        "How long a client may leave a full stream unread before its request is dropped.",
+        "How long a client may take nothing of an answer, streamed or whole, before its connection is closed and its "
+        "request aborted.",
         parse=parse_seconds,
         minimum=0.1,
     )

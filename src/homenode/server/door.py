@@ -79,7 +79,9 @@ class Door:
 
 
 def _check_room(request: Request) -> None:
-    """Raises ApiError 503 on a connection that is one too many: it is there for probes, which say that the server is alive."""
+    """Raises ApiError 503 on a connection that is one too many: it is there for probes, which say that the server is
+    alive.
+    """
     if getattr(request.state, FROM_RESERVE, False) and request.url.path not in _OPEN_PATHS:
         message = "the server has as many connections as its limit of open files allows"
         raise ApiError(503, message, code="overloaded", retry_after_s=1)

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 import uvicorn
 
@@ -109,8 +109,7 @@ class Server(uvicorn.Server):
 
     @property
     def _protocol(self) -> type[BoundedProtocol]:
-        protocol: type[BoundedProtocol] = self.config.http_protocol_class  # type: ignore[assignment]  # see uvicorn_config
-        return protocol
+        return cast(type[BoundedProtocol], self.config.http_protocol_class)  # as uvicorn_config has it
 
     def _connection(self, from_reserve: bool) -> BoundedProtocol:
         state = {**self.lifespan.state, **({FROM_RESERVE: True} if from_reserve else {})}

@@ -33,7 +33,8 @@ def event(chunk: msgspec.Struct) -> bytes:
 
 
 class EventStream(Response):
-    """Sends `events` as they come, and closes the generator when the client leaves. One that stops reading is made to leave by its connection.
+    """Sends `events` as they come, and closes the generator when the client leaves. One that stops reading is made to
+    leave by its connection.
 
     The status line waits for the first event, or for a second: a request the engine refuses at once is answered with the right status. A
     failure after that is sent as an event with an error body, and the stream ends without [DONE].
@@ -83,7 +84,9 @@ class EventStream(Response):
             await self._pause(max(0.0, limit - silent) or limit)
 
     async def _pause(self, seconds: float) -> None:
-        """Until `seconds` have passed (0: for ever), or the client closes its sending side, after which only what is sent shows whether it is there."""
+        """Until `seconds` have passed (0: for ever), or the client closes its sending side, after which only what is
+        sent shows whether it is there.
+        """
         if self._half_closed.is_set():
             await asyncio.sleep(seconds)
             return

@@ -71,7 +71,8 @@ class Results:
                 text = "the model's logits for this request hold a NaN, or nothing that can be drawn"
                 self._live.fail(sequence, text, NotANumberError.__name__)
                 self._live.warn(
-                    f"request {sequence.id}: {text}; `homenode generate` with this model says whether its file is at fault"
+                    f"request {sequence.id}: {text}; `homenode generate` with this model says whether its "
+                    "file is at fault"
                 )
 
     def _take_decodes(self, flight: Flight, sampled: list[Sampled], tokens: list[int]) -> None:

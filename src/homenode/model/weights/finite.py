@@ -1,4 +1,6 @@
-"""Whether the numbers in a model's files are numbers: asked when a model has computed a NaN, to say whose fault that is."""
+"""Whether the numbers in a model's files are numbers: asked when a model has computed a NaN, to say whose fault that
+is.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ def check_finite(values: FloatArray, entry: TensorEntry) -> FloatArray:
     """`values` of a tensor. Raises CheckpointError naming file and tensor where one is a NaN or infinite."""
     if not np.isfinite(values).all():
         raise CheckpointError(
-            f"{entry.file}: tensor {entry.name} holds values that are no numbers (NaN or infinite), so nothing can be computed with it; "
-            "fetch or convert the model again"
+            f"{entry.file}: tensor {entry.name} holds values that are no numbers (NaN or infinite), so nothing can be "
+            "computed with it; fetch or convert the model again"
         )
     return values
 

@@ -47,7 +47,8 @@ def read_parameters(
     """Read every tensor, or what is wanted of it, and hand it to the backend; matrices from `cache` where it has them. `layers`: those of the part.
 
     `experts`: those kept in common with others, of which this reads its own share, if that is not ready, and waits for the rest.
-    Raises CheckpointError when a file is gone or ends before a tensor does, or a vector holds what is no number, what the backend raises for failed reads, and what `experts` does.
+    Raises CheckpointError when a file is gone or ends before a tensor does, or a vector holds what is no number, what
+    the backend raises for failed reads, and what `experts` does.
     """
     todo = list(tensors)
     here = [t for t in todo if experts is None or experts.is_read(t.entry.name)]

@@ -21,7 +21,8 @@ _CLOSED_IN_NEED = 8  # idle connections, when it refuses for lack of descriptors
 
 @dataclass(frozen=True)
 class Room:
-    """How many connections there may be. A number from `first_reserved` on means that as many descriptors are open, whatever for.
+    """How many connections there may be. A number from `first_reserved` on means that as many descriptors are open,
+    whatever for.
 
     `most`: connections, where each of them needs further descriptors later on.
     """
@@ -41,8 +42,8 @@ class Room:
 class Acceptor:
     """Accepts on one socket, as the servers of uvicorn do.
 
-    While descriptors are short a new connection takes the place of the one that has been idle longest. Where none is idle it is made all the same,
-    from the reserve, but told so (`make(True)`): it is for /health.
+    While descriptors are short a new connection takes the place of the one that has been idle longest. Where none is
+    idle it is made all the same, from the reserve, but told so (`make(True)`): it is for /health.
     """
 
     def __init__(

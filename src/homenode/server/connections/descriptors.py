@@ -1,4 +1,6 @@
-"""How many files and sockets this process may have open at a time, and how many of these are kept for other things than clients."""
+"""How many files and sockets this process may have open at a time, and how many of these are kept for other things than
+clients.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _UNKNOWN_IN_USE = 64
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit to the hard one, for this process and those it starts: every connection is a descriptor, and 1,024 are usual."""
+    """Raise the soft limit to the hard one, for this process and those it starts: every connection is a descriptor, and
+    1,024 are usual.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,6 @@
-"""What RFC 9112 asks of a server beyond what h11 does: framing that can be read in two ways, versions, and targets in absolute form."""
+"""What RFC 9112 asks of a server beyond what h11 does: framing that can be read in two ways, versions, and targets in
+absolute form.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ class StrictConnection(h11.Connection):
 def strict(request: h11.Request) -> h11.Request:
     """The request with its target in origin form. Raises h11.RemoteProtocolError for one that must not be served.
 
-    A request with a Content-Length and a Transfer-Encoding has two ends, of which a proxy before this server may have believed the other: what
-    it holds to be a body would be a request here (RFC 9112, 6.1 and 11.2). The same goes for a Transfer-Encoding in HTTP/1.0.
+    A request with a Content-Length and a Transfer-Encoding has two ends, of which a proxy before this server may have
+    believed the other: what it holds to be a body would be a request here (RFC 9112, 6.1 and 11.2). The same goes for a
+    Transfer-Encoding in HTTP/1.0.
     """
     if not request.http_version.startswith(b"1."):
         version = request.http_version.decode("ascii")

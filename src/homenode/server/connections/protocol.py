@@ -1,5 +1,6 @@
-"""HTTP/1.1 by uvicorn and h11, with what a server among strangers needs besides: deadlines for clients that send or read too slowly, and JSON for
-what cannot be parsed."""
+"""HTTP/1.1 by uvicorn and h11, with what a server among strangers needs besides: deadlines for clients that send or
+read too slowly, and JSON for what cannot be parsed.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +38,12 @@ _KEEP_ALIVE_PROBES = (
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. It is dropped when its client takes longer than `head_timeout_s` for a head, or for a body nobody wants any more, and when it
-    takes nothing of an answer for `write_timeout_s`.
+    """One connection. It is dropped when its client takes longer than `head_timeout_s` for a head, or for a body nobody
+    wants any more, and when it takes nothing of an answer for `write_timeout_s`.
 
-    A client may close its sending side and wait for the answer (RFC 9112, 9.6). That looks like one that has left, until something is sent to it: a
-    whole answer is preceded by an interim response then, which every client skips; streams send comments.
+    A client may close its sending side and wait for the answer (RFC 9112, 9.6). That looks like one that has left,
+    until something is sent to it: a whole answer is preceded by an interim response then, which every client skips;
+    streams send comments.
     """
 
     head_timeout_s: ClassVar[float] = 30.0
@@ -141,12 +143,16 @@ class BoundedProtocol(H11Protocol):
         return status if status in (400, 431, 501, 505) else 400, f"this is no valid HTTP request: {problem}"
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: a client that asks for a WebSocket gets an answer of HTTP, as the standard has it, and the operator has nothing to mend."""
+        """Nothing: a client that asks for a WebSocket gets an answer of HTTP, as the standard has it, and the operator
+        has nothing to mend.
+        """
 
     # Clients that send too slowly
 
     def _owes(self) -> bool:
-        """The client has to go on: with a head, or with a body that was answered already. Other bodies have their reader's deadline."""
+        """The client has to go on: with a head, or with a body that was answered already. Other bodies have their
+        reader's deadline.
+        """
         unread = self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
         return unread or self.conn.their_state is h11.IDLE
 
@@ -196,7 +202,8 @@ class BoundedProtocol(H11Protocol):
         self._unsent = left
         if now - self._taken_at >= self.write_timeout_s:
             _LOG.warning(
-                "a client at %s took nothing of its answer for %g s (--write-timeout); its connection is closed, %d bytes were left",
+                "a client at %s took nothing of its answer for %g s (--write-timeout); its connection is closed, "
+                "%d bytes were left",
                 self.client[0] if self.client else "an unknown address",
                 self.write_timeout_s,
                 left,
@@ -206,7 +213,9 @@ class BoundedProtocol(H11Protocol):
             self._watch_reader()
 
     def _left(self) -> int:
-        """Bytes that the client's side has not taken: those kept here, and those in the kernel that were not acknowledged."""
+        """Bytes that the client's side has not taken: those kept here, and those in the kernel that were not
+        acknowledged.
+        """
         kept = self.transport.get_write_buffer_size()
         try:
             (in_kernel,) = struct.unpack("i", fcntl.ioctl(self._socket(), termios.TIOCOUTQ, bytes(4)))
@@ -221,7 +230,9 @@ class BoundedProtocol(H11Protocol):
     # Clients that have closed their sending side
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Whether to keep the connection: for an answer that is under way, or the next of several requests that have all come."""
+        """Whether to keep the connection: for an answer that is under way, or the next of several requests that have
+        all come.
+        """
         if self._half_closed.is_set():
             return True
         if not self._answering() or self.cycle.more_body:
@@ -239,7 +250,9 @@ class BoundedProtocol(H11Protocol):
         return True
 
     def _look_for_client(self) -> None:
-        """Drop a client that has turned out to have left: what is sent to a closed socket comes back as an error of ours."""
+        """Drop a client that has turned out to have left: what is sent to a closed socket comes back as an error of
+        ours.
+        """
         if self.transport.is_closing():
             return
         if self._socket().getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
