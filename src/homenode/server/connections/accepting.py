@@ -62,6 +62,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        self._short = False  # the last connection was one too many
         self._closed = False
 
     def start(self, backlog: int) -> None:
@@ -84,6 +85,9 @@ class Acceptor:
         await asyncio.gather(*self._connecting, return_exceptions=True)
 
     def _accept(self) -> None:
+        if self._short and self._connecting:
+            return  # those under way are about to be idle, and may be closed then; the loop comes back at once
+        self._short = False
         for _ in range(self._at_once):
             try:
                 connection, _ = self._listener.accept()
@@ -92,33 +96,33 @@ class Acceptor:
             except OSError as error:
                 self._refused(error)
                 return
-            if not self._take(connection):
-                return  # what was closed for it goes in the loop's next round
+            connection.setblocking(False)
+            under_way = self._count() + len(self._connecting)
+            self._short = connection.fileno() >= self._room.first_reserved or under_way >= self._room.most
+            task = self._loop.create_task(self._connect(connection, self._short))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+            if self._short:
+                return
 
-    def _take(self, connection: socket.socket) -> bool:
-        """Make a connection of an accepted socket. Whether there is room for more at once."""
-        connection.setblocking(False)
-        under_way = self._count() + len(self._connecting)
-        short = connection.fileno() >= self._room.first_reserved or under_way >= self._room.most
-        from_reserve = short and not self._idle.close_oldest()
-        if short:
-            _LOG.warning(
-                "the limit of %d open files is nearly reached: %s; raise it (ulimit -n, LimitNOFILE)",
-                self._room.limit,
-                "new requests get 503"
-                if from_reserve
-                else "the connection that was idle longest is closed for a new one",
-            )
-        task = self._loop.create_task(self._connect(connection, from_reserve))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
-        return not short
-
-    async def _connect(self, connection: socket.socket, from_reserve: bool) -> None:
+    async def _connect(self, connection: socket.socket, short: bool) -> None:
+        from_reserve = short and not await self._make_room()
         try:
             await self._loop.connect_accepted_socket(lambda: self._make(from_reserve), connection)
         except OSError:  # the client has gone meanwhile
             connection.close()
+
+    async def _make_room(self) -> bool:
+        """Close the connection that has been idle longest. False when none is idle."""
+        while len(self._connecting) > 1:  # the others, which are made in two rounds of the loop and are idle then
+            await asyncio.sleep(0)
+        made = self._idle.close_oldest()
+        _LOG.warning(
+            "the limit of %d open files is nearly reached: %s; raise it (ulimit -n, LimitNOFILE)",
+            self._room.limit,
+            "the connection that was idle longest is closed for a new one" if made else "new requests get 503",
+        )
+        return made
 
     def _refused(self, error: OSError) -> None:
         """The system has no connection to give: wait a moment, as the socket stays readable."""
