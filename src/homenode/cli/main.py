@@ -65,7 +65,10 @@ def main(arguments: list[str] | None = None) -> Any:
     """Entry point of the `homenode` command."""
     open_standard_streams()
     with plain_errors():
-        return cli(args=arguments, prog_name="homenode")
+        try:
+            return cli(args=arguments, prog_name="homenode")
+        finally:
+            sys.stdout.flush()  # here a fault can be told, and not at the interpreter's end
 
 
 if __name__ == "__main__":

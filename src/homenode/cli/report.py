@@ -5,19 +5,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from homenode.errors import HomenodeError, InternalError, PlacementError, UserError
+from homenode.errors import HomenodeError, HostError, InternalError, PlacementError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     OUT: Console
     ERR: Console
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a file that the output goes to
 
 
 def __getattr__(name: str) -> Any:
@@ -48,15 +53,29 @@ def plain_errors() -> Iterator[None]:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            raise
+        _discard_output()
+        print_error(HostError(f"the output cannot be written: {error.strerror}"))
+        sys.exit(1)
+
+
+def _discard_output() -> None:
+    """What is still to be written goes nowhere: the interpreter would try once more at its end, and end with a traceback."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def print_error(error: HomenodeError) -> None:
-    """One line on stderr."""
+    """One line on stderr, if that can be written."""
     from rich.text import Text
 
     from homenode.cli.report import ERR
 
-    ERR.print(Text.assemble(("homenode: error: ", "bold red"), error.message), highlight=False)
+    with suppress(OSError):
+        ERR.print(Text.assemble(("homenode: error: ", "bold red"), error.message), highlight=False)
 
 
 def print_json(value: Any) -> None:
