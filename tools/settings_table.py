@@ -15,6 +15,13 @@ flags' names), else from the default. `--show-config` prints each value and wher
 [tokens that end an answer](models.md#tokens-that-end-an-answer); `--check-config` validates them and exits.
 What contradicts another setting is refused; what was given and has no effect as the others are is told, by
 `--check-config` and at the start.
+
+```toml
+# homenode serve --config FILE
+model = "/models/Qwen3-0.6B"  # the one key that is no flag: MODEL
+api-key = "k1,k2"             # the text that the flag takes, or a list
+kv-cache-memory = "2GiB"
+```
 """
 
 

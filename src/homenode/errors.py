@@ -12,6 +12,7 @@
      |   |   +- KvRefusedError   KV could not be handed over now; another sender, or the receiver itself, may compute it
      |   +- WorkerLostError   an engine, or a worker of one, went away with a request, and it could not be finished elsewhere or again
      +- InternalError   a bug of ours: please report it
+         +- NotANumberError   the model computed a NaN: a bug of ours, unless its file holds one
 
 Every message says what failed, where, what was seen, what was wanted and what to do; the facts are also kept in `facts` for programs.
 """
@@ -108,3 +109,9 @@ class WorkerLostError(PeerError):
 
 class InternalError(HomenodeError):
     """A bug in homenode."""
+
+
+class NotANumberError(InternalError):
+    """The model computed a NaN for a request. That is a bug in homenode unless its file holds values that are no
+    numbers.
+    """

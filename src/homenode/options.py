@@ -29,6 +29,16 @@ class Option:
     secret: bool = False  # never printed
 
 
+def is_empty_secret(declared: Option, value: Any) -> bool:
+    """Whether `value`, or one of several values, of a secret setting is empty: as a key it would let everybody in."""
+    return declared.secret and not all(
+        str(text).strip() for text in (value if isinstance(value, tuple | list) else (value,))
+    )
+
+
+EMPTY_SECRET = "an empty key would let everybody in; give a text, or leave this setting out (is a variable unset?)"
+
+
 def option(default: Any, help: str, **rest: Any) -> Any:
     """A dataclass field with `default` and the `Option` built from the remaining arguments."""
     metadata = {"option": Option(help, **rest)}

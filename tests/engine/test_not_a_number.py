@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from homenode import LLM
 from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.request import SamplingParams
-from tests.checkpoints import toy_config, toy_tensors, write_safetensors
+from homenode.errors import CheckpointError, NotANumberError
+from homenode.model.checkpoint import open_checkpoint
+from homenode.model.weights.finite import check_model_finite
+from tests.checkpoints import make_folder, make_gguf, toy_config, toy_tensors, write_safetensors
 from tests.engine.engines import BACKENDS, config_for, greedy, run_all, tokens_of
 
 _BAD_TOKEN = 7
@@ -76,3 +80,50 @@ def test_a_request_that_loses_its_numbers_on_the_way_keeps_what_it_said(model: P
         assert tokens_of(outputs) == [_BAD_TOKEN] and _ended(outputs) == "error"
     finally:
         engine.close()
+
+
+class NoText:
+    """A tokenizer of prompts that are token ids already."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **rest: NoText() if name == "stream" else ""
+
+
+_NAN = {"F32": "0000c07f", "BF16": "c07f", "F16": "007e", "Q8_0": "007e"}  # of Q8_0 a block's scale
+
+
+def _made(folder: Path, kind: str) -> Path:
+    folder.mkdir()
+    if kind == "Q8_0":
+        return make_gguf(folder / "model.gguf", matrix_type=kind)
+    return make_folder(folder, dtype=kind)
+
+
+def _say(path: Path) -> None:
+    tokenizer: Any = NoText()
+    with LLM(str(path), tokenizer=tokenizer, kv_cache_memory="1MiB", threads=1, max_model_len=64) as llm:
+        llm.generate([0, 1, 2], greedy(2))
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0"])
+def test_a_value_in_the_file_that_is_no_number_is_the_files_fault(tmp_path: Path, kind: str) -> None:
+    names = [name for name in open_checkpoint(_made(tmp_path / "good", kind)).tensors if "layers.1." not in name]
+    assert any("norm" in name for name in names) and len(names) > 8
+    for number, name in enumerate(names):
+        path = _made(tmp_path / str(number), kind)
+        entry = open_checkpoint(path).tensors[name]
+        with entry.file.open("r+b") as file:
+            file.seek(entry.offset)
+            file.write(bytes.fromhex(_NAN[entry.dtype.name]))
+        with pytest.raises(CheckpointError, match=f"{entry.file}.*{name}.*no numbers"):
+            _say(path)
+
+
+def test_a_nan_is_a_bug_where_the_file_holds_none(tmp_path: Path) -> None:
+    path = _made(tmp_path / "good", "F32")
+    check_model_finite(path)
+    with (
+        LLM(str(path), tokenizer=NoText(), kv_cache_memory="1MiB", threads=1) as llm,  # type: ignore[arg-type]
+        pytest.raises(NotANumberError, match="a NaN"),
+    ):
+        llm._raise_error(Output(1, finish_reason="error", error="a NaN", error_kind="NotANumberError"))

@@ -12,8 +12,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from homenode.cli.options import build, settings_of, shown_settings, with_settings
+from homenode.cli.options import Setting, build, settings_of, shown_settings, with_settings
+from homenode.engine.config import EngineConfig
 from homenode.options import option
+from homenode.server.config import ServerConfig
+from homenode.server.proxy.config import ProxyConfig
 from homenode.units import parse_bytes
 
 
@@ -98,9 +101,6 @@ def test_bad_files(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_every_setting_of_the_server_is_declared_once() -> None:
-    from homenode.engine.config import EngineConfig
-    from homenode.server.config import ServerConfig
-
     flags = [s.flag for config in (ServerConfig, EngineConfig) for s in settings_of(config)]
     assert len(flags) == len(set(flags))
     assert {
@@ -125,3 +125,89 @@ def test_the_package_is_the_command() -> None:
         [sys.executable, "-m", "homenode", "serve", "--port", "x"], capture_output=True, text=True, timeout=60
     )
     assert ran.returncode == 2 and "Usage: homenode serve" in ran.stderr and "'x' is not a whole number" in ran.stderr
+
+
+ALL = [(config, setting) for config in (ServerConfig, EngineConfig, ProxyConfig) for setting in settings_of(config)]
+SECRETS = [(config, setting) for config, setting in ALL if setting.option.secret]
+MANY = [(config, setting) for config, setting in ALL if setting.many]
+EMPTY = ["", " ", "\t"]
+VALUES = {  # of settings that hold several: what the flag takes, and what it means
+    "api_key": ("k1, k2", ("k1", "k2")),
+    "served_model_name": ("a, b", ("a", "b")),
+    "prefill": ("http://a:1,http://b:2", ("http://a:1", "http://b:2")),
+    "decode": ("http://a:1 , http://b:2", ("http://a:1", "http://b:2")),
+    "pd_peer_init_port": ("7,8", (7, 8)),
+    "pd_peer_alloc_port": ("7,8", (7, 8)),
+    "pd_pull_done_port": ("7,8", (7, 8)),
+    "pd_allowed_peers": ("10.0.0.0/8, 10.1.2.3", ("10.0.0.0/8", "10.1.2.3/32")),
+    "numa_bind_nodes": ("1", (1,)),
+    "numa_bind_cpus": ("0-3", ("0-3",)),
+    "numa_mirror_tensors": ("lm_head*", ("lm_head*",)),
+}
+
+
+def taken(config: type[Any], setting: Setting, *arguments: str, env: dict[str, str] | None = None) -> Result:
+    """What a command with all settings of `config` makes of one of them."""
+    seen: dict[str, Any] = {}
+
+    @click.command()
+    @click.argument("model", required=False)
+    @with_settings(config)
+    def all_of_them(**values: Any) -> None:
+        seen.update(values)
+
+    result = CliRunner().invoke(all_of_them, list(arguments), env=env)
+    value = seen.get(setting.name)
+    if isinstance(value, tuple):
+        value = tuple(item for part in value for item in (part if isinstance(part, tuple) else (part,)))
+    result.value, result.model = value, seen.get("model")  # type: ignore[attr-defined]
+    return result
+
+
+@pytest.mark.parametrize(("config", "setting"), SECRETS, ids=[setting.flag for _, setting in SECRETS])
+def test_no_empty_secret_is_taken_wherever_it_comes_from(config: type[Any], setting: Setting, tmp_path: Path) -> None:
+    texts = EMPTY + ([",", " , ", "k1,", ",k1"] if setting.many else [])
+    files = [f'{setting.flag} = "{text}"' for text in (" ", *texts) if "\t" not in text]
+    files += [f'{setting.flag} = ["k1", ""]'] if setting.many else []
+    file = tmp_path / "settings.toml"
+    for text in texts:
+        for result in (
+            taken(config, setting, f"--{setting.flag}", text),
+            taken(config, setting, env={setting.variable: text}),
+        ):
+            assert result.exit_code == 2 and "empty" in result.output, (text, result.output)
+    for content in files:
+        file.write_text(content)
+        result = taken(config, setting, "--config", str(file))
+        assert result.exit_code == 2 and "empty" in result.output, (content, result.output)
+    assert taken(config, setting).exit_code == 0  # without any
+
+
+@pytest.mark.parametrize(("config", "setting"), MANY, ids=[setting.flag for _, setting in MANY])
+def test_variables_and_files_take_the_text_that_flags_take(config: type[Any], setting: Setting, tmp_path: Path) -> None:
+    text, wanted = VALUES[setting.name]
+    file = tmp_path / "settings.toml"
+    for content in (f'{setting.flag} = "{text}"', f'{setting.flag} = ["{text}"]'):
+        file.write_text(content)
+        assert taken(config, setting, "--config", str(file)).value == wanted  # type: ignore[attr-defined]
+    assert taken(config, setting, f"--{setting.flag}", text).value == wanted  # type: ignore[attr-defined]
+    assert taken(config, setting, env={setting.variable: text}).value == wanted  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("config", "setting"), ALL, ids=[setting.flag for _, setting in ALL])
+def test_a_file_value_of_another_kind_is_refused_by_name(config: type[Any], setting: Setting, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    wrong = ["{ a = 1 }", "1979-05-27", "[[1]]"] + (["2.5"] if setting.kind in (int, str) else [])
+    for value in wrong + ([] if setting.kind is bool else ["true"]) + ([] if setting.many else ["[1]"]):
+        file.write_text(f"{setting.flag} = {value}")
+        result = taken(config, setting, "--config", str(file))
+        assert result.exit_code == 2 and result.exception is not None and isinstance(result.exception, SystemExit)
+        assert setting.flag in result.output, result.output
+
+
+def test_a_file_can_name_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('model = "some/model"')
+    setting = next(settings_of(ServerConfig))
+    assert taken(ServerConfig, setting, "--config", str(file)).model == "some/model"  # type: ignore[attr-defined]
+    assert taken(ServerConfig, setting, "--config", str(file), "other").model == "other"  # type: ignore[attr-defined]

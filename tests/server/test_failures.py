@@ -289,8 +289,11 @@ def test_keys(start: Start) -> None:
         assert response.headers["www-authenticate"] == "Bearer"
         assert server.http.post("/v1/completions", json={"prompt": "x"}, headers=headers).status_code == 401
         assert server.http.get("/metrics", headers=headers).status_code == 401
+    for headers in ({"x-api-key": "nope"}, {"x-api-key": ""}, {"x-api-key": "Bearer secret"}):
+        assert server.http.get("/v1/models", headers=headers).status_code == 401
     for key in ("secret", "other"):
         assert server.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+        assert server.http.get("/v1/models", headers={"x-api-key": key}).status_code == 200
     assert server.http.get("/health").status_code == 200
 
 

@@ -10,6 +10,7 @@ import click
 
 from homenode import __version__
 from homenode.cli.report import plain_errors
+from homenode.logs.stream import open_standard_streams
 
 _COMMANDS = {
     "serve": ("homenode.cli.serve:serve", "Serve a model over HTTP with the OpenAI API."),
@@ -62,8 +63,12 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point of the `homenode` command."""
+    open_standard_streams()
     with plain_errors():
-        return cli(args=arguments, prog_name="homenode")
+        try:
+            return cli(args=arguments, prog_name="homenode")
+        finally:
+            sys.stdout.flush()  # here a fault can be told, and not at the interpreter's end
 
 
 if __name__ == "__main__":

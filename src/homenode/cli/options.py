@@ -7,6 +7,7 @@ is kept, so that `--show-config` can tell.
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 import types
 import typing
@@ -19,13 +20,21 @@ import click
 from homenode.cli.report import set_by
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
-from homenode.options import Option, options_of
+from homenode.options import EMPTY_SECRET, Option, is_empty_secret, options_of
 
 _SOURCES = {
     click.core.ParameterSource.COMMANDLINE: "flag",
     click.core.ParameterSource.ENVIRONMENT: "environment",
     click.core.ParameterSource.DEFAULT_MAP: "config file",
     click.core.ParameterSource.DEFAULT: "default",
+}
+
+_TOML_KINDS: dict[type, tuple[type, ...]] = {str: (int,), int: (int,), float: (int, float), bool: (bool,)}
+_TOML_WORDS = {
+    str: "a text in quotes",
+    int: "a whole number, or a text in quotes as the flag takes it",
+    float: "a number, or a text in quotes as the flag takes it",
+    bool: "true or false",
 }
 
 OTHER_SOURCES = "homenode.sources"  # in a context's meta: where a setting came from, by name, if from none of the above
@@ -100,6 +109,24 @@ class _Value(click.ParamType[Any]):
             self.fail(problem, param, ctx)
         return converted
 
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """One text where the setting's own parser knows how to cut it, as it does for the flag; else words."""
+        return [rv] if self.setting.option.parse else rv.split()
+
+
+class _SettingOption(click.Option):
+    """An option whose empty variable is a value where it is secret: click takes every empty variable for one that is
+    not set.
+    """
+
+    def __init__(self, *args: Any, secret: bool = False, **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        self.secret = secret
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        found = super().resolve_envvar_value(ctx)
+        return os.environ.get(str(self.envvar)) if found is None and self.secret else found
+
 
 class SettingOption(click.Option):
     """An option that may be set by a variable or a file, and says by which where its value is wrong."""
@@ -117,6 +144,8 @@ class SettingOption(click.Option):
 
 def out_of_range(value: Any, option: Option) -> str | None:
     """What is wrong with a value, in words; None when it is in range."""
+    if is_empty_secret(option, value):
+        return EMPTY_SECRET
     if option.choices and value not in option.choices:
         return f"{value!r} is none of {', '.join(option.choices)}"
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -174,6 +203,7 @@ def _click_option(setting: Setting) -> Callable[[Any], Any]:
     kind = (
         click.Choice(setting.option.choices) if setting.option.choices and not setting.option.parse else _Value(setting)
     )
+    common |= {"cls": _SettingOption, "secret": setting.option.secret}
     return click.option(f"--{setting.flag}", setting.name, type=kind, multiple=setting.many, **common)
 
 
@@ -190,19 +220,46 @@ def _read_config(configs: tuple[type[Any], ...]) -> Callable[[click.Context, cli
     def callback(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:
         if file is None:
             return
-        by_flag = {s.flag: s.name for config in configs for s in settings_of(config)}
+        by_flag = {s.flag: s for config in configs for s in settings_of(config)}
+        arguments = {p.name for p in ctx.command.params if isinstance(p, click.Argument)}
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
             raise click.BadParameter(f"{file} is not TOML: {error}") from error
-        unknown = [key for key in values if key.replace("_", "-") not in by_flag]
+        keys = {key: key.replace("_", "-") for key in values}
+        unknown = [key for key, flag in keys.items() if flag not in by_flag and flag not in arguments]
         if unknown:
             raise click.BadParameter(
                 f"{file} has settings that do not exist: {', '.join(unknown)}; keys are the flags' names without dashes in front"
             )
-        ctx.default_map = {by_flag[key.replace("_", "-")]: value for key, value in values.items()}
+        ctx.default_map = {}
+        for key, value in values.items():
+            setting = by_flag.get(keys[key])
+            ctx.default_map[setting.name if setting else keys[key]] = _from_file(file, key, value, setting)
 
     return callback
+
+
+def _from_file(file: Path, key: str, value: Any, setting: Setting | None) -> Any:
+    """A TOML value as the parameter takes it: what a flag may be given several times is a list, or one text cut as the
+    flag's is.
+
+    `setting` is None for an argument of the command, which is a text. Raises click.BadParameter for a value of another
+    kind than the setting's.
+    """
+    kind = setting.kind if setting else str
+    if setting is not None and setting.many:
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            raise click.BadParameter(f"{file}: {key} is an empty list; leave it out for the default")
+        return [_one_from_file(file, key, each, kind) for each in values]
+    return _one_from_file(file, key, value, kind)
+
+
+def _one_from_file(file: Path, key: str, value: Any, kind: type) -> Any:
+    if isinstance(value, str) or ((kind is bool) == isinstance(value, bool) and isinstance(value, _TOML_KINDS[kind])):
+        return value
+    raise click.BadParameter(f"{file}: {key} is {value!r}; wanted is {_TOML_WORDS[kind]}")
 
 
 def build(config: type[Any], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Any:
@@ -228,14 +285,19 @@ def _flat(value: Any) -> Any:
     return value
 
 
+def source_of(ctx: click.Context, name: str) -> str:
+    """Where a parameter's value came from, in words."""
+    source = ctx.get_parameter_source(name) or click.core.ParameterSource.DEFAULT
+    return _SOURCES.get(source, source.name.lower())
+
+
 def shown_settings(ctx: click.Context, *configs: type[Any]) -> list[tuple[str, str, str]]:
     """(flag, value, where it came from) of every setting; secrets are hidden."""
     rows = []
     for config in configs:
         for setting in settings_of(config):
-            source = ctx.get_parameter_source(setting.name) or click.core.ParameterSource.DEFAULT
             value = _flat(ctx.params.get(setting.name))
             text = "(hidden)" if setting.option.secret and value else "" if value is None or value == () else str(value)
             told = ctx.meta.get(OTHER_SOURCES, {}).get(setting.name)
-            rows.append((f"--{setting.flag}", text, told or _SOURCES.get(source, source.name.lower())))
+            rows.append((f"--{setting.flag}", text, told or source_of(ctx, setting.name)))
     return rows

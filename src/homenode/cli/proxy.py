@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import re
-import resource
 import sys
 from typing import Any
 
@@ -16,6 +14,7 @@ import click
 from homenode.cli.options import build, shown_settings, with_settings
 from homenode.cli.placement_options import spread
 from homenode.cli.report import ERR, OUT, plain_errors, print_note
+from homenode.logs.setup import log_to_standard_error
 from homenode.server.proxy.config import ProxyConfig
 
 _URL = re.compile(r"https?://")
@@ -49,22 +48,14 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
         if show_config:
             _show(ctx)
             return
+        from homenode.server.connections.descriptors import raise_descriptor_limit
         from homenode.server.proxy.run import bind, serve
 
-        logging.basicConfig(
-            level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
+        log_to_standard_error("%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request of each look
-        _allow_many_connections()
+        raise_descriptor_limit()
         listener = bind(config)
         sys.exit(asyncio.run(serve(config, listener=listener, on_listening=lambda url: _announce(url, config))))
-
-
-def _allow_many_connections() -> None:
-    """Each request has up to three connections; the soft limit is often 1024 files."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _announce(url: str, config: ProxyConfig) -> None:

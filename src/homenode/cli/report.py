@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from homenode.errors import HomenodeError, InternalError, PlacementError, UserError
+from homenode.errors import HomenodeError, HostError, InternalError, PlacementError, UserError
 
 if TYPE_CHECKING:
     import click
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a file that the output goes to
 
 
 def __getattr__(name: str) -> Any:
@@ -55,6 +57,19 @@ def plain_errors() -> Iterator[None]:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            raise
+        _discard_output()
+        print_error(HostError(f"the output cannot be written: {error.strerror}"))
+        sys.exit(1)
+
+
+def _discard_output() -> None:
+    """What is still to be written goes nowhere: the interpreter would try once more at its end, and end with a traceback."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def show_controls(text: str) -> str:
@@ -84,14 +99,14 @@ def print_note(text: str) -> None:
 
 
 def print_error(error: HomenodeError) -> None:
-    """One line on stderr."""
+    """One line on stderr, if that can be written."""
     from rich.text import Text
 
     from homenode.cli.report import ERR
 
-    ERR.print(
-        Text.assemble(("homenode: error: ", "bold red"), show_controls(with_origins(error.message))), highlight=False
-    )
+    text = show_controls(with_origins(error.message))
+    with suppress(OSError):
+        ERR.print(Text.assemble(("homenode: error: ", "bold red"), text), highlight=False)
 
 
 def with_origins(message: str) -> str:

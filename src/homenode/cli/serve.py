@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from homenode.cli.options import build, shown_settings, with_settings
+from homenode.cli.options import build, shown_settings, source_of, with_settings
 from homenode.cli.placement_options import ManyValuesCommand
 from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error, print_note
 from homenode.cli.stop_tokens import print_stop_tokens
@@ -21,9 +20,11 @@ from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.engine.pairing import transfer_problems
 from homenode.errors import HomenodeError, UserError
+from homenode.logs.setup import log_to_standard_error
 from homenode.model.checkpoint.reading import refuse_links
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
+from homenode.server.connections.descriptors import raise_descriptor_limit
 from homenode.server.stop_signals import StopSignals, run_until_stopped
 from homenode.units import format_bytes
 
@@ -50,7 +51,8 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
     """Serve MODEL over HTTP with the OpenAI API.
 
     MODEL is a Hugging Face folder, a GGUF file, a Hub id such as Qwen/Qwen3-0.6B, or nothing for the built-in model. Every setting can also
-    come from a variable HOMENODE_<SETTING> or from the file given by --config.
+    come from a variable HOMENODE_<SETTING> or from the file given by --config, which can name the model as well
+    (`model = "..."`).
     """
     with plain_errors():
         if check_config and show_config:
@@ -69,7 +71,8 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             return
         if check_config:
             sys.exit(_check(server, engine, text))
-        _log_to_stderr()
+        log_to_standard_error("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        raise_descriptor_limit()
         if problems := transfer_problems(engine):
             sys.exit(_tell(problems))
         sys.exit(asyncio.run(run_until_stopped(lambda stop: _serve(server, engine, text, stop))))
@@ -219,10 +222,7 @@ def _show(ctx: click.Context) -> None:
     from rich.table import Table
 
     table = Table("setting", "value", "from")
+    table.add_row("MODEL", ctx.params["model"] or "(the built-in model)", source_of(ctx, "model"))
     for row in shown_settings(ctx, ServerConfig, EngineConfig, TextConfig):
         table.add_row(*row)
     OUT.print(table)
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

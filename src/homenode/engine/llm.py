@@ -26,9 +26,10 @@ from homenode.engine.local import LocalEngine
 from homenode.engine.location import located
 from homenode.engine.messages import Output, Ready, Statistics
 from homenode.engine.request import Request, SamplingParams
-from homenode.errors import UserError
+from homenode.errors import NotANumberError, UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
+from homenode.model.weights.finite import check_model_finite
 
 Prompt = str | list[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -64,9 +65,8 @@ class LLM:
                 param="data_parallel_size",
             )
         config = located(config)
-        self.tokenizer = tokenizer or load_model_tokenizer(
-            Path(str(config.model.path)), chat_template, chat_template_timeout
-        )
+        self._path = Path(str(config.model.path))
+        self.tokenizer = tokenizer or load_model_tokenizer(self._path, chat_template, chat_template_timeout)
         self._ids = itertools.count(1)
         self._engine = LocalEngine(config, progress)
         self._closed = weakref.finalize(
@@ -148,7 +148,7 @@ class LLM:
         try:
             while answer.finish_reason is None:
                 output = sink.get()
-                _raise_error(output)
+                self._raise_error(output)
                 if piece := answer.feed(output):
                     yield piece
         finally:
@@ -165,7 +165,7 @@ class LLM:
                 answer = jobs[output.id][0]
                 if output.id not in unfinished:
                     continue  # a stop string matched before the engine heard of it
-                _raise_error(output)
+                self._raise_error(output)
                 answer.feed(output)
                 if answer.finish_reason is not None:
                     unfinished.discard(output.id)
@@ -210,7 +210,11 @@ class LLM:
     def _rest_of_context(self, ids: list[int]) -> SamplingParams:
         return SamplingParams(max_tokens=max(1, self.ready.max_model_len - len(ids)))
 
-
-def _raise_error(output: Output) -> None:
-    if output.error is not None:
-        raise named_error(output.error_kind, output.error, output.retry_after_s)
+    def _raise_error(self, output: Output) -> None:
+        """What the engine says of a request that failed; CheckpointError where it computed a NaN because the model's
+        file holds one.
+        """
+        if output.error is not None:
+            if output.error_kind == NotANumberError.__name__:
+                check_model_finite(self._path)
+            raise named_error(output.error_kind, output.error, output.retry_after_s)

@@ -27,6 +27,7 @@ from homenode.engine.messages import Fatal, Loading, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import reason_of
+from homenode.logs.setup import end_log, log_to_standard_error
 from homenode.transfer.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     experts = [int(each) for each in memories.split(",") if each]
     for descriptor in experts:
         os.set_inheritable(descriptor, False)  # a worker is given its own
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(levelname)s %(asctime)s {name or 'engine'}: %(message)s", datefmt="%H:%M:%S"
-    )
+    log_to_standard_error(f"%(levelname)s %(asctime)s {name or 'engine'}: %(message)s", "%H:%M:%S")
     if name:
         call_itself(name)
     front, *doors = (socket.socket(fileno=int(each)) for each in streams.split(","))
@@ -150,7 +149,7 @@ def _read(front: FrameSocket, inbox: SimpleQueue[object] | Inbox) -> None:
 
 def _leave(code: int) -> NoReturn:
     """Exit without waiting for any thread: the step in progress is of use to nobody."""
-    logging.shutdown()
+    end_log()
     os._exit(code)
 
 

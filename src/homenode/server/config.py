@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from homenode.errors import UserError
 from homenode.options import option
 from homenode.units import parse_bytes, parse_seconds
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """The comma-separated entries of `text`, without blanks around them."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    """The comma-separated entries of `text`, without blanks around them. Raises UserError where there is none."""
+    names = tuple(part.strip() for part in str(text).split(",") if part.strip())
+    if not names:
+        raise UserError("no name is given; give one, or leave this setting out")
+    return names
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    """The comma-separated keys in `text`, without blanks around them; empty ones are kept, for who reads settings to
+    refuse.
+    """
+    return tuple(part.strip() for part in str(text).split(","))
 
 
 @dataclass(frozen=True)
@@ -23,8 +34,9 @@ class HttpConfig:
     port: int = option(8000, "TCP port; 0 takes a free one and prints it.", minimum=0, maximum=65535)
     api_key: tuple[str, ...] = option(
         (),
-        "Keys clients must send as a Bearer token, separated by commas. Only /health answers without one.",
-        parse=_names,
+        "Keys, separated by commas, of which clients must send one, as Authorization: Bearer KEY or x-api-key: KEY. "
+        "Only /health answers without one.",
+        parse=_keys,
         secret=True,
     )
     shutdown_timeout: float = option(
@@ -44,7 +56,8 @@ class HttpConfig:
     )
     write_timeout: float = option(
         60.0,
-        "How long a client may leave a full stream unread before its request is dropped.",
+        "How long a client may take nothing of an answer, streamed or whole, before its connection is closed and its "
+        "request aborted.",
         parse=parse_seconds,
         minimum=0.1,
     )

@@ -14,10 +14,12 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from homenode.server.connections.protocol import FROM_RESERVE
 from homenode.server.exchange import ClientGone
 from homenode.server.failures import ApiError, failure_of
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+KEY_HEADERS = ("authorization", "x-api-key")  # where clients put their key
 _OPEN_PATHS = frozenset({"/health"})  # probes have no key
 
 
@@ -46,6 +48,7 @@ class Door:
             await send(message)
 
         try:
+            _check_room(request)
             self._check_key(request)
             await self._router(scope, receive, stamped)
         except ClientGone:
@@ -60,7 +63,7 @@ class Door:
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-request-id", request.state.request_id.encode())]
-        if self._closing():
+        if self._closing() or getattr(request.state, FROM_RESERVE, False):
             headers.append((b"connection", b"close"))
         return headers
 
@@ -68,11 +71,30 @@ class Door:
         """Raises ApiError 401. Every key is compared, in constant time, so that the time tells nothing."""
         if not self._keys or request.url.path in _OPEN_PATHS:
             return
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        digest = _digest(given.strip())
-        if not any([hmac.compare_digest(digest, key) for key in self._keys]) or kind.lower() != "bearer":  # noqa: C419
-            message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`"
+        known = [self._is_key(given) for given in _given_keys(request)]
+        if not any(known):
+            message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _is_key(self, given: str) -> bool:
+        digest = _digest(given)
+        return any([hmac.compare_digest(digest, key) for key in self._keys])  # noqa: C419
+
+
+def _check_room(request: Request) -> None:
+    """Raises ApiError 503 on a connection that is one too many: it is there for probes, which say that the server is
+    alive.
+    """
+    if getattr(request.state, FROM_RESERVE, False) and request.url.path not in _OPEN_PATHS:
+        message = "the server has as many connections as its limit of open files allows"
+        raise ApiError(503, message, code="overloaded", retry_after_s=1)
+
+
+def _given_keys(request: Request) -> list[str]:
+    """The keys a request brings, in either of the two headers that clients use; empty ones are none."""
+    kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+    given = [bearer if kind.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
+    return [key.strip() for key in given if key.strip()]
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -92,6 +92,10 @@ def from_output(output: Output) -> ApiError:
         return ApiError(503, message, code="worker_lost", retry_after_s=1.0)
     if kind == "HostError":
         return ApiError(500, "the machine could not run this request; the server's log tells more", code="host_error")
+    if kind == "NotANumberError":
+        return ApiError(
+            500, "the model computed no numbers for this request; the server's log tells more", code="not_a_number"
+        )
     if output.finish_reason == "abort":
         return ApiError(503, message, code="aborted")
     return ApiError(500, "the engine failed on this request; the server's log tells more", code="internal_error")

@@ -8,18 +8,21 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 import uvicorn
 
 from homenode.errors import UserError
 from homenode.server.config import HttpConfig
-from homenode.server.protocol import LARGEST_HEAD, bounded_protocol
+from homenode.server.connections.accepting import Acceptor, Room
+from homenode.server.connections.protocol import FROM_RESERVE, BoundedProtocol, bounded_protocol
 
 _LOG = logging.getLogger("homenode.server")
 _LAST_WORDS_S = 2.0  # for the answers of aborted requests to get out
 _BACKLOG = 2048
 _CLOSING_S = 5  # for connections to close after that
+_UNREAD_AT_THE_END_S = 2.0  # for a client that takes nothing of its answer while the server drains
+_MOST_AT_ONCE = 64  # connections accepted before anything else has its turn
 
 
 class Draining(Protocol):
@@ -74,9 +77,14 @@ def url_of(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers, which end the process by the signal, and without its ten looks a second at a flag."""
 
-    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], object]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_listening: Callable[[], object], *, descriptors_each: int = 1
+    ) -> None:
+        """`descriptors_each`: how many a request may need, its connection included."""
         super().__init__(config)
         self._on_listening = on_listening
+        self._descriptors_each = descriptors_each
+        self.servers = []
         self._stop = asyncio.Event()
 
     @contextmanager
@@ -84,8 +92,38 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        await self.lifespan.startup()
+        room = Room.now(self._descriptors_each)
+        at_once = min(self.config.backlog, _MOST_AT_ONCE)
+        for listener in sockets or ():
+            acceptor = Acceptor(
+                listener, self._connection, self._protocol.idle, self._count, at_once=at_once, room=room
+            )
+            acceptor.start(self.config.backlog)
+            self.servers.append(acceptor)  # type: ignore[arg-type]  # it has what uvicorn uses of a server
+        self.started = True
         self._on_listening()
+
+    @property
+    def _protocol(self) -> type[BoundedProtocol]:
+        return cast(type[BoundedProtocol], self.config.http_protocol_class)  # as uvicorn_config has it
+
+    def _connection(self, from_reserve: bool) -> BoundedProtocol:
+        state = {**self.lifespan.state, **({FROM_RESERVE: True} if from_reserve else {})}
+        return self._protocol(config=self.config, server_state=self.server_state, app_state=state)
+
+    def _count(self) -> int:
+        return len(self.server_state.connections)
+
+    def hurry_readers(self) -> None:
+        """A drain waits for answers that are read, not for those that nobody takes."""
+        for connection in tuple(self.server_state.connections):
+            if isinstance(connection, BoundedProtocol):
+                connection.shorten_write_timeout(_UNREAD_AT_THE_END_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.hurry_readers()
+        await super().shutdown(sockets=sockets)
 
     async def main_loop(self) -> None:
         while not self._stop.is_set():
@@ -130,6 +168,7 @@ class Ending:
     def drain(self) -> None:
         """Take no more requests; the end comes when those in flight are done, or their time is over."""
         self._state.drain(self._timeout_s)
+        self._server.hurry_readers()
         self._task = asyncio.ensure_future(self._drain())
 
     def engine_lost(self, reason: str) -> None:
@@ -159,7 +198,7 @@ def uvicorn_config(app: object, config: HttpConfig, backlog: int = _BACKLOG) -> 
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         backlog=backlog,
-        http=bounded_protocol(config.request_read_timeout),
+        http=bounded_protocol(config.request_read_timeout, config.write_timeout),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -169,7 +208,6 @@ def uvicorn_config(app: object, config: HttpConfig, backlog: int = _BACKLOG) -> 
         proxy_headers=False,
         timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # any number of seconds will do
         timeout_graceful_shutdown=_CLOSING_S,
-        h11_max_incomplete_event_size=LARGEST_HEAD,
     )
 
 

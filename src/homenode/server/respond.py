@@ -26,9 +26,6 @@ class Answer(Protocol):
 async def respond(state: ServerState, request: Request, answer: Answer, *, stream: bool) -> Response:
     """The response. Raises what `Answer.whole` raises, and ClientGone when nobody is left to answer."""
     if stream:
-        config = state.config
-        return EventStream(
-            request, answer.events(), keep_alive_s=config.sse_keep_alive, write_timeout_s=config.write_timeout
-        )
+        return EventStream(request, answer.events(), keep_alive_s=state.config.sse_keep_alive)
     whole = await unless_gone(request.receive, answer.whole())
     return Response(whole, media_type="application/json")

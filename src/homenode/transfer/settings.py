@@ -35,6 +35,8 @@ def parse_ports(text: str | int) -> tuple[int, ...]:
 def parse_networks(text: str) -> tuple[str, ...]:
     """Addresses and networks by number in `text`, separated by commas or blanks. UserError for anything else."""
     words = str(text).replace(",", " ").split()
+    if not words:
+        raise UserError("no address is given, which would allow every host; give some, or leave this setting out")
     try:
         return tuple(str(ipaddress.ip_network(word)) for word in words)
     except ValueError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import UserError
-from homenode.options import Option, options_of
+from homenode.options import EMPTY_SECRET, Option, is_empty_secret, options_of
 from homenode.transfer.settings import TransferConfig
 
 _LARGEST_FILE = 1 << 20
@@ -82,6 +82,8 @@ def _typed(value: Any, hint: Any, declared: Option) -> Any:
     if kinds == [str]:
         if declared.choices and value not in declared.choices:
             raise UserError(f"{value!r} is none of {', '.join(declared.choices)}")
+        if is_empty_secret(declared, value):
+            raise UserError(EMPTY_SECRET)
         return str(value)
     return _in_range(_number(value, kinds[0], declared), declared)
 

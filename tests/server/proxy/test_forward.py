@@ -265,9 +265,14 @@ def test_keys() -> None:
                 "/v1/completions", json={"prompt": "x"}, headers={"Authorization": "Bearer mine"}
             )
             assert answer.status_code == 200 and on.prefillers[0].asked
+            other = await on.http.post("/v1/completions", json={"prompt": "x"}, headers={"x-api-key": "mine"})
+            assert other.status_code == 200 and not any("x-api-key" in asked.headers for asked in on.decoders[0].asked)
             assert {asked.headers["authorization"] for asked in (*on.prefillers[0].asked, *on.decoders[0].asked)} == {
                 "Bearer up"
             }
+        async with stage(decoders=[decoder()]) as on:
+            await on.http.post("/v1/completions", json={"prompt": "x"}, headers={"x-api-key": "theirs"})
+            assert on.decoders[0].asked[-1].headers["x-api-key"] == "theirs"
         async with stage([prefiller(key="up")], [decoder(key="up")], ready=False) as on:
             await on.is_state("decode", 0, "unfit")
             assert "--upstream-api-key" in (await on.health())["decode"][0]["reason"]

@@ -14,7 +14,7 @@ import threading
 import time
 
 from homenode.engine.wire import FrameSocket
-from homenode.engine.workers.greeting import Ask, Group, IAm, Key, Offer, Seated, answer
+from homenode.engine.workers.greeting import Ask, Group, IAm, Key, Offer, Seated, accept_next, answer
 from homenode.errors import HomenodeError, HostError
 
 _log = logging.getLogger(__name__)
@@ -81,11 +81,7 @@ class Rendezvous:
         self._server.close()
 
     def _listen(self) -> None:
-        while not self._closed:
-            try:
-                sock, _ = self._server.accept()
-            except OSError:
-                return
+        while (sock := accept_next(self._server, lambda: self._closed)) is not None:
             if not self._greetings.acquire(timeout=_GREETING_S):
                 sock.close()
                 continue

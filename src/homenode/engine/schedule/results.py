@@ -13,7 +13,7 @@ from homenode.engine.schedule.residents import Residents
 from homenode.engine.schedule.sequence import Residency, Sequence
 from homenode.engine.schedule.step import NO_TOKEN, PromptScores, Sampled, StepItem, StepResult, WorkerLimits
 from homenode.engine.schedule.tally import Tally
-from homenode.errors import InternalError
+from homenode.errors import InternalError, NotANumberError
 
 
 class Results:
@@ -68,10 +68,11 @@ class Results:
         without |= {scored.seq for scored in result.scored if any(math.isnan(score.logprob) for score in scored.scores)}
         for sequence, residency in flight.members():
             if residency.seq in without and not sequence.finished:
-                self._live.fail(
-                    sequence,
-                    "the model's logits for this request hold a NaN, or nothing that can be drawn",
-                    "InternalError",
+                text = "the model's logits for this request hold a NaN, or nothing that can be drawn"
+                self._live.fail(sequence, text, NotANumberError.__name__)
+                self._live.warn(
+                    f"request {sequence.id}: {text}; `homenode generate` with this model says whether its "
+                    "file is at fault"
                 )
 
     def _take_decodes(self, flight: Flight, sampled: list[Sampled], tokens: list[int]) -> None:

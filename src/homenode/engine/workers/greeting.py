@@ -9,18 +9,24 @@ HMAC-SHA256 (RFC 2104), tags compared in constant time. Nothing else is read fro
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
+import logging
 import secrets
 import socket
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from homenode.engine.wire import decode_body
 from homenode.errors import PeerError
 
+_log = logging.getLogger(__name__)
 MAGIC = b"homenode-worker-1"
+_ENDED = (errno.EBADF, errno.EINVAL)  # what a socket says that was closed, or shut down, while somebody waited at it
+_AGAIN_S = 0.25  # before a system without descriptors is asked again
 _NONCE, _TAG, _MOST_TOPIC = 32, 32, 1024
 
 
@@ -123,6 +129,23 @@ def introduce(sock: socket.socket, address: str, secret: bytes, topic: Topic, de
         sock.settimeout(None)
     except OSError as error:
         raise PeerError(f"the connection to {address} failed: {error}") from error
+
+
+def accept_next(server: socket.socket, over: Callable[[], bool]) -> socket.socket | None:
+    """The next connection to a listening socket; None once that is closed, or `over`.
+
+    A system that has no descriptor or memory for one is asked again a few times a second: were the listening thread to
+    end by that, no worker could join any more.
+    """
+    while not over():
+        try:
+            return server.accept()[0]
+        except OSError as error:
+            if error.errno in _ENDED or over():
+                return None
+            _log.warning("no connection can be accepted: %s; trying again in %g s", error.strerror, _AGAIN_S)
+            time.sleep(_AGAIN_S)
+    return None
 
 
 def answer(sock: socket.socket, secret: bytes, timeout_s: float) -> Topic:

@@ -45,6 +45,7 @@ from homenode.engine.workers.messages import (
 from homenode.engine.workers.wire import EngineSocket
 from homenode.engine.workers.worker import Worker
 from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.logs.setup import end_log, log_to_standard_error
 
 _log = logging.getLogger(__name__)
 _PROGRESS_STEPS = 200
@@ -64,7 +65,7 @@ def main(arguments: list[str], make: MakeWorker | None = None, open_for: OpenFor
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()  # a crash of the native core shows where it was called from
     descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:])
-    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s {name}: %(message)s", datefmt="%H:%M:%S")
+    log_to_standard_error(f"%(levelname)s %(asctime)s {name}: %(message)s", "%H:%M:%S")
     call_itself(name)
     engine = EngineSocket(socket.socket(fileno=descriptor))
     try:
@@ -228,7 +229,7 @@ def _failure(work: Work, error: Exception) -> Failed:
 
 def _leave(code: int) -> NoReturn:
     """Exit without waiting for any thread, or tidying up what the kernel takes back: the step in progress is of use to nobody."""
-    logging.shutdown()
+    end_log()
     os._exit(code)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from homenode.compute.native.ranks import Carrier, NativeRankGroup, RankMemory, receive_rank
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
-from homenode.engine.workers.greeting import Group, Share, Topic, Values, answer, introduce, name_of
+from homenode.engine.workers.greeting import Group, Share, Topic, Values, accept_next, answer, introduce, name_of
 from homenode.engine.workers.streams import Streams
 from homenode.errors import HomenodeError, HostError, PeerError
 
@@ -162,11 +162,7 @@ class Keeper:
             receiver.close()
 
     def _listen(self, server: socket.socket) -> None:
-        while not self._streams.over:
-            try:
-                sock, _ = server.accept()
-            except OSError:  # `close` came
-                return
+        while (sock := accept_next(server, lambda: self._streams.over)) is not None:
             if not self._greetings.acquire(timeout=_GREETING_S):
                 sock.close()
                 continue

@@ -24,6 +24,7 @@ from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.part import Span
 from homenode.model.weights.expert_memory import ExpertMemory
+from homenode.model.weights.finite import check_finite
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
 from homenode.model.weights.names import MatchedTensor
 from homenode.model.weights.packed_cache import PackedCache
@@ -47,7 +48,8 @@ def read_parameters(
     """Read every tensor, or what is wanted of it, and hand it to the backend; matrices from `cache` where it has them. `layers`: those of the part.
 
     `experts`: those kept in common with others, of which this reads its own share, if that is not ready, and waits for the rest.
-    Raises CheckpointError when a file is gone or ends before a tensor does, what the backend raises for failed reads, and what `experts` does.
+    Raises CheckpointError when a file is gone or ends before a tensor does, or a vector holds what is no number, what
+    the backend raises for failed reads, and what `experts` does.
     """
     todo = list(tensors)
     here = [t for t in todo if experts is None or experts.is_read(t.entry.name)]
@@ -65,7 +67,8 @@ def read_parameters(
             entry, expected = tensor.entry, tensor.expected
             with _said_of(entry):
                 if expected.parameter.kind == "vector":
-                    handles[entry.name] = backend.vector(_load_vector(files.open(entry.file), entry, expected.cut[0]))
+                    values = check_finite(_load_vector(files.open(entry.file), entry, expected.cut[0]), entry)
+                    handles[entry.name] = backend.vector(values)
                 else:
                     handles[entry.name] = matrices.load(files, tensor)
             done += tensor.nbytes

@@ -10,16 +10,12 @@ from starlette.types import Send
 from homenode.server.sse import STREAM_GRACE_S, STREAM_HEADERS
 
 
-class Unread(Exception):
-    """The client did not read for as long as it may leave a response unread."""
-
-
 class ClientResponse:
     """`started`: the head was sent; `early`: by the proxy itself, as that of a stream; `complete`: the last byte was sent."""
 
-    def __init__(self, send: Send, write_timeout_s: float) -> None:
-        """`send` is the ASGI server's; `write_timeout_s`: seconds that one write may wait for the client."""
-        self._send, self._write_timeout_s = send, write_timeout_s
+    def __init__(self, send: Send) -> None:
+        """`send` is the ASGI server's, which ends the connection of a client that does not read."""
+        self._send = send
         self.started = self.early = self.complete = False
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -30,26 +26,19 @@ class ClientResponse:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, more: bool) -> None:
-        """Send a part of the body, the last one unless `more`. Raises Unread."""
+        """Send a part of the body, the last one unless `more`."""
         self.complete = not more
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            raise Unread from None
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def keep_alive(self, every_s: float, waits_for: Callable[[], str]) -> None:
         """Until cancelled: begin a stream once a server's own status is not to be waited for any longer, then break its silence.
 
         A comment every `every_s` seconds (> 0) says what is waited for, and how long at most. Clients and proxies
-        between take a stream that is silent for a minute for a dead one. Ends when the client does not read.
+        between take a stream that is silent for a minute for a dead one.
         """
         await asyncio.sleep(STREAM_GRACE_S)
         self.early = True
         await self.start(200, STREAM_HEADERS)
         while True:
-            try:
-                await self.write(f": {waits_for()}\n\n".encode(), more=True)
-            except Unread:
-                return
+            await self.write(f": {waits_for()}\n\n".encode(), more=True)
             await asyncio.sleep(every_s)

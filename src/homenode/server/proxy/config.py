@@ -12,8 +12,8 @@ from homenode.units import parse_seconds
 
 
 def server_urls(text: str) -> tuple[str, ...]:
-    """The comma-separated addresses in `text`, as `http://host:port`. Raises UserError for what is none."""
-    return tuple(server_url(part.strip()) for part in text.split(",") if part.strip())
+    """The addresses in `text`, separated by commas or blanks, as `http://host:port`. Raises UserError for what is none."""
+    return tuple(server_url(part) for part in str(text).replace(",", " ").split())
 
 
 def server_url(text: str) -> str:

@@ -14,7 +14,7 @@ from starlette.types import Send
 
 from homenode.server.exchange import disconnected
 from homenode.server.failures import ApiError
-from homenode.server.proxy.client_response import ClientResponse, Unread
+from homenode.server.proxy.client_response import ClientResponse
 from homenode.server.proxy.events import Events, event_of
 from homenode.server.proxy.journey import (
     Action,
@@ -69,7 +69,7 @@ class Forward:
         self._opened: Opened | None = None
         self._held: Opened | None = None
         self._events = Events()
-        self._client = ClientResponse(send, config.write_timeout)
+        self._client = ClientResponse(send)
         self._keep_alive: asyncio.Future[None] | None = None
         self._waits_for = ""
 
@@ -101,7 +101,7 @@ class Forward:
         *releases, step = actions
         for release in releases:
             assert isinstance(release, Release)
-            self._state.releases.send(release, self._request.headers.get("authorization"))
+            self._state.releases.send(release, self._request.headers)
         assert not isinstance(step, Release)
         if isinstance(step, Over):
             self._over(step)
@@ -255,11 +255,6 @@ class Forward:
         decoder = self._opened.url
         try:
             await self._guarded(self._pump(self._opened), decoder, None, self._state.config.lost_after)
-        except Unread:
-            _LOG.warning(
-                "request %s: the client left its answer unread for %g s", self._id, self._state.config.write_timeout
-            )
-            return self.journey.client_gone()
         except (Broken, Silent, TimeoutError) as error:
             if not self._events.done:  # else only the end of the connection is missing
                 return self._cut(decoder, error)
@@ -278,7 +273,7 @@ class Forward:
         return self.journey.cut(reason)
 
     async def _pump(self, opened: Opened) -> None:
-        """Pass everything on. Raises Broken, TimeoutError after a silence, and Unread."""
+        """Pass everything on. Raises Broken, and TimeoutError after a silence."""
         instance = self._state.instances[opened.url]
         await self._client.start(opened.status, opened.headers)
         within_stream = self._client.early and not opened.is_stream
@@ -300,13 +295,10 @@ class Forward:
         if step.problem is not None and not self._client.started:
             raise _error(step.problem)
         is_stream = self._client.early or (self._opened is not None and self._opened.is_stream)
-        try:
-            if step.held and self._held is not None:
-                await self._pump(self._held)
-            elif step.problem is not None and is_stream:
-                await self._client.write(self._events.failure(_error(step.problem).body), more=False)
-        except Unread:
-            pass
+        if step.held and self._held is not None:
+            await self._pump(self._held)
+        elif step.problem is not None and is_stream:
+            await self._client.write(self._events.failure(_error(step.problem).body), more=False)
         # any other answer that broke off stays without its end: the connection is closed, and the client sees that it is not whole
 
     async def _guarded(self, work: Coroutine[Any, Any, T], url: str, deadline_s: float | None, patience_s: float) -> T:

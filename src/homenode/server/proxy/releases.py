@@ -22,14 +22,14 @@ class Releases:
         self._upstreams, self._timeout_s, self._count = upstreams, timeout_s, count
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, release: Release, given_key: str | None) -> None:
-        """Tell every server of the release. `given_key`: the client's Authorization."""
+    def send(self, release: Release, given: Mapping[str, str]) -> None:
+        """Tell every server of the release. `given`: the client's headers, among them its key."""
         _LOG.info("ticket %s is given up: %s", release.ticket, release.reason)
         for url in release.servers:
             if len(self._tasks) >= _MOST_AT_ONCE:
                 self._count("dropped")
                 continue
-            task = asyncio.create_task(self._tell(self._upstreams[url], release, given_key))
+            task = asyncio.create_task(self._tell(self._upstreams[url], release, given))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -37,8 +37,8 @@ class Releases:
         """Wait for those under way; each has its deadline."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _tell(self, upstream: Upstream, release: Release, given_key: str | None) -> None:
-        headers = {"content-type": "application/json", **upstream.credentials(given_key)}
+    async def _tell(self, upstream: Upstream, release: Release, given: Mapping[str, str]) -> None:
+        headers = {"content-type": "application/json", **upstream.credentials(given)}
         body = msgspec.json.encode({"ticket": release.ticket, "reason": release.reason})
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -13,6 +13,8 @@ from homenode.server.stop_signals import signals
 
 __all__ = ["bind", "serve"]
 
+_DESCRIPTORS_EACH = 3  # the client's connection, one to a prefill server and one to a decode server
+
 
 async def serve(
     config: ProxyConfig, *, listener: socket.socket | None = None, on_listening: Callable[[str], None] | None = None
@@ -25,7 +27,9 @@ async def serve(
     warn_if_open(config)
     state = ProxyState(config)
     server = Server(
-        uvicorn_config(create_app(state), config), lambda: on_listening(url_of(listener)) if on_listening else None
+        uvicorn_config(create_app(state), config),
+        lambda: on_listening(url_of(listener)) if on_listening else None,
+        descriptors_each=_DESCRIPTORS_EACH,
     )
     ending = Ending(state, server, config.shutdown_timeout)
     with signals(ending.signalled):

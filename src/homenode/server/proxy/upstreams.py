@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 
+from homenode.server.door import KEY_HEADERS
 from homenode.server.proxy.config import ProxyConfig
 
 _IDLE_S = 5.0  # less than servers keep an idle connection, so that none is used that is just being closed
@@ -58,13 +60,14 @@ class Upstream:
     def headers(self, given: Iterable[tuple[str, str]], request_id: str) -> dict[str, str]:
         """A client's headers as they are passed on."""
         kept = {name: value for name, value in given if name not in _OF_A_REQUEST}
-        return {**kept, **self.credentials(kept.get("authorization")), "x-request-id": request_id}
+        others = {name: value for name, value in kept.items() if name not in KEY_HEADERS}
+        return {**others, **self.credentials(kept), "x-request-id": request_id}
 
-    def credentials(self, given: str | None = None) -> dict[str, str]:
-        """The key for this server, else the client's own."""
+    def credentials(self, given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+        """The key for this server, else those among a client's headers `given` that hold its own."""
         if self._key is not None:
             return {"authorization": f"Bearer {self._key}"}
-        return {} if given is None else {"authorization": given}
+        return {name: given[name] for name in KEY_HEADERS if name in given}
 
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None

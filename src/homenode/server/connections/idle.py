@@ -1,0 +1,31 @@
+"""Connections on which no request is under way, in the order in which they became idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class IdleConnections:
+    """Those of one server. Whoever has been idle longest is the first to go when descriptors run out."""
+
+    def __init__(self) -> None:
+        self._closers: dict[object, Callable[[], object]] = {}  # a dict keeps their order
+
+    def __len__(self) -> int:
+        return len(self._closers)
+
+    def add(self, connection: object, close: Callable[[], object]) -> None:
+        """It is idle from now on; if it was so before, it keeps its place. `close` closes it at once."""
+        self._closers.setdefault(connection, close)
+
+    def remove(self, connection: object) -> None:
+        """A request has begun on it, or it is closed."""
+        self._closers.pop(connection, None)
+
+    def close_oldest(self) -> bool:
+        """Close the one that has been idle longest. False when none is idle."""
+        oldest = next(iter(self._closers), None)
+        if oldest is None:
+            return False
+        self._closers.pop(oldest)()
+        return True
