@@ -161,7 +161,7 @@ def in_words(error: BaseException) -> tuple[str, str]:
     if isinstance(error, MemoryError):
         return (
             "HostError",
-            "memory ran out while the engine was being laid out; lower --kv-cache-memory or --max-num-batched-tokens",
+            "memory ran out; free some, or lower --kv-cache-memory or --max-num-batched-tokens",
         )
     if isinstance(error, OSError):
         return "HostError", f"the engine could not go on: {reason_of(error)}"
