@@ -26,7 +26,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Fatal, Loading, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
-from homenode.host.refusals import reason_of
+from homenode.host.refusals import reason_of, start_thread
 from homenode.transfer.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def serve(
     from homenode.engine.core import EngineCore
 
     inbox = Inbox() if config.transfer.on else SimpleQueue[object]()
-    threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
+    start_thread(threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True))
     send = _further_fronts(front, inbox, doors) if doors else front.send
     engine = build(config, _Progress(front), experts)
     try:
