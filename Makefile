@@ -67,8 +67,8 @@ test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
 lab: $(VENV)/tools  ## test placement inside small virtual machines with several NUMA nodes, with FLAGS="--quick"
 	$(BIN)/python -m tools.lab $(FLAGS)
 
-sanitize: $(VENV)/tools  ## run kernels and threads under AddressSanitizer, UBSan and ThreadSanitizer, over many random shapes
-	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest tests/native/test_sanitizers.py
+sanitize: $(VENV)/tools  ## run kernels, threads and the whole module under AddressSanitizer, UBSan and ThreadSanitizer, over many random shapes
+	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest tests/native/test_sanitizers.py tests/native/test_sanitized_module.py
 
 levels: $(VENV)/tools  ## every kernel at every level against the scalar one, AVX-512, AMX and Arm's emulated where this processor lacks them
 	$(BIN)/pytest -s tests/native/test_level_table.py tests/native/test_emulated_levels.py

@@ -384,3 +384,33 @@ def test_threads_without_their_cpus_are_said_once(caplog: pytest.LogCaptureFixtu
     assert [
         r.levelname for r in caplog.records if "1 of 2 compute threads were interrupted: up to 40%" in r.getMessage()
     ] == ["WARNING"]
+
+
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), OSError(24, "Too many open files")])
+def test_figures_that_cannot_be_had_end_no_request(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    refusals = [error] * 3
+
+    def figures() -> dict[str, Any]:
+        if refusals:
+            raise refusals.pop()
+        return {"threads": 2}
+
+    with caplog.at_level(logging.CRITICAL), running(figures=figures) as front:
+        front.core.post(Submit([request(1, [5, 6], 3)]))
+        front.finish(1)
+        assert front.tokens(1) == expected([5, 6], 3)
+        while not (front.statistics and front.statistics[-1].generation_tokens == 3):
+            front.next(Statistics)
+        assert front.statistics[-1].compute == {"threads": 2}
+        assert not refusals and front.failure is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(MemoryError("no room"), "HostError"), (ValueError("no"), "InternalError"), (RuntimeError("no"), "InternalError")],
+)
+def test_a_step_without_memory_is_no_bug(error: Exception, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL), running(fault=failing(1, error)) as front:
+        front.core.post(Submit([request(1, [5, 6], 3)]))
+        front.finish(1)
+        assert front.outputs[1][-1].error_kind == kind

@@ -100,6 +100,11 @@ def levels_to_check() -> list[str]:
 
 def built(name: str, *options: str) -> Path:
     """The checks, built in the folder of this name with these options of CMake; by one process at a time."""
+    return built_folder(name, *options) / "homenode_checks"
+
+
+def built_folder(name: str, *options: str) -> Path:
+    """The folder of this name, everything in it built with these options of CMake."""
     cmake, ninja = tool("cmake"), tool("ninja")
     assert cmake
     folder = ROOT / "build" / name
@@ -111,7 +116,7 @@ def built(name: str, *options: str) -> Path:
         ):
             done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S)
             assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return folder / "homenode_checks"
+    return folder
 
 
 @contextlib.contextmanager

@@ -63,18 +63,21 @@ class LocalEngine:
             self._thread.join()
 
     def _run(self) -> None:
-        reason = "it was closed"
+        reason, kind = "it was closed", "InternalError"
         try:
             self._core.run()
         except HomenodeError as error:
             reason = error.message
+            _log.error("the engine failed: %s", reason)
+        except MemoryError:
+            reason, kind = "memory ran out", "HostError"
             _log.error("the engine failed: %s", reason)
         except Exception as error:  # logged, and the reason every waiting request gets
             reason = f"{type(error).__name__}: {error}"
             _log.exception("the engine failed")
         finally:
             self._executor.close()
-            self._end(reason)
+            self._end(reason, kind)
 
     def _take(self, message: ToFront) -> None:
         if isinstance(message, Statistics):
@@ -88,8 +91,8 @@ class LocalEngine:
                             del self._sinks[output.id]
                         sink.put(output)
 
-    def _end(self, reason: str) -> None:
-        """Tell everyone who still waits."""
+    def _end(self, reason: str, kind: str) -> None:
+        """Tell everyone who still waits, as an error of this kind."""
         with self._lock:
             self._lost = reason
             sinks, self._sinks = self._sinks, {}
@@ -99,6 +102,6 @@ class LocalEngine:
                     request_id,
                     finish_reason="error",
                     error=f"the engine has ended: {reason}",
-                    error_kind="InternalError",
+                    error_kind=kind,
                 )
             )

@@ -26,7 +26,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Fatal, Loading, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
-from homenode.host.refusals import reason_of
+from homenode.host.refusals import reason_of, start_thread
 from homenode.logs.setup import end_log, log_to_standard_error
 from homenode.transfer.inbox import Inbox
 
@@ -93,7 +93,7 @@ def serve(
     from homenode.engine.core import EngineCore
 
     inbox = Inbox() if config.transfer.on else SimpleQueue[object]()
-    threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True).start()
+    start_thread(threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True))
     send = _further_fronts(front, inbox, doors) if doors else front.send
     engine = build(config, _Progress(front), experts)
     try:
@@ -160,7 +160,7 @@ def in_words(error: BaseException) -> tuple[str, str]:
     if isinstance(error, MemoryError):
         return (
             "HostError",
-            "memory ran out while the engine was being laid out; lower --kv-cache-memory or --max-num-batched-tokens",
+            "memory ran out; free some, or lower --kv-cache-memory or --max-num-batched-tokens",
         )
     if isinstance(error, OSError):
         return "HostError", f"the engine could not go on: {reason_of(error)}"

@@ -9,6 +9,7 @@ org/name:Q4_K_M            ... or by the quantisation in its name
 
 from __future__ import annotations
 
+import errno
 import importlib.resources
 import re
 from collections.abc import Callable
@@ -78,8 +79,12 @@ def _expanded(model: str) -> Path:
 def _exists(path: Path) -> bool:
     try:
         return path.exists() or path.is_symlink()
-    except (OSError, ValueError):  # a name too long, or with a NUL in it
+    except ValueError:  # a NUL in the name
         return False
+    except (
+        OSError
+    ) as error:  # where the machine refuses to look, there may be something: whoever reads it says what is wrong
+        return error.errno != errno.ENAMETOOLONG
 
 
 def _patterns(pick: str | None) -> tuple[list[str], list[str]]:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from homenode.host.refusals import start_thread
 from homenode.transfer.buffers import InPlace
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, LocalBuffer
 from homenode.transfer.connection import Connection
@@ -89,7 +90,7 @@ class TransferAgent:
         """Take connections from now on."""
         self._turns.start(self._bound)
         self._started = True
-        self._thread.start()
+        start_thread(self._thread)
 
     def tell(self, message: ToAgent) -> None:
         """Give the agent a message; never waits. What another engine waits for is done before this returns, if the agent is at rest."""

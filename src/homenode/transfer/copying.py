@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from homenode.errors import PeerError
+from homenode.host.refusals import start_thread
 from homenode.transfer.carriers.carrier import Chunk, LocalBuffer, PeerBuffer, StillWritingError
 from homenode.transfer.carriers.mapped import digests_of, run
 from homenode.transfer.machine import Copied
@@ -136,7 +137,7 @@ class CopyThread:
 
     def start(self) -> None:
         """Begin to work."""
-        self._thread.start()
+        start_thread(self._thread)
 
     def submit(self, job: CopyJob) -> tuple[CopyJob, Copied] | None:
         """Do a job: a small one at once, when nothing is before it, and its result is returned; else None, and it will be among `results`."""

@@ -30,6 +30,7 @@ from homenode.engine.workers.kv_file import KvFile
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Alive, Broken, Done, Failed, Fits, FromWorker, Laid, Loading
 from homenode.errors import HomenodeError, InternalError, PeerError
+from homenode.host.refusals import start_thread
 from homenode.model.checkpoint.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class ProcessExecutor:
         """Start all workers and have them load their parts; what each says fits, in their order. Raises what a worker could not start for, under its
         own name, and PeerError when one ends or is silent; the executor is then to be closed."""
         self._progress = progress
-        self._thread.start()
+        start_thread(self._thread)
         self._wait(lambda: len(self.members) == len(self._plans) and all(m.fits for m in self.members), "loaded")
         return [m.fits for m in self.members if m.fits]
 

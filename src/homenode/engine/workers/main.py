@@ -45,6 +45,7 @@ from homenode.engine.workers.messages import (
 from homenode.engine.workers.wire import EngineSocket
 from homenode.engine.workers.worker import Worker
 from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.host.refusals import start_thread
 from homenode.logs.setup import end_log, log_to_standard_error
 
 _log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class _Post:
 
     def run(self) -> NoReturn:
         """Load, and work until told to leave; does not return."""
-        threading.Thread(target=self._read, name="homenode-engine", daemon=True).start()
+        start_thread(threading.Thread(target=self._read, name="homenode-engine", daemon=True))
         self._engine.send(self._worker.load(_Progress(self._engine), self._experts))
         failed = False  # a step was; what follows is lost until the engine says that it knows
         while True:
