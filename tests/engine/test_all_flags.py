@@ -147,16 +147,18 @@ ALWAYS: dict[str, str] = {
     "--threads-per-core --executor "
     "--transfer-channel --pd-role --pd-peer-host --pd-buffer-device --pd-secret --pd-allowed-peers "
     "--kv-transfer-config "
-    "--local-cpu --disable-log-stats --tokenizer --chat-template",
+    "--local-cpu --disable-log-stats --tokenizer --chat-template --chat-template-timeout --links "
+    "--special-tokens-in-content",
     # Those about prefill servers are told where there are none, see the last test.
     "proxy": f"{_HTTP} --show-config --prefill --decode --upstream-api-key --min-handover-tokens --prefill-tries "
     "--decode-tries --connect-timeout --prefill-timeout --first-byte-timeout --answer-timeout --idle-timeout "
     "--wait-timeout "
-    "--poll-interval --silent-after --lost-after --breaker-failures --breaker-pause --release-timeout",
+    "--sse-keep-alive --poll-interval --silent-after --lost-after --breaker-failures --breaker-pause --release-timeout",
     "generate": f"{_WEIGHTS} --prompt --max-tokens --temperature --seed --stop --ignore-eos --chat --threads --numa "
+    "--links "
     "--threads-per-core --json",
     "chat": f"{_WEIGHTS} --system --max-tokens --temperature --seed --threads --numa --threads-per-core --tokenizer "
-    "--chat-template",
+    "--chat-template --chat-template-timeout --links",
     "host": "--from",
     "host show": "--json",
     "plan": "--json",

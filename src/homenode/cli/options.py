@@ -114,9 +114,10 @@ class _Value(click.ParamType[Any]):
         return [rv] if self.setting.option.parse else rv.split()
 
 
-class _SettingOption(click.Option):
-    """An option whose empty variable is a value where it is secret: click takes every empty variable for one that is
-    not set.
+class SettingOption(click.Option):
+    """An option that may be set by a variable or a file, and says by which where its value is wrong.
+
+    An empty variable is a value where the setting is secret: click takes every empty variable for one that is not set.
     """
 
     def __init__(self, *args: Any, secret: bool = False, **rest: Any) -> None:
@@ -126,10 +127,6 @@ class _SettingOption(click.Option):
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         found = super().resolve_envvar_value(ctx)
         return os.environ.get(str(self.envvar)) if found is None and self.secret else found
-
-
-class SettingOption(click.Option):
-    """An option that may be set by a variable or a file, and says by which where its value is wrong."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         try:
@@ -203,8 +200,8 @@ def _click_option(setting: Setting) -> Callable[[Any], Any]:
     kind = (
         click.Choice(setting.option.choices) if setting.option.choices and not setting.option.parse else _Value(setting)
     )
-    common |= {"cls": _SettingOption, "secret": setting.option.secret}
-    return click.option(f"--{setting.flag}", setting.name, type=kind, multiple=setting.many, **common)
+    secret = setting.option.secret
+    return click.option(f"--{setting.flag}", setting.name, type=kind, multiple=setting.many, secret=secret, **common)
 
 
 def _help(setting: Setting) -> str:
