@@ -85,6 +85,8 @@ def test_a_request_that_loses_its_numbers_on_the_way_keeps_what_it_said(model: P
 class NoText:
     """A tokenizer of prompts that are token ids already."""
 
+    stop_token_ids: tuple[int, ...] = ()
+
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments, **rest: NoText() if name == "stream" else ""
 

@@ -9,6 +9,7 @@ with LLM("Qwen/Qwen3-0.6B") as llm:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 import weakref
@@ -68,10 +69,13 @@ class LLM:
         self._path = Path(str(config.model.path))
         self.tokenizer = tokenizer or load_model_tokenizer(self._path, chat_template, chat_template_timeout)
         self._ids = itertools.count(1)
-        self._engine = LocalEngine(config, progress)
-        self._closed = weakref.finalize(
-            self, self._engine.close
-        )  # a forgotten one ends with its last reference or the program
+        with contextlib.ExitStack() as owned:
+            if tokenizer is None:
+                owned.callback(self.tokenizer.close)
+            self._engine = LocalEngine(config, progress)
+            owned.callback(self._engine.close)
+            # What is forgotten ends with its last reference or the program.
+            self._closed = weakref.finalize(self, owned.pop_all().close)
 
     def __enter__(self) -> LLM:
         return self

@@ -56,7 +56,7 @@ class Tokenizer:
         self._library = library
         self._special = {role: text for role in _SPECIAL_ROLES if (text := token_text(config.get(role)))}
         self._config = dict(config)
-        renderer = renderer or TemplateRenderer()
+        self._renderer = renderer = renderer or TemplateRenderer()
         self._templates = {
             name: ChatTemplate(source, self._special, renderer) for name, source in chat_templates.items()
         }
@@ -86,6 +86,10 @@ class Tokenizer:
             for index, token in library.get_added_tokens_decoder().items()
             if token.special and token.content
         }
+
+    def close(self) -> None:
+        """End the processes that render chat templates, which end with the last reference or the program otherwise."""
+        self._renderer.close()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with the BOS or EOS the model wants around a text unless `add_special_tokens` is off.
