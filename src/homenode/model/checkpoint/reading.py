@@ -95,10 +95,13 @@ def open_file(path: Path) -> BinaryIO:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise damaged(path, "cannot be opened", seen=_reason(error), wanted="a readable file") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise damaged(path, "cannot be read", seen="something that is not a regular file", wanted="a regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
         os.close(descriptor)
-        raise damaged(path, "cannot be read", seen="something that is not a regular file", wanted="a regular file")
-    return os.fdopen(descriptor, "rb")
+        raise
 
 
 def is_there(path: Path) -> bool:
