@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 from starlette.requests import Request
@@ -32,6 +32,35 @@ def event(chunk: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
 
+def half_closed_of(request: Request) -> asyncio.Event:
+    """Set once the request's client has closed its sending side: only what is sent to it shows whether it is there."""
+    return getattr(request.state, HALF_CLOSED, None) or asyncio.Event()
+
+
+async def break_silences(
+    half_closed: asyncio.Event, every_s: float, last: Callable[[], float], comment: Callable[[], Awaitable[None]]
+) -> None:
+    """Until cancelled: await `comment` whenever nothing was sent for `every_s` seconds (0: never), and after every second
+    of silence once `half_closed` is set. `last`: when something was sent last, by `time.monotonic`.
+    """
+    while True:
+        limit = _SILENCE_S if half_closed.is_set() else every_s
+        silent = time.monotonic() - last()
+        if limit and silent >= limit:
+            await comment()
+        await _pause(half_closed, max(0.0, limit - silent) or limit)
+
+
+async def _pause(half_closed: asyncio.Event, seconds: float) -> None:
+    """Until `seconds` have passed (0: for ever), or the client closes its sending side."""
+    if half_closed.is_set():
+        await asyncio.sleep(seconds)
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds or None):
+            await half_closed.wait()
+
+
 class EventStream(Response):
     """Sends `events` as they come, and closes the generator when the client leaves. One that stops reading is made to
     leave by its connection.
@@ -44,7 +73,7 @@ class EventStream(Response):
         super().__init__()
         self._events, self._request = events, request
         self._keep_alive_s = keep_alive_s
-        self._half_closed: asyncio.Event = getattr(request.state, HALF_CLOSED, None) or asyncio.Event()
+        self._half_closed = half_closed_of(request)
         self._started = False
         self._last = time.monotonic()
 
@@ -77,23 +106,9 @@ class EventStream(Response):
         """Commits to a stream after the grace, then breaks long silences, which proxies and clients take for a dead server."""
         await asyncio.sleep(STREAM_GRACE_S)
         await self._start(send)
-        while True:
-            limit = _SILENCE_S if self._half_closed.is_set() else self._keep_alive_s
-            silent = time.monotonic() - self._last
-            if limit and silent >= limit:
-                await self._send(send, b": keep-alive\n\n")
-            await self._pause(max(0.0, limit - silent) or limit)
-
-    async def _pause(self, seconds: float) -> None:
-        """Until `seconds` have passed (0: for ever), or the client closes its sending side, after which only what is
-        sent shows whether it is there.
-        """
-        if self._half_closed.is_set():
-            await asyncio.sleep(seconds)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds or None):
-                await self._half_closed.wait()
+        await break_silences(
+            self._half_closed, self._keep_alive_s, lambda: self._last, lambda: self._send(send, b": keep-alive\n\n")
+        )
 
     async def _start(self, send: Send) -> None:
         if not self._started:

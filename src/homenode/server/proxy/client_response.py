@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from starlette.types import Send
 
-from homenode.server.sse import STREAM_GRACE_S, STREAM_HEADERS
+from homenode.server.sse import STREAM_GRACE_S, STREAM_HEADERS, break_silences
 
 
 class ClientResponse:
     """`started`: the head was sent; `early`: by the proxy itself, as that of a stream; `complete`: the last byte was sent."""
 
-    def __init__(self, send: Send) -> None:
-        """`send` is the ASGI server's, which ends the connection of a client that does not read."""
-        self._send = send
+    def __init__(self, send: Send, half_closed: asyncio.Event) -> None:
+        """`send` is the ASGI server's, which ends the connection of a client that does not read. `half_closed`: as
+        `half_closed_of` gives it.
+        """
+        self._send, self._half_closed = send, half_closed
+        self._last = time.monotonic()
         self.started = self.early = self.complete = False
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -28,6 +32,7 @@ class ClientResponse:
     async def write(self, data: bytes, *, more: bool) -> None:
         """Send a part of the body, the last one unless `more`."""
         self.complete = not more
+        self._last = time.monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def keep_alive(self, every_s: float, waits_for: Callable[[], str]) -> None:
@@ -39,6 +44,19 @@ class ClientResponse:
         await asyncio.sleep(STREAM_GRACE_S)
         self.early = True
         await self.start(200, STREAM_HEADERS)
-        while True:
-            await self.write(f": {waits_for()}\n\n".encode(), more=True)
-            await asyncio.sleep(every_s)
+        await self._comment(waits_for())
+        await break_silences(self._half_closed, every_s, lambda: self._last, lambda: self._comment(waits_for()))
+
+    async def look_for_client(self, between_events: Callable[[], bool]) -> None:
+        """Until cancelled: while a server's stream is passed on, whose silences it breaks itself, comment on those after
+        which a client that has closed its sending side may have left. `between_events`: a comment may come now.
+        """
+
+        async def comment() -> None:
+            if between_events() and not self.complete:
+                await self._comment("keep-alive")
+
+        await break_silences(self._half_closed, 0, lambda: self._last, comment)
+
+    async def _comment(self, text: str) -> None:
+        await self.write(f": {text}\n\n".encode(), more=True)

@@ -48,6 +48,11 @@ class Events:
         return rest
 
     @property
+    def between(self) -> bool:
+        """What was passed on ends with a whole event."""
+        return not self._within
+
+    @property
     def done(self) -> bool:
         """The last event said that the answer is complete."""
         return self._last.rstrip(b"\r\n").endswith(_DONE)

@@ -35,6 +35,7 @@ from homenode.server.proxy.routing import Entry, Place
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.upstreams import Answer, Broken, TooLong
 from homenode.server.proxy.wanted import Wanted
+from homenode.server.sse import half_closed_of
 from homenode.server.state import Lease
 
 _LOG = logging.getLogger("homenode.proxy")
@@ -69,7 +70,7 @@ class Forward:
         self._opened: Opened | None = None
         self._held: Opened | None = None
         self._events = Events()
-        self._client = ClientResponse(send)
+        self._client = ClientResponse(send, half_closed_of(request))
         self._keep_alive: asyncio.Future[None] | None = None
         self._waits_for = ""
 
@@ -253,12 +254,16 @@ class Forward:
         assert self._opened is not None
         await self._stop_keep_alive()
         decoder = self._opened.url
+        if self._opened.is_stream:
+            self._keep_alive = asyncio.ensure_future(self._client.look_for_client(lambda: self._events.between))
         try:
             await self._guarded(self._pump(self._opened), decoder, None, self._state.config.lost_after)
         except (Broken, Silent, TimeoutError) as error:
             if not self._events.done:  # else only the end of the connection is missing
                 return self._cut(decoder, error)
             await self._client.write(b"", more=False)
+        finally:
+            await self._stop_keep_alive()
         complete = self._events.done if self._opened.is_stream else True
         return self.journey.ended(used=self._opened.status < 300 and complete)
 
