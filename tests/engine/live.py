@@ -62,6 +62,16 @@ class LiveServer:
                         found[Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()] = int(pid)
         return dict(sorted(found.items()))
 
+    def engines(self) -> list[int]:
+        """Process ids of the engines that are the server's own children; others render chat templates."""
+        found = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            for pid in (task / "children").read_text().split():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                    if b"homenode.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                        found.append(int(pid))
+        return found
+
     def close(self) -> int:
         """SIGTERM, as an operator ends it; the exit code, -9 when it had to be killed."""
         self.process.send_signal(signal.SIGTERM)

@@ -179,14 +179,10 @@ def test_the_loss_of_the_only_engine_ends_the_server() -> None:
         with http.stream("POST", "/v1/completions", json=body(entry, stream=True)) as response:
             lines = response.iter_lines()
             assert "token_ids" in next(lines)
-            (engine,) = _engines(server)
+            (engine,) = server.engines()
             os.kill(engine, signal.SIGKILL)
             assert any("engine_lost" in line for line in lines)
         assert server.process.wait(60) == 1
-
-
-def _engines(server: LiveServer) -> list[int]:
-    return list(server.children("python").values())
 
 
 def test_sigterm_drains_all_fronts() -> None:
@@ -211,7 +207,7 @@ def test_sigterm_drains_all_fronts() -> None:
 
 def test_fronts_do_not_outlive_the_coordinator() -> None:
     with serving("--api-server-count", "2", code=-9) as server:
-        children = [os.pidfd_open(pid) for pid in (*fronts(server).values(), *_engines(server))]
+        children = [os.pidfd_open(pid) for pid in (*fronts(server).values(), *server.engines())]
         assert len(children) == 3
         server.process.kill()
         server.process.wait(60)

@@ -55,7 +55,7 @@ def test_the_front_and_the_loop_keep_off_the_computing_cpu() -> None:
     server = LiveServer("--threads", "1")
     try:
         front = server.process.pid
-        (engine,) = (int(child) for child in Path(f"/proc/{front}/task/{front}/children").read_text().split())
+        (engine,) = server.engines()
         masks = [
             {frozenset(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{pid}/task").iterdir()}
             for pid in (front, engine)
@@ -162,14 +162,9 @@ def test_sigterm_lets_a_stream_finish(own_server: LiveServer) -> None:
 
 
 def test_a_killed_engine_is_told_to_clients_and_ends_the_server(own_server: LiveServer) -> None:
-    engines = [
-        int(pid)
-        for task in Path(f"/proc/{own_server.process.pid}/task").iterdir()
-        for pid in (task / "children").read_text().split()
-    ]
-    assert len(engines) == 1
+    (engine,) = own_server.engines()
     with long_stream(own_server) as lines:
-        os.kill(engines[0], signal.SIGKILL)
+        os.kill(engine, signal.SIGKILL)
         rest = list(lines)
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_lost"
     assert own_server.process.wait(60) == 1

@@ -81,7 +81,8 @@ def test_devices_are_on_the_nodes_that_sysfs_says(host: dict[str, Any]) -> None:
             if (folder / "msi_irqs").is_dir()
             else None
         )
-        seen[folder.name] = (None if node < 0 else node, parse_cpu_list((folder / "local_cpulist").read_text()), irqs)
+        local = parse_cpu_list((folder / "local_cpulist").read_text())
+        seen[folder.name] = (node, local, irqs) if node >= 0 else (None, (), irqs)  # -1 comes with a list of all CPUs
     assert set(seen) == {device["address"] for device in host["devices"]}
     for device in host["devices"]:
         node, local, irqs = seen[device["address"]]
