@@ -14,10 +14,15 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.locate import builtin_model
 from homenode.model.tokenizer import load_tokenizer
 from homenode.model.tokenizer.tokenizer import begin_trial, load_untried
-from homenode.model.tokenizer.trial import trial
+from homenode.model.tokenizer.trial import trial, usable
 from tests.tokenizer_files import HOSTILE, folder_of, model, tokenizer_json, with_changes
 
 TEXT = "hello é Z 中 the end"
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usable, "_USABLE", set())
 
 
 def test_a_sound_file_is_loaded_and_knows_its_texts(tmp_path: Path) -> None:
@@ -38,6 +43,28 @@ def test_hostile_files_are_refused_by_name(
         load_tokenizer(folder)
     assert str(folder / "tokenizer.json") in raised.value.message
     assert not {"panicked", "RUST_BACKTRACE", "\n"} & {*raised.value.message.split(), *raised.value.message}
+
+
+def test_the_same_content_is_tried_once_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Path] = []
+    start = trial.TokenizerTrial.__init__
+    monkeypatch.setattr(
+        trial.TokenizerTrial, "__init__", lambda self, path, file: (begun.append(path), start(self, path, file))[1]
+    )
+    text = json.dumps(tokenizer_json())
+    first, second = folder_of(tmp_path / "first", text), folder_of(tmp_path / "second", text)
+    for folder in (first, first, second):
+        load_tokenizer(folder)
+    assert begun == [first]
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        (second / name).write_text('{"pad_token": "e"}')
+        load_tokenizer(second)
+        assert begun.pop() == second
+    bad = folder_of(tmp_path / "bad", next(iter(with_changes(change) for change in HOSTILE.values())))
+    for _ in range(2):
+        with pytest.raises(CheckpointError):
+            load_tokenizer(bad)
+    assert begun == [first, bad, bad]
 
 
 def test_a_hang_is_refused_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

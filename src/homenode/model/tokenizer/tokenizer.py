@@ -27,6 +27,7 @@ from homenode.model.tokenizer.template_traits import TemplateTraits, read_traits
 from homenode.model.tokenizer.token_bound import TokenBound
 from homenode.model.tokenizer.token_bytes import TokenBytes, byte_rule, piece_bytes
 from homenode.model.tokenizer.trial.trial import TokenizerTrial
+from homenode.model.tokenizer.trial.usable import is_usable
 
 _LARGEST_FILE = 256 * 2**20
 _SHORT_TEXT = 8192  # characters, or tokens; the library keeps the interpreter's lock meanwhile, for milliseconds
@@ -238,12 +239,15 @@ class Tokenizer:
 def begin_trial(path: Path) -> TokenizerTrial | None:
     """Begin to try the tokenizer of the model at `path` in a process of its own, so that other work can be done until it is loaded.
 
-    None where that needs no trial: the file is not there, or it is homenode's own, which is as trusted as its code.
+    None where that needs no trial: the file is not there, it is homenode's own, which is as trusted as its code, or its content was tried
+    by this process before.
     """
     from homenode.model.locate import builtin_model  # not for the process of a trial, which is to start fast
 
     file = vocabulary_file(path)
-    return TokenizerTrial(path, file) if file.is_file() and path != builtin_model() else None
+    if not file.is_file() or path == builtin_model() or is_usable(path, file):
+        return None
+    return TokenizerTrial(path, file)
 
 
 def load_tokenizer(

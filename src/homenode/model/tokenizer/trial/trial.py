@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.sandbox.process import ProcessLostError, SandboxProcess
+from homenode.model.tokenizer.trial.usable import digest_content, remember_usable
 
 _MODULE = "homenode.model.tokenizer.trial.process"
 _MIB = 1 << 20
@@ -34,7 +35,7 @@ class TokenizerTrial:
         HostError when the machine refuses.
         """
         size = min(_size(file), _LARGEST_COUNTED)
-        self._file = file
+        self._path, self._file = path, file
         self._cpu_s = _CPU_S + _CPU_S_A_MIB * size / _MIB
         self._memory = _MEMORY_BYTES + _MEMORY_A_BYTE * size
         self._wait_s = _WAIT_S + _WAIT_S_A_MIB * size / _MIB
@@ -46,6 +47,7 @@ class TokenizerTrial:
 
         Raises what loading it raised, and CheckpointError for any other end.
         """
+        digest = digest_content(self._path, self._file)  # while the other process is at work
         try:
             answer = self._process.receive(self._deadline)
         except TimeoutError:
@@ -59,6 +61,7 @@ class TokenizerTrial:
             self._process.end()
         if (kind := answer.get("failure")) is not None:
             raise _ERRORS.get(str(kind), CheckpointError)(str(answer.get("message")))
+        remember_usable(digest)
 
     def _refuse(self, why: str) -> NoReturn:
         raise CheckpointError(f"{self._file} is not a usable tokenizer: {why}")
