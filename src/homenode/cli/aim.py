@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from homenode.host.placement.demand import Claim, Demand
     from homenode.host.placement.plan import Plan, Worker
     from homenode.host.topology.finding import Finding
-    from homenode.host.topology.host import Host
+    from homenode.host.topology.host import Accelerator, Host
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def aim(
         demand = _of_rank(demand, flags, host)
         found = _aim_by_plan(flags, host, demand, strict)
         if table is not None and found.target is not None and _exists(pid):
-            table.add(_claim(pid, found))
+            table.add(claim_of(pid, found))
     ignored = settings_without_effect(flags, host, demand, flags.chosen_strategy)
     return replace(found, ignored=_lines(ignored))
 
@@ -208,7 +208,7 @@ def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
     if not bound:
         return Aim(None, host, plan, plan.workers, (*lines, "not bound, as the plan says"))
     if len(plan.workers) == 1:
-        return Aim(target_of(bound[0], chip_of(host, bound[0])), host, plan, bound, tuple(lines))
+        return Aim(target_of(bound[0], chip_of(host, plan, bound[0])), host, plan, bound, tuple(lines))
     # A program that starts its ranks itself: it may use what all of them have; memory is theirs to place.
     everything = {cpu for worker in bound for cpu in worker.cpus} | {
         cpu for place in plan.processes for cpu in place.cpus
@@ -218,13 +218,13 @@ def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
     return Aim(Target(tuple(sorted(everything))), host, plan, bound, tuple(lines))
 
 
-def chip_of(host: Host, worker: Worker) -> Any:
-    """The accelerator that a worker drives; None for CPU workers. Its PCI address is asked for where the tool has not told it yet."""
+def chip_of(host: Host, plan: Plan, worker: Worker) -> Accelerator | None:
+    """The accelerator that a worker of the plan drives; None for CPU workers. Its PCI address is asked for where the tool has not told it yet."""
+    from homenode.host.placement.check import chips_by_device
     from homenode.host.topology.accelerators.ascend import board_address
     from homenode.host.topology.source import LiveSource
 
-    kind = host.accelerators.kind
-    chip = next((chip for chip in host.accelerators.of_kind(kind or "") if chip.id == worker.device), None)
+    chip = chips_by_device(host, plan).get(worker.device)
     if chip is not None and chip.kind == "npu" and chip.address is None:
         return replace(chip, address=board_address(LiveSource(), chip))
     return chip
@@ -256,10 +256,13 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _claim(pid: int, found: Aim) -> Claim:
+def claim_of(pid: int, found: Aim) -> Claim:
+    """What process `pid` takes for itself by this aim: CPUs and accelerators."""
+    from homenode.host.placement.check import places_devices
     from homenode.host.placement.demand import Claim
 
-    devices = tuple(worker.device for worker in found.workers) if found.host.accelerators.kind else ()
+    drives = found.plan is not None and found.host.accelerators.kind is not None and places_devices(found.plan)
+    devices = tuple(worker.device for worker in found.workers) if drives else ()
     cpus = tuple(sorted({cpu for worker in found.workers for cpu in worker.cpus}))
     return Claim(pid, cpus, devices, found.plan.strategy if found.plan else "")
 

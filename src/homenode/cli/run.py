@@ -106,7 +106,9 @@ def _attend(found: Aim, command: tuple[str, ...]) -> None:
     if not found.starts_ranks:
         attendant.attend(found.target)
     else:
-        targets = {worker.local_rank: target_of(worker, chip_of(found.host, worker)) for worker in found.workers}
+        targets = {
+            worker.local_rank: target_of(worker, chip_of(found.host, found.plan, worker)) for worker in found.workers
+        }
         attendant.attend_ranks(targets, parallelism_of(command))
 
 
