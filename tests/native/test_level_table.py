@@ -111,12 +111,14 @@ def test_levels_of_this_processor(tmp_path_factory: pytest.TempPathFactory) -> N
     check(table_of([program("address,undefined")]), levels_to_check())
 
 
+@pytest.mark.slow  # builds for minutes; `make levels` runs it
 @pytest.mark.timeout(BUILD_S + 600)
 @pytest.mark.skipif(platform.machine() == "aarch64", reason="this is an Arm processor: the levels run natively")
 def test_levels_of_arm(arm_program: list[str | Path]) -> None:
     check(table_of(arm_program), ARM_LEVELS)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(BUILD_S + 600)
 @pytest.mark.parametrize(("name", "rounds"), ARM_CHECKS)
 @pytest.mark.skipif(platform.machine() == "aarch64", reason="this is an Arm processor: the other tests run natively")

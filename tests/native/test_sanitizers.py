@@ -130,7 +130,12 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 @pytest.mark.timeout(BUILD_S + 600)
 @pytest.mark.parametrize(
-    ("sanitizers", "check", "rounds"), CHECKS, ids=[f"{s.partition(',')[0]}-{check}" for s, check, _ in CHECKS]
+    ("sanitizers", "check", "rounds"),
+    [
+        # Each kind of sanitizer is a build of its own, for minutes: that of the other one runs with `make sanitize`.
+        pytest.param(*row, id=f"{row[0].partition(',')[0]}-{row[1]}", marks=[pytest.mark.slow] * (row[0] == "thread"))
+        for row in CHECKS
+    ],
 )
 def test_sanitizers_find_nothing(
     sanitizers: str, check: str, rounds: int, tmp_path_factory: pytest.TempPathFactory

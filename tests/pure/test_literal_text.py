@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -53,6 +54,12 @@ KINDS: dict[str, Library] = {
 }
 
 
+@cache
+def tokenizer_of(kind: str) -> Tokenizer:
+    """With a process of its own that renders its template, of which one is enough for all examples."""
+    return Tokenizer(KINDS[kind], {}, {"default": TEMPLATE})
+
+
 def encoded(tokenizer: Tokenizer, messages: list[dict[str, Any]], *, hide: bool) -> list[int]:
     hidden = tokenizer.hidden_names()
     text = tokenizer.render_chat(hidden.hide(messages) if hide else messages)
@@ -69,8 +76,7 @@ def encoded(tokenizer: Tokenizer, messages: list[dict[str, Any]], *, hide: bool)
     )
 )
 def test_only_the_template_makes_turns(kind: str, contents: list[str]) -> None:
-    library = KINDS[kind]
-    tokenizer = Tokenizer(library, {}, {"default": TEMPLATE})
+    library, tokenizer = KINDS[kind], tokenizer_of(kind)
     messages = [{"role": "user", "content": content} for content in contents]
     ids = encoded(tokenizer, messages, hide=True)
     control = {int(index): token.content for index, token in library.get_added_tokens_decoder().items()}

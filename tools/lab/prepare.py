@@ -71,7 +71,7 @@ def _prepare_kernel(folder: LabFolder, arch: str, busybox: Path) -> None:
 
 
 def _say(what: str) -> None:
-    print(f"lab: {what}", flush=True)
+    print(f"lab: {what}", file=sys.stderr, flush=True)  # standard output is for results
 
 
 def main() -> int:
