@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
@@ -149,6 +149,9 @@ def test_a_text_that_cannot_be_divided_is_refused(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(TEXTS)
+@example("▁" * 3)
+@example("▁" * 50)
+@example(" ▁" * 20)
 def test_no_text_has_fewer_tokens_than_foretold(kind: str, text: str) -> None:
     library = made(kind)
     bound = TokenBound(library, Tokenizer(library, {}, {}).token_bytes)

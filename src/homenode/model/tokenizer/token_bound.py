@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Library
 
 _SLICE_CHARACTERS = 64 * 1024  # of a text that is looked at without giving other threads a turn
 _LONGEST_CHARACTER_BYTES = 4
+_SPACE_MARK = "▁"  # U+2581, how vocabularies of SentencePiece write a space
 
 _UTF8_BYTES = frozenset({*range(0xC0), *range(0xC2, 0xF5)})  # the others are in no text
 
@@ -43,7 +44,7 @@ class TokenBound:
         for at in range(0, len(text), _SLICE_CHARACTERS):
             part = text[at : at + _SLICE_CHARACTERS]
             kept = "".join(part.split()) if self._drops_white_space else part
-            total += len(kept.encode("utf-8", "surrogatepass"))
+            total += _written_bytes(kept)
         return total
 
     @cached_property
@@ -78,26 +79,41 @@ class TokenBound:
             self._library.token_to_id(f"<0x{byte:02X}>") is not None for byte in _UTF8_BYTES
         ):
             return True
-        kinds = {step.get("type") for step in _steps(self._library.pre_tokenizer, "pretokenizers")}
-        kinds |= {step.get("type") for step in _steps(self._library.normalizer, "normalizers")}
-        if "ByteLevel" in kinds and all(self._library.token_to_id(letter) is not None for letter in _byte_letters()):
+        if "ByteLevel" in self._kinds and all(
+            self._library.token_to_id(letter) is not None for letter in _byte_letters()
+        ):
             return True
         return model.unk_token is not None and not model.fuse_unk and not model.byte_fallback
 
+    @cached_property
+    def _kinds(self) -> set[str]:
+        """Of the steps before the model."""
+        steps = (
+            *_steps(self._library.normalizer, "normalizers"),
+            *_steps(self._library.pre_tokenizer, "pretokenizers"),
+        )
+        return {str(step.get("type")) for step in steps}
+
     @property
     def _longest_token(self) -> int:
-        """Bytes of the longest token. The vocabulary writes none shorter than it is: few have to be looked at."""
+        """Bytes of a text that the longest token covers. The vocabulary writes none shorter than it is: few have to be looked at.
+
+        A text may hold what the vocabulary writes as well as what that stands for, except where each byte has a letter of its own.
+        """
+        byte_level = "ByteLevel" in self._kinds
         longest = 0
         vocabulary = self._library.get_vocab(with_added_tokens=True)
         for piece in sorted(vocabulary, key=_written_bytes, reverse=True):
             if _written_bytes(piece) <= longest:
                 break
-            longest = max(longest, len(self._token_bytes(vocabulary[piece])))
+            covered = len(self._token_bytes(vocabulary[piece]))
+            longest = max(longest, covered if byte_level else max(covered, _written_bytes(piece)))
         return longest
 
 
-def _written_bytes(piece: str) -> int:
-    return len(piece.encode("utf-8", "surrogatepass"))
+def _written_bytes(text: str) -> int:
+    """Bytes of a text or a vocabulary's piece, in which a space may be written as its mark: either counts as one byte."""
+    return len(text.replace(_SPACE_MARK, " ").encode("utf-8", "surrogatepass"))
 
 
 def _steps(component: Any, inner: str) -> Iterator[dict[str, Any]]:
