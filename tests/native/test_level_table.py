@@ -104,6 +104,7 @@ def arm_program() -> list[str | Path]:
     return [*EMULATED["aarch64"], cross_built("aarch64")]
 
 
+@pytest.mark.slow  # builds for minutes, as do the others here; `make levels` runs them
 @pytest.mark.timeout(BUILD_S + 600)
 def test_levels_of_this_processor(tmp_path_factory: pytest.TempPathFactory) -> None:
     if reason := lacking("address,undefined", tmp_path_factory.getbasetemp()):
@@ -111,7 +112,7 @@ def test_levels_of_this_processor(tmp_path_factory: pytest.TempPathFactory) -> N
     check(table_of([program("address,undefined")]), levels_to_check())
 
 
-@pytest.mark.slow  # builds for minutes; `make levels` runs it
+@pytest.mark.slow
 @pytest.mark.timeout(BUILD_S + 600)
 @pytest.mark.skipif(platform.machine() == "aarch64", reason="this is an Arm processor: the levels run natively")
 def test_levels_of_arm(arm_program: list[str | Path]) -> None:

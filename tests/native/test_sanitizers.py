@@ -128,14 +128,12 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow  # each kind of sanitizer is a build of minutes; `make sanitize` runs them
 @pytest.mark.timeout(BUILD_S + 600)
 @pytest.mark.parametrize(
     ("sanitizers", "check", "rounds"),
-    [
-        # Each kind of sanitizer is a build of its own, for minutes: that of the other one runs with `make sanitize`.
-        pytest.param(*row, id=f"{row[0].partition(',')[0]}-{row[1]}", marks=[pytest.mark.slow] * (row[0] == "thread"))
-        for row in CHECKS
-    ],
+    CHECKS,
+    ids=[f"{sanitizers.partition(',')[0]}-{check}" for sanitizers, check, _ in CHECKS],
 )
 def test_sanitizers_find_nothing(
     sanitizers: str, check: str, rounds: int, tmp_path_factory: pytest.TempPathFactory
