@@ -103,7 +103,7 @@ def _attend(found: Aim, command: tuple[str, ...]) -> None:
     if found.plan is not None and found.plan.kernel_threads:
         _bind_kernel_threads(found.plan)
     attendant = Attendant(found.host, state)
-    if not found.starts_ranks:
+    if found.plan is None or not found.starts_ranks:
         attendant.attend(found.target)
     else:
         targets = {
