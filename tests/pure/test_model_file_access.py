@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import pytest
 from homenode.cli.report import show_controls
 from homenode.errors import CheckpointError
 from homenode.model.checkpoint.reading import file_size, read_json, read_text, refuse_links
+from homenode.model.locate import builtin_model
+from homenode.model.tokenizer.tokenizer import load_tokenizer
 
 _TEXT = '{"secret": 1}'
 
@@ -49,6 +52,17 @@ def test_weights_are_regular_files_too(kind: str, tmp_path: Path) -> None:
     SPECIAL[kind][0](tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="not a regular file"):
         file_size(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_nothing_of_a_tokenizer_is_read_around_these_rules(name: str, tmp_path: Path) -> None:
+    """Also not to see beforehand whether it has a template: this file tells the size 0 and fails when it is read."""
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(builtin_model() / file, tmp_path / file)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("/proc/self/mem")
+    with pytest.raises(CheckpointError, match=f"{name}: link: seen a link to .*, outside of the model's folder"):
+        load_tokenizer(tmp_path)
 
 
 # Where the text file lies and where its link stands, both below one folder -> whether the link is followed.

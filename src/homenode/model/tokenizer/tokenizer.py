@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -293,12 +294,12 @@ def vocabulary_file(path: Path) -> Path:
 
 def _may_have_template(path: Path) -> bool:
     """Whether it is worth while to start what renders templates before the files have been read."""
+    if path.is_file() or any((path / f"chat_template.{kind}").is_file() for kind in ("jinja", "json")):
+        return True
     config = path / "tokenizer_config.json"
-    return (
-        path.is_file()
-        or any((path / f"chat_template.{kind}").is_file() for kind in ("jinja", "json"))
-        or (config.is_file() and config.stat().st_size <= _LARGEST_FILE and b'"chat_template"' in config.read_bytes())
-    )
+    with suppress(CheckpointError):  # what is wrong with the file is told when it is read for good
+        return config.is_file() and '"chat_template"' in read_text(config, _LARGEST_FILE)
+    return False
 
 
 def _gguf_file(path: Path) -> Path | None:
