@@ -29,7 +29,7 @@ nixl = [  # the real library, with nothing in its place
     slow,
     pytest.mark.skipif(
         all(importlib.util.find_spec(name) is None for name in BUILDS),
-        reason="nixl is not installed (pip install 'homenode[nixl]')",
+        reason="nixl is not installed (the extra nixl)",
     ),
 ]
 CASES = [

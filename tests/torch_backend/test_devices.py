@@ -16,6 +16,7 @@ from homenode.compute.torch import open_backend
 from homenode.compute.torch.profile import AloneOf, dearest_sampling, largest_step
 from homenode.compute.torch.step import check_step
 from homenode.errors import UnsupportedError, UserError
+from homenode.installation import extra_command
 
 WORDS = {
     "cpu": "cpu", "torch:cpu": "torch:cpu", "cuda:0": "torch:cuda:0", "cuda": "torch:cuda:0", "torch:cuda:12": "torch:cuda:12",
@@ -58,7 +59,7 @@ def test_a_plugin_that_is_not_installed_is_named() -> None:
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
     (problem,) = device_problems(["torch:cpu"])
-    assert "pip install 'homenode[torch]'" in problem.message
+    assert extra_command("torch", "torch") in problem.message
     missing = torch_missing("--backend torch", "backend")
     assert missing is not None and missing.param == "backend"
 

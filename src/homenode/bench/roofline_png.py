@@ -8,6 +8,7 @@ from pathlib import Path
 from homenode.bench.kernels import KernelResult
 from homenode.bench.roofline import roofs_of
 from homenode.errors import UserError
+from homenode.installation import extra_command
 
 
 def check_matplotlib() -> None:
@@ -16,7 +17,7 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
         raise UserError(
-            "a PNG drawing needs matplotlib, which is not installed: pip install 'homenode[bench]', or give --plot a file name that ends in .svg",
+            f"a PNG drawing needs matplotlib, which is not installed: {extra_command('bench', 'matplotlib')}; or give --plot a file name that ends in .svg",
             param="--plot",
         ) from error
 

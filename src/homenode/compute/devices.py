@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from homenode.errors import HostError, UnsupportedError, UserError
+from homenode.installation import extra_command, install_command
 
 # Torch has devices of these kinds; the ones in PLUGINS after a package of the vendor's was imported.
 KINDS = ("cpu", "cuda", "npu", "xpu", "mps", "mlu", "musa")
@@ -53,7 +54,9 @@ def torch_missing(device: str, param: str = "stage_devices") -> UserError | None
     """Why the torch backend cannot be had for this device at all, if so: packages that are not installed. `param`: the setting that asks for it."""
     if importlib.util.find_spec("torch") is None:
         return UnsupportedError(
-            f"{device} needs torch, which is not installed: pip install 'homenode[torch]'", param=param, device=device
+            f"{device} needs torch, which is not installed: {extra_command('torch', 'torch')}",
+            param=param,
+            device=device,
         )
     plugin = PLUGINS.get(device.removeprefix("torch:").partition(":")[0])
     if plugin and importlib.util.find_spec(plugin) is None:
@@ -159,6 +162,7 @@ def attention_problem(name: str, device: str, kv_dtype: str) -> UserError | None
         )
     if importlib.util.find_spec(package[0]) is None:
         return UnsupportedError(
-            f"--attention-backend {name} needs a package that is not installed: pip install {package[1]}", param=param
+            f"--attention-backend {name} needs a package that is not installed: {install_command(package[1])}",
+            param=param,
         )
     return None

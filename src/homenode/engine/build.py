@@ -52,6 +52,7 @@ from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
+from homenode.installation import again_command
 from homenode.model.checkpoint import Checkpoint, open_checkpoint
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart
@@ -106,7 +107,7 @@ def make_backend(
             raise
         raise HostError(
             "the native core was not built when homenode was installed, so no model can be computed; install g++ and the Python headers "
-            "(python3-dev) and reinstall homenode, or take --backend reference, which is slow"
+            f"(python3-dev), then `{again_command()}`; or take --backend reference, which is slow"
         ) from error
 
     return NativeBackend(cpus, spin_us=compute.spin_us, level=compute.isa, groups=groups, memory=memory)

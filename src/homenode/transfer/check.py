@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 from homenode.errors import CapacityError, UnsupportedError, UserError
 from homenode.transfer.settings import TransferConfig
-from homenode.transfer.surroundings import LIBRARIES, Surroundings
+from homenode.transfer.surroundings import LIBRARIES, Surroundings, way_to_library
 from homenode.units import format_bytes
 
 _DEVICE = re.compile(r"(cpu|cuda|npu)(?::(\d{1,4}))?")
@@ -157,9 +157,9 @@ def _channel(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
     if channel not in LIBRARIES:
         yield UserError(f"{named('transfer_channel')} is {channel!r}; there are {known}", param="transfer_channel")
         return
-    module, remedy = LIBRARIES[channel]
+    module = LIBRARIES[channel]
     why = (
-        f"{module} is not installed here ({remedy})"
+        f"{module} is not installed here ({way_to_library(channel)})"
         if module not in here.libraries
         else "homenode has no carrier for it yet"
     )

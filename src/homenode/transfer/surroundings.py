@@ -9,14 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from homenode.installation import extra_command
 from homenode.transfer.carriers.registry import channels
 from homenode.transfer.settings import TransferConfig
 
-# Channels that need a library: its module, and how it is got.
-LIBRARIES = {
-    "nixl": ("nixl", "pip install 'homenode[nixl]'"),
-    "hccl": ("torch_npu", "it comes with the vendor's torch_npu"),
-}
+LIBRARIES = {"nixl": "nixl", "hccl": "torch_npu"}  # channels that need a library, and its module
 
 _BUILDS = {"nixl": ("nixl_cu12", "nixl_cu13")}  # other modules that are as good
 
@@ -38,15 +35,20 @@ class Surroundings:
         return dict(self.devices).get(kind, 0)
 
 
+def way_to_library(channel: str) -> str:
+    """How the library that a channel of LIBRARIES needs is got on this machine."""
+    return extra_command("nixl", "nixl-cu12") if channel == "nixl" else "it comes with the vendor's torch_npu"
+
+
 def read_surroundings(
     config: TransferConfig, dev: Path = Path("/dev"), has: Callable[[str], bool] | None = None
 ) -> Surroundings:
     """The facts these settings depend on. Ports are taken for a moment and given back."""
     has = has or (lambda module: importlib.util.find_spec(module) is not None)
     libraries = tuple(
-        module for module, _ in LIBRARIES.values() if any(has(one) for one in (module, *_BUILDS.get(module, ())))
+        module for module in LIBRARIES.values() if any(has(one) for one in (module, *_BUILDS.get(module, ())))
     )
-    known = tuple(name for name in channels() if name not in LIBRARIES or LIBRARIES[name][0] in libraries)
+    known = tuple(name for name in channels() if name not in LIBRARIES or LIBRARIES[name] in libraries)
     devices = (("cuda", _devices(dev, "nvidia")), ("npu", _devices(dev, "davinci")))
     found = _resolve(config.pd_peer_host)
     if isinstance(found, str):

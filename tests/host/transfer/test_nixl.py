@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(
         all(importlib.util.find_spec(name) is None for name in BUILDS),
-        reason="nixl is not installed (pip install 'homenode[nixl]')",
+        reason="nixl is not installed (the extra nixl)",
     ),
 ]
 

@@ -24,6 +24,7 @@ from homenode.engine.workers.devices import is_accelerator
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.wire import WorkerSocket
 from homenode.errors import CapacityError, HostError, UnsupportedError
+from homenode.installation import extra_command
 
 _log = logging.getLogger(__name__)
 _ROOM_S = 60.0  # for Ray to find a host for every worker
@@ -237,6 +238,6 @@ def _ray_package() -> Any:
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise UnsupportedError(
-            "--executor ray needs the package ray: pip install 'homenode[ray]'", param="executor"
+            f"--executor ray needs the package ray: {extra_command('ray', 'ray')}", param="executor"
         ) from error
     return ray

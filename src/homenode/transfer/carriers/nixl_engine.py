@@ -17,10 +17,10 @@ import time
 from typing import Any
 
 from homenode.errors import HostError, PeerError, UnsupportedError
+from homenode.installation import extra_command
 from homenode.transfer.carriers.spans import Addresses
 
 _log = logging.getLogger(__name__)
-REMEDY = "pip install 'homenode[nixl]'"
 BUILDS = ("nixl_cu12", "nixl_cu13", "nixl")  # modules
 _YOUNG_S = 5.0
 _YOUNG_PAUSE_S = 1e-3
@@ -42,7 +42,7 @@ def _api() -> Any:
         except ImportError as error:
             reason = str(error)
     raise UnsupportedError(
-        f"transfer_channel nixl needs the nixl package, which does not load here ({reason}): {REMEDY}",
+        f"transfer_channel nixl needs the nixl package, which does not load here ({reason}): {extra_command('nixl', 'nixl-cu12')}",
         param="transfer_channel",
     )
 
