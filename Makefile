@@ -11,7 +11,7 @@ FLAGS   ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat check test test-all lab sanitize levels docs wheel lock format clean
+.PHONY: help setup serve chat check test test-all lab sanitize levels docs wheels lock format clean
 
 help:  ## print these lines
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -24,23 +24,27 @@ $(VENV)/pip:
 
 # Compiling takes most of the time, so it is repeated only when the native core or the package's description changed.
 $(VENV)/installed: $(VENV)/pip $(NATIVE)
+	@echo "compiling the native core for every instruction set level: about $$(( (8 + $$(nproc) - 1) / $$(nproc) )) minutes on $$(nproc) CPUs, once"
 	$(BIN)/pip install --quiet --editable .
 	@$(BIN)/python -c 'import homenode._native' || { echo "The native core was not compiled; see above, or run: $(BIN)/pip install -v ."; exit 1; }
 	@touch $@
 
 # Thousands of modules of which a test uses a few: those are compiled when they are imported.
 $(VENV)/tools: $(VENV)/installed pyproject.toml
+	@echo "installing what the checks and tests need: about a minute"
 	$(BIN)/pip install --quiet --no-compile --group check --group test
 	@touch $@
 
 # Torch serves as the yardstick of the parity tests; without it they skip and say so.
 $(VENV)/torch: $(VENV)/tools
+	@echo "installing torch, with which results are compared: about two minutes"
 	-$(BIN)/pip install --quiet --no-compile $(TORCH) && $(BIN)/pip install --quiet --no-compile --group torch
 	@touch $@
 
 setup: $(VENV)/installed  ## make the virtual environment and compile the native core into it
 
 serve: setup  ## serve the built-in model, or MODEL=..., with FLAGS="--port 8000 ..."
+	@echo "starting the server: it is ready within seconds for the built-in model, within minutes for one that has to be fetched"
 	$(BIN)/homenode serve $(MODEL) $(FLAGS)
 
 chat: setup  ## talk to the built-in model, or MODEL=..., in this terminal
@@ -55,6 +59,7 @@ check: $(VENV)/tools  ## style, types and floors; nothing is run
 # Side by side on up to four CPUs, and then what has to be alone. One thread for each library: every process has its CPU.
 # The latter two by two first, as much of it waits for deadlines; what fails beside another is decided alone.
 test: $(VENV)/torch  ## all tests that take seconds each
+	@echo "running the tests that take seconds each: about 25 minutes on two CPUs, less on more; make test-all runs the slow ones as well"
 	@failed=0; \
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not alone" || failed=1; \
 	alone=$$(grep -rl mark.alone tests --include='test_*.py'); \
@@ -62,6 +67,7 @@ test: $(VENV)/torch  ## all tests that take seconds each
 	exit $$failed
 
 test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
+	@echo "running all tests, with much fuzzing: several hours on two CPUs"
 	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest
 
 lab: $(VENV)/tools  ## test placement inside small virtual machines with several NUMA nodes, with FLAGS="--quick"
@@ -77,8 +83,10 @@ docs: $(VENV)/installed  ## build the documentation into docs/_build
 	$(BIN)/pip install --quiet --group docs
 	$(BIN)/sphinx-build --quiet -W docs docs/_build
 
-wheel: $(VENV)/tools  ## build a wheel and a source archive into dist/
-	$(BIN)/python -m build
+# Says itself what it is doing and how long that takes. It compiles for other machines, so it needs no core that is installed here.
+wheels: $(VENV)/pip  ## make the wheels, the source distribution and their checksums into dist/, in about 25 minutes on two CPUs
+	$(BIN)/pip install --quiet --no-compile --group wheels
+	$(BIN)/python -m tools.wheels $(FLAGS)
 
 # The packages with which a release was tested, each with the hashes of its files, for every Python and system at once.
 lock: $(VENV)/pip  ## write anew which versions of the dependencies a release is installed with

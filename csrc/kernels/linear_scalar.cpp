@@ -96,7 +96,16 @@ inline Ints table_bytes() {
   for (int i = 0; i < 16; ++i) bytes[i] = uint8_t(kTables[int(T) - 1][i] + Zero);
   return Ints(bytes);
 }
-inline Ints look_up(Ints table, Ints codes) { return Ints(__builtin_shuffle(Bytes(table), Bytes(codes))); }
+inline Ints look_up(Ints table, Ints codes) {
+#if defined(__clang__)  // shuffles by constants only
+  const Bytes from(table), which(codes);
+  Bytes out{};
+  for (int i = 0; i < int(sizeof(Bytes)); ++i) out[i] = from[which[i] & 15];
+  return Ints(out);
+#else
+  return Ints(__builtin_shuffle(Bytes(table), Bytes(codes)));
+#endif
+}
 
 }  // namespace
 }  // namespace homenode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -49,11 +50,15 @@ def test_pip_install_then_generate(sources: Path, tmp_path: Path) -> None:
 
 
 def test_a_wheel_builds(sources: Path, tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(sources)],
-        check=True,
-        timeout=600,
+    """And says on the way, to who asks with -v, that a compiler is at work."""
+    built = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", str(tmp_path), str(sources)],
+        capture_output=True,
+        text=True,
+        timeout=800,
     )
+    assert built.returncode == 0, built.stderr[-4000:]
+    assert re.search(r"homenode: compiling the kernels .* takes about \d+ minutes on \d+ CPUs", built.stdout)
     (wheel,) = tmp_path.glob("homenode-*.whl")
     names = subprocess.run(
         [sys.executable, "-m", "zipfile", "-l", str(wheel)], capture_output=True, text=True, check=True

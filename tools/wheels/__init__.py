@@ -1,0 +1,1 @@
+"""`make wheels`: the packages of a release, for other machines than this one."""
