@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homenode.errors import HomenodeError, HostError, InternalError, UserError
+from homenode.errors import CapacityError, HomenodeError, HostError, InternalError, UserError
 from homenode.model import locate as module
 from homenode.model.locate import builtin_model, locate
 from tests.checkpoints import make_folder
@@ -257,7 +257,8 @@ def failure(kind: str, status: int = 404) -> BaseException:
         (failure("HfHubHTTPError", 500), UserError, "HTTP status 500; try again later"),
         (failure("LocalEntryNotFoundError"), UserError, "cannot be reached"),
         (failure("HFValidationError"), UserError, "not a name the Hub accepts"),
-        (OSError(28, "No space left on device"), HostError, "No space left on device.*check free space"),
+        (OSError(28, "No space left on device"), CapacityError, "disk of the cache is full .No space left on device"),
+        (OSError(13, "Permission denied"), HostError, "Permission denied.*permissions"),
         (RuntimeError("proxy"), UserError, r"fetching failed \(RuntimeError: proxy\); check the connection"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from homenode.errors import HomenodeError, HostError, InternalError, UserError
+from homenode.errors import CapacityError, HomenodeError, HostError, InternalError, UserError
 
 # Pickled weights (.bin, .pth) are left out: they can run code, and we do not read them.
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
@@ -37,8 +37,11 @@ def locate(
     offline: bool = False,
     cache_dir: Path | None = None,
     progress: bool = True,
+    memory: int | None = None,
 ) -> Path:
     """The folder or file of `model`, fetched into the Hub's cache if need be.
+
+    Before weights are fetched a model is refused that homenode does not run, that the disk has no room for, or whose weights take more than `memory` bytes.
 
     `offline` (or HF_HUB_OFFLINE=1) uses the cache only. `token` is the Hub's access token, by default the one huggingface_hub finds.
     `progress` shows the Hub library's own bars on stderr. Raises UserError for a name that leads nowhere, saying what to do, and HostError
@@ -53,7 +56,7 @@ def locate(
     if match is None or model.startswith((".", "~")) or match["repository"].endswith(".gguf"):
         raise UserError(f"model {model!r}: no such file or folder, and no Hub id; {_EXPLAIN}", param="model")
     repository, pick = match["repository"], match["pick"]
-    folder = _fetch(repository, *_patterns(pick), revision, token, offline, cache_dir, progress)
+    folder = _fetch(repository, *_patterns(pick), revision, token, offline, cache_dir, progress, memory)
     return _check_folder(folder, repository) if pick is None else _pick_gguf(folder, repository, pick)
 
 
@@ -106,26 +109,71 @@ def _fetch(
     offline: bool,
     cache_dir: Path | None,
     progress: bool,
+    memory: int | None,
 ) -> Path:
     import huggingface_hub  # slow to import, and most starts name a local model
 
     options: dict[str, Any] = {} if progress else {"tqdm_class": _silent_bar()}
-    try:
+
+    def fetch(patterns: list[str], without: list[str], **more: Any) -> Path:
         found = huggingface_hub.snapshot_download(
             repository,
             revision=revision,
             token=token,
             cache_dir=cache_dir,
             local_files_only=offline,
-            allow_patterns=wanted,
-            ignore_patterns=unwanted,
-            **options,
+            allow_patterns=patterns,
+            ignore_patterns=without,
+            **options | more,
         )
+        return Path(str(found))
+
+    try:
+        if not offline and not _hub_is_offline():
+            _judge(repository, wanted, unwanted, revision, token, cache_dir, memory, fetch)
+        return fetch(wanted, unwanted)
+    except HomenodeError:
+        raise
     except (
         Exception
     ) as error:  # the library lets those of its HTTP client through: no narrower base covers what a fetch can raise
         raise _explained(error, repository, revision, offline) from error
-    return Path(str(found))
+
+
+def _judge(
+    repository: str, wanted: list[str], unwanted: list[str], revision: str | None, token: str | None, cache_dir: Path | None,
+    memory: int | None, fetch: Callable[..., Path],
+) -> None:  # fmt: skip
+    """Refuse, before weights are fetched, what cannot be run or kept here. What the Hub does not describe is judged when it is there."""
+    from homenode.model.checkpoint.folder import CONFIG, refuse_unsupported_config
+    from homenode.model.hub import refusals
+    from homenode.model.hub.repository import cache_folder, describe
+
+    try:
+        described = describe(repository, revision, token)
+    except (
+        Exception
+    ):  # of the HTTP client, too; fetching meets the same fault, and explains it or finds the files in the cache
+        return
+    cache = cache_folder(cache_dir)
+    files = described.missing(cache, wanted, unwanted)
+    weights = [file for file in files if file.is_weights]
+    if not weights:
+        return
+    refusals.refuse_gguf_architecture(described, files)
+    refusals.refuse_without_disk(repository, files, cache)
+    if any(file.name == CONFIG for file in described.files) and not weights[0].name.endswith(".gguf"):
+        folder = fetch(
+            [pattern for pattern in wanted if "safetensors" not in pattern], unwanted, tqdm_class=_silent_bar()
+        )
+        try:
+            refuse_unsupported_config(folder)
+        except UserError as error:
+            error.message = f"model {repository}: {error.message}"
+            raise
+        refusals.refuse_without_memory(repository, sum(file.size for file in weights), memory)
+    elif len(weights) == 1:
+        refusals.refuse_without_memory(repository, weights[0].size, memory)
 
 
 def _silent_bar() -> type[Any]:
@@ -175,6 +223,14 @@ def _explained(error: Exception, repository: str, revision: str | None, offline:
             f"model {name}: the Hub answered with HTTP status {status}; try again later, or give a local path",
             param="model",
         )
+    if isinstance(error, ValueError) and "too large" in str(error):
+        todo = "`pip install hf_xet`, which huggingface_hub fetches such files with"
+        return UserError(
+            f"model {name}: it has a file of more than 50 GB, too large for a plain download; {todo}", param="model"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        todo = "make room, or set HF_HOME to a folder on another disk; files that came whole are kept"
+        return CapacityError(f"model {name}: the disk of the cache is full ({error.strerror}); {todo}", param="model")
     if isinstance(error, ValueError):
         return UserError(f"model {name}: not a name the Hub accepts; {_EXPLAIN}", param="model")
     if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,19 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     if spec.architecture in NORMS_LESS_ONE:
         tensors = {n: replace(e, plus=1.0) if n.endswith("norm.weight") else e for n, e in tensors.items()}
     return spec, tensors, metadata
+
+
+def refuse_unsupported_config(folder: Path) -> None:
+    """UnsupportedError where the JSON files of `folder`, whose weights need not be there, are of a model that homenode does not run.
+
+    CheckpointError where config.json cannot be read.
+    """
+    config = read_json(folder / CONFIG, _MOST_JSON_BYTES)
+    refuse_embedding_folder(folder)
+    if text := holds_text_of(config):
+        config = text_config(config, text)
+    with suppress(CheckpointError):  # what depends on tensors is judged when they are there
+        _spec(folder, config, {}, {})
 
 
 def _read_model(folder: Path, config: dict[str, object], of_pictures: bool) -> dict[str, TensorEntry]:

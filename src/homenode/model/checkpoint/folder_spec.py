@@ -208,8 +208,9 @@ def _family(fields: Fields) -> _Family:
         known = ", ".join(FAMILIES)
         base = any(seen == name.replace("ForCausalLM", "Model") for name in FAMILIES)
         kind = " (a base model without an output for text, as embedding models are)" if base else ""
+        also = f"; its model_type is {quoted(model_type)}" if named and model_type else ""
         raise UnsupportedError(
-            f"{fields.path}: architecture {quoted(seen)}{kind} is not supported; homenode runs {known}",
+            f"{fields.path}: architecture {quoted(seen)}{kind} is not supported; homenode runs {known}{also}",
             architecture=seen,
             known=tuple(FAMILIES),
         )
