@@ -17,6 +17,7 @@ _COMMANDS = {
     "proxy": ("homenode.cli.proxy:proxy", "Put one address in front of prefill and decode servers."),
     "generate": ("homenode.cli.generate:generate", "Continue one prompt and print the result."),
     "chat": ("homenode.cli.chat:chat", "Talk to a model in the terminal."),
+    "models": ("homenode.cli.models:models", "List the models in the Hub cache, remove them, say which fit."),
     "host": ("homenode.cli.host:host", "Show this machine: sockets, NUMA nodes, cores, devices, what is allowed."),
     "plan": ("homenode.cli.plan:plan", "Plan which worker runs on which CPUs and memory, and say why."),
     "simulate": (

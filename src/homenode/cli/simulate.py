@@ -130,7 +130,7 @@ def simulate(
             )
         speeds, config = _speeds(config, step_us, bench_model, accelerator)
         checkpoint = _checkpoint(model)
-        machines = [host for source in sources or (None,) for host in [_host(source, node_memory)] * hosts]
+        machines = [host for source in sources or (None,) for host in [host_with_memory(source, node_memory)] * hosts]
         _tell_unused(config, machines, node_memory, accelerator)
         if compare:
             results = compare_numa(machines, config, checkpoint, speeds, asked, _silent)
@@ -186,8 +186,8 @@ def _checkpoint(model: str) -> Checkpoint:
     return open_checkpoint(locate(None if model in ("builtin", BUILTIN_NAME) else model, offline=True))
 
 
-def _host(source: str | None, memory: int | None) -> Host:
-    """`memory`: of nodes, or of a host without any, that do not tell."""
+def host_with_memory(source: str | None, memory: int | None) -> Host:
+    """The host that --from names. `memory`: of nodes, or of a host without any, that do not tell."""
     from homenode.host.topology.read import read_host
 
     host = read_host(open_source(source))

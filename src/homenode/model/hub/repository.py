@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,12 +36,8 @@ class HubRepository:
 
     def missing(self, cache: Path, wanted: Sequence[str], unwanted: Sequence[str]) -> tuple[HubFile, ...]:
         """The files of these patterns whose content is not in the `cache` (the folder of all repositories)."""
-        from huggingface_hub.utils import filter_repo_objects
-
         root = cache / f"models--{self.name.replace('/', '--')}"
-        chosen = filter_repo_objects(
-            self.files, allow_patterns=list(wanted), ignore_patterns=list(unwanted), key=lambda file: file.name
-        )
+        chosen = [file for file in self.files if _matches(file.name, wanted) and not _matches(file.name, unwanted)]
         return tuple(
             file
             for file in chosen
@@ -66,6 +63,10 @@ def cache_folder(cache_dir: Path | None) -> Path:
     from huggingface_hub import constants
 
     return Path(cache_dir or constants.HF_HUB_CACHE).expanduser()
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _blob_of(file: Any) -> str:
