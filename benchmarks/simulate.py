@@ -27,7 +27,7 @@ from homenode.bench.node_probe import NativeProbe
 from homenode.bench.nodes import bench_teams, measure_nodes, memories
 from homenode.engine.config import EngineConfig
 from homenode.engine.local import LocalEngine
-from homenode.engine.location import located
+from homenode.engine.location.located import located
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, SamplingParams
 from homenode.host.topology.host import Host

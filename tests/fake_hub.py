@@ -39,7 +39,10 @@ class FakeHub:
     breaks: int = 0
     url: str = ""
     weights_sent: int = 0
-    ranges: list[str] = field(default_factory=list)
+
+
+def _tree(files: dict[str, FakeFile]) -> list[dict[str, Any]]:
+    return [{"type": "file", "path": path, "size": file.size, "oid": file.sha[:40]} for path, file in files.items()]
 
 
 @contextmanager
@@ -57,6 +60,13 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
 
         def do_GET(self) -> None:
             self.answer(body=True)
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+            match = re.fullmatch(r"/api/models/([^/]+/[^/]+)/paths-info/.*", urllib.parse.unquote(self.path))
+            files = hub.repositories.get(match[1], {}) if match else {}
+            known = {path: files[path] for path in asked["paths"] if path in files}
+            self.say(200, json.dumps(_tree(known)).encode())
 
         def answer(self, body: bool) -> None:
             path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
@@ -82,8 +92,7 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
             if files is None:
                 return self.refuse(404, "RepoNotFound")
             if rest.startswith("/tree/"):
-                tree = [{"type": "file", "path": path, "size": f.size, "oid": f.sha[:40]} for path, f in files.items()]
-                return self.say(200, json.dumps(tree).encode())
+                return self.say(200, json.dumps(_tree(files)).encode())
             listed = [{"rfilename": path, "size": f.size, "blobId": f.sha[:40]} for path, f in files.items()]
             found: dict[str, Any] = {"id": name, "sha": COMMIT, "siblings": listed, "tags": [], "private": False}
             if name in hub.gguf:
@@ -96,27 +105,26 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
                 return self.refuse(403, "GatedRepo")
             if file is None:
                 return self.refuse(404, "EntryNotFound")
-            first = int(match[1]) if (match := re.match(r"bytes=(\d+)-", self.headers.get("Range") or "")) else 0
+            first, end = 0, file.size
+            if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+                first, end = int(match[1]), min(file.size, int(match[2]) + 1) if match[2] else file.size
             if first >= file.size > 0:
                 return self.say(416)
             self.send_response(206 if match else 200)
-            length = file.size - first
+            length = end - first
             for header, value in (
                 ("Content-Length", str(length)), ("ETag", f'"{file.sha[:40]}"'), ("X-Repo-Commit", COMMIT),
-                ("Content-Range", f"bytes {first}-{file.size - 1}/{file.size}"),
+                ("Content-Range", f"bytes {first}-{end - 1}/{file.size}"),
             ):  # fmt: skip
                 self.send_header(header, value)
             self.end_headers()
             if not body:
                 return None
             weights = path.endswith((".safetensors", ".gguf"))
-            if weights and match:
-                hub.ranges.append(match[0])
             broken = weights and hub.breaks > 0
             hub.breaks -= broken
-            piece = (file.data[first:] + bytes(max(0, min(length, 1 << 20) - len(file.data[first:]))))[
-                : length // 2 if broken else length
-            ]
+            piece = file.data[first:end] + bytes(max(0, min(length, 1 << 20) - len(file.data[first:end])))
+            piece = piece[: length // 2] if broken else piece
             hub.weights_sent += len(piece) if weights else 0
             self.wfile.write(piece)
             if len(piece) < length:

@@ -13,20 +13,35 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import CapacityError, UnsupportedError
-from homenode.model.hub.refusals import free_disk, refuse_gguf_architecture, refuse_without_disk, refuse_without_memory
+from homenode.model.hub.candidate import Candidate
+from homenode.model.hub.failures import explain_failure
+from homenode.model.hub.progress import bytes_there, progress_line
+from homenode.model.hub.refusals import disk_problem, free_disk, no_disk, refuse_gguf_architecture
 from homenode.model.hub.repository import HubFile, HubRepository
-from homenode.model.locate import _explained
-from tests.checkpoints import make_folder
+from homenode.units import format_bytes
+from tests.checkpoints import gguf_bytes, make_folder, make_gguf
 from tests.fake_hub import FakeFile, FakeHub, serving
 
 pytest.importorskip("huggingface_hub")
 
 _LOCATE = """
 import sys
+from functools import partial
+from homenode.engine.config import EngineConfig
+from homenode.engine.location import located
 from homenode.errors import UserError
+from homenode.host.topology.allowance import Allowance
 from homenode.model.locate import locate
+
+class Machine:
+    memory_available = int(sys.argv[2])
+
+located.Allowance.of_process = lambda source: Machine()
+def announce(taken, why):
+    print("taking", taken.file, "of figures" if taken.spec else "", why, file=sys.stderr)
 try:
-    print(locate(sys.argv[1], progress=False, memory=int(sys.argv[2])))
+    choice = partial(located.choose, EngineConfig(), announce)
+    print(locate(sys.argv[1], progress=len(sys.argv) > 3, choice=choice))
 except UserError as error:
     print("refused:", error.message)
 """
@@ -48,11 +63,25 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
                 "org/large": {**small, **large},
                 "org/foreign-gguf": {"m-Q8_0.gguf": FakeFile(size=1 << 20)},
                 "org/gated": made,
+                "org/ggufs": _ggufs(make_gguf(tmp_path / "made.gguf").read_bytes()),
+                "org/foreign-ggufs": {
+                    "m-Q8_0.gguf": FakeFile(gguf_bytes([("general.architecture", 8, "foona")], []), 8 << 20)
+                },
             },
             gguf={"org/foreign-gguf": {"architecture": "foona"}},
             gated=frozenset({"org/gated"}),
         )
     )
+
+
+def _ggufs(content: bytes) -> dict[str, FakeFile]:
+    """Three quantisations of a model, one of which no disk has room for, one in two parts, and a part that sees pictures."""
+    whole = {
+        "m-Q4_0.gguf": FakeFile(content),
+        "m-BF16.gguf": FakeFile(content, 1 << 60),
+        "mmproj-F16.gguf": FakeFile(content, 9 << 20),
+    }
+    return whole | {f"m-Q8_0-0000{part}-of-00002.gguf": FakeFile(content + bytes(1 << 20)) for part in (1, 2)}
 
 
 def _served(hub: FakeHub) -> Iterator[FakeHub]:
@@ -61,13 +90,17 @@ def _served(hub: FakeHub) -> Iterator[FakeHub]:
 
 
 def located(hub: FakeHub, name: str, home: Path, memory: int = 1 << 40) -> str:
-    """What `locate` says in a process of its own: the library reads its variables once."""
+    """What `locate` comes to in a process of its own: the library reads its variables once."""
+    return ran(hub, name, home, memory).stdout.strip()
+
+
+def ran(hub: FakeHub, name: str, home: Path, memory: int = 1 << 40, *more: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
     env = {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    command = [sys.executable, "-c", _LOCATE, name, str(memory)]
+    command = [sys.executable, "-c", _LOCATE, name, str(memory), *more]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done
 
 
 def test_a_whole_model_comes(hub: FakeHub, tmp_path: Path) -> None:
@@ -87,6 +120,14 @@ def test_a_whole_model_comes(hub: FakeHub, tmp_path: Path) -> None:
         ("org/foreign", 1 << 40, ("org/foreign", "'FoonaForCausalLM'", "'foona'", "not supported")),
         ("org/foreign-gguf:Q8_0", 1 << 40, ("org/foreign-gguf", "'foona'", "not supported")),
         ("org/large", 1 << 62, ("org/large", "not enough disk space", "free in")),
+        ("org/ggufs", 1000, ("org/ggufs", "smallest of 3", "m-Q4_0.gguf", "not enough memory")),
+        ("org/ggufs:Q4_0", 1000, ("org/ggufs", "not enough memory", "1000B are available")),
+        (
+            "org/ggufs:Q5_0",
+            1 << 40,
+            ("none of its GGUF files is a Q5_0", "it has m-BF16.gguf, m-Q4_0.gguf, m-Q8_0-00001-of-00002.gguf"),
+        ),
+        ("org/ggufs:BF16", 1 << 62, ("org/ggufs", "not enough disk space")),
         ("org/whole", 1000, ("org/whole", "not enough memory", "1000B are available")),
         ("org/gated", 1 << 40, ("org/gated", "accept its terms", "HF_TOKEN")),
     ],
@@ -96,7 +137,51 @@ def test_refusals_come_before_weights(
 ) -> None:
     said = located(hub, name, tmp_path / "home", memory)
     assert said.startswith("refused:") and all(word in said for word in words), said
-    assert hub.weights_sent == 0
+    assert hub.weights_sent <= (1 << 20 if "ggufs" in name else 0)  # the beginning of a GGUF file tells its figures
+
+
+def test_a_gguf_architecture_that_only_the_file_tells(hub: FakeHub, tmp_path: Path) -> None:
+    said = located(hub, "org/foreign-ggufs:Q8_0", tmp_path / "home")
+    assert said.startswith("refused:") and "'foona' is not supported" in said
+    assert hub.weights_sent <= 1 << 20
+
+
+def test_the_largest_gguf_file_that_fits_is_taken(hub: FakeHub, tmp_path: Path) -> None:
+    done = ran(hub, "org/ggufs", tmp_path / "home")
+    assert done.stdout.strip().endswith("/m-Q8_0-00001-of-00002.gguf")
+    assert "taking m-Q8_0-00001-of-00002.gguf of figures" in done.stderr
+    words = (
+        "the largest that fits",
+        "m-Q4_0.gguf",
+        "smaller",
+        "m-BF16.gguf (1048576TiB, does not fit: not enough disk space",
+    )
+    assert all(word in done.stderr for word in words) and "mmproj" not in done.stderr, done.stderr
+    sent = hub.weights_sent
+    again = ran(
+        hub, "org/ggufs", tmp_path / "home", 1
+    )  # what the cache holds stays, whatever the memory has room for now
+    assert again.stdout == done.stdout and again.stderr == "" and hub.weights_sent == sent
+
+
+def test_progress_is_told_without_a_terminal(hub: FakeHub, tmp_path: Path) -> None:
+    done = ran(hub, "org/whole", tmp_path / "home", 1 << 40, "progress")
+    total = next(file.size for name, file in hub.repositories["org/whole"].items() if name.endswith(".safetensors"))
+    assert f"fetching org/whole: {format_bytes(total)} of {format_bytes(total)}" in done.stderr
+    assert "\x1b" not in done.stderr and "\r" not in done.stderr
+    assert (
+        progress_line("org/name", 3 << 20, 10 << 20, 1 << 20, 4.0)
+        == "fetching org/name: 3MiB of 10MiB, 512KiB/s, 14 s left"
+    )
+    assert "left" not in progress_line("org/name", 1 << 20, 10 << 20, 1 << 20, 4.0)
+
+
+def test_bytes_of_a_fetch_are_counted_in_the_cache(tmp_path: Path) -> None:
+    files = [HubFile("a", 100, "aa"), HubFile("b", 100, "bb"), HubFile("c", 100, "cc"), HubFile("d", 100)]
+    (tmp_path / "aa").write_bytes(bytes(100))
+    (tmp_path / "bb.12345678.incomplete").write_bytes(bytes(30))
+    (tmp_path / "bb.incomplete").write_bytes(bytes(40))
+    assert bytes_there(tmp_path, files) == 140
 
 
 def test_a_broken_connection_is_gone_on_with(hub: FakeHub, tmp_path: Path) -> None:
@@ -109,31 +194,32 @@ def test_a_broken_connection_is_gone_on_with(hub: FakeHub, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_named(number: int) -> None:
-    error = _explained(OSError(number, os.strerror(number)), "org/name", None, False)
+    error = explain_failure(OSError(number, os.strerror(number)), "org/name", None, False)
     assert isinstance(error, CapacityError) and "the disk of the cache is full" in error.message
 
 
 def test_room_is_judged_by_what_is_missing(tmp_path: Path) -> None:
     files = (HubFile("a.safetensors", 100, "aa"), HubFile("b.safetensors", 200, "bb"), HubFile("c.bin", 400, "cc"))
     repository = HubRepository("org/name", "0" * 40, files)
-    assert repository.missing(tmp_path, ["*.safetensors"], []) == files[:2]
+    names = [file.name for file in repository.matching(["*.safetensors"])]
+    assert repository.missing(tmp_path, names) == list(files[:2])
     blob = tmp_path / "models--org--name" / "blobs" / "aa"
     blob.parent.mkdir(parents=True)
     blob.touch()
-    assert repository.missing(tmp_path, ["*.safetensors"], []) == files[1:2]
+    assert repository.missing(tmp_path, names) == list(files[1:2])
     free = free_disk(tmp_path / "not" / "made")
     assert free is not None and free > 0
-    refuse_without_disk("org/name", [HubFile("x", 1)], tmp_path)
-    with pytest.raises(CapacityError, match="not enough disk space"):
-        refuse_without_disk("org/name", [HubFile("x", 1 << 62)], tmp_path)
-    refuse_without_memory("org/name", 10, 10)
-    refuse_without_memory("org/name", 1 << 62, None)
-    with pytest.raises(CapacityError, match="not enough memory"):
-        refuse_without_memory("org/name", 11, 10)
+    assert disk_problem([HubFile("x", 1)], tmp_path) == ""
+    problem = disk_problem([HubFile("x", 1 << 62)], tmp_path)
+    assert "not enough disk space" in problem
+    assert "HF_HOME" in no_disk(Candidate("org/name", None, (), problem=problem)).message
 
 
-def test_an_architecture_counts_for_gguf_files_only() -> None:
-    repository = HubRepository("org/name", "0" * 40, (), {"architecture": "foona"})
-    refuse_gguf_architecture(repository, [HubFile("m.safetensors", 1)])
-    with pytest.raises(UnsupportedError, match="'foona' is not supported"):
-        refuse_gguf_architecture(repository, [HubFile("m.gguf", 1)])
+def test_an_architecture_that_the_hub_names() -> None:
+    for name, refused in (("foona", True), ("llama", False), (None, False), (7, False)):
+        repository = HubRepository("org/name", "0" * 40, (), {"architecture": name})
+        if refused:
+            with pytest.raises(UnsupportedError, match="'foona' is not supported"):
+                refuse_gguf_architecture(repository)
+        else:
+            refuse_gguf_architecture(repository)

@@ -64,14 +64,15 @@ def chat(
     **settings: Any,
 ) -> None:
     """Talk to MODEL. An empty line or Ctrl-D ends the conversation; /new starts another; Ctrl-C stops an answer."""
-    from homenode.engine.location import located
+    from homenode.cli.models.announcement import announce_fetch
+    from homenode.engine.location.located import located
     from homenode.engine.remarks import remarks_on_settings
 
     with plain_errors():
         config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
         tell_unused_settings(config)
         tell_unused_sampling(temperature)
-        config = located(config)
+        config = located(config, announce_fetch(config))
         path, text_config = Path(str(config.model.path)), TextConfig(tokenizer, chat_template, chat_template_timeout)
         trial = text_config.begin_trial(path)
         from homenode.engine.llm import LLM  # takes a while, in which the trial goes on

@@ -64,14 +64,17 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
 
     Without --max-model-len there is room for the prompt and its continuation only, so that a model of long context needs little memory.
     """
-    from homenode.engine.location import located
+    from homenode.cli.models.announcement import announce_fetch
+    from homenode.engine.location.located import located
     from homenode.model.tokenizer.tokenizer import begin_trial
 
     settings = {name: options.pop(name) for name in _SETTINGS}
     with plain_errors():
         config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
         tell_unused_settings(config)
-        config = located(config)
+        short = _with_room_for(config, len(prompt.encode()) + options["max_tokens"])
+        found = located(short, announce_fetch(short)).model
+        config = replace(config, model=replace(config.model, model=found.model, path=found.path))
         trial = begin_trial(Path(str(config.model.path)))
         from homenode.engine.llm import LLM  # takes a while, in which the trial goes on
         from homenode.engine.request import SamplingParams
@@ -108,9 +111,15 @@ def _sized(
     if config.model.max_model_len is None:
         ids = tokenizer.encode_chat(tokenizer.render_chat([_user(prompt)])) if chat else tokenizer.encode(prompt)
         needed = len(ids) + max_tokens
-        length = min(needed, open_checkpoint(path).spec.max_position)
-        config = replace(config, model=replace(config.model, max_model_len=length))
+        config = _with_room_for(config, min(needed, open_checkpoint(path).spec.max_position))
     return config, tokenizer
+
+
+def _with_room_for(config: EngineConfig, tokens: int) -> EngineConfig:
+    """The config with sequences of at most so many tokens, where it does not say how many."""
+    if config.model.max_model_len is not None:
+        return config
+    return replace(config, model=replace(config.model, max_model_len=tokens))
 
 
 def _user(prompt: str) -> dict[str, str]:

@@ -80,10 +80,11 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
 
 async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, stop: StopSignals) -> int:
     """Start the engine and read the vocabulary at the same time, then answer until told to stop."""
-    from homenode.engine.location import located
+    from homenode.cli.models.announcement import announce_fetch
+    from homenode.engine.location.located import located
     from homenode.engine.replicas.configs import replica_configs
 
-    engine = located(engine)
+    engine = located(engine, announce_fetch(engine))
     configs = replica_configs(engine)
     count = server.api_server_count or engine.parallel.data_parallel_size
     if count > 1:
@@ -188,11 +189,12 @@ def _huge_pages(compute: Mapping[str, Any]) -> str:
 
 
 def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
-    from homenode.engine.location import located
+    from homenode.cli.models.announcement import announce_fetch
+    from homenode.engine.location.located import located
     from homenode.engine.remarks import remarks_on_model, remarks_on_settings
     from homenode.engine.replicas.check import check_configs
 
-    engine = located(engine)
+    engine = located(engine, announce_fetch(engine))
     problems: list[HomenodeError] = [*check_configs(engine)]
     try:
         text.load(Path(str(engine.model.path)))

@@ -27,7 +27,7 @@ from homenode.engine.expert_room import ExpertsInCommon, Kept, kept_of, missing_
 from homenode.engine.expert_seat import expert_problem, not_in_common, seat_of
 from homenode.engine.expert_table import of_part
 from homenode.engine.huge_pages import on_small_pages
-from homenode.engine.location import located as located
+from homenode.engine.location.located import located as located
 from homenode.engine.messages import Ready
 from homenode.engine.node_room import KvRoom, check_homes, kv_room
 from homenode.engine.numa_default import auto_is_meant

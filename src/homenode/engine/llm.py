@@ -24,7 +24,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.failures import named_error
 from homenode.engine.fitting_text import encode_fitting
 from homenode.engine.local import LocalEngine
-from homenode.engine.location import located
+from homenode.engine.location.located import located
 from homenode.engine.messages import Output, Ready, Statistics
 from homenode.engine.request import Request, SamplingParams
 from homenode.errors import NotANumberError, UserError

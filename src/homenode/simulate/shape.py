@@ -22,6 +22,8 @@ _NUMBERS = {
 _MOST = 1 << 24
 _MOST_LAYERS = 4096  # each is a dozen tensors, and times experts
 _MOST_TENSORS = 1_000_000
+# Formats of matrices, and from how many bytes per value on each is nearer than the next.
+_FORMATS = (("F32", 3.0), ("BF16", 1.5), ("Q8_0", 0.9), ("Q6_K", 0.75), ("Q5_K", 0.64), ("Q4_K", 0.0))
 
 
 @dataclass
@@ -111,3 +113,20 @@ def _number(text: str, name: str, value: str | int | None) -> int:
 
 def _bad(text: str, fault: str) -> UserError:
     return UserError(f"--model {text[:120]}: {fault}", param="model")
+
+
+def sized_checkpoint(spec: ModelSpec, size: int) -> ShapeCheckpoint:
+    """A model of these figures, whose matrices have the format in which its weights take about `size` bytes in all."""
+    expected = list(expected_tensors(architecture_of(spec.architecture).parameters, spec))
+    elements = sum(tensor.shape[0] * tensor.shape[-1] for tensor in expected if len(tensor.shape) == 2)
+    each = size / max(elements, 1)
+    near = next((name for name, least in _FORMATS if each > least), _FORMATS[-1][0])
+    tensors = {}
+    for tensor in expected:
+        matrix = len(tensor.shape) == 2 and tensor.shape[-1] % BY_NAME[near].block == 0
+        kept = BY_NAME[near if matrix else "F32"]
+        rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
+        tensors[tensor.name] = TensorEntry(
+            tensor.name, kept, tensor.shape, Path(), 0, rows * kept.row_bytes(tensor.shape[-1])
+        )
+    return ShapeCheckpoint(Path(), spec, tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from homenode.cli.models.fetch import fetch
 from homenode.cli.models.fit import fit
 from homenode.cli.models.listing import list_models
 from homenode.cli.models.remove import remove
@@ -20,5 +21,6 @@ def models(ctx: click.Context, as_json: bool) -> None:
         raise click.UsageError("give --json after the command: homenode models fit --json")
 
 
+models.add_command(fetch)
 models.add_command(fit)
 models.add_command(remove)

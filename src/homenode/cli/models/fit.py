@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from homenode.cli.models.judge import Judgement
     from homenode.host.topology.host import Host
 
-_SETTINGS = ("quantize", "dtype", "max_model_len", "kv_cache_dtype", "max_num_seqs")
+SETTINGS = ("quantize", "dtype", "max_model_len", "kv_cache_dtype", "max_num_seqs")
 
 
 @click.command()
@@ -31,7 +31,7 @@ _SETTINGS = ("quantize", "dtype", "max_model_len", "kv_cache_dtype", "max_num_se
 @click.option(
     "--node-memory", type=Size(), metavar="SIZE", help="Memory of each NUMA node, where the recording does not tell."
 )
-@with_some_settings(EngineConfig, *_SETTINGS)
+@with_some_settings(EngineConfig, *SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def fit(names: tuple[str, ...], source: str | None, node_memory: int | None, as_json: bool, **values: Any) -> None:
     """Say which of these models fit a machine with room for one full context, and at what predicted speed. Default: all in the Hub cache.

@@ -15,7 +15,7 @@ from homenode.engine.build import Engine, Progress, counting, make_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.protocol import Executor
 from homenode.engine.expert_room import ExpertsInCommon
-from homenode.engine.location import located
+from homenode.engine.location.located import located
 from homenode.engine.messages import Ready
 from homenode.engine.placement import UNPINNED
 from homenode.engine.schedule.scheduler import Scheduler

@@ -63,17 +63,18 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     return spec, tensors, metadata
 
 
-def refuse_unsupported_config(folder: Path) -> None:
-    """UnsupportedError where the JSON files of `folder`, whose weights need not be there, are of a model that homenode does not run.
+def spec_without_weights(folder: Path) -> ModelSpec | None:
+    """The figures that the JSON files of `folder` tell, whose weights need not be there; None where they depend on tensors.
 
-    CheckpointError where config.json cannot be read.
+    UnsupportedError where homenode does not run the model; CheckpointError where config.json cannot be read.
     """
     config = read_json(folder / CONFIG, _MOST_JSON_BYTES)
     refuse_embedding_folder(folder)
     if text := holds_text_of(config):
         config = text_config(config, text)
     with suppress(CheckpointError):  # what depends on tensors is judged when they are there
-        _spec(folder, config, {}, {})
+        return _spec(folder, config, {}, {})
+    return None
 
 
 def _read_model(folder: Path, config: dict[str, object], of_pictures: bool) -> dict[str, TensorEntry]:

@@ -9,6 +9,7 @@ bytes that are left before anything is allocated for it.
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from homenode.dtypes import BY_GGUF_ID, DType
-from homenode.errors import UnsupportedError
+from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.reading import HeaderReader, damaged, file_size, open_file, quoted
 
 # Far above any real file (the largest vocabularies make headers of 20 MB); they bound the Python objects a hostile file can turn into.
@@ -84,6 +85,30 @@ def read_gguf(path: Path) -> GgufFile:
     alignment = _alignment(path, metadata)
     start = -(-reader.position // alignment) * alignment
     return GgufFile(path, version, metadata, _place(path, raw, start, alignment, size))
+
+
+def read_gguf_beginning(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """What the first bytes of a file tell: the key-value pairs that lie whole in `data`, and how many elements each array has, one that is cut short
+    among them.
+
+    CheckpointError where they are not the beginning of a GGUF file; UnsupportedError as in `read_gguf`.
+    """
+    reader = HeaderReader(io.BytesIO(data), path, len(data), _MOST_HEADER_BYTES)
+    _read_magic(reader)
+    metadata: dict[str, Any] = {}
+    lengths: dict[str, int] = {}
+    reader.unpack(_U64, "number of tensors")
+    pairs = min(reader.unpack(_U64, "number of key-value pairs"), _MOST_PAIRS)
+    try:
+        for _ in range(pairs):
+            key = _read_name(reader, "metadata key")
+            kind: int = reader.unpack(_U32, key)
+            if kind == _ARRAY and reader.remaining >= 12:
+                lengths[key] = _U64.unpack_from(data, reader.position + 4)[0]
+            metadata[key] = _read_value(reader, kind, key)
+    except CheckpointError:
+        pass  # the end of what is here; a file that is damaged there is refused when it is read
+    return metadata, lengths
 
 
 def _read_magic(reader: HeaderReader) -> int:

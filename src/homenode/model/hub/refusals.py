@@ -1,4 +1,4 @@
-"""Why a model is not fetched: too little disk or memory, or an architecture that homenode does not run. Known before its weights are."""
+"""Why a model is not fetched: too little disk, or an architecture that homenode does not run. Known before its weights are."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from homenode.errors import CapacityError, UnsupportedError
 from homenode.model.checkpoint.gguf_spec import ARCHITECTURES
 from homenode.model.checkpoint.reading import quoted
+from homenode.model.hub.candidate import Candidate
 from homenode.model.hub.repository import HubFile, HubRepository
 from homenode.units import format_bytes
 
 
-def refuse_gguf_architecture(repository: HubRepository, files: Sequence[HubFile]) -> None:
-    """UnsupportedError where GGUF files are wanted and the Hub says that they are of an architecture that homenode does not run."""
+def refuse_gguf_architecture(repository: HubRepository) -> None:
+    """UnsupportedError where the Hub says that the GGUF files of the repository are of an architecture that homenode does not run."""
     name = repository.gguf.get("architecture")
-    if isinstance(name, str) and name not in ARCHITECTURES and any(file.name.endswith(".gguf") for file in files):
+    if isinstance(name, str) and name not in ARCHITECTURES:
         raise UnsupportedError(
             f"model {repository.name}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {', '.join(ARCHITECTURES)}",
             param="model",
@@ -25,25 +26,23 @@ def refuse_gguf_architecture(repository: HubRepository, files: Sequence[HubFile]
         )
 
 
-def refuse_without_disk(repository: str, files: Sequence[HubFile], cache: Path) -> None:
-    """CapacityError where the disk of the cache has less room than these files, which are to be fetched, take."""
+def disk_problem(files: Sequence[HubFile], cache: Path) -> str:
+    """Why the disk of the cache has no room for these files, which are to be fetched; empty where it has."""
     needed, free = sum(file.size for file in files), free_disk(cache)
-    if free is not None and needed > free:
-        raise CapacityError(
-            f"model {repository}: not enough disk space: {format_bytes(needed)} are to be fetched, and {format_bytes(free)} are free in {cache}; "
-            "make room (`homenode models` lists what the cache holds), or set HF_HOME to a folder on another disk",
-            param="model",
-        )
+    if free is None or needed <= free:
+        return ""
+    return (
+        f"not enough disk space: {format_bytes(needed)} are to be fetched, and {format_bytes(free)} are free in {cache}"
+    )
 
 
-def refuse_without_memory(repository: str, weights: int, available: int | None) -> None:
-    """CapacityError where the weights by themselves take more than the bytes of memory that are `available` (None: not asked)."""
-    if available is not None and weights > available:
-        raise CapacityError(
-            f"model {repository}: not enough memory: its weights take {format_bytes(weights)}, and {format_bytes(available)} are available; "
-            "take a smaller model or quantisation, or keep the weights smaller (--quantize)",
-            param="model",
-        )
+def no_disk(candidate: Candidate) -> CapacityError:
+    """That not even this model has room on the disk."""
+    return CapacityError(
+        f"model {candidate.repository}: {candidate.problem}; "
+        "make room (`homenode models` lists what the cache holds), or set HF_HOME to a folder on another disk",
+        param="model",
+    )
 
 
 def free_disk(folder: Path) -> int | None:

@@ -34,16 +34,20 @@ class HubRepository:
     files: tuple[HubFile, ...]
     gguf: dict[str, Any] = field(default_factory=dict)
 
-    def missing(self, cache: Path, wanted: Sequence[str], unwanted: Sequence[str]) -> tuple[HubFile, ...]:
-        """The files of these patterns whose content is not in the `cache` (the folder of all repositories)."""
+    def matching(self, wanted: Sequence[str], unwanted: Sequence[str] = ()) -> list[HubFile]:
+        """The files of these patterns, as of a shell."""
+        return [file for file in self.files if _matches(file.name, wanted) and not _matches(file.name, unwanted)]
+
+    def missing(self, cache: Path, names: Sequence[str]) -> list[HubFile]:
+        """Those of its files with these names whose content is not in the `cache` (the folder of all repositories)."""
         root = cache / f"models--{self.name.replace('/', '--')}"
-        chosen = [file for file in self.files if _matches(file.name, wanted) and not _matches(file.name, unwanted)]
-        return tuple(
+        return [
             file
-            for file in chosen
-            if not (root / "snapshots" / self.commit / file.name).exists()
+            for file in self.files
+            if file.name in names
+            and not (root / "snapshots" / self.commit / file.name).exists()
             and not (file.blob and (root / "blobs" / file.blob).exists())
-        )
+        ]
 
 
 def describe(repository: str, revision: str | None, token: str | None) -> HubRepository:
