@@ -196,7 +196,6 @@ def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "x.py",
     )
     assert all(matches(name, options) for name in wanted) and not any(matches(name, options) for name in unwanted)
-    assert "tqdm_class" not in options
 
 
 def test_only_the_picked_files_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +211,7 @@ def test_only_the_picked_files_are_fetched(tmp_path: Path, monkeypatch: pytest.M
     assert matches("a/x-Q4_K_M.gguf", calls[1][1]) and not matches("x-Q4_K_S.gguf", calls[1][1])
 
 
-def test_without_progress_the_bars_are_silent(
+def test_the_bars_of_the_library_are_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls = stub(monkeypatch, make_folder(tmp_path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,9 +104,7 @@ class HubSource:
             return read_hub_spec(described, candidate.weights[0], self.token)
         if not any(file.name == CONFIG for file in described.files):
             return None
-        folder = self._download(
-            [pattern for pattern in _FILES if "safetensors" not in pattern], list(_NOT), tqdm_class=silent_bar()
-        )
+        folder = self._download([pattern for pattern in _FILES if "safetensors" not in pattern], list(_NOT))
         try:
             return spec_without_weights(folder)
         except UserError as error:
@@ -116,16 +113,15 @@ class HubSource:
 
     def _download_shown(self, described: HubRepository, taken: Candidate) -> Path:
         patterns = _patterns(taken.file)
-        if not self.progress or sys.stderr.isatty():
+        if not self.progress:
             return self._download(*patterns)
         cache = cache_folder(self.cache_dir)
         with progress_lines(self.repository, described.missing(cache, _names(taken)), cache):
-            return self._download(*patterns, tqdm_class=silent_bar())
+            return self._download(*patterns)
 
-    def _download(self, wanted: list[str], unwanted: list[str], **more: Any) -> Path:
+    def _download(self, wanted: list[str], unwanted: list[str]) -> Path:
         import huggingface_hub  # slow to import, and most starts name a local model
 
-        options = {} if self.progress else {"tqdm_class": silent_bar()}
         found = huggingface_hub.snapshot_download(
             self.repository,
             revision=self.revision,
@@ -134,7 +130,7 @@ class HubSource:
             local_files_only=self.offline,
             allow_patterns=wanted,
             ignore_patterns=unwanted,
-            **options | more,
+            tqdm_class=_silent_bar(),
         )
         return Path(str(found))
 
@@ -177,7 +173,7 @@ def _names(candidate: Candidate) -> list[str]:
     return [file.name for file in candidate.weights]
 
 
-def silent_bar() -> type[Any]:
+def _silent_bar() -> type[Any]:
     """A class of progress bars that show nothing, as huggingface_hub takes one."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 

@@ -15,11 +15,11 @@ from homenode.model.checkpoint.gguf_spec import spec_from_gguf
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
 from homenode.model.hub.repository import HubFile, HubRepository
 
-_BYTES = 2**20  # a file's figures come before its vocabulary, which may take ten times that
+_BYTES = 2**19  # a file's figures come before its vocabulary, which may take ten times that
 
 
 def read_hub_spec(repository: HubRepository, file: HubFile, token: str | None) -> ModelSpec | None:
-    """The figures of this file of the repository, of which at most 1 MiB is read; None where those bytes do not tell, or cannot be had.
+    """The figures of this file of the repository, of which at most half a MiB is read; None where those bytes do not tell, or cannot be had.
 
     UnsupportedError where they tell that homenode does not run the model.
     """

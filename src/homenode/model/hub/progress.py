@@ -1,4 +1,4 @@
-"""How far a fetch is, without a terminal: a line on stderr every few seconds, from the bytes that lie in the cache."""
+"""How far a fetch is: a line on stderr every few seconds, on a terminal always the same one, from the bytes that lie in the cache."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ from homenode.model.hub.repository import HubFile
 from homenode.units import format_bytes
 
 _EVERY_S = 3.0
+_EVERY_ON_TERMINAL_S = 0.25
 
 
 @contextmanager
 def progress_lines(repository: str, files: Sequence[HubFile], cache: Path) -> Iterator[None]:
-    """While the block runs, say every few seconds how much of `files` is there, at what rate, and how long the rest takes; at its end the whole."""
+    """While the block runs, say every few seconds how much of `files` is there, at what rate, and how long the rest takes; at its end once more."""
     blobs = cache / f"models--{repository.replace('/', '--')}" / "blobs"
     total, begin, ended = sum(file.size for file in files), time.monotonic(), threading.Event()
     first = bytes_there(blobs, files)
+    on_terminal = sys.stderr.isatty()
 
     def watch() -> None:
-        while not ended.wait(_EVERY_S):
+        while not ended.wait(_EVERY_ON_TERMINAL_S if on_terminal else _EVERY_S):
             _say(progress_line(repository, bytes_there(blobs, files), total, first, time.monotonic() - begin))
 
     watching = threading.Thread(target=watch, name="fetch progress", daemon=True)
     watching.start()
     try:
         yield
-        _say(progress_line(repository, total, total, first, time.monotonic() - begin))
     finally:
         ended.set()
         watching.join(_EVERY_S)
+        whole = bytes_there(blobs, files)
+        _say(progress_line(repository, whole, total, first, time.monotonic() - begin))
+        if on_terminal:
+            print(file=sys.stderr)
 
 
 def progress_line(repository: str, done: int, total: int, first: int, seconds: float) -> str:
@@ -61,4 +66,7 @@ def _size(path: Path) -> int:
 
 
 def _say(line: str) -> None:
-    print(f"homenode: {line}", file=sys.stderr, flush=True)
+    begin, end = (
+        ("\r", "\x1b[K") if sys.stderr.isatty() else ("homenode: ", "\n")
+    )  # what is left of a longer line is erased
+    print(f"{begin}{line}", end=end, file=sys.stderr, flush=True)
