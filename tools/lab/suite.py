@@ -79,7 +79,7 @@ JOBS = (
     Job("smt", "x86_64", (*PLACE, "offline")),
     Job("managed", "x86_64", ("interrupts",)),
 )
-QUICK = (Job("2x2", "x86_64", ("host", "residency", "policies", "golden")),)
+QUICK = (Job("2x2", "x86_64", ("host", "residency", "policies")),)
 
 
 def run_job(job: Job, folder: LabFolder, watch: Callable[[int], None] | None = None) -> JobResult:
