@@ -61,9 +61,9 @@ check: $(VENV)/tools  ## style, types and floors; nothing is run
 test: $(VENV)/torch  ## all tests that take seconds each
 	@echo "running the tests that take seconds each: about 25 minutes on two CPUs, less on more; make test-all runs the slow ones as well"
 	@failed=0; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not alone" || failed=1; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal --durations=40 -m "not slow and not alone" || failed=1; \
 	alone=$$(grep -rl mark.alone tests --include='test_*.py'); \
-	$(BIN)/pytest -n 2 --dist worksteal -m "alone and not slow" $$alone || $(BIN)/pytest --last-failed -m "alone and not slow" $$alone || failed=1; \
+	$(BIN)/pytest -n 2 --dist worksteal --durations=20 -m "alone and not slow" $$alone || $(BIN)/pytest --last-failed -m "alone and not slow" $$alone || failed=1; \
 	exit $$failed
 
 test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
