@@ -120,6 +120,8 @@ CASES: dict[str, dict[str, str]] = {
     },
     "verify": {"--cpus": "verify --pid 1 --cpus 0 --strategy fair", "--repair": "verify --pid 1 --repair"},
     "doctor": {"--pid": "doctor --pid 1 --from 2s/2n/8c"},
+    "models": {"--json": "models --json fit builtin"},
+    "models fit": {"--node-memory": "models fit builtin --from 1s/1n/2c --node-memory 64GiB"},
     "bench transfer": {"--batch": "bench transfer --batch 1MiB,2MiB"},
     "bench model": {
         "--numa-nodes": "bench model --numa-nodes 0",
@@ -169,6 +171,9 @@ ALWAYS: dict[str, str] = {
     "bind": "--pid --json",
     "verify": "--pid --started-bound --watch --json",
     "doctor": "--json",
+    "models fetch": "--revision --quantize --dtype --max-model-len --kv-cache-dtype --max-num-seqs",
+    "models fit": "--from --quantize --dtype --max-model-len --kv-cache-dtype --max-num-seqs --json",
+    "models remove": "--yes",
     "bench attention": "--types --shapes --contexts --batch --threads --isa --repeat --json",
     "bench kernels": "--formats --shapes --tokens --threads --isa --repeat --json --plot",
     "bench model": "--prompt-tokens --gen-tokens --batch --context --threads --isa --quantize --dtype --packed-cache "

@@ -31,6 +31,7 @@ NO_MESSAGES = (
     "host/topology/synthetic_tools.py",
     "compute/devices.py",
     "compute/torch/probe.py",
+    "installation.py",
 )
 # Modules whose messages an engine of ours shows, too (serve, generate, chat): they place its workers. What they say of
 # flags that serve lacks concerns accelerators and ranks of other programs, or a setting that an engine always gives.
