@@ -23,7 +23,7 @@ from benchmarks.random_model import random_checkpoint
 from homenode.compute.ops import FloatArray, StepArrays
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.reference.ops import EagerOps
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.locate import BUILTIN_NAME, builtin_model
 from homenode.model.weights.load import LoadedModel, load_model
 

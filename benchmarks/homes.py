@@ -29,7 +29,7 @@ from homenode.compute.ops import Spread, StepArrays, StepLimits
 from homenode.compute.team_memory import TeamMemory
 from homenode.engine.sizing import choose_cpus
 from homenode.host.topology.allowance import Allowance
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
 
 _BLOCK, _STEPS, _LOADS, _READ = 64, 8, 3, 1 << 20

@@ -19,7 +19,7 @@ from threading import Thread
 import click
 
 from homenode.compute.native import NativeBackend
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
 
 _AT_ONCE = 256 << 10

@@ -34,7 +34,7 @@ from homenode.host.topology.host import Host
 from homenode.host.topology.measured import Measured, MeasuredNode, parse_measured
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.simulate.compare import run_specs
 from homenode.simulate.deployment import engines_on
 from homenode.simulate.reached import Reached, load_reached

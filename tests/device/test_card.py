@@ -16,7 +16,7 @@ from homenode.compute.ops import StepLimits
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.reference import sampling as reference_sampling
 from homenode.compute.torch import TorchBackend, open_backend
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import Division
 from homenode.model.weights.load import load_model
 from tests.checkpoints import make_folder

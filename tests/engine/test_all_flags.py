@@ -181,6 +181,7 @@ ALWAYS: dict[str, str] = {
     "bench nodes": "--isa --out --json",
     "bench ranks": "--ranks --threads --rows --columns --rounds --spin-us --json",
     "bench serve": "--clients --requests --prompt-tokens --gen-tokens --vocab-size --model --seed --json",
+    "bench start": "--runs --flags --json",
     "bench step": "--sequences --steps --step-ms --vocab-size --temperature --threads --isa --json",
     "bench transfer": "--page-sizes --channel --rounds --json",
 }

@@ -22,7 +22,7 @@ from homenode.engine.replicas.client import ReplicasClient
 from homenode.engine.replicas.patience import Patience
 from homenode.engine.request import Request
 from homenode.errors import CapacityError, UserError
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import plan_model
 from tests.checkpoints import make_folder
 from tests.engine.engines import config_for, greedy, run_all, tokens_of

@@ -117,7 +117,7 @@ def test_buffers_far_smaller_than_the_load(expected: list[list[int]], channel: s
 def block_bytes() -> int:
     """Of a block of 64 tokens of the model that is served."""
     from homenode.compute.reference import ReferenceBackend
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.weights.load import kv_geometry_of, plan_model
     from tests.engine.live import BUILTIN
     from tests.paths import STORIES

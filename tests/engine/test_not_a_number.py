@@ -14,7 +14,7 @@ from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.request import SamplingParams
 from homenode.errors import CheckpointError, NotANumberError
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.finite import check_model_finite
 from tests.checkpoints import make_folder, make_gguf, toy_config, toy_tensors, write_safetensors
 from tests.engine.engines import BACKENDS, config_for, greedy, run_all, tokens_of

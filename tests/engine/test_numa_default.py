@@ -17,11 +17,12 @@ from homenode.errors import InternalError, UserError
 from homenode.host.binding.ladder import Policy
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
 from homenode.host.placement.node_teams import node_teams
-from homenode.host.placement.numa_policy import Decision
+from homenode.host.placement.numa_demand import Decision
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
-from homenode.model.checkpoint import Checkpoint, open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.checkpoint.spec import Checkpoint
 from tests.engine.live import BUILTIN
 
 needs_model = pytest.mark.skipif(not BUILTIN.is_file(), reason="needs the built-in model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.replicas.configs import may_be_several, node_places, replica_configs
+from homenode.engine.replicas.configs import node_places, replica_configs
 from homenode.errors import UserError
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
@@ -36,8 +36,8 @@ def test_named_nodes_only() -> None:
 def test_one_node_or_another_policy_is_one_engine() -> None:
     assert node_places(config(numa="replicate"), host("1n 4c")) == ()
     assert node_places(config(numa="shard"), host("2n 8c")) == ()
-    assert not may_be_several(config(numa="shard"))
-    assert may_be_several(config(numa="auto"))
+    assert not config(numa="shard").may_be_several
+    assert config(numa="auto").may_be_several
 
 
 def test_two_ways_to_divide_the_host_contradict_each_other() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from homenode.cli.main import cli
 from homenode.compute.ops import KV_DTYPES
 from homenode.engine.config import ModelConfig
-from homenode.host.placement.numa_policy import Decision
+from homenode.host.placement.numa_demand import Decision
 from homenode.host.topology.snapshot import save_recording
 from homenode.host.topology.synthetic import synthetic
 from homenode.model.weights import numa_choice

@@ -24,7 +24,7 @@ from homenode.engine.workers.planning import Planned, plan_engine
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart, Span
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.load import plan_model

@@ -23,7 +23,7 @@ from homenode.engine.place import EnginePlace
 from homenode.engine.request import Request
 from homenode.engine.workers.calibrate import layer_seconds
 from homenode.engine.workers.layout import WorkerPlan
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
 from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of
 from tests.engine.test_golden import check_golden, golden

@@ -21,7 +21,7 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 
 from homenode.compute.ops import FloatArray
 from homenode.errors import UserError
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.known_fields import READ, unknown_fields
 from homenode.model.weights.load import load_model
 from tests.model.conftest import make_backend

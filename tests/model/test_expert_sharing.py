@@ -18,7 +18,7 @@ pytest.importorskip("homenode._native", reason="the compiled core is not built; 
 from homenode.compute.native import NativeBackend
 from homenode.compute.reference import ReferenceBackend
 from homenode.errors import HostError, PeerError, UserError
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.parts import Division

@@ -14,7 +14,7 @@ from homenode.dtypes import BY_NAME
 from homenode.errors import HomenodeError
 from homenode.model.architectures.parameters import ExpectedTensor, expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.parts import Division

@@ -13,7 +13,7 @@ import pytest
 from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
 from homenode.errors import CheckpointError
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.weights.load import load_model, plan_model
 from tests.checkpoints import safetensors_bytes, toy_config, write_safetensors

@@ -10,7 +10,7 @@ import pytest
 
 from homenode.compute.ops import Spread
 from homenode.compute.team_memory import TeamMemory
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import Division
 from homenode.model.weights.load import load_model
 from tests.checkpoints import make_folder

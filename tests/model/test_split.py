@@ -18,7 +18,7 @@ from homenode.dtypes import BY_NAME
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
 from homenode.model.expert_placement import ExpertUse
 from homenode.model.parts import Division

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.ops import Backend
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import LoadedModel, load_model
 from tests.model.driver import Driver
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data

@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.ops import Backend, FloatArray
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
 from tests.model.driver import Driver
 from tests.model.transformers_models import CASES, greedy, load, logprobs, make, prompts

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint import ModelSpec, RopeSpec, open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
 from tests.checkpoints import CLASSES, make_folder, spec_of, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom
 

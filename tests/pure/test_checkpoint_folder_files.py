@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.spec import MixtureSpec
 from tests.checkpoints import make_folder, make_gguf, safetensors_bytes, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom

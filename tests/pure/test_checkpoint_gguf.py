@@ -244,7 +244,7 @@ def test_the_package_reads_the_same_metadata() -> None:
 
 @needs_data
 def test_a_real_model_holds_the_same_numbers_as_its_folder() -> None:
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
 
     folder, gguf = open_checkpoint(STORIES), open_checkpoint(STORIES / "stories260K-f32.gguf")
     assert folder.tensors.keys() == gguf.tensors.keys()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from homenode.cli.models import models
+from homenode.cli.models.group import models
 from homenode.model.hub.cache import cached_models
 from tests.checkpoints import make_folder
 

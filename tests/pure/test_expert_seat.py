@@ -14,7 +14,7 @@ from homenode.engine.expert_seat import EngineSeat, expert_problem, not_in_commo
 from homenode.engine.place import EnginePlace, Replica
 from homenode.engine.workers.layer_room import weight_needs
 from homenode.host.placement.node_teams import NodeTeam
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.weights.homes import plan_homes
 from homenode.model.weights.layout import WeightLayout

@@ -36,7 +36,7 @@ from homenode.model.locate import locate
 class Machine:
     memory_available = int(sys.argv[2])
 
-located.Allowance.of_process = lambda source: Machine()
+Allowance.of_process = lambda source: Machine()
 def announce(taken, why):
     print("taking", taken.file, "of figures" if taken.spec else "", why, file=sys.stderr)
 try:

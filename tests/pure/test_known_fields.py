@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint import open_checkpoint
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import FAMILIES, spec_from_config
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.known_fields import (
     HARMLESS,
     HARMLESS_IN,

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from homenode.errors import UnsupportedError, UserError
-from homenode.model.checkpoint import ModelSpec, index, open_checkpoint
+from homenode.model.checkpoint import index
 from homenode.model.checkpoint.gguf_set import read_gguf_set
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.known_keys import HARMLESS, NEUTRAL, READ
+from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.checkpoint.unknown import unknown_names
 from tests.checkpoints import make_folder, make_gguf
 

@@ -85,7 +85,7 @@ def test_a_cached_model_is_found_offline(tmp_path: Path) -> None:
     snapshot = cached(tmp_path / "cache", "org/name", {file.name: file.read_bytes() for file in folder.iterdir()})
     found = locate("org/name", offline=True, cache_dir=tmp_path / "cache", progress=False)
     assert found == snapshot
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
 
     assert (
         open_checkpoint(found).spec.architecture == "llama"

@@ -10,7 +10,7 @@ import pytest
 
 from homenode.compute.ops import KvGeometry
 from homenode.host.placement.node_teams import node_teams
-from homenode.host.placement.numa_policy import Decision
+from homenode.host.placement.numa_demand import Decision
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
 from homenode.model.division import Grain
 from homenode.model.parts import Division, plan_parts

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint import open_checkpoint
 from homenode.model.checkpoint.coded_matrices import with_coded_matrices
 from homenode.model.checkpoint.coded_rows import decoded, write_blocks
 from homenode.model.checkpoint.fallback_decode import FloatArray, decode_rows
 from homenode.model.checkpoint.fields import Fields
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.quantisation import quantisation_of
 from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.checkpoint.spec import TensorEntry

@@ -15,7 +15,8 @@ from homenode.host.binding.doctor import doctor
 from homenode.host.placement.demand import Demand, Parallelism
 from homenode.host.placement.explain import explain
 from homenode.host.placement.node_teams import NUMA_POLICIES, node_teams
-from homenode.host.placement.numa_policy import Decision, NumaDemand, numa_plan
+from homenode.host.placement.numa_demand import Decision, NumaDemand
+from homenode.host.placement.numa_policy import numa_plan
 from homenode.host.placement.select import make_plan
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host

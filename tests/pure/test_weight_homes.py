@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from homenode.errors import InternalError, PlacementError, UserError
 from homenode.host.placement.node_teams import NodeTeam
-from homenode.host.placement.numa_policy import Decision, NumaDemand, Teams, numa_plan
+from homenode.host.placement.numa_demand import Decision, NumaDemand
+from homenode.host.placement.numa_policy import Teams, numa_plan
 from homenode.host.topology.host import Host
 from homenode.model.weights.homes import GROUP_ROWS, PLANNED, MatrixHome, WeightHomes, member_rows, plan_homes
 from homenode.model.weights.layout import Elsewhere, MatrixLayout, WeightLayout

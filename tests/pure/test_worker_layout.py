@@ -23,7 +23,7 @@ from homenode.engine.workers.layers import Room, StageCost, balanced_layers
 from homenode.engine.workers.layout import Layout, WorkerPlan, executor_kind, with_memory
 from homenode.engine.workers.places import WorkerPlaces, worker_places
 from homenode.errors import CapacityError, PlacementError, UserError
-from homenode.host.placement.numa_policy import Decision
+from homenode.host.placement.numa_demand import Decision
 from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic

@@ -68,7 +68,7 @@ def test_stages_change_no_bit(tmp_path: Path) -> None:
 @needs_data
 @pytest.mark.parametrize("order", [("native", "torch"), ("torch", "native"), ("reference", "torch")], ids="-".join)
 def test_golden_texts_of_two_stages_on_two_backends(order: tuple[str, str]) -> None:
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
 
     turn: Iterator[str] = iter(order)
     check_golden(
@@ -79,7 +79,7 @@ def test_golden_texts_of_two_stages_on_two_backends(order: tuple[str, str]) -> N
 @needs_data
 @pytest.mark.parametrize("how", [Division(ranks=2, experts_whole=True), Division(stages=2, ranks=2)], ids=name)
 def test_golden_texts_of_experts_on_ranks(how: Division) -> None:
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
 
     check_golden(open_checkpoint(STORIES_MIXTURE), how, on_torch)
 

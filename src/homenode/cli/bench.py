@@ -10,6 +10,7 @@ from homenode.cli.bench_model import model
 from homenode.cli.bench_nodes import nodes
 from homenode.cli.bench_ranks import ranks
 from homenode.cli.bench_serve import serve
+from homenode.cli.bench_start import start
 from homenode.cli.bench_step import step
 from homenode.cli.bench_transfer import transfer
 
@@ -25,5 +26,6 @@ bench.add_command(attention)
 bench.add_command(nodes)
 bench.add_command(ranks)
 bench.add_command(serve)
+bench.add_command(start)
 bench.add_command(step)
 bench.add_command(transfer)

@@ -74,7 +74,7 @@ def model(
     """Prefill and decode speed of MODEL, through the same program the server runs."""
     from homenode.bench.model import Plan, measure
     from homenode.cli.bench_watch import measuring
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.locate import locate
     from homenode.model.weights.load import load_model
     from homenode.model.weights.packed_cache import packed_folder

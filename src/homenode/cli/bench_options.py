@@ -13,7 +13,7 @@ from homenode.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend, NativeMeter
-    from homenode.model.checkpoint import Checkpoint
+    from homenode.model.checkpoint.spec import Checkpoint
     from homenode.model.weights.read import SpreadOf
 
 _READ_BYTES = 512 << 20  # read for the ceilings; less where little memory is free

@@ -101,7 +101,7 @@ def _sized(
 ) -> tuple[EngineConfig, Tokenizer]:
     """The config with room for this prompt and its continuation only: a model's whole context can take more memory than there is."""
     from homenode.engine.remarks import remarks_on_settings
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.tokenizer import load_model_tokenizer
 
     path = Path(str(config.model.path))

@@ -10,14 +10,17 @@ import click
 
 from homenode import __version__
 from homenode.cli.report import plain_errors
+from homenode.engine.early_start import end_early_engine, needs_engine, start_engine_early
 from homenode.logs.stream import open_standard_streams
+from homenode.server.connections.descriptors import raise_descriptor_limit
+from homenode.start_phases import mark_phase
 
 _COMMANDS = {
     "serve": ("homenode.cli.serve:serve", "Serve a model over HTTP with the OpenAI API."),
     "proxy": ("homenode.cli.proxy:proxy", "Put one address in front of prefill and decode servers."),
     "generate": ("homenode.cli.generate:generate", "Continue one prompt and print the result."),
     "chat": ("homenode.cli.chat:chat", "Talk to a model in the terminal."),
-    "models": ("homenode.cli.models:models", "List the models in the Hub cache, remove them, say which fit."),
+    "models": ("homenode.cli.models.group:models", "List the models in the Hub cache, remove them, say which fit."),
     "host": ("homenode.cli.host:host", "Show this machine: sockets, NUMA nodes, cores, devices, what is allowed."),
     "plan": ("homenode.cli.plan:plan", "Plan which worker runs on which CPUs and memory, and say why."),
     "simulate": (
@@ -64,11 +67,16 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point of the `homenode` command."""
+    mark_phase("interpreter")
     open_standard_streams()
     with plain_errors():
         try:
+            if arguments is None and needs_engine(sys.argv[1:]):
+                raise_descriptor_limit()  # the engine's process has the limit of the one that starts it
+                start_engine_early()
             return cli(args=arguments, prog_name="homenode")
         finally:
+            end_early_engine()
             sys.stdout.flush()  # here a fault can be told, and not at the interpreter's end
 
 

@@ -104,7 +104,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     from homenode.engine.workers.devices import is_accelerator, worker_devices
     from homenode.engine.workers.planning import plan_engine
     from homenode.host.topology.read import read_host
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.locate import BUILTIN_NAME, locate
 
     model = asked.pop("stages")

@@ -111,7 +111,7 @@ def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayou
     from homenode.engine.config import ComputeConfig
     from homenode.engine.placement import UNPINNED
     from homenode.host.placement.numa_policy import numa_plan
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.locate import BUILTIN_NAME, locate
     from homenode.model.part import ModelPart
     from homenode.model.parts import check_experts

@@ -89,24 +89,26 @@ def print_piece(piece: str) -> None:
     OUT.print(show_controls(piece) if OUT.is_terminal else piece, end="", markup=False, highlight=False)
 
 
+def print_labelled(label: str, text: str, **style: Any) -> None:
+    """One line on stderr that begins with a label, which a terminal shows in `style` (as `click.style` has it). Without rich: whoever starts a server
+    waits for what is imported before it is ready."""
+    import click
+
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        label = click.style(label, **style)
+    sys.stderr.write(f"{label}{text}\n")
+    sys.stderr.flush()
+
+
 def print_note(text: str) -> None:
     """One line on stderr that an operator should read."""
-    from rich.text import Text
-
-    from homenode.cli.report import ERR
-
-    ERR.print(Text.assemble(("note: ", "yellow"), show_controls(text)), highlight=False)
+    print_labelled("note: ", show_controls(text), fg="yellow")
 
 
 def print_error(error: HomenodeError) -> None:
     """One line on stderr, if that can be written."""
-    from rich.text import Text
-
-    from homenode.cli.report import ERR
-
-    text = show_controls(with_origins(error.message))
     with suppress(OSError):
-        ERR.print(Text.assemble(("homenode: error: ", "bold red"), text), highlight=False)
+        print_labelled("homenode: error: ", show_controls(with_origins(error.message)), fg="red", bold=True)
 
 
 def with_origins(message: str) -> str:
@@ -182,6 +184,9 @@ def _error_dict(error: HomenodeError) -> dict[str, str]:
 @contextmanager
 def loading_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for weights: yields a function (bytes done, bytes in all). Shown only on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     from homenode.cli.report import ERR

@@ -14,11 +14,9 @@ import click
 
 from homenode.cli.options import build, shown_settings, source_of, with_settings
 from homenode.cli.placement_options import ManyValuesCommand
-from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error, print_note
-from homenode.cli.stop_tokens import print_stop_tokens
+from homenode.cli.report import exit_code, loading_bar, plain_errors, print_error, print_labelled, print_note
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
-from homenode.engine.pairing import transfer_problems
 from homenode.errors import HomenodeError, UserError
 from homenode.logs.setup import log_to_standard_error
 from homenode.model.checkpoint.reading import refuse_links
@@ -26,6 +24,7 @@ from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
 from homenode.server.connections.descriptors import raise_descriptor_limit
 from homenode.server.stop_signals import StopSignals, run_until_stopped
+from homenode.start_phases import mark_phase
 from homenode.units import format_bytes
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
     come from a variable HOMENODE_<SETTING> or from the file given by --config, which can name the model as well
     (`model = "..."`).
     """
+    mark_phase("imports")
     with plain_errors():
         if check_config and show_config:
             raise UserError(
@@ -66,6 +66,8 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         if text.tokenizer and not engine.model.links:
             refuse_links(Path(text.tokenizer))
         if show_config:
+            from homenode.cli.stop_tokens import print_stop_tokens
+
             _show(ctx)
             print_stop_tokens(engine.model, text)
             return
@@ -73,8 +75,11 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             sys.exit(_check(server, engine, text))
         log_to_standard_error("%(asctime)s %(levelname)s %(name)s: %(message)s")
         raise_descriptor_limit()
-        if problems := transfer_problems(engine):
-            sys.exit(_tell(problems))
+        if engine.transfer.on:
+            from homenode.engine.pairing import transfer_problems
+
+            if problems := transfer_problems(engine):
+                sys.exit(_tell(problems))
         sys.exit(asyncio.run(run_until_stopped(lambda stop: _serve(server, engine, text, stop))))
 
 
@@ -82,23 +87,26 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
     """Start the engine and read the vocabulary at the same time, then answer until told to stop."""
     from homenode.cli.models.announcement import announce_fetch
     from homenode.engine.location.located import located
-    from homenode.engine.replicas.configs import replica_configs
 
     engine = located(engine, announce_fetch(engine))
-    configs = replica_configs(engine)
+    configs = _configs(engine)
     count = server.api_server_count or engine.parallel.data_parallel_size
     if count > 1:
         return await _serve_by_fronts(configs, server, text, count, stop)
     client = _client(configs)
+    mark_phase("settings")
     try:
         with loading_bar("loading") as update:
             loading = asyncio.ensure_future(client.start(update))
             await asyncio.sleep(0)  # the child is started first: it has the longer way to go
             from homenode.server.run import bind, serve
 
+            mark_phase("imports of the server")
             listener = bind(server)
             tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
+            mark_phase("vocabulary")
             ready = await loading
+            mark_phase("wait for the engine")
         _keep_off_compute(ready)
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
         return await serve(
@@ -106,6 +114,15 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
         )
     finally:
         await client.close()
+
+
+def _configs(engine: EngineConfig) -> Sequence[EngineConfig]:
+    """The config of each engine."""
+    if not engine.may_be_several:
+        return (engine,)
+    from homenode.engine.replicas.configs import replica_configs
+
+    return replica_configs(engine)
 
 
 async def _serve_by_fronts(
@@ -133,8 +150,9 @@ def _client(configs: Sequence[EngineConfig]) -> AsyncEngineClient | ReplicasClie
     """The engine, or several as one."""
     if len(configs) == 1:
         from homenode.engine.client import AsyncEngineClient
+        from homenode.engine.early_start import take_early_engine
 
-        return AsyncEngineClient(configs[0])
+        return AsyncEngineClient(configs[0], started=take_early_engine())
     from homenode.engine.replicas.client import ReplicasClient
 
     return ReplicasClient(configs)
@@ -150,16 +168,19 @@ def _keep_off_compute(ready: Any) -> None:
 
 
 def _announce(url: str, ready: Any, fronts: int = 1) -> None:
+    mark_phase("port open")
     details = ready.details
     for note in details.get("notes", ()):
         print_note(note)
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
-    ERR.print(
-        f"[bold green]ready[/] {url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
+    print_labelled(
+        "ready ",
+        f"{url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
         f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
         f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
-        highlight=False,
+        fg="green",
+        bold=True,
     )
 
 
@@ -203,13 +224,11 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
         print_note(remark)
     if not problems:
-        from rich.markup import escape
-
         from homenode.engine.build import unused_settings
 
         for finding in unused_settings(engine):
-            ERR.print(f"[yellow]{finding.severity}:[/] {escape(finding.text)}", highlight=False)
-        ERR.print("[green]all settings are fine[/]")
+            print_labelled(f"{finding.severity}: ", finding.text, fg="yellow")
+        print_labelled("all settings are fine", "", fg="green")
     return _tell(problems)
 
 
@@ -222,6 +241,8 @@ def _tell(problems: Sequence[HomenodeError]) -> int:
 
 def _show(ctx: click.Context) -> None:
     from rich.table import Table
+
+    from homenode.cli.report import OUT
 
     table = Table("setting", "value", "from")
     table.add_row("MODEL", ctx.params["model"] or "(the built-in model)", source_of(ctx, "model"))

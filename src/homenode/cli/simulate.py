@@ -19,7 +19,7 @@ from homenode.units import parse_bytes
 
 if TYPE_CHECKING:
     from homenode.host.topology.host import Host
-    from homenode.model.checkpoint import Checkpoint
+    from homenode.model.checkpoint.spec import Checkpoint
     from homenode.simulate.compare import Result
     from homenode.simulate.run import Told
     from homenode.simulate.speeds import Speeds
@@ -177,7 +177,7 @@ def _speeds(
 
 
 def _checkpoint(model: str) -> Checkpoint:
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.locate import BUILTIN_NAME, locate
     from homenode.simulate.shape import PREFIX, shape_checkpoint
 

@@ -19,7 +19,7 @@ def print_stop_tokens(model: ModelConfig, text: TextConfig) -> None:
     """One line of names and ids. Nothing is fetched: of a model that is not here, or cannot be read, a note says why
     there is no such line.
     """
-    from homenode.model.checkpoint import open_checkpoint
+    from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.locate import locate
 
     try:

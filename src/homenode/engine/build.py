@@ -45,7 +45,8 @@ from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
 from homenode.host.binding.ladder import current_policy
 from homenode.host.binding.syscalls import Syscalls
-from homenode.host.placement.numa_policy import Chosen, Decision, Teams
+from homenode.host.placement.numa_demand import Decision
+from homenode.host.placement.numa_policy import Chosen, Teams
 from homenode.host.placement.variables import kv_cache_memory
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
@@ -53,14 +54,15 @@ from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.installation import again_command
-from homenode.model.checkpoint import Checkpoint, open_checkpoint
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
 from homenode.model.part import ModelPart
 from homenode.model.parts import read_layer_split
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds
 from homenode.model.weights.packed_cache import packed_folder
+from homenode.start_phases import mark_phase
 from homenode.transfer.fingerprint import fingerprint_of
 from homenode.units import format_bytes
 
@@ -179,6 +181,7 @@ def build_engine(
         raise _at_home(short, room, on_nodes, mine.own)
     _sizes(config, checkpoint.spec, geometry, room, on_nodes, mine.own)
     require_transfer(config, geometry, _left(room, on_nodes, mine.own))
+    mark_phase("plan")
     model = load_model(
         checkpoint,
         backend,
@@ -191,9 +194,11 @@ def build_engine(
         experts=None if common is None else common.share(0),
     )
     sizes = _sizes(config, model.spec, geometry, _room(config, place, taken=mine.own), on_nodes)
+    mark_phase("weights")
     sharing = _sharing(config, checkpoint, layout, geometry, backend)
     cache = sharing.kv_cache(sizes.num_blocks) if sharing else backend.kv_cache(geometry, sizes.num_blocks)
     program = backend.compile(model.forward(cache), sizes.step_limits())
+    mark_phase("KV memory and buffers")
     runner = Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
     # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
     cpu = place.team[0] if compute.backend == "native" else UNPINNED

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from homenode.engine.config import EngineConfig
+from homenode.engine.early_start import ENGINE_PROGRAM, StartedEngine, run_program
 from homenode.engine.failures import named_error
 from homenode.engine.link import EngineLink
 from homenode.engine.messages import Drain, EngineFigures, Fatal, Loading, Ready, ToFront
@@ -37,14 +36,16 @@ class AsyncEngineClient(EngineLink):
         self,
         config: EngineConfig,
         on_engine_lost: Callable[[str], None] | None = None,
-        program: str = "homenode.engine.process",
+        program: str = ENGINE_PROGRAM,
         memories: Callable[[], Sequence[int]] = tuple,
+        started: StartedEngine | None = None,
     ) -> None:
         """`program`: the module that the child runs; it has to speak as homenode.engine.process does. `memories`: descriptors that it is given as well, of
-        memory for experts in common; asked for when it starts, they stay the caller's."""
+        memory for experts in common; asked for when it starts, they stay the caller's. `started`: the child, where it runs already."""
         super().__init__()
         self.on_engine_lost = on_engine_lost
         self._config, self._program, self._memories = config, program, memories
+        self._started = started
         self._process: subprocess.Popen[bytes] | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._progress: Callable[[int, int], None] | None = None
@@ -87,7 +88,10 @@ class AsyncEngineClient(EngineLink):
             raise
 
     def _spawn(self) -> socket.socket:
-        """Start the process; our end of the connection. HostError when the machine refuses."""
+        """Start the process unless it runs already; our end of the connection. HostError when the machine refuses."""
+        if self._started is not None:
+            self._process, stream = self._started
+            return stream
         try:
             ours, theirs = socket.socketpair()
             with theirs:
@@ -98,14 +102,7 @@ class AsyncEngineClient(EngineLink):
 
     def _run_program(self, *descriptors: int) -> subprocess.Popen[bytes]:
         """Start it with these descriptors, named by its first argument."""
-        name, memories = [self._config.process_name] if self._config.process_name else [], self._memories()
-        given = ",".join(map(str, descriptors)) + (":" + ",".join(map(str, memories)) if memories else "")
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", self._program, given, str(os.getpid()), *name],
-            pass_fds=(*descriptors, *memories),
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # a terminal's Ctrl-C is for the front
-        )
+        return run_program(self._program, descriptors, self._memories(), self._config.process_name)
 
     async def close(self, timeout: float = _KILL_AFTER_S) -> None:
         """End the engine: it goes when its stream does, or is killed after `timeout` seconds. Pending requests get an error."""

@@ -12,7 +12,7 @@ import msgspec
 from homenode.engine.place import Replica
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.errors import UserError
-from homenode.host.placement.numa_policy import Decision
+from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
 from homenode.transfer.settings import TransferConfig
@@ -216,6 +216,11 @@ class EngineConfig:
     def model_name(self) -> str:
         """The model as it is called in public: what the user named, or its path."""
         return self.model.model or self.model.path or ""
+
+    @property
+    def may_be_several(self) -> bool:
+        """Whether these settings can mean more than one engine: by number, or one for each NUMA node."""
+        return self.parallel.data_parallel_size > 1 or self.placement.numa in ("auto", "replicate")
 
     @property
     def process_name(self) -> str | None:

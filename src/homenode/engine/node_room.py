@@ -11,7 +11,7 @@ from homenode.compute.ops import Backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.place import EnginePlace
 from homenode.errors import CapacityError
-from homenode.host.placement.numa_policy import Decision
+from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.variables import reserve_cpus
 from homenode.host.topology.host import Host
 from homenode.model.weights.homes import WeightHomes

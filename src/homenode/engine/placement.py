@@ -15,7 +15,8 @@ from homenode.errors import UserError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.memory_nodes import has_memory
 from homenode.host.placement.nodes import permitted_nodes
-from homenode.host.placement.numa_policy import Chosen, Decision, Teams, home_team, numa_plan
+from homenode.host.placement.numa_demand import Decision
+from homenode.host.placement.numa_policy import Chosen, Teams, home_team, numa_plan
 from homenode.host.placement.plan import Plan, Worker
 from homenode.host.placement.requirements import requirements
 from homenode.host.placement.select import make_plan

@@ -10,6 +10,7 @@ by ps and top.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import logging
@@ -28,6 +29,7 @@ from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import reason_of, start_thread
 from homenode.logs.setup import end_log, log_to_standard_error
+from homenode.start_phases import mark_phase, marked_phases
 from homenode.transfer.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ Build = Callable[
 
 def main(arguments: list[str], build: Build | None = None) -> int:
     """Run an engine, made by `build`, until the front drains or leaves it. Returns the exit code."""
+    mark_phase("interpreter")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()  # a crash of the native core shows where it was called from
@@ -64,9 +67,12 @@ def main(arguments: list[str], build: Build | None = None) -> int:
 def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Build, experts: Sequence[int]) -> int:
     try:
         die_with_parent(parent)
+        _import_engine()
+        mark_phase("imports")
         first = front.receive()
         if first is None:
             return 0
+        mark_phase("wait for settings")
         serve(front, decode_body(first, EngineConfig), build, doors, experts)
     except BaseException as error:
         if not isinstance(error, HomenodeError):
@@ -74,6 +80,14 @@ def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Bu
         _tell(front, error)
         return 1
     return 0
+
+
+def _import_engine() -> None:
+    """Import what an engine is built of while the front reads its settings. What is missing is told when it is built, which asks for it again."""
+    with contextlib.suppress(Exception):
+        import homenode.compute.native
+        import homenode.engine.build
+        import homenode.engine.core  # noqa: F401
 
 
 def _build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
@@ -100,6 +114,8 @@ def serve(
         agent = engine.handing_over.start(inbox.put) if engine.handing_over else None
         if isinstance(inbox, Inbox) and agent is not None:
             inbox.work_for(agent)
+        mark_phase("scheduler")
+        engine.ready.details["start_phases"] = marked_phases()
         front.send(engine.ready)
         EngineCore(
             engine.scheduler, engine.executor, send, inbox=inbox, agent=agent, log_stats=not config.disable_log_stats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from homenode.engine.config import EngineConfig
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.unknown import unknown_names
 from homenode.model.weights.layout import unaffected
 

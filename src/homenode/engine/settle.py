@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.engine.placement import EnginePlace
+from homenode.engine.place import EnginePlace
 from homenode.errors import HostError
 from homenode.host.binding.ladder import bind_memory, current_policy
 from homenode.host.binding.memory_map import read_memory_map

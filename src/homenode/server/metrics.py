@@ -20,6 +20,7 @@ from homenode.server.engine import EngineClient
 from homenode.server.expert_metrics import expert_metrics
 from homenode.server.transfer_metrics import transfer_metrics
 from homenode.server.worker_metrics import worker_metrics
+from homenode.start_phases import marked_phases, phases_since, process_began
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -138,6 +139,7 @@ class _EngineCollector(Collector):
         yield from worker_metrics(names, parts)
         yield from expert_metrics(names, parts)
         yield from self._lives(names)
+        yield from _start_phases(self._model, self._client.ready.details.get("start_phases"))
 
     def _parts(self) -> tuple[tuple[str, ...], list[tuple[tuple[str, ...], Statistics]]]:
         """Names of labels, and their values with the figures they are of: of the engine, or of each of several."""
@@ -208,6 +210,19 @@ class _EngineCollector(Collector):
             restarts.add_metric((self._model, *values), engine.restarts)
             moved.add_metric((self._model, *values), engine.moved)
         yield from (states, restarts, moved)
+
+
+def _start_phases(model: str, of_engine: object) -> Iterator[Metric]:
+    """When the phases of the start of this front and of its engine ended; nothing where there are several fronts or engines, whose starts overlap."""
+    began, of_front = process_began(), marked_phases()
+    if began is None or not of_front or not isinstance(of_engine, list):
+        return
+    help = "Seconds from the beginning of the process `homenode serve` to the end of a phase of its start."
+    gauge = GaugeMetricFamily("homenode:start_phase_seconds", help, labels=("model_name", "process", "phase"))
+    for process, marks in (("front", of_front), ("engine", of_engine)):
+        for phase, end in phases_since(began, marks):
+            gauge.add_metric((model, process, phase), end)
+    yield gauge
 
 
 def _in_common(names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Iterator[Metric]:

@@ -25,9 +25,10 @@ from homenode.engine.workers.devices import is_accelerator, worker_devices
 from homenode.engine.workers.layout import with_memory
 from homenode.engine.workers.planning import Planned, plan_engine
 from homenode.errors import CapacityError, UserError
-from homenode.host.placement.numa_policy import Decision, numa_plan
+from homenode.host.placement.numa_demand import Decision
+from homenode.host.placement.numa_policy import numa_plan
 from homenode.host.topology.host import Host
-from homenode.model.checkpoint import Checkpoint
+from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.weights.homes import plan_homes
 from homenode.model.weights.layout import WeightLayout

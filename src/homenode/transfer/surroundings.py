@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.installation import extra_command
-from homenode.transfer.carriers.registry import channels
 from homenode.transfer.settings import TransferConfig
 
 LIBRARIES = {"nixl": "nixl", "hccl": "torch_npu"}  # channels that need a library, and its module
@@ -37,6 +35,8 @@ class Surroundings:
 
 def way_to_library(channel: str) -> str:
     """How the library that a channel of LIBRARIES needs is got on this machine."""
+    from homenode.installation import extra_command
+
     return extra_command("nixl", "nixl-cu12") if channel == "nixl" else "it comes with the vendor's torch_npu"
 
 
@@ -44,6 +44,8 @@ def read_surroundings(
     config: TransferConfig, dev: Path = Path("/dev"), has: Callable[[str], bool] | None = None
 ) -> Surroundings:
     """The facts these settings depend on. Ports are taken for a moment and given back."""
+    from homenode.transfer.carriers.registry import channels  # brings what carries pages, which a front does not need
+
     has = has or (lambda module: importlib.util.find_spec(module) is not None)
     libraries = tuple(
         module for module in LIBRARIES.values() if any(has(one) for one in (module, *_BUILDS.get(module, ())))

@@ -11,7 +11,7 @@ import pytest
 
 from homenode.compute.ops import KvGeometry
 from homenode.errors import CheckpointError
-from homenode.model.checkpoint import OpenedCheckpoint, open_checkpoint
+from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
 from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.checkpoint.spec import RopeSpec
 from homenode.transfer.agreement import differences

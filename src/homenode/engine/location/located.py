@@ -6,12 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from homenode.compute.devices import accelerators
 from homenode.engine.config import EngineConfig
-from homenode.engine.location.choice import describe_choice, memory_problem, rate, take_largest
 from homenode.errors import CapacityError
-from homenode.host.topology.allowance import Allowance
-from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.reading import refuse_links
 from homenode.model.hub.candidate import Candidate
 from homenode.model.locate import BUILTIN_NAME, locate
@@ -40,6 +36,10 @@ def located(config: EngineConfig, announce: Announce = _say_nothing) -> EngineCo
 
 def choose(config: EngineConfig, announce: Announce, candidates: Sequence[Candidate]) -> Candidate:
     """Of the models that may be fetched the one to take: see `choice`. CapacityError where the memory has no room for it and KV of one full context."""
+    from homenode.engine.location.choice import describe_choice, memory_problem, rate, take_largest
+    from homenode.host.topology.allowance import Allowance
+    from homenode.host.topology.source import LiveSource
+
     available = Allowance.of_process(LiveSource()).memory_available
     if len(candidates) == 1:
         taken, why = candidates[0], ""
@@ -58,4 +58,8 @@ def _in_memory_as_stored(config: EngineConfig) -> bool:
     parallel, devices = config.parallel, config.parallel.stage_devices.strip()
     if config.model.quantize or parallel.workers > 1 or devices not in ("auto", "cpu"):
         return False
-    return devices == "cpu" or not accelerators()
+    if devices == "cpu":
+        return True
+    from homenode.compute.devices import accelerators
+
+    return not accelerators()

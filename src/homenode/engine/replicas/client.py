@@ -12,6 +12,7 @@ from types import TracebackType
 
 from homenode.engine.client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
+from homenode.engine.early_start import ENGINE_PROGRAM
 from homenode.engine.messages import Ready, Statistics
 from homenode.engine.replicas.dispatch import Dispatcher, DispatchSettings
 from homenode.engine.replicas.expert_memory import ExpertMemory
@@ -21,8 +22,6 @@ from homenode.engine.replicas.patience import Patience
 from homenode.engine.replicas.progress import Progress
 from homenode.engine.replicas.router import Router
 from homenode.errors import InternalError
-
-_PROGRAM = "homenode.engine.process"
 
 
 def dispatch_settings(config: EngineConfig) -> DispatchSettings:
@@ -48,7 +47,7 @@ class ReplicasClient(Dispatcher):
         on_engine_lost: Callable[[str], None] | None = None,
         *,
         patience: Patience | None = None,
-        program: str = _PROGRAM,
+        program: str = ENGINE_PROGRAM,
     ) -> None:
         """`configs`: as `configs.replica_configs` makes them; `program`: as in `AsyncEngineClient`."""
         settings, patience = dispatch_settings(configs[0]), patience or Patience()

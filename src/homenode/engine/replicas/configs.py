@@ -12,25 +12,21 @@ from homenode.engine.placement import reserved_cores
 from homenode.engine.replicas.places import memory_shares, replica_places, team_places
 from homenode.engine.settle import memory_room
 from homenode.errors import UserError
-from homenode.host.placement.numa_policy import Chosen, Decision, NumaPlan, Teams, numa_plan
+from homenode.host.placement.numa_demand import Decision
+from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.transfer.check import wrong_count
-
-
-def may_be_several(config: EngineConfig) -> bool:
-    """Whether these settings can mean more than one engine: by number, or one for each NUMA node."""
-    return config.parallel.data_parallel_size > 1 or config.placement.numa in ("auto", "replicate")
 
 
 def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
     """The config of each engine that --data-parallel-size or --numa replicate asks for; the one that was given when that is one. Raises as
     `replica_places` and `numa_plan`."""
     count = config.parallel.data_parallel_size
-    if not may_be_several(config):
+    if not config.may_be_several:
         return (config,)
     if count > 1 and config.placement.numa is not None:
         raise UserError(

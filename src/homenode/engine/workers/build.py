@@ -32,7 +32,7 @@ from homenode.engine.workers.there import memory_of
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.transfer.fingerprint import fingerprint_of
 
 if TYPE_CHECKING:

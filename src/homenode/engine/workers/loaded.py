@@ -22,7 +22,7 @@ from homenode.engine.workers.messages import Join
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
-from homenode.model.checkpoint import open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 from homenode.model.weights.packed_cache import packed_folder
 

@@ -19,7 +19,8 @@ from homenode.engine.place import EnginePlace
 from homenode.engine.placement import UNPINNED, core_of, cut, place_engine
 from homenode.errors import PlacementError, UserError
 from homenode.host.placement.node_teams import node_teams, parse_node_list
-from homenode.host.placement.numa_policy import Chosen, Decision, Teams
+from homenode.host.placement.numa_demand import Decision
+from homenode.host.placement.numa_policy import Chosen, Teams
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 

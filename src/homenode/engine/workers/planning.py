@@ -33,7 +33,8 @@ from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
-from homenode.model.checkpoint import Checkpoint, open_checkpoint
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.expert_placement import read_placement
 from homenode.model.part import ModelPart
 from homenode.model.parts import Division, plan_parts, read_layer_split

@@ -14,8 +14,6 @@ from homenode.host.placement.cores import NO_NODE, Core, allowed_cores
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.topology.host import Host
 
-NUMA_POLICIES = ("auto", "shard", "mirror", "replicate", "interleave", "local")
-
 
 @dataclass(frozen=True, slots=True)
 class NodeTeam:

@@ -20,26 +20,11 @@ from typing import Protocol
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError, UserError
 from homenode.host.placement.node_teams import NodeTeam, node_teams, parse_node_list
+from homenode.host.placement.numa_demand import Decision, NumaDemand
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 
 Teams = tuple[NodeTeam, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NumaDemand:
-    """What was asked for. `policy`: one of NUMA_POLICIES. `nodes`: the text of --numa-nodes. `mirror_tensors`: patterns of tensor names.
-
-    `reserve`: physical cores that nothing computes on, None for the usual one.
-    """
-
-    policy: str = "auto"
-    nodes: str | None = None
-    threads: int | None = None
-    threads_per_core: int = 1
-    mirror_tensors: tuple[str, ...] = ()
-    strict: bool = False
-    reserve: int | None = None
 
 
 class Chosen(Protocol):
@@ -56,15 +41,6 @@ class Chosen(Protocol):
     @property
     def nodes(self) -> tuple[int, ...]:
         """The nodes that compute; of `local` the one. Empty: those there are, and for `local` the usual one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A choice that was made already."""
-
-    policy: str
-    why: str
-    nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

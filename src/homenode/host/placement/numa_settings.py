@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.errors import UserError
-from homenode.host.placement.node_teams import NUMA_POLICIES
-from homenode.host.placement.numa_policy import NumaDemand
+from homenode.host.placement.numa_demand import NUMA_POLICIES, NumaDemand
 from homenode.options import option
 
 

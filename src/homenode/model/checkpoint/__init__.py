@@ -1,6 +1,4 @@
-"""Model files: Hugging Face folders and GGUF, opened and checked. See `open_checkpoint`."""
+"""Model files: Hugging Face folders and GGUF, opened and checked by `index.open_checkpoint`; what is read of them is a `spec.Checkpoint`.
 
-from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
-from homenode.model.checkpoint.spec import Checkpoint, ModelSpec, RopeSpec, TensorEntry
-
-__all__ = ["Checkpoint", "ModelSpec", "OpenedCheckpoint", "RopeSpec", "TensorEntry", "open_checkpoint"]
+Nothing is imported here: a front reads the vocabulary of a model, for which it needs a few of these modules.
+"""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 
 from homenode.errors import CapacityError, HomenodeError, HostError, UserError
-from homenode.installation import install_command
 
 NAMES = "give a folder, a .gguf file, or a Hub id such as Qwen/Qwen3-0.6B or org/name:Q4_K_M"
 
@@ -45,6 +44,8 @@ def explain_failure(error: Exception, repository: str, revision: str | None, off
             param="model",
         )
     if isinstance(error, ValueError) and "too large" in str(error):
+        from homenode.installation import install_command
+
         todo = f"install hf_xet, with which huggingface_hub fetches such files: {install_command('hf_xet')}"
         return UserError(
             f"model {name}: it has a file of more than 50 GB, too large for a plain download; {todo}", param="model"

@@ -25,7 +25,7 @@ def load_model_tokenizer(
     try:
         return load_tokenizer(model, chat_template, chat_template_timeout, trial)
     except UserError:
-        from homenode.model.checkpoint import open_checkpoint  # slow to import, and seldom needed here
+        from homenode.model.checkpoint.index import open_checkpoint  # slow to import, and seldom needed here
 
         open_checkpoint(model)
         raise

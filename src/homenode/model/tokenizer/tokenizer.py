@@ -304,12 +304,12 @@ def _may_have_template(path: Path) -> bool:
 
 def _gguf_file(path: Path) -> Path | None:
     """The GGUF file that holds the vocabulary, the first of a split one; None for a folder with a tokenizer.json or without GGUF files."""
-    from homenode.model.checkpoint.gguf_set import find_gguf, first_shard
+    if not path.is_file() and (is_there(path / "tokenizer.json") or not any(path.glob("*.gguf"))):
+        return None
+    from homenode.model.checkpoint.gguf_set import find_gguf, first_shard  # brings NumPy
 
     if path.is_file():
         return first_shard(path) if path.suffix == ".gguf" else None
-    if is_there(path / "tokenizer.json") or not any(path.glob("*.gguf")):
-        return None
     return find_gguf(path)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint import open_checkpoint
 from homenode.model.checkpoint.fallback_decode import FloatArray, iter_decoded_rows
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.spec import TensorEntry
 
 _LONGEST_S = 30.0  # of a search: some gigabytes of plain numbers

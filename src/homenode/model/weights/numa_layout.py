@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from homenode.compute.ops import Backend, PackedBackend
 from homenode.errors import InternalError, UserError
-from homenode.host.placement.numa_policy import Chosen, NumaDemand, NumaPlan, Teams, numa_plan
+from homenode.host.placement.numa_demand import NumaDemand
+from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
 from homenode.host.placement.weight_room import check_node_room, check_total_room
 from homenode.host.topology.host import Host
 from homenode.model.weights.homes import GROUP_ROWS, PLANNED, GroupBytes, WeightHomes, plan_homes, stored_group_bytes

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from homenode.engine.config import EngineConfig
+from homenode.engine.early_start import ENGINE_PROGRAM
 from homenode.engine.fronts.client import LinkedSettings, favourite_of
 from homenode.engine.fronts.elsewhere import Elsewhere
 from homenode.engine.fronts.engine import SharedEngine
@@ -68,7 +69,7 @@ class Coordinator:
         count: int,
         *,
         patience: Patience | None = None,
-        engine_program: str = "homenode.engine.process",
+        engine_program: str = ENGINE_PROGRAM,
         front_program: str = "homenode.server.fronts.main",
     ) -> None:
         """`configs`: as `replica_configs` makes them. A single engine is not started again: whoever watches this process starts all anew."""

@@ -1,0 +1,143 @@
+"""The engine's process that is started before the settings are known: taken by the front, or ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from homenode.engine import early_start
+from homenode.engine.client import AsyncEngineClient
+from homenode.engine.early_start import end_early_engine, needs_engine, start_engine_early, take_early_engine
+from tests.checkpoints import make_folder
+from tests.engine.engines import PATIENCE_S, config_for
+from tests.engine.live import LiveServer
+
+# A start is as long as what it imports. Whoever adds to it looks first whether the module is needed before the port is open.
+_MOST_MODULES_OF_FRONT = 580
+_MOST_MODULES_OF_ENGINE = 560
+_WITHOUT = ("numpy", "rich", "torch", "homenode.simulate", "homenode.model.checkpoint.index")  # of the front
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        ("serve", True),
+        ("serve model --port 0", True),
+        ("serve --tensor-parallel-size 2", True),
+        ("serve --help", False),
+        ("serve -h", False),
+        ("serve model --check-config", False),
+        ("serve --show-config", False),
+        ("serve --data-parallel-size=2", False),
+        ("serve --api-server-count 2", False),
+        ("generate Hello", False),
+        ("--help", False),
+        ("", False),
+    ],
+)
+def test_only_a_serve_with_one_engine_starts_it(arguments, needed):
+    assert needs_engine(arguments.split()) is needed
+
+
+def test_a_process_that_nobody_takes_is_ended():
+    start_engine_early()
+    started = take_early_engine()
+    assert started is not None
+    assert take_early_engine() is None  # it is taken once
+    started.stream.close()
+    assert started.process.wait(PATIENCE_S) == 0  # its stream has ended
+
+    start_engine_early()
+    left = early_start._early
+    assert left is not None
+    end_early_engine()
+    assert left.process.poll() is not None
+    assert take_early_engine() is None
+
+
+def test_the_front_takes_it(tmp_path):
+    start_engine_early()
+    started = take_early_engine()
+    assert started is not None
+
+    async def serve() -> None:
+        config = config_for(make_folder(tmp_path / "model", max_position_embeddings=4096))
+        async with asyncio.timeout(PATIENCE_S), AsyncEngineClient(config, started=started) as client:
+            assert client.pid == started.process.pid
+            phases = [name for name, _ in client.ready.details["start_phases"]]
+            assert phases[:3] == ["interpreter", "imports", "wait for settings"]
+
+    asyncio.run(serve())
+    assert started.process.poll() == 0
+
+
+def test_settings_that_are_refused_leave_no_process():
+    ended = subprocess.run(
+        [sys.executable, "-m", "homenode", "serve", "--port", "no-port"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=os.environ | {"HOMENODE_TEST_MARK": "early-start"},
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not [each for each in Path("/proc").glob("[0-9]*/environ") if b"early-start" in _bytes_of(each)]
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _imported(text: str) -> list[str]:
+    return re.findall(r"^import time:[\d |]+\|\s+(\S+)$", text, re.M)
+
+
+@pytest.mark.skipif(not LiveServer.possible(), reason="there is no model to serve")
+def test_what_a_front_imports_before_its_port_is_open():
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "homenode", "serve", "--port", "0"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    said = ""
+    try:
+        for line in process.stderr:
+            said += line
+            if line.startswith("ready"):
+                break
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+    modules = _imported(said)
+    assert "ready http" in said
+    assert 100 < len(modules) <= _MOST_MODULES_OF_FRONT
+    assert not [name for name in modules if name.startswith(_WITHOUT)]
+
+
+def test_what_an_engine_imports():
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-X",
+            "importtime",
+            "-c",
+            "import homenode.engine.process as p; p._import_engine()",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    modules = _imported(ended.stderr)
+    assert "homenode.engine.build" in modules
+    assert len(modules) <= _MOST_MODULES_OF_ENGINE
+    assert not [name for name in modules if name.startswith(("rich", "torch", "click", "starlette"))]
