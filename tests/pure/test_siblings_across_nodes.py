@@ -14,8 +14,8 @@ from homenode.errors import PlacementError, UserError
 from homenode.host.binding.doctor import doctor
 from homenode.host.placement.demand import Demand, Parallelism
 from homenode.host.placement.explain import explain
-from homenode.host.placement.node_teams import NUMA_POLICIES, node_teams
-from homenode.host.placement.numa_demand import Decision, NumaDemand
+from homenode.host.placement.node_teams import node_teams
+from homenode.host.placement.numa_demand import NUMA_POLICIES, Decision, NumaDemand
 from homenode.host.placement.numa_policy import numa_plan
 from homenode.host.placement.select import make_plan
 from homenode.host.topology.host import Host

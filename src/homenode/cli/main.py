@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from homenode import __version__
 from homenode.cli.report import plain_errors
-from homenode.engine.early_start import end_early_engine, needs_engine, start_engine_early
 from homenode.logs.stream import open_standard_streams
-from homenode.server.connections.descriptors import raise_descriptor_limit
 from homenode.start_phases import mark_phase
 
 _COMMANDS = {
@@ -65,18 +65,33 @@ def cli() -> None:
     """
 
 
+@contextmanager
+def _early_engine(arguments: list[str]) -> Iterator[None]:
+    """Within it the process of an engine that these arguments will need runs already, until the command takes it."""
+    if arguments[:1] != ["serve"]:  # nothing of an engine is imported for other commands
+        yield
+        return
+    from homenode.engine.early_start import end_early_engine, needs_engine, start_engine_early
+    from homenode.server.connections.descriptors import raise_descriptor_limit
+
+    if needs_engine(arguments):
+        raise_descriptor_limit()  # the engine's process has the limit of the one that starts it
+        start_engine_early()
+    try:
+        yield
+    finally:
+        end_early_engine()
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point of the `homenode` command."""
     mark_phase("interpreter")
     open_standard_streams()
     with plain_errors():
         try:
-            if arguments is None and needs_engine(sys.argv[1:]):
-                raise_descriptor_limit()  # the engine's process has the limit of the one that starts it
-                start_engine_early()
-            return cli(args=arguments, prog_name="homenode")
+            with _early_engine(sys.argv[1:] if arguments is None else []):
+                return cli(args=arguments, prog_name="homenode")
         finally:
-            end_early_engine()
             sys.stdout.flush()  # here a fault can be told, and not at the interpreter's end
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 ENGINE_PROGRAM = "homenode.engine.process"
 # Of `serve`: with these no engine is started, or not this one.
-_WITHOUT_ENGINE = ("-h", "--help", "--check-config", "--show-config", "--data-parallel", "--api-server-count")
+_WITHOUT_ENGINE = ("-h", "--help", "--check-config", "--show-config", "--data-parallel-size", "--api-server-count")
 _END_WITHIN_S = 2.0  # of a process that was killed
 
 
