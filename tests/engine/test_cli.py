@@ -9,7 +9,7 @@ import pytest
 
 from homenode.cli.main import main
 from homenode.compute.native import LEVELS, available_levels
-from homenode.host.placement.node_teams import NUMA_POLICIES
+from homenode.host.placement.numa_demand import NUMA_POLICIES
 from tests.checkpoints import make_folder
 from tests.paths import STORIES, needs_data
 

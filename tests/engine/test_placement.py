@@ -13,8 +13,7 @@ from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine
 from homenode.engine.settle import MemoryRoom, memory_room, settle
 from homenode.errors import PlacementError, UserError
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
-from homenode.host.placement.node_teams import NUMA_POLICIES
-from homenode.host.placement.numa_demand import Decision
+from homenode.host.placement.numa_demand import NUMA_POLICIES, Decision
 from homenode.host.placement.numa_policy import Teams
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
