@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ pytest.importorskip("torch", reason="needs torch, which the extra `torch` instal
 from homenode.engine.config import EngineConfig
 from homenode.engine.workers.there import devices_of
 from homenode.errors import UnsupportedError
+from homenode.host.binding.threads import descendants
+from homenode.host.topology.allowance import Allowance
 from tests.engine.engines import greedy, run_all
+from tests.engine.live import LiveServer
 from tests.engine.test_golden import check_golden, golden
 from tests.engine.test_workers import engine_of
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
@@ -53,3 +57,16 @@ def test_a_way_to_attend_that_a_workers_device_has_not_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="on cuda devices only, not on torch:cpu") as caught:
         devices_of(config)
     assert caught.value.param == "attention_backend"
+
+
+@pytest.mark.skipif(len(Allowance.of_process().physical_cpus) < 2, reason="needs a core for everything but computing")
+def test_the_threads_of_a_torch_worker_are_where_it_computes() -> None:
+    """The loop has moved to the CPU without compute threads before the worker is started, and the worker has not inherited that."""
+    server = LiveServer("--stage-devices", "torch:cpu", "--threads", "1")
+    try:
+        (engine,) = server.engines()
+        (worker,) = descendants(engine)
+        masks = {frozenset(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{worker}/task").iterdir()}
+    finally:
+        server.close()
+    assert masks == {frozenset(Allowance.of_process().physical_cpus[:1])}

@@ -19,6 +19,7 @@ from homenode.engine.pairing import kept_as, targets_of
 from homenode.engine.place import EnginePlace, Replica
 from homenode.engine.placement import UNPINNED
 from homenode.engine.settle import MemoryRoom
+from homenode.engine.workers.layout import config_of
 from homenode.engine.workers.messages import Join
 from homenode.engine.workers.planning import Planned, plan_engine
 from homenode.errors import CapacityError, UserError
@@ -221,3 +222,16 @@ def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypa
     assert replace_join(join, 1, [], 4096) == Join(
         0, 1, config, "cpu", part, place, [], kv_cache_memory=4096, kv_there=4096
     )
+
+
+def test_a_worker_is_told_the_cpus_that_its_engine_was_allowed(model: Path) -> None:
+    """It is started by an engine that has moved to the CPUs of its loop, and would count those alone."""
+    config, host = config_for(model, pipeline_parallel_size=2), read_host(synthetic("1s/1n/8c"))
+    planned = plan_engine(config, open_checkpoint(model), host, ("cpu", "cpu"))
+    assert planned.layout.loop and set(planned.layout.loop) < set(host.allowance.cpus)
+    for worker in planned.layout.workers:
+        own = config_of(config, planned.layout, worker, host.allowance.cpus).replica
+        assert own is not None and own.allowed == host.allowance.cpus
+    alone = replace(config, replica=Replica(0, 1, EnginePlace(tuple(range(8))), (2, 3)))
+    own = config_of(alone, planned.layout, planned.layout.workers[0], host.allowance.cpus).replica
+    assert own is not None and own.allowed == (2, 3)

@@ -26,7 +26,7 @@ def make_executor(
     seat = common.seat if common is not None and common.memories else None
 
     def join_of(worker: WorkerPlan) -> Join:
-        own = config_of(config, layout, worker)
+        own = config_of(config, layout, worker, planned.host.allowance.cpus if layout.loop else ())
         memory = config.kv.kv_cache_memory if is_accelerator(worker.device) else planned.kv_memory
         return Join(worker.number, 0, own, worker.device, worker.part, worker.place, [], memory, experts=seat)
 

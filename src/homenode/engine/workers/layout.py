@@ -85,10 +85,11 @@ def with_memory(
     )
 
 
-def config_of(config: EngineConfig, layout: Layout, worker: WorkerPlan) -> EngineConfig:
-    """The engine's config as it is for one of its workers."""
+def config_of(config: EngineConfig, layout: Layout, worker: WorkerPlan, allowed: tuple[int, ...] = ()) -> EngineConfig:
+    """The engine's config as it is for one of its workers. `allowed`: the CPUs that the engine was allowed when it began; its workers inherit those of
+    `layout.loop`, to which it has moved."""
     compute = replace(config.compute, spin_us=0) if layout.shared else config.compute
-    allowed = config.replica.allowed if config.replica else ()
+    allowed = config.replica.allowed if config.replica else allowed
     own = Replica(worker.number, len(layout.workers), worker.place, allowed, worker.memory)
     return replace(config, compute=compute, replica=own)
 

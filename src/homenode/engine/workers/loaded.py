@@ -14,7 +14,7 @@ from homenode.engine.crowding import spin_us, too_many_threads
 from homenode.engine.expert_room import ExpertsInCommon, Kept, kept_of
 from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
 from homenode.engine.place import EnginePlace
-from homenode.engine.placement import alone, team_groups
+from homenode.engine.placement import UNPINNED, alone, team_groups
 from homenode.engine.settle import keep_to, settle
 from homenode.engine.sizing import Sizes, resolve
 from homenode.engine.workers.devices import is_accelerator, is_torch
@@ -55,7 +55,7 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     if config.replica is not None and config.replica.allowed:
         keep_to(config.replica.allowed)
     host = read_host(LiveSource(), accelerators=False)
-    place = alone(join.place)
+    place = _place(join)
     findings = (*too_many_threads(host, place), *settle(place))
     backend = _backend(join, host, place)
     as_asked = config.model
@@ -85,6 +85,13 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
         leave_plan(place, backend.planned())
     notes = (*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info"))
     return LoadedPart(backend, model, mine, geometry, sizes, notes)
+
+
+def _place(join: Join) -> EnginePlace:
+    """Where this worker's process is. The threads of torch on the CPU inherit that, as nobody pins them: they are where a team of the native core would be."""
+    if is_torch(join.device) and not is_accelerator(join.device):
+        return replace(join.place, others=tuple(cpu for cpu in join.place.team if cpu != UNPINNED))
+    return alone(join.place)
 
 
 def _backend(join: Join, host: Host, place: EnginePlace) -> Backend:
