@@ -11,6 +11,7 @@ import msgspec
 
 from homenode.cli.bench_options import Numbers, engine_backend, meter_of
 from homenode.cli.engine_notes import tell_unused_settings
+from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
 from homenode.engine.config import EngineConfig
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 )
 @click.option("--phases", is_flag=True, help="Also show where the time of a step goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_command_log
 def model(
     model: str | None,
     prompt_tokens: int,

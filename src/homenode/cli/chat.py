@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
+from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors, print_note, print_piece, show_controls
 from homenode.engine.config import EngineConfig
@@ -51,6 +52,7 @@ Messages = list[dict[str, str]]
 @click.option("--seed", type=int, help="Makes the answers repeatable.")
 @with_some_settings(EngineConfig, *_SETTINGS)
 @with_some_settings(TextConfig, "tokenizer", "chat_template", "chat_template_timeout")
+@with_command_log
 def chat(
     model: str | None,
     system: str | None,

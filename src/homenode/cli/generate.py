@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
+from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import OUT, loading_bar, plain_errors, print_note, print_piece
 from homenode.engine.config import EngineConfig
@@ -59,6 +60,7 @@ _SETTINGS = (
     is_flag=True,
     help="Print one JSON object: text, token_ids, prompt_token_ids, finish_reason, timings.",
 )
+@with_command_log
 def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, as_json: bool, **options: Any) -> None:
     """Continue one PROMPT with MODEL and print the result.
 
