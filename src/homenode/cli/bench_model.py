@@ -76,6 +76,8 @@ def model(
     """Prefill and decode speed of MODEL, through the same program the server runs."""
     from homenode.bench.model import Plan, measure
     from homenode.cli.bench_watch import measuring
+    from homenode.engine.memory_report import log_memory
+    from homenode.engine.numa_memory import spread_of
     from homenode.model.checkpoint import open_checkpoint
     from homenode.model.locate import locate
     from homenode.model.weights.load import load_model
@@ -88,7 +90,7 @@ def model(
         tell_unused_settings(config)
         path = locate(model)
         checkpoint, folder = open_checkpoint(path), packed_folder(packed_cache, path)
-        backend, spread = engine_backend(config, checkpoint)
+        backend, place, host = engine_backend(config, checkpoint)
         with loading_bar("loading") as update:
             loaded = load_model(
                 checkpoint,
@@ -97,8 +99,9 @@ def model(
                 dtype=dtype,
                 progress=update,
                 packed_cache=folder,
-                spread_of=spread,
+                spread_of=spread_of(place),
             )
+        log_memory(backend, place, host)
         for note in loaded.notes:
             ERR.print(note, markup=False, highlight=False)
         plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat, kv_cache_dtype, phases)

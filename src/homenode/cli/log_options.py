@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from homenode.cli.options import build, with_some_settings
-from homenode.logs.setup import LEVELS, begin_command_log
+from homenode.logs.setup import LEVEL_VARIABLE, LEVELS, begin_command_log
 from homenode.options import option, options_of
 
 
@@ -18,8 +19,8 @@ class LogConfig:
 
     log_level: str | None = option(
         None,
-        "Least severe lines of the log that are written. Default: info of what serves, warning of other commands. "
-        "Processes that are started inherit it.",
+        "Least severe lines of the log that are written. Default: info of serve, proxy and run, warning of "
+        "other commands. Processes that are started inherit it.",
         choices=LEVELS,
     )
     verbose: bool = option(
@@ -34,12 +35,41 @@ class LogConfig:
         return "debug" if self.verbose else self.log_level
 
 
-def with_command_log(function: Callable[..., Any]) -> Callable[..., Any]:
+def taken_level(values: dict[str, Any]) -> str | None:
+    """The level that a command's flags ask for; they are taken out of `values`."""
+    config: LogConfig = build(LogConfig, {name: values.pop(name) for name in options_of(LogConfig)})
+    return config.level
+
+
+def with_log_flags(command: Any) -> Any:
+    """Decorator for a click command: adds the flags."""
+    return with_some_settings(LogConfig, *options_of(LogConfig))(command)
+
+
+def with_command_log(function: Callable[..., Any]) -> Any:
     """Decorator for a click command that ends by itself: adds the flags, and begins the log before the command does."""
 
     @functools.wraps(function)
     def logging_function(*arguments: Any, **values: Any) -> Any:
-        begin_command_log(build(LogConfig, {name: values.pop(name) for name in options_of(LogConfig)}).level)
+        begin_command_log(taken_level(values))
         return function(*arguments, **values)
 
-    return with_some_settings(LogConfig, *options_of(LogConfig))(logging_function)
+    return with_log_flags(logging_function)
+
+
+def lines_from(level: str | None, say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say` of lines that are at least so severe, for a command that becomes another program and so keeps no log.
+
+    A line begins with its severity and a colon, else it is of level info. `level`: None for info. What is started
+    inherits a level that is given.
+    """
+    if level is not None:
+        os.environ[LEVEL_VARIABLE] = level
+    least = LEVELS.index(level or "info")
+
+    def say_some(line: str) -> None:
+        severity = line.partition(":")[0]
+        if LEVELS.index(severity if severity in LEVELS else "info") >= least:
+            say(line)
+
+    return say_some

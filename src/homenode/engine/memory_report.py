@@ -71,9 +71,9 @@ def _layout(place: EnginePlace, nodes: Sequence[int]) -> str:
 def _node_line(node: int, place: EnginePlace, host: Host, sizes: Mapping[str, Counter[int]], seen: Seen) -> str:
     parts = [_use(use, of_use[node], node, seen.get(use)) for use, of_use in sizes.items() if of_use[node]]
     cpus = _threads(place, host).get(node, ())
-    where = f" on CPUs {format_cpu_list(cpus)}" if cpus else ""
-    threads = f"{len(cpus)} compute thread{'' if len(cpus) == 1 else 's'}{where}"
-    return f"node {node}: {', '.join((*parts, threads))}"
+    many = "" if len(cpus) == 1 else "s"
+    threads = [f"{len(cpus)} compute thread{many} on CPU{many} {format_cpu_list(cpus)}"] if cpus else []
+    return f"node {node}: {', '.join((*parts, *threads))}"
 
 
 def _use(use: str, size: int, node: int, lines: Sequence[Mapping[str, Any]] | None) -> str:
@@ -84,7 +84,8 @@ def _use(use: str, size: int, node: int, lines: Sequence[Mapping[str, Any]] | No
         return f"{text} (the kernel does not tell where it lies)"
     if not line["present"]:
         return f"{text} (not touched yet)"
-    touched = "" if line["present"] >= size else f" of the {format_bytes(line['present'])} in use"
+    present = format_bytes(line["present"])
+    touched = "" if present == format_bytes(size) or line["present"] > size else f" of the {present} in use"
     return f"{text} ({line['local'] / line['present']:.0%}{touched} is there)"
 
 

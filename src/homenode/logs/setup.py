@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TextIO
+from typing import TextIO, cast
 
 from homenode.logs.held import HeldStream
 from homenode.logs.repetition import CountingHandler
@@ -61,7 +61,7 @@ def end_log() -> None:
     drain_standard_error()
 
 
-def _begin(stream: TextIO, form: logging.Formatter, level: str | None, usual: str) -> None:
+def _begin(stream: TextIO | HeldStream, form: logging.Formatter, level: str | None, usual: str) -> None:
     """Nothing is done where the log has been set up already, as by a test or a program that this one is a part of."""
     root = logging.getLogger()
     if root.handlers:
@@ -70,7 +70,7 @@ def _begin(stream: TextIO, form: logging.Formatter, level: str | None, usual: st
     chosen = level or (inherited if inherited in LEVELS else usual)
     os.environ[LEVEL_VARIABLE] = chosen
     number = logging.getLevelNamesMapping()[chosen.upper()]
-    handler = CountingHandler(stream)
+    handler = CountingHandler(cast(TextIO, stream))
     handler.setFormatter(form)
     handler.setLevel(number)
     root.addHandler(handler)
