@@ -83,7 +83,7 @@ class TestOnStories:
     def test_a_left_stream_frees_its_request(self, llm: LLM) -> None:
         stream = llm.stream("Once", greedy(400))
         next(stream)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         llm.generate("x", greedy(1))
         assert llm.generate("x", greedy(1))[0].finish_reason == "length"
         assert llm.statistics.num_running == 0
