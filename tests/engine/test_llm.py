@@ -69,8 +69,11 @@ class TestOnStories:
 
     def test_a_stream_is_the_text_in_pieces(self, llm: LLM) -> None:
         whole = llm.generate("Once upon a time", GREEDY)[0].text
-        pieces = list(llm.stream("Once upon a time", GREEDY))
-        assert "".join(pieces) == whole
+        stream = llm.stream("Once upon a time", GREEDY)
+        assert stream.completion.finish_reason == "abort"
+        pieces = list(stream)
+        assert "".join(pieces) == stream.completion.text == whole
+        assert stream.completion.finish_reason in ("stop", "length")
         assert len(pieces) > 10
 
     def test_stop_strings_end_the_text_before_them(self, llm: LLM) -> None:

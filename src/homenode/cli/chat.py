@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
 from contextlib import closing, suppress
@@ -101,6 +102,8 @@ def chat(
             llm = LLM(config=config, tokenizer=text, progress=update)
         with llm:
             params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(errors="replace")  # what is no UTF-8 is asked as far as it is
             _tell(_banner(llm))
             _talk(llm, params, Conversation(system or ""))
 
@@ -127,8 +130,11 @@ def _talk(llm: LLM, params: SamplingParams, conversation: Conversation) -> None:
         try:
             conversation.answered(_answer(llm, params, conversation.ask(text)))
         except UserError as error:
+            if not sys.stdin.isatty():
+                raise
             conversation.take_back()
-            _tell(error.message, "red")
+            again = "; /reset begins a new conversation" if conversation.messages else ""
+            _tell(f"{error.message}{again}", "red")
 
 
 def _ask() -> str | None:
