@@ -10,7 +10,7 @@ from homenode.cli.options import Setting, settings_of
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 _INTRODUCTION = """# Settings
 
-Every setting of `homenode serve`, and in the last part of `homenode proxy`. A value comes from the flag, else from the variable, else from the file given by `--config` (TOML, keys are the
+Every setting of `homenode serve`, and in the last part of `homenode proxy`, which has those of the log as well. A value comes from the flag, else from the variable, else from the file given by `--config` (TOML, keys are the
 flags' names), else from the default. `--show-config` prints each value and where it came from, and (`serve`) the
 [tokens that end an answer](models.md#tokens-that-end-an-answer); `--check-config` validates them and exits.
 What contradicts another setting is refused; what was given and has no effect as the others are is told, by
@@ -27,6 +27,7 @@ kv-cache-memory = "2GiB"
 
 def page() -> str:
     """The whole page as Markdown."""
+    from homenode.cli.log_options import LogConfig
     from homenode.engine.config import EngineConfig
     from homenode.model.tokenizer.config import TextConfig
     from homenode.server.config import ServerConfig
@@ -37,6 +38,7 @@ def page() -> str:
         ("Server", ServerConfig),
         ("Engine", EngineConfig),
         ("Text", TextConfig),
+        ("Log", LogConfig),
         ("`homenode proxy`", ProxyConfig),
     )
     for title, config in sections:

@@ -13,6 +13,7 @@ from answering import Answer, Question, answer_all
 from homenode.bench.model import Plan, timed_runs
 from homenode.cli.bench_options import engine_backend
 from homenode.engine.config import EngineConfig
+from homenode.engine.numa_memory import spread_of
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.locate import locate
 from homenode.model.weights.load import load_model
@@ -22,8 +23,8 @@ def main() -> None:
     """Load and answer."""
     task = json.loads(sys.argv[1])
     checkpoint = open_checkpoint(locate(task["model"]))
-    backend, spread = engine_backend(EngineConfig.of(task["model"], {"threads": task["threads"]}), checkpoint)
-    model = load_model(checkpoint, backend, spread_of=spread)
+    backend, place, _ = engine_backend(EngineConfig.of(task["model"], {"threads": task["threads"]}), checkpoint)
+    model = load_model(checkpoint, backend, spread_of=spread_of(place))
 
     def measure(question: Question) -> Answer:
         plan = Plan(question["prompt"], question["steps"], tuple(question["batches"]) or (1,), question["context"])

@@ -70,10 +70,10 @@ def test_generate_prints_text_and_chat_answers(capsys: pytest.CaptureFixture[str
     assert (code, "5" in out) == (0, True), err
 
 
-def test_chat_answers_and_ends_with_an_empty_line(
+def test_chat_answers_until_it_is_told_to_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = iter(["Hello", "/new", "What is 2 + 3?", ""])
+    lines = iter(["Hello", "", "/new", "What is 2 + 3?", "/exit"])
     monkeypatch.setattr("builtins.input", lambda *_: next(lines))
     code, out, err = run(capsys, "chat", "--temperature", "0")
     assert code == 0, err

@@ -69,8 +69,11 @@ class TestOnStories:
 
     def test_a_stream_is_the_text_in_pieces(self, llm: LLM) -> None:
         whole = llm.generate("Once upon a time", GREEDY)[0].text
-        pieces = list(llm.stream("Once upon a time", GREEDY))
-        assert "".join(pieces) == whole
+        stream = llm.stream("Once upon a time", GREEDY)
+        assert stream.completion.finish_reason == "abort"
+        pieces = list(stream)
+        assert "".join(pieces) == stream.completion.text == whole
+        assert stream.completion.finish_reason in ("stop", "length")
         assert len(pieces) > 10
 
     def test_stop_strings_end_the_text_before_them(self, llm: LLM) -> None:
@@ -83,7 +86,7 @@ class TestOnStories:
     def test_a_left_stream_frees_its_request(self, llm: LLM) -> None:
         stream = llm.stream("Once", greedy(400))
         next(stream)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         llm.generate("x", greedy(1))
         assert llm.generate("x", greedy(1))[0].finish_reason == "length"
         assert llm.statistics.num_running == 0

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from homenode.cli.bench_options import HeadShapes, Names, Numbers, meter_of, native_backend
+from homenode.cli.log_options import with_command_log
 from homenode.cli.options import with_some_settings
 from homenode.cli.report import OUT, plain_errors
 from homenode.engine.config import EngineConfig
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     "--repeat", type=click.IntRange(1, 100), default=2, show_default=True, help="Counted runs; the median is reported."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_command_log
 def attention(
     types: tuple[str, ...],
     shapes: tuple[tuple[int, int, int], ...],

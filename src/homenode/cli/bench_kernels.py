@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from homenode.cli.bench_options import Names, Numbers, Shapes, meter_of, native_backend
+from homenode.cli.log_options import with_command_log
 from homenode.cli.options import with_some_settings
 from homenode.cli.report import OUT, plain_errors
 from homenode.engine.config import EngineConfig
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw a roofline into this file: .svg, or .png with matplotlib.",
 )
+@with_command_log
 def kernels(
     formats: tuple[str, ...],
     shapes: tuple[tuple[int, int], ...],

@@ -11,6 +11,7 @@ import msgspec
 
 from homenode.cli.bench_options import Numbers, engine_backend, meter_of
 from homenode.cli.engine_notes import tell_unused_settings
+from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
 from homenode.engine.config import EngineConfig
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 )
 @click.option("--phases", is_flag=True, help="Also show where the time of a step goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_command_log
 def model(
     model: str | None,
     prompt_tokens: int,
@@ -74,6 +76,8 @@ def model(
     """Prefill and decode speed of MODEL, through the same program the server runs."""
     from homenode.bench.model import Plan, measure
     from homenode.cli.bench_watch import measuring
+    from homenode.engine.memory_report import log_memory
+    from homenode.engine.numa_memory import spread_of
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.locate import locate
     from homenode.model.weights.load import load_model
@@ -86,7 +90,7 @@ def model(
         tell_unused_settings(config)
         path = locate(model)
         checkpoint, folder = open_checkpoint(path), packed_folder(packed_cache, path)
-        backend, spread = engine_backend(config, checkpoint)
+        backend, place, host = engine_backend(config, checkpoint)
         with loading_bar("loading") as update:
             loaded = load_model(
                 checkpoint,
@@ -95,8 +99,9 @@ def model(
                 dtype=dtype,
                 progress=update,
                 packed_cache=folder,
-                spread_of=spread,
+                spread_of=spread_of(place),
             )
+        log_memory(backend, place, host)
         for note in loaded.notes:
             ERR.print(note, markup=False, highlight=False)
         plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat, kv_cache_dtype, phases)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from homenode.cli.log_options import with_command_log
 from homenode.cli.options import with_some_settings
 from homenode.cli.report import ERR, OUT, json_errors, print_json
 from homenode.engine.config import EngineConfig
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Keep the figures in this file, for --numa-measured."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_command_log
 def nodes(isa: str | None, out: Path | None, as_json: bool) -> None:
     """Read bandwidth of every pair of NUMA nodes (whose threads, whose memory), answering times and barriers.
 

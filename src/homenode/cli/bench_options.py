@@ -13,8 +13,9 @@ from homenode.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend, NativeMeter
+    from homenode.engine.place import EnginePlace
+    from homenode.host.topology.host import Host
     from homenode.model.checkpoint.spec import Checkpoint
-    from homenode.model.weights.read import SpreadOf
 
 _READ_BYTES = 512 << 20  # read for the ceilings; less where little memory is free
 
@@ -125,12 +126,12 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
     )
 
 
-def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, SpreadOf]:
-    """The compiled core in the place that an engine with these settings would have, and how matrices lie there; what is to be known is told on stderr."""
+def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, EnginePlace, Host]:
+    """The compiled core in the place that an engine with these settings would have, that place and this host; what is to be known is told on stderr."""
     from homenode.cli.report import print_note
     from homenode.engine.build import make_backend, place_of_engine
     from homenode.engine.node_room import check_homes
-    from homenode.engine.numa_memory import spread_of, team_memory
+    from homenode.engine.numa_memory import team_memory
     from homenode.engine.placement import team_groups
     from homenode.engine.settle import settle
     from homenode.host.topology.read import read_host
@@ -145,7 +146,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
     backend = make_backend(config.compute, place.team, team_groups(host, place.team), team_memory(place, host))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     check_homes(config, host, place, layout, backend)
-    return cast("NativeBackend", backend), spread_of(place)
+    return cast("NativeBackend", backend), place, host
 
 
 def meter_of(backend: NativeBackend) -> NativeMeter:

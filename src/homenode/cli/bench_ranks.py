@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from homenode.cli.log_options import with_command_log
 from homenode.cli.report import ERR, OUT, json_errors, print_json
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     help="Watch so long before sleeping; default 50, and 0 where CPUs are shared.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_command_log
 def ranks(
     ranks: int, threads: int, row_counts: tuple[int, ...], columns: int, rounds: int, spin_us: int | None, as_json: bool
 ) -> None:

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from homenode.cli.bench_options import Numbers
+from homenode.cli.log_options import with_command_log
 from homenode.cli.report import OUT, plain_errors
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     help="Of the prompts; the same seed finds its prompts in a prefix cache.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_command_log
 def serve(
     url: str,
     clients: tuple[int, ...],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from homenode.cli.bench_options import Sizes
+from homenode.cli.log_options import with_command_log
 from homenode.cli.report import ERR, OUT, json_errors, print_json
 from homenode.errors import UserError
 from homenode.units import format_bytes
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option("--rounds", type=click.IntRange(1, 1000), default=9, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_command_log
 def transfer(
     page_sizes: tuple[int, ...], batch: tuple[int, ...], channels: tuple[str, ...], rounds: int, as_json: bool
 ) -> None:

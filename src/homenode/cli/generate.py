@@ -10,9 +10,11 @@ import click
 import msgspec
 
 from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
+from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import OUT, loading_bar, plain_errors, print_note, print_piece
 from homenode.engine.config import EngineConfig
+from homenode.logs.setup import hold_log
 
 if TYPE_CHECKING:
     from homenode.model.tokenizer import Tokenizer
@@ -59,6 +61,7 @@ _SETTINGS = (
     is_flag=True,
     help="Print one JSON object: text, token_ids, prompt_token_ids, finish_reason, timings.",
 )
+@with_command_log
 def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, as_json: bool, **options: Any) -> None:
     """Continue one PROMPT with MODEL and print the result.
 
@@ -91,9 +94,10 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
             stream = (
                 llm.stream_chat([_user(prompt)], params, stop=stop) if chat else llm.stream(prompt, params, stop=stop)
             )
-            for piece in stream:
-                print_piece(piece)
-            OUT.print()
+            with hold_log():
+                for piece in stream:
+                    print_piece(piece)
+                OUT.print()
 
 
 def _sized(

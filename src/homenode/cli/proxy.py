@@ -11,12 +11,14 @@ from typing import Any
 
 import click
 
+from homenode.cli.log_options import LogConfig
 from homenode.cli.options import build, shown_settings, with_settings
 from homenode.cli.placement_options import spread
-from homenode.cli.report import ERR, OUT, plain_errors, print_note
-from homenode.logs.setup import log_to_standard_error
+from homenode.cli.report import OUT, plain_errors
+from homenode.logs.setup import begin_service_log
 from homenode.server.proxy.config import ProxyConfig
 
+_LOG = logging.getLogger("homenode.proxy")
 _URL = re.compile(r"https?://")
 _OF_PREFILL = (
     "prefill_tries",
@@ -35,7 +37,7 @@ class _UrlsCommand(click.Command):
 
 @click.command(cls=_UrlsCommand)
 @click.option("--show-config", is_flag=True, help="Print each setting, its value and where it came from, then exit.")
-@with_settings(ProxyConfig)
+@with_settings(ProxyConfig, LogConfig)
 @click.pass_context
 def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
     """Answer the OpenAI API with any number of prefill servers (--pd-role sender) and decode servers (--pd-role receiver).
@@ -51,30 +53,26 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
         from homenode.server.connections.descriptors import raise_descriptor_limit
         from homenode.server.proxy.run import bind, serve
 
-        log_to_standard_error("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request of each look
+        begin_service_log("proxy", build(LogConfig, values).level)
         raise_descriptor_limit()
         listener = bind(config)
         sys.exit(asyncio.run(serve(config, listener=listener, on_listening=lambda url: _announce(url, config))))
 
 
 def _announce(url: str, config: ProxyConfig) -> None:
-    ERR.print(
-        f"[bold green]listening[/] {url}  {len(config.prefill)} prefill, {len(config.decode)} decode servers",
-        highlight=False,
-    )
+    _LOG.info("listening %s  %d prefill, %d decode servers", url, len(config.prefill), len(config.decode))
     if not config.prefill:
-        print_note("no --prefill server is given: the decode servers compute all prompts")
+        _LOG.warning("no --prefill server is given: the decode servers compute all prompts")
         usual = {field.name: field.default for field in dataclasses.fields(config)}
         unused = [name for name in _OF_PREFILL if getattr(config, name) != usual[name]]
         for flag in (f"--{name.replace('_', '-')}" for name in unused):
-            print_note(f"{flag} is ignored: there is no --prefill server")
+            _LOG.warning("%s is ignored: there is no --prefill server", flag)
 
 
 def _show(ctx: click.Context) -> None:
     from rich.table import Table
 
     table = Table("setting", "value", "from")
-    for row in shown_settings(ctx, ProxyConfig):
+    for row in shown_settings(ctx, ProxyConfig, LogConfig):
         table.add_row(*row)
     OUT.print(table)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from homenode.cli.aim import Aim, aim, chip_of, told, warn, with_target_flags
+from homenode.cli.log_options import lines_from, taken_level, with_log_flags
 from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
 from homenode.cli.report import plain_errors, print_error, print_json
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 @with_target_flags
 @click.option("--strict", is_flag=True, help="Refuse to start when something cannot be bound as planned.")
 @click.option("--dry-run", is_flag=True, help="Say what would be bound to what, and start nothing.")
+@with_log_flags
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...], **values: Any) -> None:
     """Bind this process by a plan, or to --cpus and --memory-nodes, and become COMMAND.
@@ -30,6 +33,7 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
     """
     from homenode.host.binding.launch import ProgramError, find_program, run_bound
 
+    say = lines_from(taken_level(values), warn)
     flags = PlanFlags.taken_from(values)
     with plain_errors():
         try:
@@ -43,12 +47,12 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
                 strict_claims=strict,
                 before_start=True,
             )
-            told((*found.ignored, *found.lines))
+            told((*found.ignored, *found.lines, *_details(found)), say)
             if dry_run:
                 print_json(dry(found, command))
                 return
-            _attend(found, command)
-            run_bound(found.target, command, strict=strict, allowance=found.host.allowance, say=warn)
+            _attend(found, command, say)
+            run_bound(found.target, command, strict=strict, allowance=found.host.allowance, say=say)
         except ProgramError as error:
             print_error(error)
             sys.exit(error.exit_code)
@@ -85,7 +89,20 @@ def dry(
     }
 
 
-def _attend(found: Aim, command: tuple[str, ...]) -> None:
+def _details(found: Aim) -> list[str]:
+    """Where the program will run, for --verbose."""
+    from homenode.cpuset import format_cpu_list
+
+    target = found.target
+    if target is None:
+        return ["debug: the program runs unbound"]
+    nodes = f"memory of nodes {format_cpu_list(target.memory_nodes)}" if target.memory_nodes else "memory unbound"
+    lines = [f"debug: the program runs on CPUs {format_cpu_list(target.cpus)}, {nodes}"]
+    lines += [f"debug: its threads {name} run on CPUs {format_cpu_list(c)}" for name, c in target.threads.items()]
+    return lines
+
+
+def _attend(found: Aim, command: tuple[str, ...], say: Callable[[str], None]) -> None:
     """Leave somebody behind for what can only be bound once the program runs: its ranks, its driver's threads, interrupts to give back."""
     if not found.workers or found.target is None:
         return
@@ -98,10 +115,10 @@ def _attend(found: Aim, command: tuple[str, ...]) -> None:
     try:
         state = open_state()
     except HostError as error:
-        warn(f"warning: interrupts are left alone: {error.message}")
+        say(f"warning: interrupts are left alone: {error.message}")
         state = None
     if found.plan is not None and found.plan.kernel_threads:
-        _bind_kernel_threads(found.plan)
+        _bind_kernel_threads(found.plan, say)
     attendant = Attendant(found.host, state)
     if found.plan is None or not found.starts_ranks:
         attendant.attend(found.target)
@@ -112,9 +129,9 @@ def _attend(found: Aim, command: tuple[str, ...]) -> None:
         attendant.attend_ranks(targets, parallelism_of(command))
 
 
-def _bind_kernel_threads(plan: Plan) -> None:
+def _bind_kernel_threads(plan: Plan, say: Callable[[str], None]) -> None:
     """Bind them once and for good: they are the host's, and workers of other programs count on their places, too."""
     from homenode.host.binding.kernel_threads import bind_kernel_threads
 
     for finding in bind_kernel_threads(os.getpid(), plan.kernel_threads).findings:
-        warn(f"{finding.severity}: {finding.text}")
+        say(f"{finding.severity}: {finding.text}")

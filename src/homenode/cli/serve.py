@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.log_options import LogConfig
 from homenode.cli.options import build, shown_settings, source_of, with_settings
 from homenode.cli.placement_options import ManyValuesCommand
 from homenode.cli.report import exit_code, loading_bar, plain_errors, print_error, print_labelled, print_note
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.errors import HomenodeError, UserError
-from homenode.logs.setup import log_to_standard_error
+from homenode.logs.setup import begin_service_log
 from homenode.model.checkpoint.reading import refuse_links
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
@@ -30,6 +32,8 @@ from homenode.units import format_bytes
 if TYPE_CHECKING:
     from homenode.engine.client import AsyncEngineClient
     from homenode.engine.replicas.client import ReplicasClient
+
+_LOG = logging.getLogger("homenode.serve")
 
 
 @click.command(cls=ManyValuesCommand)
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print each setting, its value and where it came from, and the tokens that end an answer; then exit.",
 )
-@with_settings(ServerConfig, EngineConfig, TextConfig)
+@with_settings(ServerConfig, EngineConfig, TextConfig, LogConfig)
 @click.pass_context
 def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_config: bool, **values: Any) -> None:
     """Serve MODEL over HTTP with the OpenAI API.
@@ -73,7 +77,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             return
         if check_config:
             sys.exit(_check(server, engine, text))
-        log_to_standard_error("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        begin_service_log("server", build(LogConfig, values).level)
         raise_descriptor_limit()
         if engine.transfer.on:
             from homenode.engine.pairing import transfer_problems
@@ -88,7 +92,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
     from homenode.cli.models.announcement import announce_fetch
     from homenode.engine.location.located import located
 
-    engine = located(engine, announce_fetch(engine))
+    engine = located(engine, announce_fetch(engine, _LOG.info))
     configs = _configs(engine)
     count = server.api_server_count or engine.parallel.data_parallel_size
     if count > 1:
@@ -139,7 +143,7 @@ async def _serve_by_fronts(
             ready = await coordinator.start(bind(server), update)
         warn_if_open(server)
         for finding in too_few_cores(configs, count):
-            print_note(finding.text)
+            _LOG.warning("%s", finding.text)
         _keep_off_compute(ready)
         return await coordinator.serve(lambda url: _announce(url, ready, count), stop)
     finally:
@@ -164,23 +168,21 @@ def _keep_off_compute(ready: Any) -> None:
 
     if cpus := tuple(ready.details.get("free_cpus", ())):
         for finding in keep_to(cpus):
-            print_note(finding.text)
+            _LOG.warning("%s", finding.text)
 
 
 def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     mark_phase("port open")
     details = ready.details
     for note in details.get("notes", ()):
-        print_note(note)
+        _LOG.warning("%s", note)
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
-    print_labelled(
-        "ready ",
-        f"{url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
+    _LOG.info(
+        "%s",
+        f"ready {url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
         f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
         f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
-        fg="green",
-        bold=True,
     )
 
 
@@ -246,6 +248,6 @@ def _show(ctx: click.Context) -> None:
 
     table = Table("setting", "value", "from")
     table.add_row("MODEL", ctx.params["model"] or "(the built-in model)", source_of(ctx, "model"))
-    for row in shown_settings(ctx, ServerConfig, EngineConfig, TextConfig):
+    for row in shown_settings(ctx, ServerConfig, EngineConfig, TextConfig, LogConfig):
         table.add_row(*row)
     OUT.print(table)

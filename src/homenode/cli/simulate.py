@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from homenode.cli.engine_notes import tell_unused_settings
+from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, build, with_some_settings
 from homenode.cli.placement_options import ManyValuesCommand, open_source
 from homenode.cli.report import json_errors, print_json
@@ -108,6 +109,7 @@ class Size(click.ParamType[int]):
 )
 @with_some_settings(EngineConfig, *_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_command_log
 def simulate(
     sources: tuple[str, ...], hosts: int, node_memory: int | None, model: str, workload: str, requests: int | None, speed: float, compare: str | None, step_us: float,
     bench_model: str | None, accelerator: str | None, as_json: bool, **values: Any,

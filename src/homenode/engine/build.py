@@ -28,6 +28,7 @@ from homenode.engine.expert_seat import expert_problem, not_in_common, seat_of
 from homenode.engine.expert_table import of_part
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.location.located import located as located
+from homenode.engine.memory_report import log_memory
 from homenode.engine.messages import Ready
 from homenode.engine.node_room import KvRoom, check_homes, kv_room
 from homenode.engine.numa_default import auto_is_meant
@@ -228,6 +229,7 @@ def build_engine(
         )
         if isinstance(backend, PlacedBackend):
             findings += settle_pages(backend, place, host)
+            log_memory(backend, place, host)
             if own_process:
                 leave_plan(place, backend.planned())
         findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())

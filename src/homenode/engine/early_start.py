@@ -28,6 +28,7 @@ class StartedEngine(NamedTuple):
 
 
 _early: StartedEngine | None = None
+_environment: dict[str, str] = {}  # what it was started with
 
 
 def run_program(
@@ -50,23 +51,28 @@ def needs_engine(arguments: Sequence[str]) -> bool:
 
 def start_engine_early() -> None:
     """Start the process, on the thread that lives as long as the engine should. Where the machine refuses, it is started later and the refusal told then."""
-    global _early
+    global _early, _environment
     with contextlib.suppress(OSError):
         ours, theirs = socket.socketpair()
         with theirs:
+            _environment = dict(os.environ)
             _early = StartedEngine(run_program(ENGINE_PROGRAM, [theirs.fileno()]), ours)
 
 
 def take_early_engine() -> StartedEngine | None:
-    """The process that was started early, once; None where there is none."""
+    """The process that was started early, once; None where there is none, or where a setting has changed a variable meanwhile that it would inherit."""
     global _early
+    if _environment != os.environ:
+        end_early_engine()
     taken, _early = _early, None
     return taken
 
 
 def end_early_engine() -> None:
     """End the process if nobody took it."""
-    if (left := take_early_engine()) is None:
+    global _early
+    left, _early = _early, None
+    if left is None:
         return
     left.stream.close()
     left.process.kill()

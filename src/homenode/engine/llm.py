@@ -27,6 +27,7 @@ from homenode.engine.local import LocalEngine
 from homenode.engine.location.located import located
 from homenode.engine.messages import Output, Ready, Statistics
 from homenode.engine.request import Request, SamplingParams
+from homenode.engine.text_stream import TextStream
 from homenode.errors import NotANumberError, UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
@@ -132,22 +133,23 @@ class LLM:
         ids = self._chat_prompt(messages, values)
         return self.generate([ids], params or self._rest_of_context(ids), stop=stop)[0]
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()
-    ) -> Generator[str, None, None]:
-        """The text of one continuation as it is made. Closing the iterator ends the request."""
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()) -> TextStream:
+        """The text of one continuation as it is made. Closing the stream ends the request."""
         return self._stream(self._prompts(prompt)[0], params or SamplingParams(), stop)
 
     def stream_chat(
         self, /, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
-    ) -> Generator[str, None, None]:
-        """The answer to a conversation as it is made. Closing the iterator ends the request."""
+    ) -> TextStream:
+        """The answer to a conversation as it is made. Closing the stream ends the request."""
         ids = self._chat_prompt(messages, values)
         return self._stream(ids, params or self._rest_of_context(ids), stop)
 
-    def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> Generator[str, None, None]:
-        number, sink = next(self._ids), SimpleQueue[Output]()
+    def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> TextStream:
         answer = Answer(ids, self.tokenizer, stop)
+        return TextStream(self._pieces(ids, params, answer), answer)
+
+    def _pieces(self, ids: list[int], params: SamplingParams, answer: Answer) -> Generator[str, None, None]:
+        number, sink = next(self._ids), SimpleQueue[Output]()
         self._engine.submit([self._request(number, ids, params)], sink)
         try:
             while answer.finish_reason is None:

@@ -28,7 +28,7 @@ from homenode.engine.messages import Fatal, Loading, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import reason_of, start_thread
-from homenode.logs.setup import end_log, log_to_standard_error
+from homenode.logs.setup import begin_service_log, end_log
 from homenode.start_phases import mark_phase, marked_phases
 from homenode.transfer.inbox import Inbox
 
@@ -57,7 +57,7 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     experts = [int(each) for each in memories.split(",") if each]
     for descriptor in experts:
         os.set_inheritable(descriptor, False)  # a worker is given its own
-    log_to_standard_error(f"%(levelname)s %(asctime)s {name or 'engine'}: %(message)s", "%H:%M:%S")
+    begin_service_log(name or "engine")
     if name:
         call_itself(name)
     front, *doors = (socket.socket(fileno=int(each)) for each in streams.split(","))

@@ -195,20 +195,23 @@ class Ending:
 
 def uvicorn_config(app: object, config: HttpConfig, backlog: int = _BACKLOG) -> uvicorn.Config:
     """For an application behind `Door`. `backlog`: connections that may wait to be accepted, and are accepted at once."""
-    return uvicorn.Config(
+    made = uvicorn.Config(
         app,  # type: ignore[arg-type]
         backlog=backlog,
         http=bounded_protocol(config.request_read_timeout, config.write_timeout),
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level=None if config.access_log else "warning",
+        log_level="warning",
         access_log=config.access_log,
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # any number of seconds will do
         timeout_graceful_shutdown=_CLOSING_S,
     )
+    if config.access_log:
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    return made
 
 
 def warn_if_open(config: HttpConfig) -> None:

@@ -102,10 +102,11 @@ def test_streams_that_are_closed_are_opened_on_nothing(closed: int) -> None:
 
 _LOG = """
 import logging, sys
-from homenode.logs.setup import log_to_standard_error
-log_to_standard_error("%(message)s")
+from homenode.logs.setup import begin_service_log
+begin_service_log("test")
+logger = logging.getLogger("homenode.test")
 for number in range(2000):
-    logging.info("line %d", number)
+    logger.info("line %d", number)
     print("another", number, file=sys.stderr)
 print("done")
 """
@@ -114,9 +115,10 @@ print("done")
 def test_a_process_whose_log_nobody_reads_does_its_work_and_ends(pipe: tuple[int, int]) -> None:
     ran = subprocess.run([sys.executable, "-c", _LOG], stdout=subprocess.PIPE, stderr=pipe[1], text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "done\n")
-    assert os.read(pipe[0], 100).startswith(b"line 0\nanother 0\n")
+    assert re.match(rb"[-\d]{10} [:\d]{8},\d{3} INFO test: line 0\nanother 0\n", os.read(pipe[0], 100))
 
 
 def test_what_is_logged_last_is_written_before_the_end() -> None:
     ran = subprocess.run([sys.executable, "-c", _LOG], capture_output=True, text=True, timeout=60)
-    assert ran.stderr.splitlines() == [f"{word} {n}" for n in range(2000) for word in ("line", "another")]
+    told = [line.rpartition(": ")[2] for line in ran.stderr.splitlines()]
+    assert told == [f"{word} {n}" for n in range(2000) for word in ("line", "another")]

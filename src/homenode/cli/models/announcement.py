@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
     from homenode.model.hub.candidate import Candidate
 
 
-def announce_fetch(config: EngineConfig) -> Announce:
-    """What tells it of an engine with these settings, on standard error."""
+def announce_fetch(config: EngineConfig, say: Callable[[str], None] = print_note) -> Announce:
+    """What tells it of an engine with these settings, a line at a time by `say`."""
 
     def announce(taken: Candidate, why: str) -> None:
         if why:
-            print_note(why)
-        print_note(_takes(taken))
-        print_note(_speed(taken, config))
+            say(why)
+        say(_takes(taken))
+        say(_speed(taken, config))
 
     return announce
 

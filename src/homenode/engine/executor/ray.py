@@ -25,6 +25,7 @@ from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.wire import WorkerSocket
 from homenode.errors import CapacityError, HostError, UnsupportedError
 from homenode.installation import extra_command
+from homenode.logs.setup import LEVEL_VARIABLE
 
 _log = logging.getLogger(__name__)
 _ROOM_S = 60.0  # for Ray to find a host for every worker
@@ -38,14 +39,15 @@ _TAKEN = ("CREATED", "RESCHEDULING")  # states of groups that have hosts
 _NODE = "numa_node"
 
 
-def run_worker(arguments: list[str], secret: str) -> str:
-    """In an actor: start a worker and wait for its end, which is told in words."""
+def run_worker(arguments: list[str], secret: str, level: str | None = None) -> str:
+    """In an actor: start a worker that logs from `level` on, and wait for its end, which is told in words."""
     import signal
     import subprocess
     import sys
 
     command = [sys.executable, "-P", "-m", "homenode.engine.workers.remote", *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+    environment = {**os.environ, **({LEVEL_VARIABLE: level} if level else {})}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
     process.communicate(secret + "\n")
     code = process.returncode
     if code == -signal.SIGKILL:
@@ -104,7 +106,8 @@ class RayLauncher:
         )
         arguments = [self._rendezvous.address, str(plan.number), str(life)]
         given = Neighbours(self._name, self._engines, self._workers, plan.number)
-        ended = actor.run.remote(arguments, given, plan.name, self._rendezvous.secret.hex())
+        level = os.environ.get(LEVEL_VARIABLE)
+        ended = actor.run.remote(arguments, given, plan.name, self._rendezvous.secret.hex(), level)
         ended.future().add_done_callback(lambda _: self._rendezvous.give_up(plan.number, life))
         return RayWorker(ray, plan.name, actor, ended, sock)
 
@@ -202,10 +205,10 @@ class RayWorker:
 class _Starter:
     """The actor."""
 
-    def run(self, arguments: list[str], given: Neighbours, name: str, secret: str) -> str:
+    def run(self, arguments: list[str], given: Neighbours, name: str, secret: str, level: str | None = None) -> str:
         """See `run_worker`."""
         host = _ray_package().get_runtime_context().get_node_id()
-        return run_worker([*arguments, host, _place(given, host), name], secret)
+        return run_worker([*arguments, host, _place(given, host), name], secret, level)
 
 
 def _place(given: Neighbours, host: str) -> str:

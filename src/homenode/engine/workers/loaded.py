@@ -12,6 +12,7 @@ from homenode.engine.build import make_backend, memory_left
 from homenode.engine.config import EngineConfig
 from homenode.engine.crowding import spin_us, too_many_threads
 from homenode.engine.expert_room import ExpertsInCommon, Kept, kept_of
+from homenode.engine.memory_report import log_memory
 from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
 from homenode.engine.place import EnginePlace
 from homenode.engine.placement import UNPINNED, alone, team_groups
@@ -82,6 +83,7 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     sizes = _sizes(config, join, place, model, mine, backend, geometry)
     if isinstance(backend, PlacedBackend):
         findings += away_from_home(backend.residency(None if len(host.nodes) > 1 else _SAMPLED_PAGES), place, host)
+        log_memory(backend, place, host)
         leave_plan(place, backend.planned())
     notes = (*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info"))
     return LoadedPart(backend, model, mine, geometry, sizes, notes)

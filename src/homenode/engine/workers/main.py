@@ -46,7 +46,7 @@ from homenode.engine.workers.wire import EngineSocket
 from homenode.engine.workers.worker import Worker
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import start_thread
-from homenode.logs.setup import end_log, log_to_standard_error
+from homenode.logs.setup import begin_service_log, end_log
 
 _log = logging.getLogger(__name__)
 _PROGRESS_STEPS = 200
@@ -66,7 +66,7 @@ def main(arguments: list[str], make: MakeWorker | None = None, open_for: OpenFor
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()  # a crash of the native core shows where it was called from
     descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:])
-    log_to_standard_error(f"%(levelname)s %(asctime)s {name}: %(message)s", "%H:%M:%S")
+    begin_service_log(name)
     call_itself(name)
     engine = EngineSocket(socket.socket(fileno=descriptor))
     try:

@@ -28,7 +28,7 @@ from homenode.engine.process import call_itself, die_with_parent, in_words
 from homenode.engine.settle import keep_to
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
-from homenode.logs.setup import end_log, log_to_standard_error
+from homenode.logs.setup import begin_service_log, end_log
 from homenode.server.engine import Tokenizer
 from homenode.server.fronts.messages import Begin, FromFront, Prepare, Prepared, Serve, Serving, Stop, ToFront
 from homenode.server.fronts.metrics_files import reserve_metrics_files
@@ -47,7 +47,7 @@ def main(arguments: list[str], load: Load | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     descriptors, parent, name = [int(each) for each in arguments[0].split(",")], int(arguments[1]), arguments[2]
-    log_to_standard_error(f"%(levelname)s %(asctime)s {name}: %(message)s", "%H:%M:%S")
+    begin_service_log(name)
     call_itself(name)
     control, door = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
     die_with_parent(parent)
