@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,14 +111,17 @@ def test_what_a_front_imports_before_its_port_is_open():
         text=True,
     )
     said = ""
+    deadline = threading.Timer(PATIENCE_S, process.kill)
+    deadline.start()
     try:
         for line in process.stderr:
             said += line
-            if line.startswith("ready"):
+            if "ready http" in line:
                 break
     finally:
         process.terminate()
         process.communicate(timeout=PATIENCE_S)
+        deadline.cancel()
     modules = _imported(said)
     assert "ready http" in said
     assert 100 < len(modules) <= _MOST_MODULES_OF_FRONT

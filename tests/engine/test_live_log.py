@@ -14,7 +14,7 @@ from tests.engine.live import LiveServer
 pytestmark = pytest.mark.skipif(not LiveServer.possible(), reason="no model to serve")
 
 _SMALL = ("--kv-cache-memory", "16MiB", "--threads", "1")
-_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) ([a-z0-9-]+): \S.*")
+_LINE = re.compile(r"(debug|info|warning|error) \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([a-z0-9-]+): \S.*")
 
 
 def log_of(*flags: str) -> list[str]:
@@ -41,12 +41,12 @@ def test_every_line_is_dated_and_names_its_process(flags: tuple[str, ...]) -> No
     assert [line for line in lines if not _LINE.fullmatch(line)] == []
     assert not any("uvicorn" in line for line in lines)
     assert sum('"POST /v1/completions HTTP/1.1" 200' in line for line in lines) == 1
-    assert any(" INFO server: ready http" in line for line in lines)
+    assert any(line.startswith("info ") and " server: ready http" in line for line in lines)
 
 
 def test_verbose_tells_how_weights_lie_in_every_process() -> None:
     lines = log_of("--verbose", "--tensor-parallel-size", "2")
     for worker in ("homenode-worker-0", "homenode-worker-1"):
-        told = [line.partition(f" DEBUG {worker}: ")[2] for line in lines]
+        told = [line.partition(f" {worker}: ")[2] for line in lines if line.startswith("debug ")]
         assert any(text.startswith("weights ") for text in told)
         assert any(re.match(r"node \d+: .* of weights", text) for text in told) or any("not known" in t for t in told)

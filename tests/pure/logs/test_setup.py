@@ -19,9 +19,9 @@ for name in ("homenode.part", "uvicorn.error"):
     for level in ("debug", "info", "warning", "error"):
         getattr(logging.getLogger(name), level)("%s of %s", level, name.split(".")[0])
 warnings.warn("beware", stacklevel=1)
-print(os.environ["HOMENODE_LOG_LEVEL"])
+print(os.environ.get("HOMENODE_LOG_LEVEL", "info"))
 """
-_DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) server: (.*)")
+_DATED = re.compile(r"(debug|info|warning|error) \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} server: (.*)")
 
 
 def said(script: str, inherited: str | None = None) -> tuple[list[str], str]:
@@ -42,8 +42,8 @@ def test_a_service_writes_dated_lines_of_its_level_and_of_libraries_what_is_wron
     lines, out = said(_SAY.format(begin=f"begin_service_log('server', {level!r})"), inherited)
     found = [match.group(1, 2) for line in lines if (match := _DATED.fullmatch(line))]
     least = LEVELS.index(level)
-    ours = [(each.upper(), f"{each} of homenode") for each in LEVELS[least:]]
-    libraries = [(each.upper(), f"{each} of uvicorn") for each in LEVELS[max(least, LEVELS.index("warning")) :]]
+    ours = [(each, f"{each} of homenode") for each in LEVELS[least:]]
+    libraries = [(each, f"{each} of uvicorn") for each in LEVELS[max(least, LEVELS.index("warning")) :]]
     assert [each for each in found if "UserWarning" not in each[1]] == ours + libraries
     assert any("UserWarning: beware" in line for line in lines) == (level != "error")
     assert not any("uvicorn.error" in line for line in lines)

@@ -115,7 +115,7 @@ print("done")
 def test_a_process_whose_log_nobody_reads_does_its_work_and_ends(pipe: tuple[int, int]) -> None:
     ran = subprocess.run([sys.executable, "-c", _LOG], stdout=subprocess.PIPE, stderr=pipe[1], text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "done\n")
-    assert re.match(rb"[-\d]{10} [:\d]{8},\d{3} INFO test: line 0\nanother 0\n", os.read(pipe[0], 100))
+    assert re.match(rb"info [-\d]{10} [:\d]{8},\d{3} test: line 0\nanother 0\n", os.read(pipe[0], 100))
 
 
 def test_what_is_logged_last_is_written_before_the_end() -> None:
