@@ -10,6 +10,7 @@ import click
 
 from homenode.cli.bench_options import Sizes
 from homenode.cli.report import ERR, OUT, json_errors, print_json
+from homenode.cli.suggestions import SuggestingChoice
 from homenode.errors import UserError
 from homenode.units import format_bytes
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--channel",
     "channels",
-    type=click.Choice(("shm", "tcp", "nixl")),
+    type=SuggestingChoice(("shm", "tcp", "nixl")),
     multiple=True,
     default=("shm", "tcp"),
     show_default=True,

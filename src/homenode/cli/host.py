@@ -9,6 +9,7 @@ import click
 
 from homenode.cli.placement_options import open_source
 from homenode.cli.report import json_errors, print_json
+from homenode.cli.suggestions import SuggestingGroup
 
 if TYPE_CHECKING:
     from homenode.host.topology.source import Source
@@ -19,7 +20,7 @@ _FROM = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=SuggestingGroup, invoke_without_command=True)
 @_FROM
 @_JSON
 @click.pass_context

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from homenode.cli.options import build, shown_settings, source_of, with_settings
-from homenode.cli.placement_options import ManyValuesCommand
 from homenode.cli.report import ERR, OUT, exit_code, loading_bar, plain_errors, print_error, print_note
+from homenode.cli.serve_help import ServeCommand
 from homenode.cli.stop_tokens import print_stop_tokens
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from homenode.engine.replicas.client import ReplicasClient
 
 
-@click.command(cls=ManyValuesCommand)
+@click.command(cls=ServeCommand)
 @click.argument("model", required=False)
 @click.option(
     "--check-config",

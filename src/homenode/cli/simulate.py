@@ -13,6 +13,7 @@ from homenode.cli.engine_notes import tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, build, with_some_settings
 from homenode.cli.placement_options import ManyValuesCommand, open_source
 from homenode.cli.report import json_errors, print_json
+from homenode.cli.suggestions import SuggestingChoice
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.units import parse_bytes
@@ -88,7 +89,7 @@ class Size(click.ParamType[int]):
     default=1.0,
     help="Times as fast as the trace was recorded. [default: 1]",
 )
-@click.option("--compare", type=click.Choice(["numa"]), help="Simulate every policy of --numa, and say which wins.")
+@click.option("--compare", type=SuggestingChoice(["numa"]), help="Simulate every policy of --numa, and say which wins.")
 @click.option(
     "--step-overhead",
     "step_us",

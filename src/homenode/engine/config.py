@@ -15,6 +15,7 @@ from homenode.errors import UserError
 from homenode.host.placement.numa_policy import Decision
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
+from homenode.spelling import with_suggestion
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.settings_file import read_settings_file
 from homenode.units import parse_seconds
@@ -247,10 +248,12 @@ class EngineConfig:
             elif part.name in left and "option" in part.metadata:
                 parts[part.name] = left.pop(part.name)
         if left:
-            raise UserError(
-                f"there is no setting {', '.join(sorted(left))}; see `homenode serve --help` for those there are",
-                param=min(left),
+            kinds = [part.default_factory for part in fields(cls)]
+            known = [name for kind in kinds if isinstance(kind, type) for name in options_of(kind)]
+            message = (
+                f"there is no setting {', '.join(sorted(left))}; see `homenode serve --help-all` for those there are"
             )
+            raise UserError(with_suggestion(message, min(left), known), param=min(left))
         parts["model"] = replace(parts["model"], model=model)
         config = cls(**parts)
         try:
@@ -264,7 +267,8 @@ def _checked(name: str, value: Any, declared: Option) -> Any:
     if declared.parse is not None and isinstance(value, str):
         value = declared.parse(value)
     if declared.choices and value not in declared.choices:
-        raise UserError(f"{name} is {value!r}; choose one of {', '.join(declared.choices)}", param=name)
+        message = f"{name} is {value!r}; choose one of {', '.join(declared.choices)}"
+        raise UserError(with_suggestion(message, str(value), declared.choices), param=name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         low, high = declared.minimum, declared.maximum
         if value != value or (low is not None and value < low) or (high is not None and value > high):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from homenode.errors import UserError
+from homenode.spelling import with_suggestion
 
 BLOCK = 512  # tokens that one of a job's `blocks` stands for
 MOST_REQUESTS = 5_000_000
@@ -102,7 +103,8 @@ def _figures(text: str, figures: str, known: Iterable[str]) -> dict[str, float]:
     for word in filter(None, figures.split(",")):
         name, _, value = word.partition("=")
         if name not in known or name in found:
-            raise _bad(text, f"{word!r} is none of {', '.join(known)}, each given once as NAME=NUMBER")
+            message = f"{word!r} is none of {', '.join(known)}, each given once as NAME=NUMBER"
+            raise _bad(text, message if name in found else with_suggestion(message, name, known))
         try:
             found[name] = float(value)
         except ValueError:
