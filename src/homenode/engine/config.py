@@ -235,9 +235,11 @@ class EngineConfig:
         if "kv_transfer_config" in left:
             left = {**read_settings_file(Path(str(left["kv_transfer_config"]))), **left}
         parts: dict[str, Any] = {}
+        known: list[str] = []
         for part in fields(cls):
             if isinstance(part.default_factory, type):
                 kind = part.default_factory
+                known += options_of(kind)
                 parts[part.name] = kind(
                     **{
                         name: _checked(name, left.pop(name), o)
@@ -248,8 +250,6 @@ class EngineConfig:
             elif part.name in left and "option" in part.metadata:
                 parts[part.name] = left.pop(part.name)
         if left:
-            kinds = [part.default_factory for part in fields(cls)]
-            known = [name for kind in kinds if isinstance(kind, type) for name in options_of(kind)]
             message = (
                 f"there is no setting {', '.join(sorted(left))}; see `homenode serve --help-all` for those there are"
             )
