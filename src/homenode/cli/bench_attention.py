@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from homenode.cli.bench_options import HeadShapes, Names, Numbers, meter_of, native_backend
+from homenode.cli.bench_options import HeadShapes, Names, meter_of, native_backend
 from homenode.cli.options import with_some_settings
 from homenode.cli.report import OUT, plain_errors
+from homenode.cli.token_counts import TokenCounts
 from homenode.engine.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Query heads x KV heads x elements of a head.",
 )
-@click.option("--contexts", type=Numbers(), default="512,8192,32768", show_default=True, help="Tokens of each context.")
+@click.option(
+    "--contexts", type=TokenCounts(), default="512,8192,32768", show_default=True, help="Tokens of each context."
+)
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Sequences decoded at once.")
 @with_some_settings(EngineConfig, "threads", "isa")
 @click.option(

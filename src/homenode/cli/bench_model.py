@@ -13,6 +13,7 @@ from homenode.cli.bench_options import Numbers, engine_backend, meter_of
 from homenode.cli.engine_notes import tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
+from homenode.cli.token_counts import TokenCount
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 @click.argument("model", required=False)
 @click.option(
     "--prompt-tokens",
-    type=click.IntRange(0),
+    type=TokenCount(),
     default=512,
     show_default=True,
     help="Tokens of the prompt; 0: no prefill test.",
 )
 @click.option(
     "--gen-tokens",
-    type=click.IntRange(0),
+    type=TokenCount(),
     default=128,
     show_default=True,
     help="Tokens decoded for each sequence; 0: no decode test.",
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--context",
-    type=click.IntRange(0),
+    type=TokenCount(),
     default=0,
     show_default=True,
     help="Tokens already in the context when decoding begins.",

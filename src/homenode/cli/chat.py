@@ -12,6 +12,7 @@ import click
 from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors, print_note, print_piece, show_controls
+from homenode.cli.token_counts import TokenCount
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.model.tokenizer.config import TextConfig
@@ -37,7 +38,7 @@ Messages = list[dict[str, str]]
 @click.command()
 @click.argument("model", required=False)
 @click.option("--system", help="System message that opens the conversation.")
-@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer.")
+@click.option("--max-tokens", type=TokenCount(1), default=512, show_default=True, help="Longest answer.")
 @click.option(
     "--temperature",
     type=click.FloatRange(0, 2),

@@ -12,6 +12,7 @@ import msgspec
 from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import OUT, loading_bar, plain_errors, print_note, print_piece
+from homenode.cli.token_counts import TokenCount
 from homenode.engine.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _SETTINGS = (
 @click.command()
 @click.argument("model", required=False)
 @click.option("--prompt", required=True, help="Text to continue.")
-@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Longest continuation.")
+@click.option("--max-tokens", type=TokenCount(1), default=128, show_default=True, help="Longest continuation.")
 @click.option(
     "--temperature",
     type=click.FloatRange(0, 2),

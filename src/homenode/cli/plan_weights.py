@@ -12,6 +12,7 @@ from homenode.cli.aim import warn
 from homenode.cli.options import NUMA_SETTINGS, SettingOption, build, with_some_settings
 from homenode.cli.report import print_json
 from homenode.cli.suggestions import SuggestingChoice
+from homenode.cli.token_counts import TokenCount
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 
@@ -41,7 +42,7 @@ def with_weight_flags(command: Any) -> Any:
             click.option("--dtype", envvar="HOMENODE_DTYPE", cls=SettingOption, type=SuggestingChoice(DTYPES), default="auto", help="As for `homenode serve`."),
             click.option("--kv-cache-dtype", envvar="HOMENODE_KV_CACHE_DTYPE", cls=SettingOption, type=SuggestingChoice(KV_DTYPES), default="auto", help="As for `homenode serve`; counts for --numa auto."),
             click.option("--batch", type=click.IntRange(1), default=1, help="Sequences at once that --numa auto is to be fast for. [default: 1]"),
-            click.option("--context", type=click.IntRange(0), default=1024, help="Tokens that each of them has. [default: 1024]"),
+            click.option("--context", type=TokenCount(), default=1024, help="Tokens that each of them has. [default: 1024]"),
         ]
     ):  # fmt: skip
         command = add(command)

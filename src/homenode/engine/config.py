@@ -18,7 +18,7 @@ from homenode.options import Option, option, options_of
 from homenode.spelling import with_suggestion
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.settings_file import read_settings_file
-from homenode.units import parse_seconds
+from homenode.units import parse_seconds, parse_tokens
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ class ModelConfig:
         "Read model files that are links. Text files may only link inside of the model's folder or of the Hub cache.",
     )
     max_model_len: int | None = option(
-        None, "Most tokens of a sequence, prompt and answer together. Default: the model's own.", minimum=1
+        None,
+        "Most tokens of a sequence, prompt and answer together, such as 8k (8192). Default: the model's own.",
+        parse=parse_tokens,
+        minimum=1,
     )
     seed: int | None = option(
         None, "Makes the sampling of requests without a seed repeatable from start to start.", minimum=0
