@@ -77,3 +77,8 @@ def parse_tokens(text: str | int) -> int:
     if count != int(count) or count >= 2**63:
         raise UserError(f"not a number of tokens: {text!r} is not a whole number below 2**63")
     return int(count)
+
+
+def format_count(number: int, noun: str, plural: str | None = None) -> str:
+    """`number` things: 1 -> '1 thread', 2 -> '2 threads'. `plural`: of nouns that do not just take an s."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

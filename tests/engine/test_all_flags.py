@@ -9,6 +9,7 @@ tests/pure/test_settings_without_effect.py.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -109,7 +110,7 @@ CASES: dict[str, dict[str, str]] = {
     },
     "run": {"--cpus": "run --cpus 0 --strategy fair -- true"},
     "bind": {
-        "--cpus": "bind --pid 1 --cpus 0 --strategy fair",
+        "--cpus": f"bind --pid {os.getpid()} --cpus 0 --strategy fair",
         "--children": "bind --pid 1 --children --undo",
         "--memory": "bind --pid 1 --no-memory --undo",
         "--irqs": "bind --pid 1 --no-irqs --undo",
@@ -168,7 +169,7 @@ ALWAYS: dict[str, str] = {
     "--workload --step-overhead --bench-model "
     "--threads --numa --threads-per-core --numa-measured --json",
     "run": "--strict --dry-run",
-    "bind": "--pid --json",
+    "bind": "--pid --json --yes",
     "verify": "--pid --started-bound --watch --json",
     "doctor": "--json",
     "models fetch": "--revision --quantize --dtype --max-model-len --kv-cache-dtype --max-num-seqs",

@@ -200,7 +200,7 @@ def test_bind_reaches_children_when_asked(target: Child) -> None:
 
 
 def test_binding_by_a_plan_claims_and_undoing_gives_up(target: Child, state: State) -> None:
-    assert homenode("bind", "--pid", target.pid).returncode == 0
+    assert homenode("bind", "--pid", target.pid, "--yes").returncode == 0
     assert [claim.pid for claim in read_claims(state)] == [target.pid]
     assert homenode("bind", "--pid", target.pid, "--undo").returncode == 0
     assert read_claims(state) == ()
