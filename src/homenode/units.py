@@ -79,6 +79,7 @@ def parse_tokens(text: str | int) -> int:
     return int(count)
 
 
-def format_count(number: int, noun: str, plural: str | None = None) -> str:
-    """`number` things: 1 -> '1 thread', 2 -> '2 threads'. `plural`: of nouns that do not just take an s."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def format_count(number: float, noun: str, plural: str | None = None) -> str:
+    """`number` things: 1 -> '1 thread', 2 -> '2 threads'. `plural`: where more than an s is to differ ('cores are')."""
+    shown = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{shown} {noun if number == 1 else plural or noun + 's'}"

@@ -19,6 +19,7 @@ from homenode.bench.passes import Passes
 from homenode.bench.steady import Meter, Runs, Watch, measure_repeatedly
 from homenode.compute.ops import KV_DTYPES, KvGeometry, Ops, StepArrays, StepLimits, Tensor
 from homenode.errors import UserError
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend
@@ -85,7 +86,7 @@ def check_plan(plan: AttentionPlan) -> None:
             layer = plan.batch * _blocks(max(plan.contexts)) * _geometry(name, kv_heads, head_dim, 1).block_bytes
             if layer > _MOST_BYTES:
                 raise UserError(
-                    f"{plan.batch} contexts of {max(plan.contexts)} tokens, {kv_heads} KV heads of {head_dim}: {layer >> 30} GiB for one layer; "
+                    f"{format_count(plan.batch, 'context')} of {format_count(max(plan.contexts), 'token')}, {format_count(kv_heads, 'KV head')} of {head_dim}: {layer >> 30} GiB for one layer; "
                     f"at most {_MOST_BYTES >> 30} can be measured",
                     param="--contexts",
                 )

@@ -14,6 +14,7 @@ from homenode.cli.options import with_some_settings
 from homenode.cli.report import OUT, plain_errors
 from homenode.cli.token_counts import TokenCounts
 from homenode.engine.config import EngineConfig
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.bench.attention import AttentionResult
@@ -69,7 +70,7 @@ def attention(
         else:
             _print_table(results)
             OUT.print(
-                f"Instruction set level {statistics['level']}, {statistics['threads']} threads, {batch} sequences.",
+                f"Instruction set level {statistics['level']}, {format_count(statistics['threads'], 'thread')}, {format_count(batch, 'sequence')}.",
                 highlight=False,
             )
 

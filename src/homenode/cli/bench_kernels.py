@@ -17,6 +17,7 @@ from homenode.cli.report import OUT, plain_errors
 from homenode.cli.token_counts import TokenCounts
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.bench.kernels import KernelResult
@@ -71,7 +72,11 @@ def kernels(
             results = list(measure_kernels(backend, meter_of(backend), plan, watch))
         statistics = backend.statistics()
         if plot is not None:
-            _draw(results, f"Matrix products: {statistics['level']}, {statistics['threads']} threads", plot)
+            _draw(
+                results,
+                f"Matrix products: {statistics['level']}, {format_count(statistics['threads'], 'thread')}",
+                plot,
+            )
         if as_json:
             click.echo(msgspec.json.encode({"backend": statistics, "results": [asdict(r) for r in results]}).decode())
         else:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from homenode.cpuset import format_cpu_list
 from homenode.host.topology.host import Accelerator, Cpu, Host, Node
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 _CORES_A_LINE = 16
 _ALLOWED, _FORBIDDEN = "■", "□"
@@ -50,17 +50,13 @@ def _headline(host: Host) -> Text:
     words = [
         host.machine,
         f"Linux {host.kernel}" if host.kernel else "",
-        _count(sockets, "socket"),
-        _count(nodes, "node"),
-        _count(len(host.cores), "core"),
-        _count(len(host.cpus), "CPU"),
+        format_count(sockets, "socket"),
+        format_count(nodes, "node"),
+        format_count(len(host.cores), "core"),
+        format_count(len(host.cpus), "CPU"),
         f"{len(host.offline)} offline" if host.offline else "",
     ]
     return Text(" · ".join(word for word in words if word), style="bold")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _socket(host: Host, socket: int) -> Panel:
@@ -138,10 +134,10 @@ def _allowed(host: Host) -> list[Text]:
     lines = [
         _line(
             "allowed",
-            f"{len(allowance.cpus)} of {_count(len(host.cpus), 'CPU')}: {format_cpu_list(allowance.cpus)}{_MASKS.get(allowance.mask_origin, '')}; "
+            f"{len(allowance.cpus)} of {format_count(len(host.cpus), 'CPU')}: {format_cpu_list(allowance.cpus)}{_MASKS.get(allowance.mask_origin, '')}; "
             f"memory nodes {format_cpu_list(allowance.mems) or 'unknown'}",
         ),
-        _line("quota", "none" if allowance.cpu_quota is None else f"{allowance.cpu_quota:g} CPUs"),
+        _line("quota", "none" if allowance.cpu_quota is None else format_count(allowance.cpu_quota, "CPU")),
         _line("memory limit", "none" if allowance.memory_limit is None else format_bytes(allowance.memory_limit)),
         _line(
             "kernel", f"NUMA balancing {balancing}, transparent huge pages {host.transparent_huge_pages or 'unknown'}"

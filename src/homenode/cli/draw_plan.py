@@ -13,6 +13,7 @@ from homenode.host.placement.plan import ROLES, Plan
 from homenode.host.placement.requirements import Requirements
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 COLOURS = {"info": "dim", "warning": "yellow", "error": "bold red"}
 
@@ -20,7 +21,7 @@ COLOURS = {"info": "dim", "warning": "yellow", "error": "bold red"}
 def draw_plan(host: Host, plan: Plan) -> RenderableType:
     """One row for each worker and process, then the findings."""
     roles = [role for role in ROLES if any(worker.roles.get(role) for worker in plan.workers)]
-    title = f"{plan.strategy} · {plan.devices_total} devices · {len(host.allowance.cpus)} CPUs allowed"
+    title = f"{plan.strategy} · {format_count(plan.devices_total, 'device')} · {format_count(len(host.allowance.cpus), 'CPU')} allowed"
     table = Table("rank", "device", "CPUs", *roles, "memory", "why", title=title, title_justify="left")
     for worker in plan.workers:
         cpus = format_cpu_list(worker.cpus) if worker.bound else "(not bound)"
@@ -43,8 +44,8 @@ def draw_requirements(needed: Requirements) -> RenderableType:
         table.add_row(what, str(cores))
     verdict = "enough" if needed.met else "too few"
     line = (
-        f"{needed.physical_cores} physical cores ({needed.vcpus} CPUs) are needed; this process may use {needed.have_cores} "
-        f"({needed.have_vcpus} CPUs): {verdict}"
+        f"{format_count(needed.physical_cores, 'physical core')} ({format_count(needed.vcpus, 'CPU')}) are needed; this process may use {needed.have_cores} "
+        f"({format_count(needed.have_vcpus, 'CPU')}): {verdict}"
     )
     return Group(table, Text(line, style="green" if needed.met else "bold red"), *draw_findings(needed.findings))
 

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import click
 
+from homenode.units import format_count
+
 
 class HelpGroup(Enum):
     """What options are about, in the order in which their groups are shown; the values are the headings."""
@@ -59,7 +61,7 @@ class GroupedHelpCommand(click.Command):
             subjects = ", ".join(group.name.lower() for group in HelpGroup if group is not HelpGroup.GENERAL)
             formatter.write_paragraph()
             formatter.write_text(
-                f"{ctx.command_path} --help-all shows {len(options) - len(shown)} options more, on: {subjects}."
+                f"{ctx.command_path} --help-all shows {format_count(len(options) - len(shown), 'option')} more, on: {subjects}."
             )
 
     def _group_of(self, option: click.Option) -> HelpGroup:

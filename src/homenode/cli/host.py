@@ -10,6 +10,7 @@ import click
 from homenode.cli.placement_options import open_source
 from homenode.cli.report import json_errors, print_json
 from homenode.cli.suggestions import SuggestingGroup
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.host.topology.source import Source
@@ -57,7 +58,8 @@ def record(ctx: click.Context, file: Path) -> None:
     with json_errors(False):
         recording = save_recording(file, open_source(ctx.obj[0]))
         click.echo(
-            f"{file}: {len(recording['files'])} files and {len(recording['commands'])} commands recorded", err=True
+            f"{file}: {format_count(len(recording['files']), 'file')} and {format_count(len(recording['commands']), 'command')} recorded",
+            err=True,
         )
 
 

@@ -10,6 +10,7 @@ import click
 from homenode.cli.given_settings import refuse_beside
 from homenode.cli.report import print_json
 from homenode.errors import UserError
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.cli.placement_options import PlanFlags
@@ -144,7 +145,7 @@ def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> En
     count, rank = flags.data_parallel_size, flags.data_parallel_rank
     if rank >= count:
         raise UserError(
-            f"--data-parallel-rank {rank}: there are {count} engines (--data-parallel-size), numbered from 0",
+            f"--data-parallel-rank {rank}: there are {format_count(count, 'engine')} (--data-parallel-size), numbered from 0",
             param="--data-parallel-rank",
         )
     if count == 1:

@@ -16,6 +16,7 @@ from homenode.cli.placement_options import spread
 from homenode.cli.report import ERR, OUT, plain_errors, print_note
 from homenode.logs.setup import log_to_standard_error
 from homenode.server.proxy.config import ProxyConfig
+from homenode.units import format_count
 
 _URL = re.compile(r"https?://")
 _OF_PREFILL = (
@@ -60,7 +61,7 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
 
 def _announce(url: str, config: ProxyConfig) -> None:
     ERR.print(
-        f"[bold green]listening[/] {url}  {len(config.prefill)} prefill, {len(config.decode)} decode servers",
+        f"[bold green]listening[/] {url}  {len(config.prefill)} prefill, {format_count(len(config.decode), 'decode server')}",
         highlight=False,
     )
     if not config.prefill:

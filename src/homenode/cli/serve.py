@@ -26,7 +26,7 @@ from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
 from homenode.server.connections.descriptors import raise_descriptor_limit
 from homenode.server.stop_signals import StopSignals, run_until_stopped
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from homenode.engine.client import AsyncEngineClient
@@ -156,16 +156,21 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
     ERR.print(
-        f"[bold green]ready[/] {url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
-        f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
-        f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
+        f"[bold green]ready[/] {url}  {_fronts(fronts)}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
+        f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {format_count(tokens, 'token')}), "
+        f"{_huge_pages(compute)}{format_count(compute.get('threads', 1), 'thread')}, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
         highlight=False,
     )
 
 
+def _fronts(count: int) -> str:
+    """How many processes answer HTTP, where there are several."""
+    return f"{format_count(count, 'front')}, " if count > 1 else ""
+
+
 def _engines(details: Mapping[str, Any]) -> str:
     """How many engines there are, where there are several: the figures that follow are of all together."""
-    return f"{details['engines']} engines, " if "engines" in details else ""
+    return f"{format_count(details['engines'], 'engine')}, " if "engines" in details else ""
 
 
 def _in_common(details: Mapping[str, Any]) -> str:
@@ -177,7 +182,7 @@ def _workers(details: Mapping[str, Any]) -> str:
     """How many workers an engine has, and in how many stages, where it has several."""
     workers = details.get("stages", ())
     stages = len({worker["stage"] for worker in workers})
-    return f"{len(workers)} workers in {stages} stage{'s' if stages > 1 else ''}, " if workers else ""
+    return f"{format_count(len(workers), 'worker')} in {format_count(stages, 'stage')}, " if workers else ""
 
 
 def _huge_pages(compute: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ from homenode.errors import NotANumberError, UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
 from homenode.model.weights.finite import check_model_finite
+from homenode.units import format_count
 
 Prompt = str | list[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -119,7 +120,8 @@ class LLM:
         )
         if len(given) != len(chosen):
             raise UserError(
-                f"{len(given)} params for {len(chosen)} prompts; give one for all or one for each", param="params"
+                f"{len(given)} params for {format_count(len(chosen), 'prompt')}; give one for all or one for each",
+                param="params",
             )
         jobs = {next(self._ids): (Answer(ids, self.tokenizer, stop), p) for ids, p in zip(chosen, given, strict=True)}
         self._finish(jobs, [self._request(number, ids, p) for number, ids, p in zip(jobs, chosen, given, strict=True)])

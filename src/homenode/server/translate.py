@@ -16,6 +16,7 @@ from homenode.server.openai import REMEDIES, ChatRequest, CompletionRequest, Sam
 from homenode.server.prompts import chat_ids, prompt_ids, split_prompt
 from homenode.server.state import ServerState
 from homenode.server.text_work import SHORT_TEXT, memory_of
+from homenode.units import format_count
 
 _PROMPTS_AT_ONCE = 16
 _MOST_PROMPT_TOKENS = 2**22  # of all sequences of a request; each takes its prompt to the engine
@@ -113,7 +114,7 @@ def _check_tokens(tokens: int) -> None:
     if tokens > _MOST_PROMPT_TOKENS:
         raise ApiError(
             400,
-            f"`prompt` and `n` ask for {tokens} prompt tokens or more; at most {_MOST_PROMPT_TOKENS} are taken "
+            f"`prompt` and `n` ask for {format_count(tokens, 'prompt token')} or more; at most {_MOST_PROMPT_TOKENS} are taken "
             "in one request",
             param="n",
             code="invalid_value",
@@ -130,7 +131,7 @@ def _check_sequences(state: ServerState, count: int) -> None:
     if count > most:
         raise ApiError(
             400,
-            f"`prompt` and `n` ask for {count} sequences; at most {most} are taken (--max-sequences-per-request)",
+            f"`prompt` and `n` ask for {format_count(count, 'sequence')}; at most {most} are taken (--max-sequences-per-request)",
             param="n",
             code="invalid_value",
         )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from homenode.compute.ops import FloatArray, IntArray
 from homenode.engine.request import SamplingParams
 from homenode.engine.schedule.step import StartSequence
+from homenode.units import format_count
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 SlotArray = npt.NDArray[np.intp]
@@ -112,7 +113,7 @@ class SequenceTable:
             raise ValueError(f"sequence {start.seq} was started twice")
         if not 1 <= start.num_prompt <= len(start.token_ids):
             raise ValueError(
-                f"sequence {start.seq} has {start.num_prompt} prompt tokens among {len(start.token_ids)} tokens"
+                f"sequence {start.seq} has {format_count(start.num_prompt, 'prompt token')} among {format_count(len(start.token_ids), 'token')}"
             )
         known = np.array(start.token_ids, np.int32)
         if not self._free:

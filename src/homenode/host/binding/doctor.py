@@ -15,7 +15,7 @@ from homenode.host.placement.plan import Plan
 from homenode.host.topology.describe import fingerprint
 from homenode.host.topology.finding import SEVERITIES, Finding, worst
 from homenode.host.topology.host import Host
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 
 def doctor(host: Host, plan: Plan | PlacementError | None = None, live: LiveFacts | None = None) -> list[Finding]:
@@ -121,18 +121,18 @@ def _process(host: Host, process: ProcessFacts) -> Iterable[Finding]:
     who = f"process {process.pid} ({process.name})"
     quota, cpus = host.allowance.cpu_quota, len(host.allowance.cpus)
     if quota is not None and process.threads > quota:
-        message = f"{who} has {process.threads} threads, its control group {quota:g} CPUs' worth of time: when all are busy they are throttled"
+        message = f"{who} has {format_count(process.threads, 'thread')}, its control group {format_count(quota, 'CPU')} worth of time: when all are busy they are throttled"
         yield Finding(
             "warning",
             "quota_below_threads",
             message,
-            f"Start it with {max(1, int(quota))} compute threads, or raise cpu.max.",
+            f"Start it with {format_count(max(1, int(quota)), 'compute thread')}, or raise cpu.max.",
         )
     if process.swapped:
         message = f"{format_bytes(process.swapped)} of {who} are in swap"
         yield Finding("warning", "swapped_out", message, "Free memory and start it again, or swapoff -a.")
     if cpus == 1 and len(host.cpus) > 1 and process.threads > 1:
-        message = f"all {process.threads} threads of {who} share CPU {host.allowance.cpus[0]} of {len(host.cpus)}"
+        message = f"all {format_count(process.threads, 'thread')} of {who} share CPU {host.allowance.cpus[0]} of {len(host.cpus)}"
         yield Finding(
             "warning",
             "threads_on_one_cpu",
@@ -143,10 +143,10 @@ def _process(host: Host, process: ProcessFacts) -> Iterable[Finding]:
 
 def _nothing_wrong(host: Host, plan: Plan | PlacementError | None, live: LiveFacts | None) -> Finding:
     looked: Sequence[str] = [
-        f"{len(host.cpus)} CPUs",
-        f"{len(host.nodes)} NUMA nodes",
-        f"{len(host.devices)} PCI functions",
-        f"{len(host.accelerators.chips)} accelerators",
+        format_count(len(host.cpus), "CPU"),
+        format_count(len(host.nodes), "NUMA node"),
+        format_count(len(host.devices), "PCI function"),
+        format_count(len(host.accelerators.chips), "accelerator"),
         "limits, masks and variables",
         *(["a plan"] if plan is not None else []),
         *(["permissions, daemons and swap"] if live is not None else []),
