@@ -27,7 +27,7 @@ ADJECTIVES = (
 # A plural behind a value, at once or behind adjectives; rates such as tokens/s are no counts.
 _COUNTED = re.compile(rf" (?:(?:{'|'.join(ADJECTIVES)}) )*(?:{'|'.join(NOUNS)})\b(?!/)")
 # Values that are no numbers.
-ALLOWED = {"name", "told"}
+ALLOWED = {"architecture", "name", "told"}
 
 
 def plurals(source: str) -> Iterator[tuple[int, str]]:

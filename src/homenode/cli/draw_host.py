@@ -11,11 +11,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from homenode.cli.fitted_text import FittedLine
 from homenode.cpuset import format_cpu_list
 from homenode.host.topology.host import Accelerator, Cpu, Host, Node
 from homenode.units import format_bytes, format_count
 
 _CORES_A_LINE = 16
+_DISTANCES = 66  # columns that the distances of one node may take, for a line to fit a terminal
 _ALLOWED, _FORBIDDEN = "■", "□"
 _CLASSES = {0x01: "storage", 0x02: "network", 0x03: "display", 0x0B: "processor", 0x12: "accelerator"}
 _MASKS = {
@@ -45,7 +47,7 @@ def draw_host(host: Host) -> RenderableType:
     return Group(*parts, *_allowed(host))
 
 
-def _headline(host: Host) -> Text:
+def _headline(host: Host) -> FittedLine:
     sockets, nodes = len({cpu.socket for cpu in host.cpus}), len(host.nodes)
     words = [
         host.machine,
@@ -56,7 +58,7 @@ def _headline(host: Host) -> Text:
         format_count(len(host.cpus), "CPU"),
         f"{len(host.offline)} offline" if host.offline else "",
     ]
-    return Text(" · ".join(word for word in words if word), style="bold")
+    return FittedLine(Text(" · ".join(word for word in words if word), style="bold"))
 
 
 def _socket(host: Host, socket: int) -> Panel:
@@ -119,7 +121,11 @@ def _devices(host: Host, node: Node) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted((k, c) for k, c in kinds.items() if k))
 
 
-def _distances(host: Host) -> Table:
+def _distances(host: Host) -> RenderableType:
+    """A table, or where it would be wider than a terminal a line for each node: its neighbours by distance."""
+    cell = max(len(str(host.distance(a.id, b.id))) for a in host.nodes for b in host.nodes) + 2
+    if len(host.nodes) * cell > _DISTANCES:
+        return Group(*(_line(f"node {node.id}", _by_distance(host, node)) for node in host.nodes))
     table = Table(
         "distance", *(str(node.id) for node in host.nodes), title_justify="left", box=None, header_style="dim"
     )
@@ -128,7 +134,15 @@ def _distances(host: Host) -> Table:
     return table
 
 
-def _allowed(host: Host) -> list[Text]:
+def _by_distance(host: Host, node: Node) -> str:
+    """`distance 10: 0; 22: 1-3`."""
+    others: dict[int, list[int]] = {}
+    for other in host.nodes:
+        others.setdefault(host.distance(node.id, other.id), []).append(other.id)
+    return "distance " + "; ".join(f"{far}: {format_cpu_list(others[far])}" for far in sorted(others))
+
+
+def _allowed(host: Host) -> list[FittedLine]:
     allowance = host.allowance
     balancing = {True: "on", False: "off", None: "unknown"}[host.numa_balancing]
     lines = [
@@ -152,5 +166,5 @@ def _allowed(host: Host) -> list[Text]:
     return lines + [_line(severity, message) for severity, message in notes]
 
 
-def _line(name: str, text: str) -> Text:
-    return Text.assemble((f"{name}: ", "bold"), text)
+def _line(name: str, text: str) -> FittedLine:
+    return FittedLine(Text.assemble((f"{name}: ", "bold"), text))

@@ -74,6 +74,6 @@ def _show(text: str | None, as_json: bool) -> None:
             print_json(host_to_dict(seen))
             return
         from homenode.cli.draw_host import draw_host
-        from homenode.cli.report import OUT
+        from homenode.cli.report import print_fitted
 
-        OUT.print(draw_host(seen), soft_wrap=False)
+        print_fitted(draw_host(seen))

@@ -89,9 +89,9 @@ def plan_weights(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
         print_json(_to_json(made))
         return 0
     from homenode.cli.draw_homes import draw_homes
-    from homenode.cli.report import OUT
+    from homenode.cli.report import print_fitted
 
-    OUT.print(draw_homes(made), soft_wrap=False)
+    print_fitted(draw_homes(made))
     return 0
 
 

@@ -258,10 +258,8 @@ def _result(result: Result) -> dict[str, Any]:
 
 
 def _print(workload: Workload, results: Sequence[Result], why: str) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    from homenode.cli.report import OUT
+    from homenode.cli.fitted_text import FittedLine, FittedTable
+    from homenode.cli.report import print_fitted
 
     columns = (
         "",
@@ -276,12 +274,8 @@ def _print(workload: Workload, results: Sequence[Result], why: str) -> None:
         "ends s",
         "p99",
     )
-    table = Table(
-        *columns,
-        title=f"simulated, not measured: {workload.name}; times are medians and p99",
-        box=SIMPLE,
-        padding=(0, 1, 0, 0),
-    )
+    title = f"simulated, not measured: {workload.name}; times are medians and p99"
+    table = FittedTable(*columns, title=title, framed=False)
     for result in results:
         if result.figures is None:
             continue
@@ -296,22 +290,24 @@ def _print(workload: Workload, results: Sequence[Result], why: str) -> None:
             str(f.refused),
             f"{f.output_tok_s:.1f}",
             *times,
-            _weights(result),
         )
-    OUT.print(table)
+    print_fitted(table)
     for result in results:
         if result.specs:
-            OUT.print(f"{result.name}: weights on node {_weights(result)}", markup=False, highlight=False)
+            print_fitted(FittedLine(f"{result.name}: weights on node {_weights(result)}"))
         if result.error:
-            OUT.print(f"{result.name}: {result.error}", markup=False, highlight=False)
+            print_fitted(FittedLine(f"{result.name}: {result.error}"))
         elif result.figures and result.figures.reasons:
-            OUT.print(f"{result.name}: refused: {result.figures.reasons}", markup=False, highlight=False)
+            print_fitted(FittedLine(f"{result.name}: refused: {result.figures.reasons}"))
     if why:
-        OUT.print(why, markup=False, highlight=False)
+        print_fitted(FittedLine(why))
 
 
 def _ms(value: float | None, factor: float) -> str:
-    return "-" if value is None else f"{value * factor:.4g}"
+    """Three digits at least, and none behind the point of what has as many in front of it."""
+    if value is None:
+        return "-"
+    return f"{value * factor:.0f}" if value * factor >= 100 else f"{value * factor:.3g}"
 
 
 def _weights(result: Result) -> str:

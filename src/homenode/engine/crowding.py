@@ -20,9 +20,11 @@ def too_many_threads(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
     threads, allowance = len(place.team), host.allowance
     cpus = len(allowance.cpus)
     if threads > cpus:
-        message = f"{format_count(threads, 'compute thread')} share {format_count(cpus, 'CPU')}"
+        message = (
+            f"{format_count(threads, 'compute thread shares', 'compute threads share')} {format_count(cpus, 'CPU')}"
+        )
     elif allowance.cpu_quota is not None and threads > allowance.cpu_quota:
-        message = f"{format_count(threads, 'compute thread')} share a CPU quota worth {format_count(allowance.cpu_quota, 'CPU')}, and stand still whenever it is used up"
+        message = f"{format_count(threads, 'compute thread shares', 'compute threads share')} a CPU quota worth {format_count(allowance.cpu_quota, 'CPU')}, and stand still whenever it is used up"
     else:
         return ()
     return (

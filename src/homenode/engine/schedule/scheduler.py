@@ -166,7 +166,7 @@ class Scheduler:
         first = self._planner.running[0] if self._planner.running else self._planner.waiting.first()
         if not reason or first is None:
             raise InternalError(
-                f"{format_count(len(self._live), 'request')} are there, but none of them can run",
+                f"{format_count(len(self._live), 'request is', 'requests are')} there, but none of them can run",
                 statistics=self.statistics(),
             )
         self._live.fail(first, reason, "OverloadedError", self._live.retry_after())

@@ -69,7 +69,7 @@ def _check(items: Sequence[StepItem], slots: SlotArray, starts: IntArray, ends: 
     if wrong.any():
         i = int(np.argmax(wrong))
         raise ValueError(
-            f"sequence {items[i].seq}: positions {starts[i]} to {ends[i] - 1} were asked for; {format_count(lengths[i], 'token')} are known and its blocks hold {room[i]}"
+            f"sequence {items[i].seq}: positions {starts[i]} to {ends[i] - 1} were asked for; {format_count(lengths[i], 'token is', 'tokens are')} known and its blocks hold {room[i]}"
         )
 
 

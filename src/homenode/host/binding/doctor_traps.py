@@ -69,7 +69,7 @@ def _many_cpus(host: Host) -> Iterable[Finding]:
 def _sparse_cpus(host: Host) -> Iterable[Finding]:
     beyond = [cpu for cpu in host.cpu_by_id if cpu >= len(host.cpus)]
     if beyond and host.accelerators.kind == "cuda":
-        message = f"{format_count(len(host.cpus), 'CPU')} are online and ids go beyond that: vLLM's automatic --numa-bind does not see CPUs {format_cpu_list(beyond)}"
+        message = f"{format_count(len(host.cpus), 'CPU is', 'CPUs are')} online and ids go beyond that: vLLM's automatic --numa-bind does not see CPUs {format_cpu_list(beyond)}"
         yield Finding(
             "warning",
             "cpu_ids_sparse",

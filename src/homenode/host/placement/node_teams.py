@@ -145,7 +145,7 @@ def _refused(host: Host, node: int, found: dict[int, list[Core]]) -> PlacementEr
 
 def _no_core_left(reserve: int, cores: int, elsewhere: int) -> UserError:
     return UserError(
-        f"--reserve-cpus {reserve}: {format_count(cores, 'physical core')} are there to compute on and {elsewhere} others, so none would be left to compute; "
+        f"--reserve-cpus {reserve}: {format_count(cores, 'physical core is', 'physical cores are')} there to compute on and {elsewhere} others, so none would be left to compute; "
         f"give {cores + elsewhere - 1} or less",
         param="reserve_cpus",
     )

@@ -141,7 +141,7 @@ def _engine_need(demand: Demand, servers: int, cores: int) -> EngineNeed:
 def _findings(host: Host, demand: Demand, needed: int, cores: int) -> tuple[Finding, ...]:
     findings = []
     if cores < needed:
-        message = f"{format_count(needed, 'physical core')} are needed and {cores} are there: processes will take turns and devices will wait"
+        message = f"{format_count(needed, 'physical core is', 'physical cores are')} needed and {cores} are there: processes will take turns and devices will wait"
         findings.append(
             Finding(
                 "warning",
@@ -163,8 +163,6 @@ def _findings(host: Host, demand: Demand, needed: int, cores: int) -> tuple[Find
         )
     told = world_size(demand.parallelism)
     if demand.parallelism.devices > told > 1:
-        message = (
-            f"{format_count(demand.parallelism.devices, 'device')} are given and the parallel sizes use {told} of them"
-        )
+        message = f"{format_count(demand.parallelism.devices, 'device is', 'devices are')} given and the parallel sizes use {told} of them"
         findings.append(Finding("info", "devices_unused", message, "Raise a parallel size to use them all."))
     return tuple(findings)

@@ -102,7 +102,11 @@ def _listed(host: Host, demand: Demand, count: int, lists: ThreadLists) -> _Layo
     """The lists as they are: nothing is kept from them, and a CPU that may not be used is refused."""
     if len(lists) != count:
         why = f"has {format_count(len(lists), 'list')} for {format_count(count, 'worker')}"
-        wanted = "one list, for the only worker" if count == 1 else f"{count} lists joined by |, one for each worker"
+        wanted = (
+            "one list, for the only worker"
+            if count == 1
+            else f"{format_count(count, 'list')} joined by |, one for each worker"
+        )
         raise bad_threads_bind(demand.threads_bind, why, wanted, demand.threads_bind_origin)
     allowed = set(host.allowance.cpus)
     for worker, cpus in enumerate(lists):
@@ -163,7 +167,7 @@ def _reserve(host: Host, demand: Demand, count: int) -> tuple[int, list[Finding]
     rule = (count if every_thread_computes(host.machine) else 1) + demand.kv_transfer
     if demand.reserve_cpus is None or demand.reserve_cpus >= rule:
         return (rule if demand.reserve_cpus is None else demand.reserve_cpus), []
-    message = f"{format_count(demand.reserve_cpus, 'CPU')} are kept for front, scheduler and KV transfer; {rule} would be usual here"
+    message = f"{format_count(demand.reserve_cpus, 'CPU is', 'CPUs are')} kept for front, scheduler and KV transfer; {rule} would be usual here"
     return demand.reserve_cpus, [
         Finding("warning", "reserve_below_rule", message, f"Give --reserve-cpus {rule}, or leave it out.")
     ]

@@ -39,7 +39,7 @@ def slices(allowed: Sequence[int], ids: Sequence[int]) -> dict[int, tuple[int, .
     if base < SMALLEST_POOL:
         raise PlacementError(
             "insufficient_cpus",
-            f"{format_count(len(allowed), 'allowed CPU')} are too few for {format_count(len(ids), 'NPU')}",
+            f"{format_count(len(allowed), 'allowed CPU is', 'allowed CPUs are')} too few for {format_count(len(ids), 'NPU')}",
             seen=f"{format_count(base, 'CPU')} for each NPU, cut from {format_cpu_list(allowed) or 'none'}",
             wanted=f"at least {SMALLEST_POOL} for each of all {format_count(len(ids), 'NPU')}, visible or not: {format_count(SMALLEST_POOL * len(ids), 'CPU')}",
             remedy="Widen the cpuset of this process, show the container fewer NPUs, or choose --strategy fair, which lets roles share CPUs.",
