@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-import msgspec
-
 from homenode.engine.request import Request, SamplingParams
 from homenode.server.choices import Choice, Echo, echo_prompt
 from homenode.server.failures import ApiError
@@ -164,7 +162,7 @@ def _sequences(
         request = Request(
             id=state.next_id(),
             prompt_ids=ids,
-            params=_seeded(params, index),
+            params=params.of_answer(index),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             arrival=recorder.arrival,
@@ -191,16 +189,16 @@ def _params(
     body: Sampling, defaults: Mapping[str, float], max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """`defaults` stand in for what the request leaves open; neutral values for what neither says."""
-    return SamplingParams(
+    asked = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min(body.min_tokens or 0, max_tokens),
-        temperature=_or(body.temperature, defaults.get("temperature", 1.0)),
-        top_p=max(_or(body.top_p, defaults.get("top_p", 1.0)), _SMALLEST_TOP_P),
-        top_k=max(int(_or(body.top_k, defaults.get("top_k", 0))), 0),
-        min_p=_or(body.min_p, defaults.get("min_p", 0.0)),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
+        temperature=body.temperature,
+        top_p=None if body.top_p is None else max(body.top_p, _SMALLEST_TOP_P),
+        top_k=None if body.top_k is None else max(body.top_k, 0),
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty,
         seed=body.seed,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
@@ -208,13 +206,4 @@ def _params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-
-
-def _seeded(params: SamplingParams, index: int) -> SamplingParams:
-    if params.seed is None or index == 0:
-        return params
-    return msgspec.structs.replace(params, seed=(params.seed + index + 2**63) % 2**64 - 2**63)
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+    return asked.with_defaults(defaults)

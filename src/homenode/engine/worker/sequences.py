@@ -167,8 +167,9 @@ class SequenceTable:
         return stops if bias is None else (np.concatenate((bias[0], stops[0])), np.concatenate((bias[1], stops[1])))
 
     def _set_sampling(self, slot: int, params: SamplingParams) -> None:
+        params = params.with_defaults({})  # who knows the model's own has put them in
         self.temperature[slot] = params.temperature
-        self.top_k[slot] = min(max(params.top_k, 0), 2**31 - 1)
+        self.top_k[slot] = min(max(params.top_k or 0, 0), 2**31 - 1)
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
         self.seed[slot] = (params.seed or 0) & _MASK64
