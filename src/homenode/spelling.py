@@ -13,7 +13,7 @@ def closest(word: str, known: Iterable[str]) -> list[str]:
 
     A mistake is a letter too many, one too few, another one, or two that changed places. There may be one in three
     letters. Dashes in front and the case do not count, and an underscore is a dash. Where no word is near, those that
-    begin with `word` are taken.
+    begin with `word` are taken, or with which it begins.
     """
     typed = _plain(word)
     if not typed or len(typed) > _LONGEST:
@@ -23,7 +23,9 @@ def closest(word: str, known: Iterable[str]) -> list[str]:
     fewest = min(mistakes.values(), default=len(typed))
     if fewest <= max(1, len(typed) // 3) and fewest < len(typed):
         return [name for name, count in mistakes.items() if count == fewest][:_MOST]
-    return [name for name, plain in names.items() if len(typed) > 2 and plain.startswith(typed)][:_MOST]
+    longer = [name for name, plain in names.items() if len(typed) > 2 and plain.startswith(typed)]
+    shorter = [name for name, plain in names.items() if plain and typed.startswith(f"{plain}-")]
+    return (longer or sorted(shorter, key=len, reverse=True)[:1])[:_MOST]
 
 
 def with_suggestion(message: str, word: str, known: Iterable[str]) -> str:

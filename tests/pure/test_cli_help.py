@@ -15,6 +15,9 @@ from homenode.cli.help_groups import HelpGroup
 from homenode.cli.main import cli
 from homenode.cli.serve import serve
 from homenode.cli.serve_help import ServeCommand
+from homenode.engine.config import EngineConfig
+from homenode.errors import UserError
+from homenode.transfer.settings_file import typed_settings
 
 
 def run(*arguments: str, columns: int = 80) -> Result:
@@ -82,6 +85,10 @@ def test_every_setting_of_serve_has_a_group_and_the_tables_name_no_others() -> N
         ("--vresion", "--version"),
         ("serve --prot 80", "--port"),
         ("serve --max-modle-len 80", "--max-model-len"),
+        ("serve -prot 80", "--port"),
+        ("serve --config-file x", "--config"),
+        ("bench kernels --formats q4_01", "Q4_0 or Q4_1"),
+        ("generate --prompt x --isa avx521", "avx512"),
         ("serve --no-acess-log", "--no-access-log"),
         ("serve --numa shrd", "shard"),
         ("serve --quantize q4-0", "q4_0"),
@@ -109,6 +116,18 @@ def test_nothing_is_suggested_where_nothing_is_near(line: str) -> None:
     result = run(*line.split())
     assert result.exit_code == 2
     assert "Did you mean" not in result.stderr
+
+
+def test_a_mistyped_key_of_a_file_of_transfer_settings_gets_a_suggestion() -> None:
+    with pytest.raises(UserError, match=r"pd_rloe is no setting of it \(did you mean pd_role\?\)"):
+        typed_settings({"pd_rloe": "sender"}, "file.yaml")
+
+
+def test_a_mistyped_setting_of_python_gets_a_suggestion() -> None:
+    with pytest.raises(UserError, match=r"Did you mean max_model_len\?"):
+        EngineConfig.of(None, {"max_modle_len": 5})
+    with pytest.raises(UserError, match=r"Did you mean shard\?"):
+        EngineConfig.of(None, {"numa": "shrd"})
 
 
 def test_a_mistyped_setting_of_a_file_gets_a_suggestion(tmp_path: Path) -> None:

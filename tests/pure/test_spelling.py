@@ -26,6 +26,7 @@ OPTIONS = ("--port", "--host", "--pd-role", "--max-model-len", "--max-num-seqs",
         ("--max_model_len", OPTIONS, ["--max-model-len"]),
         ("--max-modle-len", OPTIONS, ["--max-model-len"]),
         ("--max-num", OPTIONS, ["--max-num-seqs", "--max-num-batched-tokens"]),
+        ("--config-file", ("--config", "--port"), ["--config"]),  # a word behind it
         ("shrd", ("shard", "mirror", "local"), ["shard"]),
         ("xyz", COMMANDS, []),
         ("a", ("b", "c"), []),  # every letter would be another one

@@ -27,11 +27,11 @@ class SuggestingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with _options_suggested():
+        with _options_suggested(list(args)):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _options_suggested():
+        with _options_suggested(list(ctx.args)):
             return super().invoke(ctx)
 
 
@@ -46,15 +46,20 @@ class SuggestingChoice(click.Choice[str]):
 
 
 @contextmanager
-def _options_suggested() -> Iterator[None]:
-    """Where an option does not exist, name those with fewest typing mistakes, instead of those that click takes."""
+def _options_suggested(words: Sequence[str]) -> Iterator[None]:
+    """Where an option does not exist, name those with fewest typing mistakes, instead of those that click takes.
+
+    `words`: of the command line. Of `-port` click has seen the letter p only.
+    """
     try:
         yield
     except click.NoSuchOption as error:
         if error.ctx is None:
             raise
         known = _options(error.ctx.command, error.ctx)
-        raise click.UsageError(with_suggestion(error.message, error.option_name, known), error.ctx) from error
+        name = error.option_name
+        typed = next((word for word in words if len(name) == 2 and word.startswith(name) and len(word) > 3), name)
+        raise click.UsageError(with_suggestion(error.message, typed, known), error.ctx) from error
 
 
 def _options(command: click.Command, ctx: click.Context) -> Sequence[str]:

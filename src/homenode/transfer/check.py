@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from homenode.errors import CapacityError, UnsupportedError, UserError
+from homenode.spelling import with_suggestion
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.surroundings import LIBRARIES, Surroundings, way_to_library
 from homenode.units import format_bytes, format_count
@@ -155,7 +156,8 @@ def _channel(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
         return
     known = ", ".join(dict.fromkeys((*here.channels, *LIBRARIES)))
     if channel not in LIBRARIES:
-        yield UserError(f"{named('transfer_channel')} is {channel!r}; there are {known}", param="transfer_channel")
+        message = f"{named('transfer_channel')} is {channel!r}; there are {known}"
+        yield UserError(with_suggestion(message, channel, (*here.channels, *LIBRARIES)), param="transfer_channel")
         return
     module = LIBRARIES[channel]
     why = (
