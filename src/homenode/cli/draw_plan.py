@@ -44,7 +44,7 @@ def draw_requirements(needed: Requirements) -> RenderableType:
         table.add_row(what, str(cores))
     verdict = "enough" if needed.met else "too few"
     line = (
-        f"{format_count(needed.physical_cores, 'physical core')} ({format_count(needed.vcpus, 'CPU')}) are needed; this process may use {needed.have_cores} "
+        f"{format_count(needed.physical_cores, 'physical core')} ({format_count(needed.vcpus, 'CPU')}) {'is' if needed.physical_cores == 1 else 'are'} needed; this process may use {needed.have_cores} "
         f"({format_count(needed.have_vcpus, 'CPU')}): {verdict}"
     )
     return Group(
